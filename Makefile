@@ -8,44 +8,51 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := pyproject.toml greenstalk_server/__init__.py
-COMPILED := build/compiled
-# Server tests of the compiled modules.
-ON_COMPILED := bad_clients.py greenstalk.py hang_up.py many.py memory_limit.py
+# Tests that run on pure Python too, with the files that have tests marked `pure`.
+ON_PURE := tests/core tests/protocol $(sort $(addprefix tests/net/test_,bad_clients.py greenstalk.py hang_up.py) \
+  $(filter-out tests/core/% tests/protocol/%,$(shell grep -rl --include='test_*.py' 'mark[.]pure' tests)))
 # Tests without servers and other programs, which take 100 s of CPU.
 QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
   tests/ctl/test_units.py tests/ctl/test_docs.py tests/config/test_command_line.py tests/config/test_config_file.py
 # Processes of pytest: one more than CI has CPUs, because tests wait for half of their time.
 WORKERS := 3
-# Environment in which Python imports the compiled build instead of the source.
-WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED):.
+# The server that the benchmark measures, pure and compiled.
+SERVER := $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}
+# Compile the core unless that has been done for these sources.
+COMPILE := $(BIN)/python -c 'import greenstalk_server as it; raise SystemExit(not it.BUILD.is_compiled)' || $(BIN)/python setup.py --quiet compile_core
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
-.PHONY: help run test quick test-compiled check compiled audit coverage crash-test failover-test fuzz soak bench profile clean
+.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak bench profile clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ARGS ?= -b data
 run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ
+	@$(COMPILE)
 	@mkdir -p data
 	@exec $(BIN)/greenstalk-server $(ARGS)
 
-test: $(VENV)/.installed-dev  ## set up, then run every test
+test: $(VENV)/.installed-dev compiled  ## set up, compile, then run every test
 	$(need_all)
 	$(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --max-worker-restart 0
 
 quick: $(VENV)/.installed-dev  ## set up, then run the tests of the core, protocol, journal and commands that start no server
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(QUICK)
 
-compiled: $(COMPILED)/.made  ## set up, then compile the hot modules with mypyc into build/compiled
+compiled: export GREENSTALK_COMPILE := 1
+compiled: $(VENV)/.installed  ## set up, then compile the core with mypyc, unless that has been done for these sources
+	@$(COMPILE)
 
-test-compiled: $(COMPILED)/.made  ## set up, compile, then run the tests of the compiled modules against that build
+test-pure: export GREENSTALK_PURE := 1
+test-pure: $(VENV)/.installed-dev  ## set up, then run the tests of the core, the protocol and the server on pure Python
 	@$(call need,beanstalkd,beanstalkd)
-	$(WITH_COMPILED) $(BIN)/python -c 'from greenstalk_server.core import broker; assert broker.__file__.endswith(".so"), broker.__file__'
-	$(WITH_COMPILED) $(BIN)/python -m pytest -o pythonpath= -n 2 --no-loadscope-reorder --max-worker-restart 0 \
-	  tests/core tests/protocol $(addprefix tests/net/test_,$(ON_COMPILED))
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0 $(ON_PURE)
+
+wheels:  ## build wheels into dist: a compiled one for each CPython of this machine, and a pure one
+	.ci/wheels
 
 check: $(VENV)/.installed-dev  ## set up, then check lint, format, types and import layers
 	$(BIN)/ruff check
@@ -57,6 +64,7 @@ audit: $(VENV)/.installed-dev  ## check the installed packages for known vulnera
 	$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit
 	$(BIN)/pip freeze --exclude-editable | build/audit/bin/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
+coverage: export GREENSTALK_PURE := 1
 coverage: $(VENV)/.installed-dev  ## run every test, and list the lines that are not covered
 	$(need_all)
 	$(BIN)/coverage erase
@@ -77,11 +85,10 @@ fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports
 soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
 
-bench: $(COMPILED)/.made  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
+bench: $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	@$(call need,gcc,gcc libc6-dev)
 	@$(call need,beanstalkd,beanstalkd)
-	$(BIN)/python -m bench $(ARGS) --also \
-	  "compiled=env $(WITH_COMPILED) $(BIN)/python -m greenstalk_server -l 127.0.0.1 -p {port} {web}"
+	$(BIN)/python -m bench $(ARGS) --ours "$(SERVER)" --also "pure=env GREENSTALK_PURE=1 $(SERVER)"
 	$(BIN)/python -m bench.dashboard
 
 profile: $(VENV)/.installed-dev  ## set up, then profile the CPU time of a command and draw a flame graph; MODE=cycle
@@ -94,18 +101,12 @@ clean:  ## remove the environment and all build files
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: $(PACKAGING) | $(VENV)/.made
-	$(BIN)/pip install --quiet --editable .
+	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --editable '.[compile]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
-
-$(COMPILED)/.made: setup.py pyproject.toml $(shell find greenstalk_server web greenstalkctl templates static -type f -not -name '*.pyc') | $(VENV)/.installed-dev
-	@$(call need,gcc,gcc libc6-dev)
-	rm -rf build  # files of another build would be included
-	GREENSTALK_COMPILE=1 $(BIN)/pip install --quiet --no-deps --target $(COMPILED) .
-	@touch $@
 
 # An incomplete environment has no marker, and is created again.
 $(VENV)/.made:

@@ -1,54 +1,167 @@
-"""Compile the hot modules with mypyc if GREENSTALK_COMPILE=1 is set. All other settings are in pyproject.toml.
+"""Compile the core with mypyc, and install it. All other settings are in pyproject.toml.
 
-Source and behaviour are the same: `make test-compiled` runs the core's tests against the compiled build.
+Every installation is compiled if it can be: without a C compiler, or if the compilation fails, the pure core is
+installed, and the server's first log line says why. Two variables change that:
+
+    GREENSTALK_PURE=1       do not compile.
+    GREENSTALK_COMPILE=1    fail instead of installing the pure core.
+
+`python setup.py compile_core` compiles for a checkout. The library is kept in build/compiled under a name that contains
+a digest of its sources, so that the same sources are not compiled again. `greenstalk_server/build.py` has the list of
+modules, and loads the library.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import runpy
 import shlex
 import shutil
 import sys
 import sysconfig
+import tempfile
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from setuptools import setup
+from setuptools import Command, Distribution, setup
 from setuptools.command.build_py import build_py
 
-COMPILED = (
-    "core/body_cache",
-    "core/broker",
-    "core/client",
-    "core/counters",
-    "core/gc_untrack",
-    "core/job",
-    "core/job_heap",
-    "core/job_history",
-    "core/job_table",
-    "core/limits",
-    "core/name_list",
-    "core/outcomes",
-    "core/ready_ages",
-    "core/ready_queue",
-    "core/timers",
-    "core/transitions",
-    "core/tube",
-    "core/tube_set",
-    "journal/record",
-    "journal/segment",
-    "net/connection",
-    "net/poller",
-    "protocol/codec",
-    "protocol/restricted_session",
-    "protocol/session",
-    "protocol/stats",
-    "protocol/streams",
-    "runtime/clock",
-)
-"""Modules of greenstalk_server to compile: the core, the protocol, and the loop of a connection."""
+CHECKOUT = Path(__file__).resolve().parent
+BUILD = runpy.run_path(str(CHECKOUT / "greenstalk_server" / "build.py"))
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
-IS_ENABLED = os.environ.get("GREENSTALK_COMPILE") == "1"
+IS_PURE = os.environ.get("GREENSTALK_PURE") == "1"
+IS_REQUIRED = os.environ.get("GREENSTALK_COMPILE") == "1"
+COMPILING = {"bdist_wheel", "build", "compile_core", "editable_wheel", "install"}
+"""Commands that need the library. Installers such as pip first run others, to read the requirements and metadata."""
+
+KEPT_LIBRARIES = 8
+"""Newest libraries that stay in build/compiled: running servers use older ones, and an edit may be undone."""
+
+COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+CFLAGS = ["-g0", "-fvisibility=hidden", "-Wno-error"]
+"""No debug information; direct calls between modules; and no -Werror, which mypyc sets and which fails with some
+compilers."""
+
+
+def obstacle() -> str:
+    """Return why the core cannot be compiled here, and what to do; empty if it can."""
+    if sys.implementation.name != "cpython":
+        return f"mypyc supports only CPython, and this is {sys.implementation.name}"
+    if shutil.which(COMPILER) is None:
+        return f"there was no C compiler ({COMPILER}); run `apt-get install gcc libc6-dev`"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "there were no headers of Python (Python.h); run `apt-get install python3-dev`"
+    return ""
+
+
+def compiled_library() -> Path | None:
+    """Return the library of the present sources, compiled now unless it exists; None if the core is to be pure."""
+    if IS_PURE:
+        return None
+    library: Path = BUILD["library_path"]()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    note = library.with_name(BUILD["NO_LIBRARY"])
+    if not library.exists():
+        problem = obstacle() or failure(library)
+        if problem and IS_REQUIRED:
+            sys.exit(f"GREENSTALK_COMPILE=1 is set, but the core cannot be compiled: {problem}")
+        if problem:
+            is_wheel = bool({"bdist_wheel", "install"} & set(sys.argv))
+            again = "install the server again" if is_wheel else "run `make compiled`"
+            note.write_text(f"when it was installed, {problem}, then {again}\n")
+            print(f"the core is not compiled: {problem}, then {again}", file=sys.stderr)
+            return None
+        others = sorted(library.parent.glob("*.so"), key=lambda each: each.stat().st_mtime, reverse=True)
+        for old in others[KEPT_LIBRARIES:]:
+            old.unlink()
+    note.unlink(missing_ok=True)
+    return library
+
+
+def failure(library: Path) -> str:
+    """Compile *library*; return why that has failed, and what to do; empty if it succeeded."""
+    print("compiling the core with mypyc, which takes about half a minute", file=sys.stderr)
+    output = io.StringIO()
+    try:
+        with tempfile.TemporaryDirectory(dir=library.parent) as directory, redirect_stdout(output):
+            made = compile_core(library.name, directory)
+            made.replace(library)
+    except ImportError as error:
+        return f"mypyc was missing ({error}); run `pip install 'mypy[mypyc]'`"
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever fails, pure Python works; mypyc exits on errors
+        print(f"{output.getvalue()}{type(error).__name__}: {error}", file=sys.stderr)
+        return "mypyc or the C compiler failed; its messages are in the output of `pip install --verbose`; repair that"
+    return ""
+
+
+def compile_core(name: str, directory: str) -> Path:
+    """Compile the modules into *directory*/*name*, and return its path."""
+    from distutils.ccompiler import new_compiler  # noqa: PLC0415  setuptools provides it
+    from distutils.sysconfig import customize_compiler  # noqa: PLC0415
+
+    from mypyc.build import mypycify  # noqa: PLC0415  required only here
+
+    os.chdir(CHECKOUT)  # mypy derives the names of modules from relative paths
+    library, *shims = mypycify(
+        [f"greenstalk_server/{module}.py" for module in BUILD["COMPILED"]],
+        target_dir=directory,
+        group_name=BUILD["group_name"](),
+        multi_file=True,
+        opt_level="1",  # a command costs as much with 2 and 3, which take a quarter more time to compile
+        debug_level="0",
+    )
+    written_in_c = [str(BUILD["PACKAGE"] / f"{module}.c") for module in BUILD["WRITTEN_IN_C"]]
+    sources = [*library.sources, one_shim([shim.sources[0] for shim in shims], directory), *written_in_c]
+    include_dirs = [*library.include_dirs, sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    flags = [*library.extra_compile_args, *CFLAGS]
+    compiler = new_compiler()
+    customize_compiler(compiler)
+
+    def compile_one(source: str) -> str:
+        (made,) = compiler.compile([source], output_dir=directory, include_dirs=include_dirs, extra_postargs=flags)
+        return made
+
+    largest_first = sorted(sources, key=os.path.getsize, reverse=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, largest_first))
+    compiler.link_shared_object(objects, name, output_dir=directory)
+    return Path(directory, name)
+
+
+def one_shim(shims: list[str], directory: str) -> str:
+    """Write a file that includes the *shims*, each with a function PyInit_MODULE, and return its path.
+
+    Python looks for the function by the module's name, so one file can have many modules (PEP 489). Each shim also
+    defines PyInit___init__, which the macro renames, since a file cannot define a function twice.
+    """
+    path = Path(directory, "shims.c")
+    path.write_text(
+        "".join(
+            f'#define PyInit___init__ PyInit_{n}\n#include "{Path(shim).resolve()}"\n#undef PyInit___init__\n'
+            for n, shim in enumerate(shims)
+        )
+    )
+    return str(path)
+
+
+def build_requirements() -> list[str]:
+    """Return what the build requires besides setuptools; empty if it compiles nothing."""
+    if IS_PURE or BUILD["library_path"]().exists() or (obstacle() and not IS_REQUIRED):
+        return []
+    requirements: list[str] = PROJECT["optional-dependencies"]["compile"]
+    return requirements
+
+
+class CompiledDistribution(Distribution):
+    """A distribution whose wheel is for one platform if it has the library."""
+
+    def has_ext_modules(self) -> bool:
+        return LIBRARY is not None
 
 
 class BuildFromScratch(build_py):
@@ -59,33 +172,36 @@ class BuildFromScratch(build_py):
         if not self.editable_mode and library.parent == Path(self.get_finalized_command("build").build_base):
             shutil.rmtree(library, ignore_errors=True)
         super().run()
+        if not self.editable_mode:
+            self._add_library(library / "greenstalk_server")
+
+    def _add_library(self, package: Path) -> None:
+        """Copy the library, or the file that says why there is none."""
+        note: Path = BUILD["DIRECTORY"] / BUILD["NO_LIBRARY"]
+        if LIBRARY is not None:
+            self.copy_file(str(LIBRARY), str(package))
+        elif not IS_PURE and note.exists():
+            self.copy_file(str(note), str(package))
 
 
-def refuse_without_compiler() -> None:
-    """Exit with one line that says what to install, instead of a long traceback of mypyc and setuptools."""
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
-    if shutil.which(compiler) is None:
-        sys.exit(f"GREENSTALK_COMPILE=1 needs a C compiler, and {compiler} is missing: apt-get install gcc libc6-dev")
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        sys.exit("GREENSTALK_COMPILE=1 needs Python's headers, and Python.h is missing: apt-get install python3-dev")
+class CompileCore(Command):
+    """Compiles the core for this checkout."""
+
+    description = "compile the core for this checkout"
+    user_options: ClassVar[list[Any]] = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None: ...
 
 
-def extensions() -> list[Any]:
-    """Return the extension modules to build."""
-    if not IS_ENABLED:
-        return []
-    refuse_without_compiler()
-    try:
-        from mypyc.build import mypycify  # noqa: PLC0415  an optional dependency
-    except ImportError:
-        if "egg_info" in sys.argv:  # the first pass of pip, which determines the build requirements
-            return []
-        raise
-    return mypycify([f"greenstalk_server/{module}.py" for module in COMPILED], opt_level="3")
-
+LIBRARY = compiled_library() if COMPILING & set(sys.argv) else None
 
 setup(
-    ext_modules=extensions(),
-    cmdclass={"build_py": BuildFromScratch},
-    setup_requires=["mypy[mypyc]>=1.13"] if IS_ENABLED else [],
+    distclass=CompiledDistribution,
+    cmdclass={"build_py": BuildFromScratch, "compile_core": CompileCore},
+    # Only when pip asks for them: with another command, setuptools would install them itself.
+    setup_requires=build_requirements() if "egg_info" in sys.argv else [],
 )

@@ -48,7 +48,7 @@ def table() -> str:
 
 def _cells(row: Definition) -> tuple[str, ...]:
     flags = ", ".join(_code(f"{flag} {row.metavar}".rstrip()) for flag in row.flags)
-    implied = f" (as {_code(row.implies)})" if row.kind is Kind.SWITCH and row.key else ""
+    implied = f" (same as {_code(row.implies)})" if row.kind is Kind.SWITCH and row.key else ""
     return flags + implied, _code(row.variable), _code(row.key), _code(row.default or ""), row.help
 
 

@@ -2,4 +2,9 @@
 
 from typing import Final
 
+from greenstalk_server.build import Build, select
+
+BUILD: Final[Build] = select()
+"""The build that runs. Selecting it decides which files later imports load."""
+
 __version__: Final = "0.1.0"

@@ -9,9 +9,16 @@ import os
 import signal
 import sys
 
+from greenstalk_server import BUILD
+
 
 def main() -> int:
     """Run the command; return its exit code. Until the server handles SIGINT, the signal ends the process."""
+    if BUILD.error:
+        from greenstalk_server.runtime.exit_codes import EXIT_BUILD  # noqa: PLC0415  as below
+
+        print(f"greenstalk-server: {BUILD.error}", file=sys.stderr)
+        return EXIT_BUILD
     handles_sigint = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if handles_sigint:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The command `greenstalk-server`: runs the server or answers a command, and returns the exit code."""
+"""The program `greenstalk-server`: runs the server or a command, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command with *argv*, by default the process's own arguments; return its exit code."""
+    """Run the program with *argv*, by default the process's own arguments; return its exit code."""
     try:
         command = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if not isinstance(command, Options):
-            return _answer_and_flush(command)
+            return _run_and_flush(command)
         logs.install(command.log_level, command.log_format)
     except StartError as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
@@ -55,17 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report_failed_start(error: StartError, options: Options) -> None:
-    """Print *error*, or log it if the log is for programs."""
+    """Print *error*, or log it if the log format is JSON."""
     if options.log_format == "json":
         log.critical("%s", error, extra={"exit_code": error.exit_code})
     else:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
 
 
-def _answer_and_flush(command: Command) -> int:
-    """Answer *command*; return EXIT_UNWRITTEN, with a message on stderr, if stdout does not accept the output."""
+def _run_and_flush(command: Command) -> int:
+    """Run *command*; return EXIT_UNWRITTEN, with a message on stderr, if the output cannot be written to stdout."""
     try:
-        code = _answer_within_memory(command)
+        code = _run_within_memory(command)
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
@@ -76,10 +76,10 @@ def _answer_and_flush(command: Command) -> int:
     return code
 
 
-def _answer_within_memory(command: Command) -> int:
-    """Answer *command*; raise StartError if there is not enough memory for a journal, whose largest job must fit."""
+def _run_within_memory(command: Command) -> int:
+    """Run *command*; raise StartError if there is too little memory for a journal: its largest job must fit."""
     try:
-        return _answer(command)
+        return _run_command(command)
     except MemoryError:
         match command:
             case JournalCheck(where):
@@ -95,8 +95,8 @@ def _answer_within_memory(command: Command) -> int:
         raise StartError(f"journal {what}; {MEMORY_ADVICE}", EXIT_BINLOG) from None
 
 
-def _answer(command: Command) -> int:
-    """Carry out *command*, which is not to serve; return the exit code."""
+def _run_command(command: Command) -> int:
+    """Run *command*, any except Options, which serves; return the exit code."""
     match command:
         case Information(text):
             print(text, end="")
@@ -132,7 +132,7 @@ def _answer(command: Command) -> int:
 
 
 def _journal_name() -> str:
-    """Return the name of the journal in a database that an export or import is about; raise UsageError."""
+    """Return the name of the journal in a database, for an export or import; raise UsageError if it is invalid."""
     variable = "GREENSTALK_JOURNAL_NAME"
     options = parse((), {variable: os.environ.get(variable, "")})
     assert isinstance(options, Options)

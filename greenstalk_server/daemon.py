@@ -1,8 +1,7 @@
-"""The daemon: how the server and the dashboard are put together, served, and stopped in order.
+"""The daemon: assemble, serve and gracefully stop the server and the dashboard.
 
-The only module that knows both the server and the dashboard. A start checks and acquires, in this order: certificates,
-file limit, sockets, privileges, and the journal directory or the database. Each step may raise StartError, with an exit
-code of its own.
+This is the only module that knows both. Startup checks and acquires, in this order: certificates, file limit, sockets,
+privileges, and the journal directory or the database. Each step may raise StartError, with its own exit code.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import gevent
 from gevent.event import Event
 
-from greenstalk_server import __version__
+from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options
@@ -66,13 +65,15 @@ if TYPE_CHECKING:
     from greenstalk_server.web.server import DashboardFactory
 
 WEB_STOP_TIMEOUT: Final = 1.0
-"""Seconds that HTTP requests have to finish at a stop; an idle kept-alive connection takes all of them."""
+"""Seconds that HTTP requests have to finish at shutdown. An idle keep-alive connection always uses up this time."""
 
 log = logging.getLogger(__name__)
 
 
 def run(options: Options, environ: Mapping[str, str]) -> None:
-    """Serve with *options* until a signal stops the server; raise StartError if the start fails."""
+    """Serve with *options* until a signal stops the server; raise StartError if it cannot start."""
+    if BUILD.advice:
+        log.warning("%s", BUILD.advice)
     for warning in options.warnings:
         log.warning("%s", warning)
     hide_secrets([row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"])
@@ -103,7 +104,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Resources:
-    """The sockets, certificates and file limit that a start acquires before it reads the journal."""
+    """The sockets, certificates and file limit, which are acquired before the journal is read."""
 
     listeners: Sequence[Listener]
     dashboard_factory: DashboardFactory | None
@@ -112,14 +113,14 @@ class _Resources:
 
 
 def _dashboard_factory(listener: socket.socket, options: Options, listeners: Sequence[Listener]) -> DashboardFactory:
-    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask takes half of the time of a start
+    from greenstalk_server.web.server import DashboardFactory  # noqa: PLC0415  Flask takes half of startup
 
     example = next((each for each in listeners if not each.is_tls), listeners[0])
     return DashboardFactory(listener, options, describe(example.sock))
 
 
 def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
-    """Serve until SIGTERM or SIGINT; then stop in order."""
+    """Serve until SIGTERM or SIGINT; then stop gracefully."""
     pause_gc()
     clock = steady_clock()
     broker, committer = _recovered_broker(options, clock)
@@ -144,7 +145,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
 
 
 def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _Resources) -> None:
-    """Stand by until this server leads the journal that it shares with others; then serve as `_serve` does."""
+    """Stand by until this server leads the shared journal; then serve as `_serve` does."""
     pause_gc()
     with importing_psycopg():
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
@@ -181,7 +182,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     lifetime.stopping.wait()
     if lifetime.is_exiting:
         notify_manager(STOPPING, environ)
-    _stop(server, web_server, queue.dashboard, lifetime.release_lead)
+    _stop(server, web_server, queue.dashboard, lifetime.release_leadership)
     if not lifetime.is_exiting:
         lifetime.execute_again()
 
@@ -225,9 +226,9 @@ def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool
 
 @cache
 def _memory_for_jobs(limit: int) -> int:
-    """Return the bytes of *limit* that jobs may take: those that the process does not take before it has any.
+    """Return the bytes that jobs may take: *limit* less the memory of the process before it has jobs.
 
-    Measured once: a standby that reads the journal again has jobs in memory already.
+    The memory is measured once: a standby that reads the journal again already has jobs.
     """
     return max(0, limit - resident_bytes())
 
@@ -236,7 +237,7 @@ class _SharedQueue:
     """The queue of a server in a cluster: read by a standby, served by the leader. Implements leadership.Queue."""
 
     def __init__(self, options: Options, factory: DashboardFactory | None, rows: Rows, clock: Clock) -> None:
-        """Make an empty broker with its journal in *rows*."""
+        """Create an empty broker with its journal in *rows*."""
         from greenstalk_server.journal.postgresql.writer import SharedBinlog  # noqa: PLC0415  optional dependency
 
         self.rows: Rows = rows
@@ -248,7 +249,7 @@ class _SharedQueue:
         self._clock: Clock = clock
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Make the dashboard unless it exists: a takeover should not take up to 0.3 s for it."""
+        """Create the dashboard if there is none. This takes up to 0.3 s, by which a takeover would be delayed."""
         if self.dashboard is None and self._factory is not None:
             self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status)
 
@@ -259,8 +260,8 @@ def _handle_signals(
     """Stop the server at SIGTERM and SIGINT, drain it at SIGUSR1, and toggle the log level at SIGUSR2.
 
     With a terminal, SIGHUP means that the terminal was closed, and stops the server. Without one it reloads the
-    certificate; if there is none, the log says that SIGHUP has no effect, since the operator expects another log file
-    or new options. A SIGHUP that the parent process ignores, as nohup(1) does, stays ignored.
+    certificate. If there is no certificate either, the log says that SIGHUP is ignored, since an operator may expect it
+    to reopen the log or reload the options. A SIGHUP that the parent process ignores, as nohup(1) does, stays ignored.
     """
     gevent.signal_handler(signal.SIGTERM, stop)
     gevent.signal_handler(signal.SIGINT, stop)
@@ -268,12 +269,12 @@ def _handle_signals(
     gevent.signal_handler(signal.SIGUSR2, logs.Verbosity(options.log_level).toggle)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
-        on_hangup = certificates.reload if certificates is not None else _note_hangup
+        on_hangup = certificates.reload if certificates is not None else _log_ignored_hangup
         gevent.signal_handler(signal.SIGHUP, stop if has_terminal else on_hangup)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # ProcessLifetime.execute_again has blocked them
 
 
-def _note_hangup() -> None:
+def _log_ignored_hangup() -> None:
     log.info("SIGHUP is ignored: there is no log file to reopen, and new options need a restart")
 
 
@@ -301,14 +302,14 @@ def _stop(
 
 
 def _announce(options: Options, resources: _Resources) -> None:
-    """Print the version, the addresses and the durability of jobs; or log them if the log is for programs."""
+    """Print the version, the build, the addresses and the durability of jobs; log them if the format is JSON."""
     dashboard = resources.dashboard_factory.address if resources.dashboard_factory is not None else "off (--no-web)"
     beanstalk = ", ".join([listener.described() for listener in resources.listeners])
     facts = {"beanstalk": beanstalk, "dashboard": dashboard, "jobs": _durability(options)}
     if options.log_format == "json":
-        log.info("serving", extra={"version": __version__, "pid": os.getpid(), **facts})
+        log.info("serving", extra={"version": __version__, "build": BUILD.name, "pid": os.getpid(), **facts})
         return
-    print(f"{PROGRAM} {__version__}, process {os.getpid()}")
+    print(f"{PROGRAM} {__version__} ({BUILD.name}), process {os.getpid()}")
     print(f"beanstalk protocol: {facts['beanstalk']}")
     print(f"dashboard: {facts['dashboard']}")
     print(f"jobs: {facts['jobs']}", flush=True)

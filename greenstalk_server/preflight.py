@@ -1,4 +1,4 @@
-"""The checks that a start makes before it serves, and `config --check`, which makes all of them without a start.
+"""The checks made at startup, and `config --check`, which makes all of them without starting a server.
 
 `check_start` changes nothing, takes no lock, and leaves no socket open: it may run while a server uses the same
 directory, and in ExecStartPre= of a systemd unit.
@@ -22,7 +22,7 @@ from greenstalk_server.config.options import PROGRAM, Options, UsageError
 from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import refuse_equal_passwords
 from greenstalk_server.journal.files import Directory
-from greenstalk_server.journal.lock import LOCK_NAME, holder_of, refused
+from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, NewerVersion, decode_segment_header
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import LATER_VERSION
@@ -32,7 +32,7 @@ from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, EXIT_USAG
 from greenstalk_server.runtime.process import acting_as, require_readable_code
 
 MAX_PASSWORD: Final = 1000
-"""Bytes of a password in a file."""
+"""Maximum bytes of a password in a file."""
 
 P = ParamSpec("P")
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 def check_start(options: Options | None, problems: Sequence[StartError], environ: Mapping[str, str]) -> int:
-    """Print *problems*, and those that a start with *options* would find; return the exit code of that start."""
+    """Print *problems* and those that starting with *options* would find; return the first one's exit code."""
     errors: list[StartError] = list(problems)
     if options is not None:
         logging.getLogger(__package__).addHandler(_Warnings())
@@ -89,14 +89,14 @@ def warn_if_world_writable(directory: str) -> None:
 
 
 def refuse_unusable_rules(options: Options, names: Sequence[str] | None) -> None:
-    """Raise UsageError if a rule is for a listener that is not in *names*, or for clients that cannot have names.
+    """Raise UsageError if a rule is for a listener not in *names*, or for a client name without client certificates.
 
-    *names* are those of the listeners; None if they are unknown.
+    *names* are the listeners' names; None if they are unknown.
     """
     for rule in options.access:
         if rule.client is not None and options.tls_client_ca is None:
             name, ca = options.label_of("access"), options.label_of("tls_client_ca")
-            raise UsageError(f"{name}: client {quote_value(rule.client)}: no client has a name without {ca}")
+            raise UsageError(f"{name}: client {quote_value(rule.client)}: without {ca}, clients have no names")
         if names is not None and rule.listener is not None and rule.listener not in names:
             listener, known = quote_value(rule.listener), ", ".join(map(quote_value, names))
             raise UsageError(f"{options.label_of('access')}: listener {listener}: must be one of {known}")
@@ -104,23 +104,23 @@ def refuse_unusable_rules(options: Options, names: Sequence[str] | None) -> None
 
 @contextmanager
 def importing_psycopg() -> Iterator[None]:
-    """Import modules that need psycopg, PostgreSQL's driver, in the block; raise StartError if it is not installed."""
+    """Run a block that imports psycopg, the PostgreSQL driver; raise StartError if an import fails."""
     try:
         yield
     except ImportError as error:
-        message = f"{error}; install the driver of PostgreSQL: pip install 'psycopg[binary]'"
+        message = f"{error}; install the PostgreSQL driver: pip install 'psycopg[binary]'"
         raise StartError(message, EXIT_USAGE) from error
 
 
 class _Warnings(logging.Handler):
-    """Print each warning as a line of the check."""
+    """Prints each warning as a line of the check."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"{PROGRAM}: warning: {record.getMessage()}", file=sys.stderr)
 
 
 def _findings(options: Options, environ: Mapping[str, str]) -> Iterator[StartError | str]:
-    """Yield the problems outside the options, in the order in which a start finds them; and notes, as texts."""
+    """Yield problems outside the options, in the order in which startup finds them; and notes, as strings."""
     yield from _attempt(with_password, options)
     if options.tls_cert is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -187,18 +187,18 @@ def _check_database_url(url: str, name: str) -> None:
 def _directory_findings(directory: str) -> Iterator[StartError | str]:
     path = Path(directory)
     if not path.is_dir() or not _is_allowed(path, os.R_OK | os.W_OK | os.X_OK):
-        yield refused(directory, f"{_reason(path)}; it must be a writable directory")
+        yield directory_error(directory, f"{_reason(path)}; it must be a writable directory")
         return
     try:
         warn_if_world_writable(directory)
         names = Directory(directory).list()
         if LOCK_NAME in names and not _is_allowed(Path(directory, LOCK_NAME), os.R_OK | os.W_OK):
-            yield refused(directory, f"{LOCK_NAME}: {os.strerror(errno.EACCES)}")
+            yield directory_error(directory, f"{LOCK_NAME}: {os.strerror(errno.EACCES)}")
         elif holder := holder_of(directory):
             yield f"-b {directory} is in use by {holder}; expected if that is the server to be restarted"
         yield from _segment_findings(directory, names)
     except OSError as error:
-        yield refused(directory, f"{error.filename or directory}: {error.strerror}")
+        yield directory_error(directory, f"{error.filename or directory}: {error.strerror}")
 
 
 def _segment_findings(directory: str, names: list[str]) -> Iterator[StartError]:
@@ -206,14 +206,14 @@ def _segment_findings(directory: str, names: list[str]) -> Iterator[StartError]:
     files = Directory(directory)
     for name in map(name_of, numbers(names)):
         if not _is_allowed(Path(directory, name), os.R_OK | os.W_OK):
-            yield refused(directory, f"{name}: {_reason(Path(directory, name))}")
+            yield directory_error(directory, f"{name}: {_reason(Path(directory, name))}")
             continue
         try:
             decode_segment_header(files.read(name, SEGMENT_HEADER_SIZE))
         except NewerVersion:
             yield StartError(LATER_VERSION, EXIT_BINLOG)
             return
-        except BadSegment:  # damaged, or not begun: a start handles both
+        except BadSegment:  # damaged or without a header: recovery handles both
             pass
         except FileNotFoundError:  # a running server has just removed it
             pass

@@ -13,7 +13,7 @@ DEFAULT_PORT: Final = 11300
 API_ROOT: Final = "/api/v1"
 _HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>[0-9]{1,5}))?")
 _SCHEME: Final = re.compile(r"(plain|tls):(?![0-9]+$)")
-"""A scheme is not followed by a port alone: `tls:11300` is port 11300 of the host `tls`."""
+"""A word followed only by a port is a host: `tls:11300` is port 11300 of the host `tls`."""
 
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"

@@ -36,10 +36,10 @@ PAGE_SIZE: Final = 1000
 
 MISSING: Final = frozenset({404})
 NOT_CHANGED: Final = frozenset({404, 409})
-"""Statuses of a change that was not made: no such job or tube, or it is in the wrong state."""
+"""Statuses of a change that was not made: the job or tube does not exist, or the job is in the wrong state."""
 
 HIDDEN: Final = frozenset({403, 404})
-"""Statuses for a body that the server hides, or of a job that no longer exists."""
+"""Statuses of a request for a body that the server hides, or whose job no longer exists."""
 
 _JOB: Final = (
     "id", "tube", "state", "pri", "age", "delay", "ttr", "time_left",
@@ -196,7 +196,7 @@ class Api:
         return self._parse(_task, self._http_client.request("POST", "/bulk", body=body).data)
 
     def run(self, task_id: str) -> Task:
-        """Start the change that a dry run has counted: for the jobs that still match, but for none put since then."""
+        """Start the change that a dry run has counted. It changes jobs that still match, but none put since then."""
         return self._parse(_task, self._http_client.request("POST", f"/tasks/{task_id}/run").data)
 
     def task(self, task_id: str) -> Task:
@@ -209,7 +209,10 @@ class Api:
     # Requests
 
     def _check_api(self) -> None:
-        """Request what every version of the API has; from then on, 404 means that a job or tube does not exist."""
+        """Check that the API answers, with a request that every version accepts.
+
+        After this check, a 404 means that a job or tube does not exist.
+        """
         answer = self._http_client.request("GET", "/server", ordinary=MISSING)
         stats = answer.data.get("stats") if isinstance(answer.data, dict) else None
         if not answer.is_success or not isinstance(stats, dict) or "version" not in stats:
@@ -242,7 +245,10 @@ class Api:
             raise self._http_client.not_the_api("its response does not have the API's format") from error
 
     def _with_body(self, view: JobView) -> JobView:
-        """Return *view* with its body if that was left out for its size; None remains if it is hidden or deleted."""
+        """Return *view*, with its body requested if the server left it out because of its size.
+
+        The body stays None if it is hidden, or if the job was deleted.
+        """
         if view.body is not None:
             return view
         answer = self._http_client.request("GET", f"/jobs/{view.id}/body", ordinary=HIDDEN)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class TooLargeError(Exception):
-    """A response is larger than any valid one; str() names the excess."""
+    """A response is larger than any valid one; str() says what is too large."""
 
 
 class BoundedSocket(socket.socket):

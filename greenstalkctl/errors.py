@@ -1,4 +1,4 @@
-"""Exit codes, and the exceptions that carry one. The message of each is one line that says what to do."""
+"""Exit codes, and the exceptions that carry one. The message of an exception is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoResult(CommandError):
 
 
 class InvalidUsage(CommandError):
-    """The options and arguments of the command line cannot be used together, or here."""
+    """The options, arguments or input are invalid for this command, or cannot be combined."""
 
     exit_code = EXIT_USAGE
 

@@ -1,6 +1,6 @@
 """Follow the new jobs of a tube without reserving any, by their ids, which the server assigns in ascending order.
 
-The API lists the jobs above an id. The protocol has no list, and shows only the first job of each state; there, each id
+The API lists the jobs above an id. The protocol has no list, and shows only the first job of each state, so each id
 assigned since the last poll is looked up. A job that is deleted between two polls is not seen.
 """
 
@@ -22,7 +22,7 @@ MAX_LOOK_BACK: Final = 10_000
 """Maximum number of ids looked up to find the last jobs of a tube; that takes about half a second."""
 
 AGE_QUERIES: Final = ("age:<5s", "age:<1m", "age:<1h", "age:<1d", "")
-"""Queries tried in turn to find the last jobs of a tube; a list starts with the oldest job that matches."""
+"""Queries tried in turn to find the last jobs of a tube, since a list starts with the oldest job that matches."""
 
 EXTRA_IDS: Final = 16
 """Ids looked up beyond the server's count of jobs: a refused put has used up an id too."""
@@ -33,7 +33,7 @@ INCOMPLETE_STATE: Final = "invalid"
 
 
 class ApiFollower:
-    """The new jobs of a tube, by the API. Call `last` first."""
+    """The new jobs of a tube, from the API. Call `last` first."""
 
     def __init__(self, api: Api, tube: str, interrupt: Interrupt) -> None:
         self._api = api
@@ -68,7 +68,7 @@ class ApiFollower:
 
 
 class ProtocolFollower:
-    """The new jobs of a tube, by the protocol.
+    """The new jobs of a tube, over the protocol.
 
     newest          the highest id that needs no further lookup.
     _counted        the newest id at the start, plus the number of jobs that the server has counted since.
@@ -142,8 +142,8 @@ class ProtocolFollower:
 def newest_id(server: Server) -> int:
     """Return the newest id of *server*: that of an empty job, put into PROBE_TUBE and deleted at once.
 
-    A server that refuses puts assigns no ids; there the id is estimated from its count of jobs and the first jobs of
-    all tubes.
+    A server that refuses puts assigns no ids. The id is then estimated from its count of jobs and the first jobs of all
+    tubes.
     """
     try:
         probe = server.put(PROBE_TUBE, b"", 0, HOLD_DELAY, 1)

@@ -33,8 +33,8 @@ QUERY_FIELD: Final = "q"
 """The only request field that is copied unchecked from the command line."""
 
 MAX_TARGET: Final = 2**16
-"""Maximum bytes of a request target. A server closes the connection before it has read a longer one, so that its
-414 is lost."""
+"""Maximum bytes of a request target. A server would close the connection before it has read a longer one, and its
+response (414) would be lost."""
 
 MAX_JSON: Final = 2**24
 """Maximum bytes of a JSON response. The largest is a page of jobs with 2 MiB of bodies, each byte escaped."""
@@ -174,7 +174,7 @@ class HttpClient:
 
     @contextmanager
     def _translated_errors(self, *, is_change: bool) -> Iterator[None]:
-        """Translate connection errors to Unreachable; if the request *is_change*, say that it may have been done."""
+        """Translate connection errors to Unreachable; if *is_change*, say that the change may have been made."""
         doubt = "; the change may have been made" if is_change else ""
         try:
             yield
@@ -204,7 +204,7 @@ class HttpClient:
         if self._has_answered:
             return "check that it is still running"
         if self._context is not None:
-            return "it may require a client certificate (--cert, --key), or refuse the one it got"
+            return "it may require a client certificate (--cert, --key), or have refused the one it received"
         return "check that it is still running; if it expects TLS, write https://"
 
     def _parse_json(self, content: bytes) -> Any:

@@ -1,7 +1,7 @@
 """Apply one action to many jobs: to given ids, or to a number of jobs of a tube.
 
-By the protocol the jobs are changed one at a time, and an interrupt stops between two jobs. By the API the server runs
-a task, which an interrupt cancels. Either way the number of changed jobs is reported.
+Over the protocol, jobs are changed one at a time, and an interrupt stops between two jobs. With the API, the server
+runs a task, which an interrupt cancels. Either way the number of changed jobs is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ class JobAction:
     """The participle in "buried 3 jobs", and the key in JSON."""
 
     doing: str
+    """The title of the progress bar."""
+
     why_not: str
+    """The possible reasons why a job could not be changed."""
+
     act: Callable[[Queue, int], bool]
     """Change the job with this id, so that it leaves its state; return False if that is impossible."""
 
@@ -91,7 +95,7 @@ def report(out: Output, word: str, done: int) -> None:
 
 
 def _steps(queue: Server | Api, action: JobAction, job_set: JobSet, interrupt: Interrupt) -> Iterator[int]:
-    """Apply *action* until finished or interrupted; from time to time yield the number of jobs changed since then."""
+    """Apply *action* until finished or interrupted; yield the number of jobs changed since the previous yield."""
     if isinstance(queue, Api):
         if job_set.dry_run_id is not None:
             return apply_counted_change(queue, job_set.dry_run_id, interrupt)
@@ -101,7 +105,7 @@ def _steps(queue: Server | Api, action: JobAction, job_set: JobSet, interrupt: I
 
 
 def _one_by_one(server: Server, action: JobAction, job_set: JobSet, interrupt: Interrupt) -> Iterator[int]:
-    """Change the jobs by the protocol. Each peek at the next job transfers its body."""
+    """Change the jobs over the protocol. Each peek at the next job transfers its body."""
     left = job_set.limit
     while left and not interrupt and (job := server.first(job_set.tube, job_set.state)) is not None:
         if action.act(server, job.id):  # False: another client took the job first

@@ -20,7 +20,7 @@ from greenstalkctl.table import Cell, Column, Table, cell
 from greenstalkctl.text import document, printable
 
 Advance: TypeAlias = Callable[[int], None]
-"""Advance a progress bar by a number of jobs."""
+"""Advances a progress bar by a number of jobs."""
 
 UNLIMITED_WIDTH: Final = 1_000_000
 """Table width in characters without a terminal: in a pipe, no column is dropped and no cell is cut."""

@@ -75,7 +75,7 @@ class JobView:
 
 
 class Queue(Protocol):
-    """A server, by the protocol or by the API."""
+    """A server, reached over the protocol or the API."""
 
     @property
     def address(self) -> Address | Url: ...

@@ -24,7 +24,7 @@ class Selection:
 
 
 def selection(states: Sequence[str]) -> Callable[[F], F]:
-    """Add the arguments that select jobs to a command; `parse_selection` makes a Selection of them."""
+    """Add the arguments that select jobs to a command; `parse_selection` turns their values into a Selection."""
 
     def decorate(function: F) -> F:
         for option in (
@@ -41,12 +41,12 @@ def selection(states: Sequence[str]) -> Callable[[F], F]:
 
 
 def parse_selection(
-    ids: tuple[int, ...], tube: str | None, count: int | None, *, names_state: bool, select_all: bool
+    ids: tuple[int, ...], tube: str | None, count: int | None, *, has_state: bool, select_all: bool
 ) -> Selection:
     """Return the selection in the arguments; raise InvalidUsage if they select nothing, or both ids and a tube."""
     if bool(ids) == bool(tube):
         raise InvalidUsage("select jobs either by their ids or with --tube NAME")
-    if ids and (names_state or count or select_all):
+    if ids and (has_state or count or select_all):
         raise InvalidUsage("--state, --count and --all need --tube; they cannot be used with ids")
     if tube and (count is None) != select_all:
         raise InvalidUsage("--tube needs either --count N or --all")

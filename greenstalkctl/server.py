@@ -1,4 +1,4 @@
-"""A Queue over one connection by the beanstalk protocol, and the capabilities of the server.
+"""A Queue over one connection with the beanstalk protocol, and the capabilities of the server.
 
 Return values and errors are those of `queue`. Every reply is bounded in time (the deadline of its request) and in
 memory (MAX_*), whatever the server is. Not thread-safe.
@@ -89,7 +89,11 @@ class _Lines(io.BufferedReader):
 
 
 class _Client(greenstalk.Client[bytes]):
-    """greenstalk's client with bounded replies. A tube `1_0` of beanstalkd 1.12 stays a name, and is not read as 10."""
+    """greenstalk's client with bounded replies.
+
+    It parses statistics itself, because greenstalk would read the tube name `1_0`, which beanstalkd 1.12 does not
+    quote, as the number 10.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock, None)
@@ -189,7 +193,7 @@ class Server:
         return self._find(lambda: validate_stats(dict(self._client.stats_tube(name)), TUBE_STATS))
 
     def job(self, job_id: int) -> Stats | None:
-        # _NAMES has `id` because `stats` has a textual one, the server's; the job's is a number.
+        # The id is a number. It was parsed as text, because the `id` of the server, in `stats`, is a name.
         return self._find(lambda: validate_stats(dict(self._client.stats_job(job_id)) | {"id": job_id}, JOB_STATS))
 
     def peek(self, job_id: int) -> Job | None:
@@ -329,7 +333,7 @@ class Server:
         if self._has_answered:
             advice = "check that it is still running"
         elif self.address.is_secure:
-            advice = "it may require a client certificate (--cert, --key), or refuse the one it got"
+            advice = "it may require a client certificate (--cert, --key), or have refused the one it received"
         else:
             advice = "check that it is still running; if it expects TLS, add --tls"
         return f"{self.address} closed the connection: {error}; {advice}"
@@ -341,7 +345,7 @@ class Server:
 
 
 def _stat(line: str) -> tuple[str, int | str]:
-    """Parse a line of YAML; numbers become int, but a name stays text whatever it looks like."""
+    """Parse a line of YAML. Numbers become int, but a name stays text even if it looks like a number."""
     key, value = line.split(": ", 1)
     if key in _NAMES:
         return key, value[1:-1] if value[:1] == value[-1:] == '"' and len(value) > 1 else value

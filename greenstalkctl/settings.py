@@ -44,7 +44,7 @@ class Settings:
     """The values of the global options parsed so far.
 
     server, api             address of the server, and URL of its API, if given.
-    on_command_line         names of the options given on the command line, not by the environment.
+    on_command_line         names of the options given on the command line, not in the environment.
     uses_tls                whether addresses without tls: or plain: use TLS.
     """
 
@@ -64,12 +64,12 @@ class Settings:
     _context: ssl.SSLContext | None = None
 
     def open_queue(self) -> Server | Api:
-        """Connect by the API if its URL is known, else by the protocol; raise Unreachable or Refused."""
+        """Connect to the API if its URL is known, else over the protocol; raise Unreachable or Refused."""
         api = self._effective("api", self.api)
         return self.connect() if api is None else self._api(api)
 
     def open_api(self, what: str) -> Api:
-        """Connect by the API; raise InvalidUsage, which says that *what* needs the API, if its URL is unknown."""
+        """Connect to the API; raise InvalidUsage, which says that *what* needs the API, if its URL is unknown."""
         api = self._effective("api", self.api)
         if api is None:
             how = f"{API_VARIABLE} is ignored because of --server, so add --api" if self.api else _SET_API
@@ -77,9 +77,9 @@ class Settings:
         return self._api(api)
 
     def connect(self, *, target: Address | None = None) -> Server:
-        """Connect by the protocol to the server of --server.
+        """Connect over the protocol to the server of --server.
 
-        *target* is the other server that the command connects to. Raise Unreachable; or InvalidUsage if only --api
+        *target* is the other server that the command connects to. Raise Unreachable, or InvalidUsage if only --api
         names a server.
         """
         address = self._effective("server", self.server)
@@ -90,7 +90,7 @@ class Settings:
         return Server(address, self.timeout, self._tls(address))
 
     def connect_to(self, target: Address) -> Server:
-        """Connect by the protocol to *target*, instead of the server of --server."""
+        """Connect over the protocol to *target*, instead of the server of --server."""
         address = self._with_scheme(target)
         return Server(address, self.timeout, self._tls(address))
 
@@ -118,7 +118,7 @@ class Settings:
     def _expect_tls(self, *ends: Address | Url) -> None:
         """Raise InvalidUsage if the command line has a TLS option that no connection of the command uses.
 
-        --tls is about servers: it does not affect Unix sockets, but it conflicts with an http:// URL.
+        --tls affects no Unix socket, but it conflicts with an http:// URL.
         """
         names = ("tls", *TLS_FILES) if isinstance(ends[0], Url) else TLS_FILES
         unused = [f"--{name}" for name in names if name in self.on_command_line]
@@ -241,7 +241,7 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             sets="uses_tls",
             to=bool,
             variable=TLS_VARIABLE,
-            help="Connect by TLS, except to addresses with plain: or unix:.",
+            help="Connect over TLS, except to addresses with plain: or unix:.",
         ),
         *(
             option(f"--{name}", metavar="FILE", sets=name, variable=f"GREENSTALKCTL_{name.upper()}", help=what)
@@ -311,15 +311,15 @@ def _setter(attribute: str, convert: Callable[[Any], Any]) -> Callable[[click.Co
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return *read*, with its errors raised as click's."""
+    """Return *read*, with its errors raised as click.BadParameter."""
 
-    def validate_stats(text: str) -> T:
+    def convert(text: str) -> T:
         try:
             return read(text)
         except (ValueError, OSError) as error:
             raise click.BadParameter(f"{error}.") from error
 
-    return validate_stats
+    return convert
 
 
 def _first_line(path: str) -> str:

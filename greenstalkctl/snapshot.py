@@ -47,6 +47,6 @@ def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]
 
 
 def _rate(before: Stats, now: Stats, key: str, seconds: float) -> float:
-    """Return the rate of a counter; it starts at 0 in a new tube, and again in one that was deleted in between."""
+    """Return the rate of a counter. It starts at 0 in a new tube, and in one deleted and created again."""
     growth = int(now[key]) - int(before.get(key, 0))
     return round(max(growth, 0) / max(seconds, 1e-9), 1)

@@ -1,5 +1,5 @@
-// Draws the charts of a page with uPlot instead of the page's SVGs, and updates them while the page is visible. The
-// legend and the table are the page's; this script formats values as web/pages/charts.py does.
+// Replaces the SVG charts of a page by uPlot charts, and updates them while the page is visible. It also updates the
+// legends and tables, which the page contains, and formats values as web/pages/charts.py does.
 "use strict";
 
 (() => {
@@ -7,7 +7,7 @@
   const SLOWEST_MS = 60000;
   const GIVE_UP_MS = 5000;
   const HEIGHT = 176;
-  const NARROWEST = 600; // seconds; the short history of a new server fills the width
+  const MIN_SPAN = 600; // shortest time axis in seconds; the history of a new server fills the width from then on
   const NONE = "–";
   const DECADES = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1].flatMap((ten) => [ten, 2 * ten, 5 * ten]);
   const LONGER = [10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
@@ -40,7 +40,7 @@
     return rest ? `${text} ${rest}\u00a0${smaller}` : text;
   }
 
-  const written = {
+  const formats = {
     count: (value) => whole.format(value),
     rate: (value) => (value === 0 ? "0" : (value < 1 ? hundredths : value < 100 ? tenths : whole).format(value)),
     seconds(value) {
@@ -52,7 +52,7 @@
   };
 
   function shown(value, unit) {
-    return value === null || value === undefined ? NONE : written[unit](value);
+    return value === null || value === undefined ? NONE : formats[unit](value);
   }
 
   function time(at) {
@@ -71,24 +71,25 @@
     return colors.get(element);
   }
 
-  // Draws a value between two unknown ones as a dot, since it has no line.
-  function alone(plot, index) {
+  // Returns the indexes of values between two unknown ones, which are drawn as dots, since no line connects them.
+  function isolated(plot, index) {
     const values = plot.data[index];
     const isKnown = (at) => values[at] !== null && values[at] !== undefined;
     return [...values.keys()].filter((at) => isKnown(at) && !isKnown(at - 1) && !isKnown(at + 1));
   }
 
-  // A series that the server omits: all zero where known, or for durations all unknown.
+  // Returns the values of a series that the server omits: unknown for durations, otherwise 0 wherever others are known.
   function blank(series, unit, times) {
     const [some] = Object.entries(series).filter(([key]) => !/_p[0-9]+$/.test(key));
     return times.map((_, at) => (unit === "seconds" || (some && some[1][at] === null) ? null : 0));
   }
 
-  // The start of the time scales: the first known value. The server sends nothing for an idle queue.
+  // Returns the start of the time axes: the time of the first known value, within limits. Without any series, as for an
+  // idle queue, the axes show the whole span.
   function begin(series, times) {
     const all = Object.values(series);
     const first = times.findIndex((_, at) => all.some((values) => values[at] !== null));
-    return Math.max(times.at(-1) - seconds, Math.min(times[Math.max(first, 0)], times.at(-1) - NARROWEST));
+    return Math.max(times.at(-1) - seconds, Math.min(times[Math.max(first, 0)], times.at(-1) - MIN_SPAN));
   }
 
   // A chart
@@ -158,7 +159,7 @@
         stroke: () => colorsOf(line).color,
         width: 1.5,
         dash: line.dataset.line.endsWith("p95") ? [4, 3] : undefined,
-        points: { show: true, size: 4, fill: () => colorsOf(line).color, filter: alone },
+        points: { show: true, size: 4, fill: () => colorsOf(line).color, filter: isolated },
       };
     }
 
@@ -224,12 +225,12 @@
     }
   }
 
-  // live.js reports that the server does not respond; another request would only fill the browser's log.
+  // live.js reports that the server does not respond. A request from this script would only add errors to the console.
   function isServerAway() {
     return document.getElementById("live")?.dataset.state === "lost";
   }
 
-  // Without the credentials of http://user:password@host/: fetch rejects such URLs.
+  // The URL is built from location.origin, which has no credentials: fetch rejects http://user:password@host/.
   async function ask() {
     clearTimeout(timer);
     asking?.abort();

@@ -12,7 +12,7 @@
 
   let goUntil = 0;
 
-  // A browser that may not store anything throws when asked.
+  // Reading localStorage throws if the browser blocks storage.
   function isOff() {
     try {
       return localStorage.getItem(OFF) !== null;

@@ -140,7 +140,7 @@ class Table {
     row.dataset.key = key;
     const link = row.querySelector("a");
     (link.querySelector("[data-text]") ?? link).replaceChildren(...breakable(key));
-    link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // a template has no base for .search
+    link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // .search is empty in a template, whose links have no base URL
     if (link.hasAttribute("title")) {
       link.title = key; // the cell may truncate the name
     }
@@ -187,10 +187,10 @@ class Table {
     const rows = [...this.body.rows];
     const at = rows.indexOf(row);
     const staying = (one) => wanted.has(one.dataset.key);
-    const heir = rows.slice(at + 1).find(staying) ?? rows.slice(0, at).findLast(staying);
+    const remaining = rows.slice(at + 1).find(staying) ?? rows.slice(0, at).findLast(staying);
     const controls = (one) => [...one.querySelectorAll("a, input")];
     const same = controls(row).indexOf(document.activeElement);
-    (heir === undefined ? main : controls(heir)[same]).focus({ preventScroll: true });
+    (remaining === undefined ? main : controls(remaining)[same]).focus({ preventScroll: true });
   }
 }
 
@@ -234,7 +234,7 @@ function settle() {
 
 // Requests
 
-// Without the credentials of http://user:password@host/: fetch rejects such URLs.
+// The URL is built from location.origin, which has no credentials: fetch rejects http://user:password@host/.
 function address(path) {
   const url = new URL(path, location.origin);
   url.search = new URLSearchParams([["page", main.dataset.live], ...args]);
@@ -270,9 +270,9 @@ function end() {
 function stream() {
   const mine = new EventSource(address(main.dataset.eventsAt));
   source = mine;
-  const watch = (patience) => {
+  const watch = (timeout) => {
     clearTimeout(timer);
-    timer = setTimeout(() => giveUpStream(STREAM_AGAIN_MS), patience);
+    timer = setTimeout(() => giveUpStream(STREAM_AGAIN_MS), timeout);
   };
   mine.addEventListener("message", (event) => {
     watch(SILENT_MS);

@@ -1,47 +1,60 @@
-"""What tests of every ring may start from."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from greenstalk_server import BUILD
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.world import make_broker
 
-settings.register_profile("no-deadline", deadline=None)  # a busy machine is no failure
+settings.register_profile("no-deadline", deadline=None)  # a test that is slow on a busy machine does not fail
 settings.load_profile("no-deadline")
+
+if not BUILD.is_compiled:
+    os.environ["GREENSTALK_PURE"] = "1"  # servers use the same build, and do not warn that it is not compiled
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `pure` on the compiled build."""
+    if BUILD.is_compiled:
+        for item in items:
+            if item.get_closest_marker("pure") is not None:
+                item.add_marker(pytest.mark.skip(reason="replaces a part of a compiled module: make test-pure runs it"))
 
 
 @pytest.fixture
 def broker() -> Broker:
-    """A broker of a server about which everything is known."""
+    """A broker of a server with known facts."""
     return make_broker()
 
 
 @pytest.fixture
 def facts(broker: Broker) -> ServerFacts:
-    """What is known about it."""
+    """The facts of the server of *broker*."""
     return broker.facts
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Daemon]:
-    """The real daemon on a free port, which stops in order when the module's tests are done and has no complaint."""
+    """The real server on a free port. After the module's tests it must stop with code 0 and without logged errors."""
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as daemon:
         yield daemon
-        assert daemon.process.poll() is None, "the server has ended"
-        code, said = daemon.stop()
+        assert daemon.process.poll() is None, "the server has exited"
+        code, stderr = daemon.stop()
         assert code == 0
-        assert "Traceback" not in said and "error" not in said, said
+        assert "Traceback" not in stderr and "error" not in stderr, stderr
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL server, started once for all tests that want one; each uses a journal of a name of its own."""
+    """A PostgreSQL server, started once for all tests that need one; each test uses its own journal name."""
     with Cluster() as cluster:
         yield cluster

@@ -1,11 +1,11 @@
 """The dashboard: a Flask app over a broker of the same process.
 
-`create_dashboard` builds the app, which gevent.pywsgi serves on the event loop that also serves the queue. So a view
-sees the broker between two commands. A view must finish in a few milliseconds, or yield as it goes (cooperative). An
-action changes the broker in batches and waits for the journal.
+`create_dashboard` builds the app, which gevent.pywsgi serves on the event loop that also serves the queue. So no
+command is served while a view runs, until the view switches greenlets. A view must finish in a few milliseconds, or
+yield to the event loop in between (web.cooperative). An action changes the broker in batches and waits for the journal.
 
-This package reads the core's frozen snapshots. It knows nothing of the beanstalk protocol, command-line options or
-sockets.
+Only web.server depends on the command-line options and the listening socket. No module depends on the wire format of
+the beanstalk protocol.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from greenstalk_server.web.template_cache import TemplateCache
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
 
 MAX_REQUEST_BODY = 64 * 1024
-"""Bytes of a request, not counting the job body of a put or an edit."""
+"""Bytes of a request to a page, not counting the job body of a put or an edit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Dashboard:
     def start(self) -> None:
         """Load the templates, and begin to sample the history once a second. Does not switch.
 
-        The templates that are missing from the cache take 0.2 s of CPU. Loaded at the first visits, they would stall
+        Compiling the templates takes 0.2 s of CPU if none is in the cache. During the first visits, that would stall
         workers.
         """
         cache = self.app.jinja_env.bytecode_cache = TemplateCache()
@@ -84,12 +84,12 @@ class Dashboard:
         self.history.start()
 
     def stop(self) -> None:
-        """End the live streams and the waiting HTTP reserves, and accept no new ones. Does not switch."""
+        """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
         self.live.stop()
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the rest of the audit log to disk."""
+        """Write the audit entries that are not on disk yet. Switches."""
         self.audit.flush()
 
 
@@ -106,7 +106,7 @@ def create_dashboard(
     options         None for the defaults of WebOptions.
     commit          returns True when every change made so far is as durable as an acknowledged command,
                     or False if that takes too long. May switch. None without a journal.
-    role            returns the role of a server that shares its journal with others; None for a server of its own.
+    role            returns the role of a server that shares its journal with other servers; None without such servers.
     """
     options = options or WebOptions()
     commit = commit if commit is not None else _nothing_to_commit
@@ -118,7 +118,7 @@ def create_dashboard(
     store = Store(options.directory)
     live = LiveHub(app, clock)
     history = History(broker, clock)
-    operations = Operations(broker, clock, audit, store)
+    operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
@@ -160,7 +160,7 @@ def create_dashboard(
 def _create_app(options: WebOptions, broker: Broker) -> Flask:
     """Return a Flask app with the settings and template filters of the dashboard, without routes."""
     app = guard.Guarded("web", template_folder=template_folder(), static_folder=static_folder())
-    # The body may arrive with CRLF line ends, or in base64: at most twice its size.
+    # A job body may arrive with CRLF line ends, or in base64, and then has at most twice its size.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
     app.json.sort_keys = False  # type: ignore[attr-defined]  # an attribute of Flask's own provider
@@ -182,7 +182,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
 def _template_values() -> dict[str, Any]:
     """Return the values that every template may use.
 
-    notice          the outcome of the change that led to this page, as the address gives it, or None.
+    notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
     """

@@ -1,9 +1,9 @@
 """Leader election: one server leads, the standbys follow its journal, and one of them takes over when its lease ends.
 
-The lease is a row of the database, and its end is a time of the database's clock. The leader renews it in a native
-thread, so that long work in the event loop does not cost it the lead. It gives up when the lease has ended by its own
-clock, which advances while the process or the machine is suspended. The lease alone does not prevent two servers from
-acknowledging changes: the epoch does, see journal.postgresql.
+The lease is a row in the database, and ends at a time of the database's clock. The leader renews the lease in a native
+thread, so that long work in the event loop does not cost it its leadership. The leader stops serving when the lease has
+ended by its own clock, which also advances while the process or the machine is suspended. The lease alone does not
+prevent two servers from acknowledging changes: the epoch does, see journal.postgresql.
 
 A deposed leader holds stale jobs in memory. It never demotes itself: the process executes its program again, under the
 same process id, and rejoins as a standby.
@@ -32,19 +32,19 @@ from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.journal.postgresql.connection import (
-    RETRY_INTERVAL,
+    DATABASE_RETRY_INTERVAL,
     DatabaseConnection,
     DatabaseUnavailable,
     NotLeader,
     Row,
     conninfo_of,
 )
-from greenstalk_server.journal.postgresql.follower import MAX_FETCH_BYTES, MAX_FETCH_ROWS, Follower, LostTrack
-from greenstalk_server.journal.postgresql.lease import LeaderLease, Standing
+from greenstalk_server.journal.postgresql.follower import MAX_FETCH_BYTES, MAX_FETCH_ROWS, Follower, PositionLost
+from greenstalk_server.journal.postgresql.lease import LeaderLease, LeaseState
 from greenstalk_server.journal.postgresql.rows import Rows
 from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.startup import go_on, refuse_unfit
+from greenstalk_server.journal.startup import refuse_unfit, resume_from
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
@@ -57,23 +57,23 @@ POLL_INTERVAL: Final = 0.1
 """Seconds between two reads of the journal by a standby."""
 
 WATCH_INTERVAL: Final = 0.1
-"""Seconds between two checks for a lost lead, and for overdue replies of the database."""
+"""Seconds between two checks for lost leadership, and for overdue replies from the database."""
 
 CLOCK_DRIFT: Final = 0.05
-"""Share of the lease by which the leader's clock may be slower than the database's."""
+"""Maximum fraction by which the leader's clock may be slower than the database's."""
 
 UNANSWERED_AFTER: Final = 1.0
-"""Seconds without a reply of the database after which a standby reports it."""
+"""Seconds without a reply from the database after which a standby reports it."""
 
 TAKEOVER_DELAY: Final = 0.1
-"""Seconds after the end of an unchanged lease, by the standby's own clock, after which the standby may take over even
-if the lease has not ended by the database's clock, which may have been set back."""
+"""Seconds that a standby waits after a lease that was not renewed should have ended, by the standby's own clock. It may
+then take over even if the lease has not ended by the database's clock, which may have been set back."""
 
-PREVIOUS_HOLDER: Final = "_GREENSTALK_FORMER_LIFE"
-"""The environment variable with which a process that executes itself passes on the identity of its lead's holder."""
+PREVIOUS_HOLDER: Final = "_GREENSTALK_PREVIOUS_HOLDER"
+"""Environment variable in which a process that executes its program again passes on the id that held its lease."""
 
-WARNING_SHARE: Final = 0.25
-"""Share of the lease that is left when an active server reports that it could not renew it."""
+WARNING_FRACTION: Final = 0.25
+"""Fraction of the lease below which a leader that cannot renew it reports the reason."""
 
 HUNG_AFTER: Final = 60.0
 """Seconds without an iteration of the event loop after which the lease is no longer renewed."""
@@ -82,7 +82,7 @@ MIN_IDLE_TUBES: Final = 10_000
 """Tubes without jobs that a standby keeps before it drops any."""
 
 EXIT_TIMEOUT: Final = 1.0
-"""Seconds that an exiting standby waits for a reply of the database."""
+"""Seconds that an exiting standby waits for a reply from the database."""
 
 HANDOVER_TIMEOUT: Final = 30
 """Seconds that `handover` waits for the standby to lead."""
@@ -96,26 +96,26 @@ class Queue(Protocol):
     rows: Rows
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Do in advance, once, what would delay a takeover."""
+        """Do the work that would delay a takeover; only the first call does any."""
 
 
 Q = TypeVar("Q", bound=Queue)
 
 
-class Lead:
-    """The lead of a journal. One thread renews its lease until `stop`; another one reads the list of standbys.
+class Leadership:
+    """Leadership of a journal. One thread renews the lease until `stop`; another reads the list of standbys.
 
-    lost            why the lead is lost; empty while it is not known to be lost.
-    trouble         why the last renewal failed; empty if it succeeded.
-    wants_handover  whether an operator has requested a handover.
+    lost        why leadership was lost; empty if no loss is known.
+    trouble     why the last renewal failed; empty if it succeeded.
+    is_handover_requested   whether an operator has requested a handover.
     """
 
     def __init__(self, lease: LeaderLease, epoch: int, taken_at: float) -> None:
-        """*taken_at* is the time of the request for the lead, by `boot_time`."""
+        """*taken_at* is the time of the request for leadership, by `boot_time`."""
         self.epoch: int = epoch
         self.lost: str = ""
         self.trouble: str = ""
-        self.wants_handover: bool = False
+        self.is_handover_requested: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
         self.lease: LeaderLease = lease
         self._expires_at: float = taken_at + lease.duration * (1 - CLOCK_DRIFT)
@@ -128,12 +128,12 @@ class Lead:
     def warning(self) -> str:
         """Why the lease is about to end; empty while there is time to renew it.
 
-        One failed renewal is no reason: a load balancer that sees a warning closes all connections.
+        A single failed renewal gives no warning, since a load balancer that sees one closes all connections.
         """
-        return self.trouble if boot_time() > self._expires_at - self.lease.duration * WARNING_SHARE else ""
+        return self.trouble if boot_time() > self._expires_at - self.lease.duration * WARNING_FRACTION else ""
 
     def why_lost(self) -> str:
-        """Return why the lead is lost, empty if it is not. Must be called at least every HUNG_AFTER seconds."""
+        """Return why leadership was lost; empty if it was not. Without a call for HUNG_AFTER seconds, renewals stop."""
         self._checked_at = time.monotonic()
         if not self.lost and boot_time() > self._expires_at:
             self.lost = self.trouble or "this process was stopped for longer than its lease"
@@ -145,13 +145,13 @@ class Lead:
 
     def _renew_until_stopped(self) -> None:
         pause = 0.0
-        while not self._stopped.wait(RETRY_INTERVAL if self.trouble else pause):
+        while not self._stopped.wait(DATABASE_RETRY_INTERVAL if self.trouble else pause):
             pause = self.lease.heartbeat_interval
             if time.monotonic() > self._checked_at + HUNG_AFTER:
                 continue
             requested_at = boot_time()
             try:
-                self.wants_handover = self.lease.renew()
+                self.is_handover_requested = self.lease.renew()
                 self._expires_at = requested_at + self.lease.duration * (1 - CLOCK_DRIFT)
                 self.trouble = ""
             except NotLeader as error:
@@ -167,23 +167,23 @@ class Lead:
 
 
 class Candidate(Generic[Q]):
-    """A server that follows the journal as a standby until it can take the lead.
+    """A server that follows the journal as a standby until it can take leadership.
 
-    queue       the jobs that it has read, or serves.
+    queue       the jobs: read from the journal by a standby, served by a leader.
     clock       follows the database's clock, so that machines with different clocks agree on when a delay ends.
-    lead        None while this server is a standby.
+    leadership  None while this server is a standby.
     """
 
     def __init__(self, lease: LeaderLease, make: Callable[[Rows, Clock], Q], is_strict: bool) -> None:
         """*make* returns an empty queue."""
         self.queue: Q
         self.clock: Clock
-        self.lead: Lead | None = None
+        self.leadership: Leadership | None = None
         self.lease: LeaderLease = lease
         self._make: Callable[[Rows, Clock], Q] = make
         self._is_strict: bool = is_strict
         self._follower: Follower | None = None
-        self._standing: Standing | None = None
+        self._lease_state: LeaseState | None = None
         self._trouble: str = ""
         self._read_at: float | None = None
         self._reported_at: float = 0.0
@@ -195,63 +195,70 @@ class Candidate(Generic[Q]):
         self._has_garbage: bool = False
 
     @property
-    def links(self) -> list[DatabaseConnection]:
+    def connections(self) -> list[DatabaseConnection]:
         """Every connection to the database."""
-        links = [self.lease.connection, self.lease.background]
+        connections = [self.lease.connection, self.lease.background]
         if self._follower is not None:
-            links += [self._follower.connection, self.queue.rows.connection]
-        return links
+            connections += [self._follower.connection, self.queue.rows.connection]
+        return connections
 
     def status(self) -> ClusterStatus:
         """Return the status of this server."""
-        lease, standing, lead = self.lease, self._standing, self.lead
-        if lead is not None:
+        lease, state, leadership = self.lease, self._lease_state, self.leadership
+        if leadership is not None:
             return ClusterStatus(
-                True, lease.journal_name, lease.name, lease.name, lead.epoch, 0.0, lead.warning, lead.standbys
+                True,
+                lease.journal_name,
+                lease.name,
+                lease.name,
+                leadership.epoch,
+                0.0,
+                leadership.warning,
+                leadership.standbys,
             )
         return ClusterStatus(
             False,
             lease.journal_name,
             lease.name,
-            standing.leader if standing is not None and not standing.is_free else "",
-            standing.epoch if standing is not None else 0,
+            state.leader if state is not None and not state.is_free else "",
+            state.epoch if state is not None else 0,
             self._behind(),
             self._trouble or self._unanswered(),
         )
 
     def _unanswered(self) -> str:
-        """Return for how long the database has not answered; empty if not longer than UNANSWERED_AFTER."""
-        waits = max([link.waits for link in self.links if link is not self.lease.background])
+        """Return a message if the database has not answered for UNANSWERED_AFTER seconds; otherwise empty."""
+        waits = max([each.waits for each in self.connections if each is not self.lease.background])
         return f"PostgreSQL has not answered for {waits:.0f} s" if waits > UNANSWERED_AFTER else ""
 
-    def run(self, stopping: Event) -> Lead | None:
+    def run(self, stopping: Event) -> Leadership | None:
         """Follow until this server leads with all jobs in its broker; return None if *stopping* is set. Switches.
 
-        Raise StartError if the journal was written by a later version, and OSError if the database cannot be read in
-        the middle of a takeover, after which the process must execute its program again.
+        Raise StartError if the journal was written by a later version. Raise OSError if the database cannot be read
+        during a takeover; the process must then execute its program again.
         """
         self._is_stopping = stopping.is_set
         while not stopping.is_set():
             try:
-                lead = self._step()
+                leadership = self._step()
             except OSError as error:
-                if self.lead is not None:
+                if self.leadership is not None:
                     raise
                 self._note_trouble(str(error))
-            except LostTrack:
+            except PositionLost:
                 log.info("standby: segments were removed before they were read; reading the journal from the start")
                 self._begin()
             else:
-                if lead is not None:
-                    return lead
+                if leadership is not None:
+                    return leadership
             stopping.wait(POLL_INTERVAL)
         if self._follower is not None:
             with suppress(OSError):
-                run_in_thread(self.lease.leave)
+                run_in_thread(self.lease.remove_standby)
         return None
 
-    def _step(self) -> Lead | None:
-        """Read new batches, and take the lead if no server has it. Switches."""
+    def _step(self) -> Leadership | None:
+        """Read new batches, and take leadership if no server has it. Switches."""
         if self._follower is None:
             self.clock = steady_clock(run_in_thread(self.lease.open))
             if risk := run_in_thread(self.lease.risk):
@@ -260,37 +267,38 @@ class Candidate(Generic[Q]):
         self._read()
         assert self._follower is not None
         refuse_unfit(self._follower.recovery, is_strict=False)  # before it leads a journal that it cannot serve
-        self._standing = run_in_thread(self.lease.look)
+        self._lease_state = run_in_thread(self.lease.read_state)
         self._note_recovery()
-        if not self.may_lead(self._standing):
+        if not self.may_lead(self._lease_state):
             if not self._is_following:
-                log.info("standby: %s is active", self._standing.leader)
+                log.info("standby: %s is active", self._lease_state.leader)
                 gc.enable()  # the first read is complete: see gc_tuning.pause_gc
             self._is_following = True
             if time.monotonic() > self._reported_at + self.lease.heartbeat_interval and not self._reporter:
                 self._reported_at = time.monotonic()
-                self._reporter = gevent.spawn(self._report, lambda: self.lease.follow(self._behind() or 0.0))
+                self._reporter = gevent.spawn(self._report, lambda: self.lease.report_standby(self._behind() or 0.0))
             self.queue.prepare(self.status)
             return None
-        return self._take_over(self._standing)
+        return self._take_over(self._lease_state)
 
-    def may_lead(self, standing: Standing) -> bool:
-        """Return whether the lead is free, or its lease was not renewed for its whole length.
+    def may_lead(self, state: LeaseState) -> bool:
+        """Return whether this server may take leadership: no server has it, or the leader has let its lease run out.
 
-        The length is measured by this machine's clock: the database's may have been set back, or be another machine's.
+        The lease is timed by this machine's clock. The database's clock may have been set back, or the database may
+        have failed over to a machine with another clock.
         """
-        term = standing.epoch, standing.lease_until
+        term = state.epoch, state.lease_until
         if term != self._last_term:
-            self._last_term, self._lease_ends_at = term, time.monotonic() + standing.remaining + TAKEOVER_DELAY
-        return standing.is_free or standing.is_mine or time.monotonic() > self._lease_ends_at
+            self._last_term, self._lease_ends_at = term, time.monotonic() + state.remaining + TAKEOVER_DELAY
+        return state.is_free or state.is_mine or time.monotonic() > self._lease_ends_at
 
     def _report(self, report: Callable[[], None]) -> None:
-        """Call *report*, which tells other servers whether this one follows. A failure has no consequence. Switches."""
+        """Call *report*, which records in the database whether this server is a standby; ignore failures. Switches."""
         with suppress(OSError):
             run_in_thread(report)
 
     def _begin(self) -> None:
-        """Drop everything that was read, to read the journal from the start."""
+        """Drop everything that was read, so that the journal is read from the start."""
         if self._follower is not None:
             self._follower.connection.close()
             self.queue.broker.jobs.clear()  # jobs that refer to each other are not collected: see core.gc_untrack
@@ -325,35 +333,35 @@ class Candidate(Generic[Q]):
             for name in [name for name in tubes if name not in used and name != b"default"]:
                 del tubes[name]
 
-    def _take_over(self, standing: Standing) -> Lead | None:
-        """Take the lead, and read what the previous leader has added; None if *standing* is outdated. Switches."""
+    def _take_over(self, state: LeaseState) -> Leadership | None:
+        """Take leadership, and read what the previous leader has added; None if *state* is outdated. Switches."""
         taken_at = boot_time()
-        epoch = run_in_thread(self.lease.take, standing)
+        epoch = run_in_thread(self.lease.acquire, state)
         if epoch is None:
             return None
-        self.lead = Lead(self.lease, epoch, taken_at)
-        gevent.spawn(self._report, self.lease.leave)
+        self.leadership = Leadership(self.lease, epoch, taken_at)
+        gevent.spawn(self._report, self.lease.remove_standby)
         while True:
             try:
                 self._read()
                 assert self._follower is not None
                 run_in_thread(self._follower.finish, epoch)
                 break
-            except LostTrack:
+            except PositionLost:
                 self._begin()
             except DatabaseUnavailable:
                 if self._is_stopping():
                     raise
-                gevent.sleep(RETRY_INTERVAL)  # until the lease ends
+                gevent.sleep(DATABASE_RETRY_INTERVAL)  # until the lease ends
         queue, recovery = self.queue, self._follower.recovery
         for damage in recovery.damage:
             log.warning("journal: %s", damage)
         refuse_unfit(recovery, self._is_strict)
         queue.rows.begin(epoch)
-        go_on(recovery, queue.broker, queue.binlog, self.clock())
+        resume_from(recovery, queue.broker, queue.binlog, self.clock())
         queue.broker.restore(recovery.next_id)
         self._follower.connection.close()
-        return self.lead
+        return self.leadership
 
     def _behind(self) -> float | None:
         return None if self._read_at is None else time.monotonic() - self._read_at
@@ -370,31 +378,31 @@ class Candidate(Generic[Q]):
 
 
 class ProcessLifetime:
-    """The time from the start of the program to its end or its next execution: as a standby, then as the leader.
+    """One execution of the program, first as a standby and then as the leader, until it exits or is executed again.
 
     stopping    set when the server must stop, for whatever reason.
-    is_exiting  whether the process must exit; if not, it executes its program again.
-    on_drain    drains the server; set once there is one.
+    is_exiting  whether the process exits when it has stopped; if not, it executes its program again.
+    on_drain    drains the server; set when this server leads.
     """
 
     def __init__(self, candidate: Candidate[Any]) -> None:
         self.stopping: Event = Event()
         self.is_exiting: bool = False
-        self.on_drain: Callable[[], None] = _note_useless_drain
+        self.on_drain: Callable[[], None] = _log_ignored_drain
         self._candidate: Candidate[Any] = candidate
         self._inherited: list[int] = [os.dup(fd) for fd in _inherited_fds()]  # a server that stops closes the originals
 
     def stand_by(self) -> bool:
-        """Stand by until this server leads, and return True; return False if it must stop before. Switches."""
+        """Stand by until this server leads, and return True; return False if it must stop first. Switches."""
         gevent.spawn(self._watch)
         try:
-            lead = self._candidate.run(self.stopping)
+            leadership = self._candidate.run(self.stopping)
         except OSError as error:
             self._abort(str(error))
-        if lead is None:
+        if leadership is None:
             return False
         jobs = len(self._candidate.queue.broker.jobs)
-        log.info("active: epoch %d, %d jobs", lead.epoch, jobs)
+        log.info("active: epoch %d, %d jobs", leadership.epoch, jobs)
         return True
 
     def drain(self) -> None:
@@ -402,20 +410,20 @@ class ProcessLifetime:
         self.on_drain()
 
     def request_exit(self) -> None:
-        """Make the server stop in order, and the process exit. Does not switch."""
+        """Make the server stop gracefully, and then the process exit. Does not switch."""
         self.is_exiting = True
         self.stopping.set()
 
-    def release_lead(self) -> None:
-        """Give up the lead, after all changes are committed and all clients are disconnected. Switches."""
-        lead, lease = self._candidate.lead, self._candidate.lease
-        assert lead is not None
-        lead.stop()
-        self._candidate.lead = None
+    def release_leadership(self) -> None:
+        """Give up leadership, after all changes are committed and all clients are disconnected. Switches."""
+        leadership, lease = self._candidate.leadership, self._candidate.lease
+        assert leadership is not None
+        leadership.stop()
+        self._candidate.leadership = None
         try:
             run_in_thread(lease.release)
         except OSError as error:
-            log.warning("cannot release the lead: %s; a standby takes over when the lease ends", error)
+            log.warning("cannot release leadership: %s; a standby takes over when the lease ends", error)
 
     def execute_again(self) -> NoReturn:
         """Execute the program from the start, under the same process id: all connections and all state are dropped."""
@@ -424,28 +432,28 @@ class ProcessLifetime:
         for fd, kept in zip(_inherited_fds(), self._inherited, strict=True):
             os.dup2(kept, fd)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # pending until the new program handles them
-        # os.environ, since hide_secrets has overwritten the secrets in the process's own environment.
+        # Pass os.environ: hide_secrets has overwritten the secrets in the process's own environment.
         try:
-            environ = dict(os.environ) | {PREVIOUS_HOLDER: str(self._candidate.lease.me)}
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the very command
+            environ = dict(os.environ) | {PREVIOUS_HOLDER: str(self._candidate.lease.holder_id)}
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the same command
         except OSError as error:
             log.critical("cannot execute %s again: %s; the server exits", sys.executable, error.strerror)
             os._exit(EXIT_BINLOG)
 
     def _watch(self) -> NoReturn:
-        """Cut connections with overdue replies, notice the loss of the lead, and start a requested handover."""
+        """Cut connections with overdue replies, detect lost leadership, and start a requested handover."""
         while True:
             gevent.sleep(WATCH_INTERVAL)
-            lead = self._candidate.lead
-            is_leaving = self.is_exiting and lead is None
-            for link in self._candidate.links:
-                link.cut_if_late(EXIT_TIMEOUT if is_leaving else inf)
-            if lead is None:
+            leadership = self._candidate.leadership
+            is_leaving = self.is_exiting and leadership is None
+            for connection in self._candidate.connections:
+                connection.break_if_overdue(EXIT_TIMEOUT if is_leaving else inf)
+            if leadership is None:
                 continue
-            if reason := lead.why_lost() or self._candidate.queue.rows.lost:
+            if reason := leadership.why_lost() or self._candidate.queue.rows.lost:
                 self._abort(reason)
-            if lead.wants_handover and not self.stopping.is_set():
-                log.info("handing over: finishing commands and requests, then a standby takes the lead")
+            if leadership.is_handover_requested and not self.stopping.is_set():
+                log.info("handing over: finishing commands and requests, then a standby takes over")
                 self.stopping.set()
 
     def _abort(self, reason: str) -> NoReturn:
@@ -463,7 +471,7 @@ def _inherited_fds() -> range:
     return range(FIRST_INHERITED_FD, FIRST_INHERITED_FD + int(os.environ.get("LISTEN_FDS", "0") if is_ours else 0))
 
 
-def _note_useless_drain() -> None:
+def _log_ignored_drain() -> None:
     log.info("SIGUSR1 is ignored: a standby has nothing to drain")
 
 
@@ -478,7 +486,7 @@ def make_lease(options: Options, where: str) -> LeaderLease:
 
 
 def _server_name(where: str) -> str:
-    """Return the name that other servers show for a server that listens at *where*: with a host that they can reach."""
+    """Return the name of a server that listens at *where*: with the host name for a wildcard or a Unix socket."""
     host, _, port = where.rpartition(":")
     hostname = socket.gethostname()
     if host in ("0.0.0.0", "[::]"):  # noqa: S104
@@ -486,7 +494,7 @@ def _server_name(where: str) -> str:
     return f"{hostname}:{where}" if host == "unix" else where
 
 
-# The command
+# The `handover` command
 
 
 def hand_over(options: Options) -> int:
@@ -496,16 +504,17 @@ def hand_over(options: Options) -> int:
     """
     lease = make_lease(options, "handover")
     try:
-        if not lease.find() or (before := lease.look()).is_free:
+        if not lease.find() or (before := lease.read_state()).is_free:
             raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_BINLOG)
         if not any(standby.behind < options.lease_ns / SECOND for standby in lease.standbys()):
             raise StartError("handover: no standby is up to date, so none can take over", EXIT_BINLOG)
-        lease.ask_for_handover()
+        lease.request_handover()
         until = time.monotonic() + HANDOVER_TIMEOUT
-        while (now := lease.look()).is_handing_over or now.is_free:
+        while (now := lease.read_state()).is_handing_over or now.is_free:
             if time.monotonic() > until:
-                raise StartError(f"handover: {before.leader} has not handed over in {HANDOVER_TIMEOUT} s", EXIT_BINLOG)
-            time.sleep(RETRY_INTERVAL)
+                message = f"handover: {before.leader} has not handed over within {HANDOVER_TIMEOUT} s"
+                raise StartError(message, EXIT_BINLOG)
+            time.sleep(DATABASE_RETRY_INTERVAL)
     except OSError as error:
         raise StartError(f"handover: {error}", EXIT_BINLOG) from error
     finally:

@@ -1,4 +1,4 @@
-"""The status of a server in its cluster, as one value for every output. Pure."""
+"""The status of a server in its cluster, shared by the pages, /readyz and the metrics. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class ClusterStatus:
     journal     name of the journal.
     name        name of this server.
     leader      name of the active server; empty if none is known.
-    epoch       number of the current lead, raised by each takeover and each reconnection; 0 if unknown.
-    behind      seconds since a standby last read everything there was; None before the first time.
+    epoch       number of the current leadership, raised by each takeover and each reconnection; 0 if unknown.
+    behind      seconds since a standby had last read the whole journal; None if it never has.
     trouble     why the database does not answer; empty if it does.
     standbys    the standbys of an active server: name, and seconds behind.
     """

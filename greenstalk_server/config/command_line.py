@@ -1,10 +1,10 @@
 """The command line: converts arguments and an environment into a Command.
 
-A flag takes precedence over the environment, which takes precedence over the configuration file; of repeated flags the
-last one wins. Short flags and their grammar are beanstalkd's: `-VV`, `-p11300`, `-Vp 11300`; a value may begin with a
-dash.
+A flag takes precedence over the environment, which takes precedence over the configuration file. If a flag is repeated,
+the last one wins, except that the addresses of all -l flags are used. Short flags and their grammar are beanstalkd's:
+`-VV`, `-p11300`, `-Vp 11300`. A value may begin with a dash.
 
-The first argument may be `config`, `handover` or `journal` instead.
+Instead of a flag, the first argument may be a command: `config`, `handover` or `journal`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from greenstalk_server import __version__
+from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.config_file import read_config
 from greenstalk_server.config.definitions import DEFINITIONS, LARGEST_JOB_SIZE, Definition, Kind, defaults
 from greenstalk_server.config.options import PROGRAM, Options, UsageError
@@ -36,7 +36,7 @@ class Information:
 
 @dataclass(frozen=True, slots=True)
 class ShowConfig:
-    """`config`: print *options*, and what set each of them."""
+    """`config`: print *options* and where each of them was set."""
 
     options: Options
     is_json: bool
@@ -44,10 +44,10 @@ class ShowConfig:
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """`config --check`: test whether a start with *options* would succeed.
+    """`config --check`: test whether a server could start with *options*.
 
-    problems    the errors in the options themselves, in the order in which a start would find them.
-    options     None if they could not be read, so that nothing else can be tested.
+    problems    errors in the options themselves, in the order in which the server would find them at startup.
+    options     None if the options could not be read, so that nothing else can be tested.
     """
 
     options: Options | None
@@ -63,15 +63,17 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class JournalCheck:
-    """`journal check DIR`: report what the journal in *directory* holds, and damage."""
+    """`journal check DIR`: report the contents of the journal in *directory*, and any damage."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class JournalExport:
-    """`journal export`: write the journal in *directory*, or a database URL, to the file *target* or to stdout.
+    """`journal export`: write the contents of a journal to a file.
 
+    directory   directory of the journal, or URL of its database.
+    target      file to be written; None: stdout.
     is_quiet    `-q`: report damage only.
     """
 
@@ -82,7 +84,11 @@ class JournalExport:
 
 @dataclass(frozen=True, slots=True)
 class JournalImport:
-    """`journal import`: make a journal in *directory*, or a database URL, from the file *source* or stdin."""
+    """`journal import`: create a journal from an exported file.
+
+    directory   directory of the new journal, or URL of its database.
+    source      file to be read; None: stdin.
+    """
 
     directory: str
     source: str | None
@@ -94,9 +100,11 @@ Command: TypeAlias = (
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
-    """Parse *argv*, which lacks the program's name, and *environ*; raise UsageError at the first error.
+    """Parse *argv*, without the program's name, and *environ*; raise UsageError at the first error.
 
-    Arguments are read from left to right, as by beanstalkd: `-v` after a bad flag is not reached.
+    `config --check` does not raise; its CheckConfig has all errors.
+
+    Arguments are read from left to right, as in beanstalkd: `-v` after a bad flag is not reached.
     """
     match argv[:1]:
         case [word] if word == JOURNAL:
@@ -110,7 +118,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
         case [word] if word == HANDOVER:
             parsed = _parse_options(argv[1:], environ)
             if isinstance(parsed, Options) and parsed.journal is None:
-                raise UsageError(f"{HANDOVER}: --journal must be set, to name the journal of the servers")
+                raise UsageError(f"{HANDOVER}: set --journal to the database that the servers share")
             return Handover(parsed) if isinstance(parsed, Options) else parsed
     return _parse_options(argv, environ)
 
@@ -126,7 +134,7 @@ def usage() -> str:
             UNITS,
             "Options of beanstalkd:\n" + "".join(short),
             "Other options:\n" + "".join(long),
-            "Variables and keys of the configuration file; a flag beats a variable, a variable beats the file:\n"
+            "Environment variables and configuration file keys; flags override variables, which override the file:\n"
             + "".join(other),
             FOOTER,
         )
@@ -134,7 +142,7 @@ def usage() -> str:
 
 
 def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig | Information:
-    """Parse the arguments of `config --check`, and collect all errors instead of raising the first one."""
+    """Parse the arguments of `config --check`, and collect all errors instead of raising the first."""
     errors: list[UsageError] = []
     parser = _Parser(argv, errors.append)
     if (information := parser.read_arguments()) is not None:
@@ -200,32 +208,34 @@ Usage: {PROGRAM} [OPTIONS]
 A job queue that speaks the beanstalk protocol, as a replacement for beanstalkd: same port, same flags, same
 replies, and a dashboard in the same process.
 
-`config` prints the value of each option with these flags, this environment and this file, and where each
-value was set. `config --check` tests whether a server could start with them, as `nginx -t` does:
-addresses, certificates, password file, access rules, user and journal directory. It prints every problem,
-exits with the code of the start that would fail, and changes nothing; a server may be running there.
+`config` prints each option's value, as a server with the same OPTIONS, environment and configuration file
+would use it, and where the value was set. `config --check` tests whether that server could start, as
+`nginx -t` does: addresses, certificates, password file, access rules, user and journal directory. It
+prints every problem, and exits with the code with which the server would exit. It changes nothing; a server
+may be running.
 
-`handover` makes the active one of several servers with the same --journal hand over to a standby, for an
-upgrade; clients have to reconnect.
+`handover` makes the active server of the cluster hand over to a standby, for example before an upgrade;
+--journal names the database that the servers share. Clients have to reconnect.
 
-`journal check` reports what the journal directory DIR holds, and any damage; `journal export` writes it as
-JSON lines; with -q it reports damage only. Both change nothing, and a server may be running there.
-`journal import` makes a journal from such lines in DIR, which must be empty. URL is that of a --journal;
-GREENSTALK_JOURNAL_NAME is the name of the journal there.
+`journal check` reports the contents of the journal directory DIR, and any damage. `journal export` writes
+the contents as JSON lines; -q reports damage only. Both change nothing; a server may be running.
+`journal import` reads such lines, and creates a journal from them in DIR, which must be empty. URL is a
+database URL, as for --journal; GREENSTALK_JOURNAL_NAME names the journal in that database.
 """
 
 UNITS: Final = """\
-BYTES may have a unit, of which k is 1024: 64k, 10MB, 2GiB. MS and SECONDS may too: 50ms, 90s, 5m, 1h30m.
+BYTES may have a unit, as in 64k, 10MB or 2GiB (k is 1024). So may MS and SECONDS: 50ms, 90s, 5m, 1h30m.
 """
 
 FOOTER: Final = """\
-Signals: SIGTERM and SIGINT stop the server in order. SIGUSR1 drains it: put answers DRAINING, other
-commands work. SIGUSR2 switches the log to debug, and back. SIGHUP reloads the certificate, and stops the
-server if its terminal was closed.
-Started by a systemd socket unit, the server uses the sockets of the unit and ignores -l and -p.
+Signals: SIGTERM and SIGINT stop the server gracefully. SIGUSR1 drains it: put returns DRAINING, other
+commands work. SIGUSR2 switches the log to debug, and back. SIGHUP reloads the certificate, or stops the
+server if its stdin is a terminal.
+A server that is started by a systemd socket unit uses the sockets of the unit, and ignores -l and -p.
 Exit codes: 0 stopped, or command succeeded; 1 the journal to check, export or import is damaged; 5 usage;
-10 journal directory or database missing, locked, unreadable or refused, or no standby to hand over to;
-33 no such user; 34 no permission to become the user; 111 cannot listen.
+10 journal directory or database unusable (for example missing, locked, unreadable, written by a later
+version, or damaged with --strict-recovery), or no standby to hand over to; 33 no such user; 34 no
+permission to become the user; 111 cannot listen.
 
 Examples:
   greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080
@@ -244,7 +254,7 @@ class _Parser:
     __slots__ = ("_origins", "_report", "_rest", "_values", "_warnings")
 
     def __init__(self, argv: Sequence[str], report: Callable[[UsageError], None]) -> None:
-        """*report* is called with each error: it raises the error, or collects it, and parsing continues."""
+        """*report* is called with each error. It may raise the error; if it returns, parsing continues."""
         self._report: Callable[[UsageError], None] = report
         self._rest: Iterator[str] = iter(argv)
         self._values: dict[str, Any] = defaults()
@@ -252,7 +262,7 @@ class _Parser:
         self._warnings: list[str] = []
 
     def read_arguments(self) -> Information | None:
-        """Apply every flag up to the first -h or -v; return the text for that."""
+        """Apply every flag up to the first -h or -v; return the text that -h or -v prints, or None without them."""
         for argument in self._rest:
             try:
                 information = self._read_argument(argument)
@@ -290,7 +300,7 @@ class _Parser:
                 self._values[setting.row.field] = setting.value
 
     def options(self) -> Options:
-        """Return the options, after the checks that concern several of them."""
+        """Return the options; report contradictions between them, and add warnings."""
         if self._origins.get("journal") == DATABASE_URL and self._values["binlog_dir"] is not None:
             self._values["journal"] = None  # the variable may be meant for another program
             del self._origins["journal"]
@@ -334,7 +344,7 @@ class _Parser:
             case Kind.REMOVED:
                 self._warnings.append(f"{flag} has no effect: the journal is always compacted")
             case Kind.VERSION:
-                return Information(f"{PROGRAM} {__version__}\n")
+                return Information(f"{PROGRAM} {__version__} ({BUILD.name})\n")
             case Kind.HELP:
                 return Information(usage())
         return None
@@ -344,13 +354,16 @@ class _Parser:
             value = row.type.read(text)
         except ValueError as allowed:
             raise UsageError(f"{name} {quote_value(text)}: must be {allowed}", row.exit_code) from None
-        is_added = row.adds_up and row.field in self._origins
+        is_added = row.is_cumulative and row.field in self._origins
         self._values[row.field] = self._values[row.field] + value if is_added else value
         self._origins[row.field] = name
 
 
 def _find(flag: str, argument: str = "") -> Definition:
-    """Return the definition of *flag*, which is part of the bundle *argument* if any; raise UsageError if unknown."""
+    """Return the definition of *flag*; raise UsageError if it is unknown.
+
+    *argument* is the bundle that contains *flag*, if any; the message names both.
+    """
     if (row := _BY_FLAG.get(flag)) is not None:
         return row
     where = f" in {quote_value(argument)}" if len(argument) > 2 else ""
@@ -371,7 +384,7 @@ def _flag_entry(row: Definition) -> str:
 
 def _other_entry(row: Definition) -> str:
     text = f"as {row.flags[0]}" if row.flags else row.help
-    text += f" if it is {row.implies}" if row.kind is Kind.SWITCH else ""
+    text = f"{row.implies}: {text}" if row.kind is Kind.SWITCH else text
     return _entry(f"{row.variable:30} {row.key}", text, 51)
 
 

@@ -1,7 +1,7 @@
 """The configuration file: TOML with the keys of DEFINITIONS.
 
-Nothing in the file is ignored: an unknown key, a value of a wrong type and a duplicate key end the start with a message
-that has the line and what is allowed.
+Nothing in the file is ignored. With an unknown key, a value of the wrong type or a duplicate key the server does not
+start; the message gives the line and the allowed values.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from greenstalk_server.config.options import UsageError
 from greenstalk_server.config.text import quote, quote_value, without_password
 
 MAX_SIZE: Final = 65536
-"""Bytes of a file, so that a wrong file is not read for long."""
+"""Maximum bytes of a configuration file. The path may be wrong, and name a large file."""
 
 MAX_STATEMENT: Final = 500
-"""Lines of one statement, after which messages have no line numbers: the cost of parsing it is quadratic."""
+"""Maximum lines of one statement. Finding line numbers takes quadratic time, so it stops at a longer statement.
+Messages about its keys, and about all later keys, have no line number."""
 
 _BY_KEY: Final = {row.key: row for row in DEFINITIONS if row.key}
 _TABLES: Final = frozenset(key.rpartition(".")[0] for key in _BY_KEY) - {""}
@@ -41,12 +42,12 @@ class Setting:
 def read_config(path: str, source: str, report: Callable[[UsageError], None]) -> tuple[list[Setting], list[str]]:
     """Return the settings in the file *path*, and warnings; raise UsageError if it cannot be read as TOML.
 
-    *source* is the flag or variable that names the file. *report* is called with the error of each wrong key: it raises
-    the error, or collects it, and the key is left out.
+    *source* is the flag or variable that names the file. *report* is called with an error for each invalid key. It may
+    raise the error; if it returns, the key is skipped.
     """
     text, mode = _read(path, source)
     try:
-        table = tomllib.loads(text + "\n")  # else an error in the last line is reported "at end of document"
+        table = tomllib.loads(text + "\n")  # without the newline, an error in the last line is "at end of document"
     except ValueError as error:
         raise UsageError(f"{quote(path)}: {error}") from error
     except RecursionError:
@@ -84,7 +85,7 @@ def _read(path: str, source: str) -> tuple[str, int]:
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each key of *table* and of the known tables in it, as TABLE.KEY."""
+    """Yield each key of *table* and of the known tables in it, as TABLE.KEY, with its value."""
     for name, value in table.items():
         key = prefix + name
         if key in _TABLES and isinstance(value, dict):
@@ -96,7 +97,7 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, obj
 def _setting(key: str, value: object, where: str) -> Setting:
     """Return the setting of *key*; raise UsageError."""
     if key in _TABLES:
-        raise UsageError(f"{where}: {key}: must be a table: [{key}], and its keys below")
+        raise UsageError(f"{where}: {key}: must be a table: write [{key}], and its keys below it")
     row = _BY_KEY.get(key)
     if row is None:
         raise UsageError(f"{where}: unknown key {quote_value(key)}: {_hint(key)}")
@@ -113,7 +114,7 @@ def _setting(key: str, value: object, where: str) -> Setting:
 
 
 def _has_password(value: object) -> bool:
-    """Whether *value* is a database URL with a password."""
+    """Return whether *value* is a database URL with a password."""
     return isinstance(value, str) and without_password(value) != value
 
 
@@ -145,7 +146,7 @@ def _place(path: str, key: str, lines: dict[str, int]) -> str:
 def _line_numbers(text: str) -> dict[str, int]:
     """Return the line of each key in *text*, which is valid TOML.
 
-    tomllib reports no lines, so each statement is parsed by itself.
+    tomllib reports no lines, so each statement is parsed separately.
     """
     lines: dict[str, int] = {}
     prefix, statement, first = "", "", 1

@@ -1,4 +1,4 @@
-"""DEFINITIONS: the one place where each option is described.
+"""DEFINITIONS: the only description of each option.
 
 The command line, the environment, the configuration file, `--help`, `greenstalk-server config` and
 docs/configuration.md all read it.
@@ -51,7 +51,7 @@ class Kind(Enum):
     SWITCH = auto()
     """Takes no value; sets its field to the value of the text `implies`."""
     REMOVED = auto()
-    """Only logs a warning: an old beanstalkd had the flag."""
+    """Only logs a warning; older versions of beanstalkd had the flag."""
     VERSION = auto()
     HELP = auto()
 
@@ -60,16 +60,17 @@ class Kind(Enum):
 class Definition:
     """One option.
 
-    flags      the flags on the command line, without which the option has none.
+    flags      command-line flags; empty if the option has none.
     help       what the option does, for `--help` and docs/configuration.md.
     field      the field of Options that it sets, or `limits.` and a field of Limits; "" if none.
     variable   the environment variable that sets it; "" if none.
-    key        the key in the configuration file, after a dot if it is in a table; "" if none.
-    implies    the text that a switch stands for.
-    default    as text, in the flag's unit; with None the field is None, or another definition has the default.
-    exit_code  of a start with a value that is not allowed.
+    key        the key in the configuration file, as TABLE.KEY if it is in a table; "" if none.
+    implies    the value, as text, to which a switch sets its field.
+    default    the default value as text, in the flag's unit. If it is None, the field's default is None, or is in
+               another definition of the same field.
+    exit_code  the exit code of the server if the value is invalid.
     is_secret  whether the value must never be shown.
-    adds_up    whether the flag may be repeated, and each time adds to what its field has.
+    is_cumulative  whether a repeated flag appends its values to the field; otherwise the last one wins.
     """
 
     flags: tuple[str, ...]
@@ -84,7 +85,7 @@ class Definition:
     default: str | None = None
     exit_code: int = EXIT_USAGE
     is_secret: bool = False
-    adds_up: bool = False
+    is_cumulative: bool = False
 
 
 def defaults() -> dict[str, Any]:
@@ -97,7 +98,7 @@ def defaults() -> dict[str, Any]:
 DEFINITIONS: Final = (
     Definition(
         ("-b",),
-        "keep the journal in directory DIR, which must exist, and restore its jobs at the start",
+        "keep the journal in directory DIR, which must exist, and restore its jobs at startup",
         field="binlog_dir",
         metavar="DIR",
         variable="GREENSTALK_DATA_DIR",
@@ -135,8 +136,8 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--journal",),
-        "keep the journal in the PostgreSQL database at URL instead; of several servers, one is active and the others"
-        " stand by",
+        "keep the journal in the PostgreSQL database at URL instead of a directory; of the servers that share it,"
+        " one is active and the others stand by",
         field="journal",
         metavar="URL",
         variable="DATABASE_URL",
@@ -173,7 +174,7 @@ DEFINITIONS: Final = (
         key="listen",
         type=ADDRESSES,
         default="0.0.0.0",  # noqa: S104  beanstalkd's default
-        adds_up=True,
+        is_cumulative=True,
     ),
     Definition(
         ("-p",),
@@ -196,7 +197,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("-z",),
-        f"maximum size of a job body; more than {LARGEST_JOB_SIZE} is reduced to that, as by beanstalkd",
+        f"maximum size of a job body; BYTES above {LARGEST_JOB_SIZE} is reduced to that, as in beanstalkd",
         field="max_job_size",
         metavar="BYTES",
         variable="GREENSTALK_MAX_JOB_SIZE",
@@ -299,7 +300,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-bytes",),
-        "answer OUT_OF_MEMORY to puts that would bring the bodies of all jobs above BYTES",
+        "answer OUT_OF_MEMORY to puts that would raise the total size of all job bodies above BYTES",
         field="limits.bytes",
         metavar="BYTES",
         variable="GREENSTALK_MAX_BYTES",
@@ -309,8 +310,8 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--memory-limit",),
-        "keep the process within BYTES of memory: with -b, bodies that are needed last are kept on disk only; without"
-        " -b, or when everything else takes as much, puts are answered OUT_OF_MEMORY",
+        "keep the process within BYTES of memory: with -b, evict from memory the bodies that will be needed last (they"
+        " stay on disk); without -b, or when that does not free enough, answer OUT_OF_MEMORY to puts",
         field="memory_limit",
         metavar="BYTES",
         variable="GREENSTALK_MEMORY_LIMIT",
@@ -330,7 +331,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-tube-bytes",),
-        "answer OUT_OF_MEMORY to puts that would bring the bodies of the tube above BYTES",
+        "answer OUT_OF_MEMORY to puts that would raise the total size of job bodies in the tube above BYTES",
         field="limits.tube_bytes",
         metavar="BYTES",
         variable="GREENSTALK_MAX_TUBE_BYTES",
@@ -360,7 +361,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-rate",),
-        "serve at most N commands per second of one connection, and read it no faster",
+        "limit each connection to N commands per second, by reading it no faster",
         field="limits.rate",
         metavar="N",
         variable="GREENSTALK_MAX_RATE",
@@ -370,7 +371,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-output",),
-        "stop reading a connection while BYTES of replies to it wait for the disk",
+        "stop reading a connection while BYTES of its replies wait for the disk",
         field="limits.output",
         metavar="BYTES",
         variable="GREENSTALK_MAX_OUTPUT",
@@ -518,14 +519,14 @@ DEFINITIONS: Final = (
     ),
     Definition(
         (),
-        "file with the admin password in its first line, instead of the variable",
+        "file with the admin password on its first line, instead of the variable",
         field="web_password_file",
         variable="GREENSTALK_WEB_PASSWORD_FILE",
         key="web.password_file",
     ),
     Definition(
         (),
-        "viewer password of the dashboard; viewers may change nothing. Without an admin password nobody can",
+        "viewer password of the dashboard; viewers cannot change anything, and without an admin password nobody can",
         field="viewer_password",
         variable="GREENSTALK_WEB_VIEWER_PASSWORD",
         key="web.viewer_password",
@@ -552,7 +553,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         (),
-        "bearer token that /metrics requires, and that gives access to nothing else",
+        "bearer token for /metrics alone; with it, /metrics requires the token or the dashboard's password",
         field="metrics_token",
         variable="GREENSTALK_METRICS_TOKEN",
         key="web.metrics_token",

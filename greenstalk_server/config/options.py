@@ -1,7 +1,7 @@
 """The options in force, as one frozen `Options`.
 
-Knows nothing of sockets, disks or users: whether an address can be bound, a directory opened or a user become is found
-out by the module that does it.
+This module does no I/O. It does not check whether an address can be bound, a directory opened, or a user switched to:
+the modules that do these things check that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LIMITS: Final = "limits."
 
 
 class UsageError(StartError):
-    """An option is wrong; the message has its name, its value and what is allowed."""
+    """An option is invalid; the message has its name, its value and the allowed values."""
 
     def __init__(self, message: str, exit_code: int = EXIT_USAGE) -> None:
         super().__init__(message, exit_code)
@@ -34,35 +34,35 @@ class UsageError(StartError):
 class Options:
     """The options in force.
 
-    sync_interval_ns  minimum nanoseconds between two fsyncs; 0 is one at every write, None is never.
+    sync_interval_ns  minimum nanoseconds between two fsyncs; 0: fsync at every write; None: never.
     binlog_max_size   bytes of one journal file.
-    listen            host names or addresses, optionally with a port, or `unix:PATH`; the prefix `plain:` means no
-                      TLS although there is a certificate.
-    port, web_port    0 is any free port.
-    max_job_size      bytes of a body.
+    listen            host names or addresses, optionally with a port, or `unix:PATH`; the prefix `plain:` disables
+                      TLS even if there is a certificate.
+    port, web_port    0: any free port.
+    max_job_size      maximum bytes of a job body.
     log_level         one of LOG_LEVELS.
     log_format        one of LOG_FORMATS.
-    journal           URL of the PostgreSQL database that has the journal, instead of binlog_dir.
+    journal           URL of the PostgreSQL database that has the journal; binlog_dir is None then.
     journal_name      name of the journal in the database.
-    lease_ns          nanoseconds for which a leader leads without the database, before a standby may take over.
+    lease_ns          nanoseconds that a leader may lead without reaching the database; then a standby may take over.
     tls_cert, tls_key PEM files; without a key file the key is in the certificate's file.
     tls_client_ca     PEM file of the authorities that must have signed the certificates of clients.
     access            rules that say which clients may use which tubes; without rules, all clients may use all tubes.
     limits            limits on jobs, tubes and connections.
-    memory_limit      bytes of the process; 0 is no limit.
-    web_user          user name that goes with the admin password; None is any.
+    memory_limit      maximum bytes of memory of the process; 0: no limit.
+    web_user          user name that the admin password requires; None: any.
     web_password      admin password of the dashboard. Without any password, everyone who reaches the dashboard is an
                       admin.
     web_password_file file whose first line is the admin password.
     viewer_password   password of viewers, who may look at the dashboard and change nothing.
-    api_token         bearer token with which programs use the API as admins; the pages ask for passwords only.
+    api_token         bearer token with which programs use the API as admins; the pages accept only passwords.
     api_viewer_token  bearer token with which programs use the API as viewers.
     metrics_token     bearer token for `/metrics` only.
-    url_prefix        path of the dashboard, such as `/queue`; empty is none.
+    url_prefix        path of the dashboard, such as `/queue`; empty: the root.
     trusted_proxies   addresses whose X-Forwarded- headers are trusted.
     config_file       the configuration file, if any.
-    origins           what set each field: a flag, a variable, or FILE:LINE. Other fields have their defaults.
-    warnings          what the operator may not have meant.
+    origins           where each field was set: a flag, a variable, or FILE:LINE. Fields not in it have defaults.
+    warnings          messages about options that may be mistakes.
     """
 
     config_file: str | None
@@ -105,7 +105,7 @@ class Options:
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], origins: Mapping[str, str]) -> Self:
-        """Make the options of *values*, which has every field of DEFINITIONS."""
+        """Return the options with *values*, which has every field of DEFINITIONS."""
         own = {name: value for name, value in values.items() if not name.startswith(_LIMITS)}
         limits = {name.removeprefix(_LIMITS): values[name] for name in values.keys() - own.keys()}
         return cls(**own, limits=Limits(**limits), origins=origins, warnings=())
@@ -115,9 +115,9 @@ class Options:
         return attrgetter(field)(self)
 
     def label_of(self, field: str) -> str:
-        """Return the name by which the operator set *field*: `-p`, `PORT` or `FILE:LINE: web.port`.
+        """Return the name with which the operator set *field*: `--web-port`, `PORT` or `FILE:LINE: web.port`.
 
-        If nothing set it, return a name by which it can be set.
+        If the field has its default, return a name with which it can be set.
         """
         row = next(row for row in DEFINITIONS if row.field == field)
         origin = self.origins.get(field)

@@ -12,37 +12,38 @@ from greenstalk_server.config.text import quote
 
 DEFAULT: Final = "default"
 HIDDEN: Final = "(set)"
-"""Shown instead of a secret."""
+"""Text shown instead of a secret."""
 
 
-class Row(NamedTuple):
-    """One option: its key in the configuration file, its value as JSON, and what set it."""
+class ShownOption(NamedTuple):
+    """One option: its key in the configuration file, its value as JSON, and where it was set."""
 
     key: str
     value: object
     origin: str
 
 
-def rows(options: Options) -> Iterator[Row]:
-    """Yield a row for every option that has a key, in the order of DEFINITIONS."""
+def shown_options(options: Options) -> Iterator[ShownOption]:
+    """Yield every option that has a key, in the order of DEFINITIONS."""
     for row in DEFINITIONS:
         if row.key:
-            yield Row(row.key, _value(row, options), options.origins.get(row.field, DEFAULT))
+            yield ShownOption(row.key, _value(row, options), options.origins.get(row.field, DEFAULT))
 
 
 def as_table(options: Options) -> str:
-    """Return the rows as a table for people."""
-    lines = [("key", "value", "set by"), *[(row.key, _text(row.value), row.origin) for row in rows(options)]]
+    """Return the options as a table for people."""
+    lines = [("key", "value", "set by")]
+    lines += [(shown.key, _text(shown.value), shown.origin) for shown in shown_options(options)]
     key_width, value_width = (max(len(line[column]) for line in lines) for column in (0, 1))
     text = "".join([f"{key:{key_width}}  {value:{value_width}}  {origin}\n" for key, value, origin in lines])
     if options.config_file is not None:
-        text += f"\nconfiguration file: {quote(options.config_file)}, by {options.origins['config_file']}\n"
+        text += f"\nconfiguration file: {quote(options.config_file)} (set by {options.origins['config_file']})\n"
     return text
 
 
 def as_json(options: Options) -> str:
-    """Return the rows as one JSON object for programs."""
-    settings = {row.key: {"value": row.value, "origin": row.origin} for row in rows(options)}
+    """Return the options as one JSON object for programs."""
+    settings = {shown.key: {"value": shown.value, "origin": shown.origin} for shown in shown_options(options)}
     return json.dumps({"config_file": options.config_file, "settings": settings}, indent=2) + "\n"
 
 

@@ -6,18 +6,18 @@ import re
 from typing import Final
 
 MAX_QUOTED: Final = 60
-"""Characters of a value that a message shows."""
+"""Maximum characters of a value in a message."""
 
 _PASSWORD: Final = re.compile(
     r"(://[^:/@?]*:)(?:.*(?=@)|[^@&]*)|(:/[^:/@?]*:).*(?=@)"
     r"|([?&](?:ssl)?password=)[^&]*|((?:^|\s)password\s*=).*",
     re.DOTALL,
 )
-"""The password in a database URL, in a mistyped one that lacks a slash, or in a list of keywords and values."""
+"""The password in a database URL, in one that is mistyped with a single slash, or in a libpq `keyword=value` string."""
 
 
 def is_database_url(where: str) -> bool:
-    """Whether *where* is the URL of a database rather than a directory."""
+    """Return whether *where* is the URL of a database rather than a directory."""
     return where.startswith(("postgresql://", "postgres://"))
 
 
@@ -33,5 +33,5 @@ def quote_value(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Return *text* with quotes if its start or end would not be clear without them."""
+    """Return *text*, quoted and escaped if it is empty or contains spaces or unprintable characters."""
     return text if text.isprintable() and text and " " not in text else repr(text)

@@ -1,4 +1,4 @@
-"""The types of option values: how a text or a TOML value is parsed, and how messages describe what is allowed."""
+"""The types of option values: parse strings and TOML values, and describe the allowed values in messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEVER: Final = "never"
 """Accepted by -f instead of a number of milliseconds."""
 
 MILLISECOND: Final = 1_000_000
-"""Nanoseconds."""
+"""Nanoseconds in a millisecond."""
 
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_RATE: Final = 1_000_000
@@ -40,7 +40,7 @@ _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
 
 
 class Units(NamedTuple):
-    """The units that a value may have, as messages describe them."""
+    """Phrases for the units of a value, in messages about strings and about TOML values."""
 
     in_text: str
     in_toml: str
@@ -48,16 +48,17 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """The values of an option, and how they are written.
+    """The type of an option's value.
 
-    parse       converts a text to a value; raises ValueError for a text that is not allowed.
+    parse       converts a string to a value; raises ValueError for a string that is not allowed.
     accepts     describes what `parse` allows, in messages.
     toml_types  the types that the value may have in a configuration file.
-    units       the units that the text, or the TOML string, may have.
+    units       describes the units that the value may have.
     keyword     a word that is allowed instead of a number.
-    accepts_in_toml  describes what is allowed in a file, if *accepts* with or without quotes does not.
-    to_json     converts a value to JSON: what the configuration file would have.
-    from_toml   converts a TOML value that no text can express; its ValueError is the whole message.
+    accepts_in_toml  describes the values allowed in a configuration file. If it is empty, messages are composed of
+                     `accepts`, a note on quotes, `units` and `keyword`.
+    to_json     converts a value to JSON, as the configuration file would have it.
+    from_toml   converts a TOML value that has no string form; its ValueError has the complete message.
     """
 
     parse: Callable[[str], object]
@@ -70,7 +71,7 @@ class Type:
     from_toml: Callable[[Any], object] | None = None
 
     def read(self, text: str) -> object:
-        """Return the value of *text*; raise ValueError with what is allowed."""
+        """Return the value of *text*; raise ValueError with the allowed values."""
         try:
             return self.parse(text)
         except ValueError:
@@ -159,9 +160,9 @@ def _number(text: str, maximum: int | None = None) -> int:
 
 
 def _size(text: str, maximum: int | None = None) -> int:
-    """Return *text* in bytes: a decimal number, optionally with a unit, of which k is 1024."""
+    """Return *text* in bytes: a decimal number, optionally with a unit. The units are powers of 1024."""
     unit = _SIZE_UNIT.search(text)
-    assert unit is not None  # it also matches the empty string at the end
+    assert unit is not None  # the pattern also matches the empty string at the end
     size = _number(text[: unit.start()]) * _SIZES[unit[1].lower()]
     if maximum is not None and size > maximum:
         raise ValueError(text)
@@ -231,8 +232,8 @@ _TIME_UNITS: Final = Units(
 _NUMBER: Final = (int,)
 _NUMBER_OR_TEXT: Final = (int, str)
 
-TEXT: Final = Type(_text, "a text without NUL")
-SECRET: Final = Type(_not_empty, "a text of at least one character")
+TEXT: Final = Type(_text, "text without NUL characters")
+SECRET: Final = Type(_not_empty, "at least one character")
 NAME: Final = Type(_name, f"1 to {_MAX_NAME} printable characters")
 DIRECTORY: Final = Type(_directory, "the path of a directory")
 POSTGRESQL_URL: Final = Type(
@@ -299,6 +300,6 @@ RULES: Final = Type(
     "set in the configuration file",
     (list,),
     accepts_in_toml="tables, each headed [[access]]",
-    to_json=lambda rules: [rule.told() for rule in rules],
+    to_json=lambda rules: [rule.to_json() for rule in rules],
     from_toml=read_rules,
 )

@@ -1,4 +1,4 @@
-"""Checks that concern several options at once: contradictions, which end a start, and doubts, which are warnings."""
+"""Checks of several options together: contradictions raise UsageError, doubtful combinations are warnings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.text import quote_value, without_password
 
 DATABASE_URL: Final = "DATABASE_URL"
-"""The variable for --journal, which other programs use too."""
+"""The environment variable of --journal. Other programs use this variable too."""
 
 TOKENS: Final = ("api_token", "api_viewer_token", "metrics_token")
 
 
 def problems(options: Options) -> Iterator[UsageError]:
-    """Yield every contradiction among *options*."""
+    """Yield the contradictions among *options*: the first error of each check."""
     for check in (
         _refuse_two_journals,
         _refuse_tls_without_certificate,
@@ -33,7 +33,7 @@ def problems(options: Options) -> Iterator[UsageError]:
 
 
 def warnings(options: Options) -> Iterator[str]:
-    """Yield a message for each option that the operator may have meant differently."""
+    """Yield a message for each option that may be a mistake."""
     if options.max_job_size > LARGEST_JOB_SIZE:
         name = options.label_of("max_job_size")
         yield f"the maximum job size ({name}) was reduced to {LARGEST_JOB_SIZE}, the largest allowed"
@@ -89,7 +89,7 @@ def _refuse_bad_passwords(options: Options) -> None:
         raise UsageError(f"{name}: must not be set together with {other}")
     if options.web_user and not (options.web_password or options.web_password_file):
         name, other = options.label_of("web_user"), options.label_of("web_password")
-        raise UsageError(f"{name}: must not be set without {other}, which goes with it")
+        raise UsageError(f"{name}: must not be set without {other}")
     if options.web_user and ":" in options.web_user:
         raise UsageError(f"{options.label_of('web_user')}: must not contain a colon, which no browser can send")
     refuse_equal_passwords(options, options.web_password)
@@ -105,12 +105,12 @@ def _refuse_bad_tokens(options: Options) -> None:
         if not re.fullmatch(r"[!-~]+", token):
             raise UsageError(f"{name}: must be visible ASCII characters: no HTTP header can carry others")
         if token in names:
-            raise UsageError(f"{name}: must differ from {names[token]}, which gives other access")
+            raise UsageError(f"{name}: must differ from {names[token]}, which grants different access")
         names[token] = name
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether *host* certainly means this machine only, which a name other than localhost does not."""
+    """Return whether *host* is a loopback address or localhost; any other name may resolve to other addresses."""
     if host == "localhost":
         return True
     try:

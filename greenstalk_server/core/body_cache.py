@@ -1,7 +1,7 @@
 """Accounting of job bodies under a memory limit: which are in memory, and which are only on disk.
 
 With a journal, every body is also on disk. When jobs take almost as much memory as the limit, bodies are evicted (see
-Binlog.let_go), newest first, since those are needed last. They are read back when their jobs are reserved or shown.
+Binlog.evict), newest first, since those are needed last. They are read back when their jobs are reserved or shown.
 This module counts bodies, and reports when memory is short. Pure.
 """
 
@@ -37,21 +37,24 @@ class Bodies:
     on_disk         size of the bodies that are only on disk, bytes.
     jobs            number of jobs.
     held            number of jobs whose body is in memory.
-    can_let_go      there is a journal on disk from which bodies can be read back, so they can be evicted.
-    margin          eviction begins this many bytes below the limit, since it takes time.
+    can_evict       there is a journal on disk from which bodies can be read back, so they can be evicted.
+    margin          eviction begins this many bytes below the limit, since eviction takes time.
     is_exhausted    every body that can be evicted has been evicted, and memory is still short.
     back            jobs whose bodies were read back; these are evicted first.
-    ahead           jobs whose bodies were read ahead; these stay until the job is reserved, or `make_way` is called.
+    ahead           jobs whose bodies were read ahead; these stay until the job is reserved, or `release_ahead` is
+                    called.
     ahead_bytes     size of the bodies in `ahead`, bytes.
-    marks           ids of jobs whose reservation calls `read_ahead` with their tube.
+    marks           ids of jobs; when one of them is reserved, `read_ahead` is called with its tube.
     fetch           starts to read back the body of a job; later calls the given function with the body, or with None
                     if it is lost.
-    look            returns the bodies of jobs by id, without lost ones; bodies on disk stay there. Switches greenlets.
+    look            returns the bodies of jobs by id, without lost ones. Bodies that it reads from disk are not kept in
+                    memory. Switches greenlets.
+    read_ahead      schedules reading the bodies of the next jobs of a tube.
     """
 
-    def __init__(self, limit: int, can_let_go: bool) -> None:
+    def __init__(self, limit: int, can_evict: bool) -> None:
         self.limit: int = limit
-        self.can_let_go: bool = can_let_go
+        self.can_evict: bool = can_evict
         self.margin: int = limit // 16
         self.marks: set[int] = set()
         self.back: dict[Job, None] = {}
@@ -71,19 +74,19 @@ class Bodies:
         """Approximate memory that jobs take, bytes."""
         return self.in_memory + self.held * BODY_COST + self.jobs * JOB_COST
 
-    def are_short(self) -> bool:
+    def needs_eviction(self) -> bool:
         """Whether bodies have to be evicted: fewer than `margin` bytes are left below the limit."""
-        return self.can_let_go and self.taken > self.limit - self.margin
+        return self.can_evict and self.taken > self.limit - self.margin
 
     def has_room(self, size: int) -> bool:
         """Whether a job with a body of *size* bytes fits: now, or soon, since bodies can still be evicted."""
         needed = self.taken + size + JOB_COST + BODY_COST
         if needed <= self.limit:
             return True
-        return self.can_let_go and not self.is_exhausted and needed <= self.limit + (self.limit >> 2)
+        return self.can_evict and not self.is_exhausted and needed <= self.limit + (self.limit >> 2)
 
     def admit(self, size: int) -> bool:
-        """Like `has_room`, for the job that is added next. Clear `is_exhausted` if the job fits now."""
+        """Like `has_room`, for a job that is about to be added. Clear `is_exhausted` if the job fits now."""
         if self.taken + size + JOB_COST + BODY_COST <= self.limit:
             self.is_exhausted = False
             return True
@@ -103,7 +106,7 @@ class Bodies:
         self.marks.discard(job.id)
         self.back.pop(job, None)
         if job in self.ahead:
-            self._end_ahead(job)
+            self._remove_ahead(job)
         self.jobs -= 1
         if job.body is None:
             self.on_disk -= job.size
@@ -112,23 +115,30 @@ class Bodies:
             self.in_memory -= job.size
 
     def reserved(self, job: Job) -> None:
-        """Note that *job* is reserved, and read ahead if it is marked."""
+        """Handle the reservation of *job*.
+
+        If its body was read ahead, allow eviction of the body. If the job is marked, call `read_ahead`.
+        """
         if job in self.ahead:
-            self._end_ahead(job)
+            self._remove_ahead(job)
             self.back[job] = None
         if job.id in self.marks:
             self.marks.discard(job.id)
             self.read_ahead(job.tube)
 
-    def let_go(self, job: Job) -> None:
+    def evict(self, job: Job) -> None:
         """Evict the body of *job*, which is in memory and on disk."""
         job.body = None
         self.held -= 1
         self.in_memory -= job.size
         self.on_disk += job.size
 
-    def take_back(self, job: Job, body: bytes, *, is_ahead: bool) -> None:
-        """Keep *body*, which was read back, if *job* still lacks it; if *is_ahead*, until the job is reserved."""
+    def restore(self, job: Job, body: bytes, *, is_ahead: bool) -> None:
+        """Keep *body*, which was read back, unless *job* already has a body.
+
+        If *is_ahead* and the job is ready, the body stays until the job is reserved or `release_ahead` is called. Any
+        other body that was read back is evicted before bodies that were never evicted.
+        """
         if job.body is not None:
             return
         job.body = body
@@ -141,7 +151,7 @@ class Bodies:
         else:
             self.back[job] = None
 
-    def make_way(self, size: int) -> None:
+    def release_ahead(self, size: int) -> None:
         """Allow eviction of *size* bytes of read-ahead bodies, oldest first."""
         going = []
         for job in self.ahead:
@@ -150,10 +160,10 @@ class Bodies:
             going.append(job)
             size -= job.size
         for job in going:
-            self._end_ahead(job)
+            self._remove_ahead(job)
             self.back[job] = None
 
-    def _end_ahead(self, job: Job) -> None:
+    def _remove_ahead(self, job: Job) -> None:
         del self.ahead[job]
         self.ahead_bytes -= job.size
 

@@ -4,14 +4,15 @@ Pure: no socket, clock or disk. Every method that needs the time takes `now`, in
 which never decreases. A change that must survive a crash is passed to the journal before the method returns, and
 thus before the reply is sent.
 
-Invariants, which `check` verifies:
+Invariants; `check` verifies all but the first:
 
 - No method switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
 - Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.
 - Every counter equals the number of objects that it counts.
-- While a client waits, no tube that it watches has a ready job, unless the tube is paused, or a tick is due to
-  hand out the jobs that the last slice left.
-- A tube exists while it is used, watched, paused or holds a job; `default` always exists.
+- While a client waits, no tube that it watches has a ready job. There are two exceptions: the tube is paused, or one
+  slice could not hand out all ready jobs and a tick is due to hand out the rest.
+- A tube exists while it is used, watched or holds a job; then it is dropped together with its pause. `default` always
+  exists, and a paused tube that `restore` took over exists before its first use.
 - Every future deadline has an armed timer at or before it.
 
 The caller provides `Client.wake`, which ends a wait. All other notifications go to the subscribed listeners
@@ -72,7 +73,8 @@ class Broker(Transitions):
         """Take over the jobs and tubes that a journal has recovered, before any client connects.
 
         `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
-        `tubes` holds their tubes, and paused tubes, which exist at least until the pause ends.
+        `tubes` holds their tubes, and paused tubes. A paused tube without jobs exists until its pause ends, or until
+        its last client or job is gone.
         """
         self.next_id = max(self.next_id, next_id)
         numbers = (job_history.highest_client(job.events) for job in self.jobs.values() if job.events)
@@ -111,11 +113,11 @@ class Broker(Transitions):
     def disconnect(self, client: Client, now: int) -> None:
         """Remove *client*: end its wait, and requeue the jobs that it holds, in the order of their reservation.
 
-        This call handles one slice of its jobs and one of its watches; later ticks do the rest.
+        This call handles one slice of its jobs and one slice of its watches; later ticks do the rest.
         """
         self.cancel_wait(client)
         client.is_closed = True
-        client.wake = client.hang_up = _ignore_wake  # both refer to the connection, which refers to the client
+        client.wake = client.hang_up = _ignore_wake  # both refer to the connection, which refers back: a cycle
         del self.clients[client]
         self.producer_count -= client.is_producer
         self.worker_count -= client.is_worker
@@ -337,9 +339,9 @@ class Broker(Transitions):
     # Every client
 
     def kick(self, tube: Tube, state: int, bound: int, now: int) -> int:
-        """Make up to *bound* of the tube's jobs in *state*, BURIED or DELAYED, ready; return how many.
+        """Make ready up to *bound* jobs of *tube* that are in *state*, BURIED or DELAYED; return how many.
 
-        At most SLICE jobs: the caller repeats the call for the rest.
+        A call moves at most SLICE jobs; the caller repeats the call for the rest.
         """
         first = tube.first_buried if state == BURIED else tube.delayed.first
         for kicked in range(min(bound, SLICE)):
@@ -427,9 +429,9 @@ class Broker(Transitions):
         """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
 
         *tube* moves the job, which keeps its state. *delay* makes a ready or delayed job turn ready that many
-        nanoseconds from now, and has no effect on other jobs. A reserved job is changed only if *is_forced*: its holder
-        keeps the job, its deadline, and the body that it has received. The caller has to give *body* if the
-        job's body is on disk (see Bodies.look). With any outcome but DONE nothing has changed.
+        nanoseconds from now, and has no effect if the job is reserved or buried. A reserved job is changed only if
+        *is_forced*: its holder keeps the job, its deadline, and the body that it has received. The caller has to give
+        *body* if the job's body is on disk (see Bodies.look). With any outcome but DONE nothing has changed.
         """
         old = self.jobs.get(id)
         if old is None:
@@ -462,8 +464,8 @@ class Broker(Transitions):
         """Delete up to *bound* of the tube's jobs in *state*, READY, DELAYED or BURIED; return how many.
 
         Only jobs with ids below *below* are deleted: pass `next_id` as of the start of the clear to keep newer jobs.
-        At most SLICE jobs: the caller repeats the call for the rest. Also returns 0 if MAX_CLEAR_SCAN newer jobs
-        precede them.
+        A call deletes at most SLICE jobs; the caller repeats the call for the rest. A call looks at up to
+        MAX_CLEAR_SCAN jobs. It returns 0 if all of them are newer, even if older jobs follow them.
         """
         scanned = islice(tube.walk(state), MAX_CLEAR_SCAN)
         doomed = list(islice((job.id for job in scanned if job.id < below), min(bound, SLICE)))

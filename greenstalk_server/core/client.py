@@ -1,4 +1,4 @@
-"""A client: the broker's state for one connection: its tubes, its reserved jobs, and its wait.
+"""The broker's state for one client: its tubes, its reserved jobs, and its wait.
 
 Owns the order of its reserved jobs by deadline. Knows no socket: the broker calls `wake` to end a wait. Pure.
 """
@@ -31,13 +31,14 @@ class Client:
     connected_at    nanoseconds.
     used            tube that its puts go to.
     watched         tubes that its reserves take from, by name, in the order of watching.
-    tube_set        shared set of the watched tubes; None if they are few, or since a watch or ignore until a reserve.
+    tube_set        shared set of the watched tubes. None if they are few, if there are too many sets, and after a watch
+                    or ignore until the next reserve.
     reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
                     subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved a job by id.
     is_waiting      it is parked in a reserve.
-    is_http         it stands for one HTTP request and the jobs that the request reserved, not for a connection.
+    is_http         the client is one HTTP request and the jobs that it reserved, not a connection.
     is_closed       the broker has disconnected it.
     waiting_since   start of its last wait, nanoseconds.
     wait_number     sequence number of that wait: a client with a lower one has waited longer.

@@ -33,7 +33,10 @@ COUNTERS: Final = (
     "total_connections",
     "total_jobs",
 )
-"""The keys of "stats" that are counters, with `_` for `-`."""
+"""The keys of "stats" that are counters, with `_` for `-`.
+
+Each has a field in `protocol.stats.ServerStats`, and those that begin with cmd_ are the commands of `/metrics`.
+"""
 
 
 class Counters:
@@ -78,6 +81,7 @@ class ServerFacts:
     """Facts about a server that do not change while it runs, and functions that measure the process.
 
     id              16 hexadecimal digits, new at each start.
+    build           "compiled" or "pure Python": how the core runs.
     started_at      nanoseconds since the Unix epoch.
     rusage          returns the user and system CPU time of the process, seconds.
     memory          returns the resident and the private memory of the process in bytes, or None if unknown.
@@ -86,6 +90,7 @@ class ServerFacts:
     id: str
     pid: int
     version: str
+    build: str
     hostname: str
     os: str
     platform: str

@@ -1,4 +1,4 @@
-"""Assertions of every invariant of the broker, for tests.
+"""Assertions of the broker's invariants, for tests.
 
 They scan the whole state and run only in tests, so this module is not compiled.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from greenstalk_server.core import job_history
-from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, NO_KEY, READY, RESERVED, URGENT_BELOW
+from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def _check_places(broker: Transitions) -> None:
     for job in broker.jobs.values():
         if job.state == RESERVED:
             places[job.id] = places.get(job.id, 0) + 1
-            assert job.key == NO_KEY and job.holder is not None and job.holder.reserved[job.id] is job
+            assert job.holder is not None and job.holder.reserved[job.id] is job
             assert job.former_state in (0, BURIED, DELAYED)
-            timer_at = job.holder.timer_at  # of a closed client: when the next of its jobs is requeued
+            timer_at = job.holder.timer_at  # for a closed client, the time at which its next job is requeued
             is_left_to_next_start = broker.is_stopping and job.holder.is_closed
             assert is_left_to_next_start or (timer_at > 0 and (timer_at <= job.deadline or job.holder.is_closed))
         assert len(job.events) in job_history.SIZES
@@ -85,7 +85,6 @@ def _check_tube(broker: Transitions, tube: Tube, places: dict[int, int]) -> None
     for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
         for job in jobs:
             assert job.state == state and job.tube is tube and job.holder is None and not job.former_state
-            assert (job.key == NO_KEY) == (state == BURIED)
             places[job.id] = places.get(job.id, 0) + 1
     assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
     assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)

@@ -2,7 +2,7 @@
 
 Owns the fields of one job. Knows its tube and its holder only as references; the broker moves it. Pure.
 
-Times are integer nanoseconds: since the Unix epoch by the broker's clock, or lengths of time.
+Times are integer nanoseconds since the Unix epoch, by the broker's clock. Durations are integer nanoseconds too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ URGENT_BELOW: Final = 1024
 """A ready job with a priority below this counts as urgent (protocol.txt, "stats")."""
 
 ID_BITS: Final = 64
-NO_KEY: Final = -1
-IN_RUN: Final = 0
-"""Values of `Job.key` for a job that has no heap entry."""
 
 
 class ColdState:
@@ -79,13 +76,11 @@ class Job:
     Most jobs are only put, reserved and deleted, and a million may be waiting. So a job is small: fields that most
     jobs do not need are in `cold`, and properties read and write them under their own names.
 
-    id          1 to 2**64-1, increasing in the order of put headers, never reused.
+    id          1 to 2**64-1, never reused, increasing in the order in which the command lines of puts arrive.
     pri         0, the most urgent, to 2**32-1.
     ttr         time to run, whole seconds in nanoseconds, at least one second.
     body        without the CRLF that ends it on the wire; None while it is only on disk (see body_cache).
     size        size of the body in bytes.
-    key         its entry in a heap of its tube while it is delayed, or ready and not in a run; IN_RUN while it is in a
-                run; else NO_KEY.
     deadline    when a delayed job turns ready, or when the reservation of a reserved job times out. The same slot holds
                 `ready_since` of a ready job and `burial_number` of a buried one.
     holder      the client that reserved it, else None.
@@ -100,7 +95,6 @@ class Job:
         "deadline",
         "holder",
         "id",
-        "key",
         "pri",
         "reserved_at",
         "reserves",
@@ -120,7 +114,6 @@ class Job:
         self.ttr: int = ttr
         self.created_at: int = created_at
         self.state: int = READY
-        self.key: int = NO_KEY
         self.deadline: int = created_at
         self.holder: Client | None = None
         self.reserved_at: int = 0
@@ -132,7 +125,7 @@ class Job:
         untrack(self)
 
     def copy_with(self, tube: Tube, body: bytes) -> Job:
-        """Return a copy in *tube* and with *body*, to replace this job; it is in no queue, and in no journal."""
+        """Return a copy in *tube* and with *body*, to replace this job. The copy is in no queue, and in no journal."""
         copy = Job(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at)
         copy.state, copy.deadline, copy.holder = self.state, self.deadline, self.holder
         copy.reserves, copy.reserved_at, copy.events = self.reserves, self.reserved_at, self.events

@@ -71,7 +71,7 @@ def last(events: bytes) -> Event:
 
 
 def is_reserved(events: bytes) -> bool:
-    """Whether the last of *events* is a reservation, that is, one that has not ended."""
+    """Whether the last of *events* is RESERVED: the job's reservation has not ended."""
     return bool(events) and events[_LAST_KIND] == RESERVED
 
 
@@ -81,7 +81,7 @@ def highest_client(events: bytes) -> int:
 
 
 def unpack(events: bytes) -> list[Event]:
-    """Return the events, oldest first, without an incomplete one at the end and those of unknown kinds."""
+    """Return the events, oldest first; skip an incomplete event at the end, and events of unknown kinds."""
     whole = len(events) - len(events) % EVENT.size
     found = [Event(*fields) for fields in EVENT.iter_unpack(events[:whole])]
     return [event for event in found if 0 < event.kind < len(KINDS)]

@@ -19,11 +19,11 @@ class JournalStats:
     """Figures of the journal. The defaults are those of a server without one.
 
     is_on_disk      jobs survive the process.
-    is_full         the disk has no room to allocate a file ahead.
+    is_full         the disk had no room to allocate the next file before it is needed.
     files           number of files.
     bytes_on_disk   size of all files.
     bytes_recorded  size of the records in files in use.
-    bytes_live      size of those records that hold a job.
+    bytes_live      size of the newest full record of each job.
     synced_ago      seconds since the last time when all written records were known to be on disk; None if never.
     syncs           histogram of the syncs of files since the start: number of syncs by the bit length of their
                     duration in nanoseconds; sync_time is the sum of the durations.
@@ -51,7 +51,8 @@ class Journal(Protocol):
     No method blocks or switches greenlets: a journal collects records, and the committer writes them.
 
     promised    increases with every record that a reply has to wait for.
-    safe        the value of `promised` up to which all records are as durable as `-f` asks for.
+    safe        records made until `promised` reached this value are as durable as `-f` asks for. A reply that waits
+                for `promised` == n may leave when `safe` >= n.
     trouble     why puts are refused, or None.
     """
 
@@ -60,16 +61,23 @@ class Journal(Protocol):
     trouble: str | None
 
     def put(self, job: Job) -> bool:
-        """Record the new *job*; return False, having recorded nothing, if there is no room."""
+        """Record the new *job*; return False, having recorded nothing, if there is no room or writes fail."""
 
     def replace(self, old: Job, new: Job) -> bool:
-        """Record *new* in full, which replaces *old*; return False, having recorded nothing, if there is no room."""
+        """Record *new* in full, which replaces *old*.
+
+        Return False, having recorded nothing, if there is no room or writes fail.
+        """
 
     def update(self, job: Job) -> None:
         """Record the changed state, pri, delay, deadline and counts of *job*, and its last event."""
 
     def reserve(self, job: Job) -> None:
-        """Record that *job* was reserved. The reply waits for the record of the put, but not for this one."""
+        """Record that *job* was reserved.
+
+        The reply to the reserve waits until the put of *job* is durable. It waits for the record of the reserve only if
+        another server may take over the journal.
+        """
 
     def lapse(self, job: Job) -> None:
         """Record that the reservation of *job* ended without a command, as its last event says. No reply waits."""

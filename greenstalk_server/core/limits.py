@@ -59,7 +59,8 @@ class Limits:
     tubes                   tubes in existence.
     watched                 tubes that one connection watches.
     rate                    commands of one connection per second.
-    output                  bytes of replies to one connection that wait for the disk before reading from it pauses.
+    output                  bytes of replies to one connection that may wait for the disk; above this, the server pauses
+                            reading from the connection.
     idle_timeout            seconds without input on a connection that neither waits for a job nor holds one.
     command_timeout         seconds from the first byte of a command to its last.
     dead_peer_timeout       seconds without an acknowledgement of what TCP sent.
@@ -130,7 +131,7 @@ class JobQuotas:
         return 0
 
     def refuse_tube(self, tubes: int) -> int:
-        """Return why a tube may not be created while there are *tubes*, or 0 if it may."""
+        """Return why a tube may not be created, or 0 if it may; *tubes* is the number of tubes that exist."""
         limit = self._limits.tubes
         return Refusal.TUBES if limit and tubes >= limit else 0
 

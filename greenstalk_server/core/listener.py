@@ -29,7 +29,10 @@ class BrokerListener:
         """Save the counters of *tube*, which is no longer among the broker's tubes."""
 
     def on_reservation_timeout(self, client: Client, job: Job) -> None:
-        """Note that *client* has held *job* for longer than the job's ttr. The job is not yet ready again."""
+        """Handle the timeout of *client*'s reservation of *job*. The job is not yet ready again."""
 
     def on_limit_hit(self, limit: str, address: str, what: str) -> None:
-        """Note that *limit* refused or delayed the request *what* from *address*; *what* and *address* may be empty."""
+        """Handle a hit of *limit*: it refused or delayed the request *what* from *address*, or closed the connection.
+
+        *what* and *address* may be empty.
+        """

@@ -10,7 +10,7 @@ from typing import Final
 
 
 class WaitOutcome:
-    """The state of a wait, or how it ended if not with a job."""
+    """The state of a wait, or how it ended without a job."""
 
     WAITING: Final = 0
     TIMED_OUT: Final = 1
@@ -18,12 +18,12 @@ class WaitOutcome:
 
 
 class EditOutcome:
-    """How an edit of a job ended.
+    """The outcome of an edit of a job.
 
     DONE            the job is changed.
     NOT_FOUND       there is no such job.
     HELD            a client holds the job, and the edit is not forced.
-    NO_ROOM         the journal has no room for the new record.
+    NO_ROOM         the journal has no room for the new record, or its writes fail.
     BODY_ON_DISK    the body is not in memory, so the caller has to provide it.
     """
 
@@ -37,8 +37,8 @@ class EditOutcome:
 class Refusal:
     """Why the broker refuses a request. Every value is negative, so a result can be a count, an id, or a refusal.
 
-    MEMORY and JOURNAL mean that memory or the journal has no space left. The others are limits (see
-    greenstalk_server.core.limits).
+    MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. The others
+    are limits (see greenstalk_server.core.limits).
     """
 
     MEMORY: Final = -1

@@ -1,12 +1,11 @@
 """The ready jobs of one tube, smallest (pri, id) first, and which of them has been ready for longest.
 
 Most jobs turn ready in the order of their ids, at one of a few priorities. So there is a run for each priority: a list
-of chunks of jobs, to whose end a job is added if its id is above all others in the run. A run takes eight bytes per
-job, finds its first job at once, and keeps no dead entries. It is sorted both by id and by the time when jobs turned
-ready.
+of chunks of jobs. A job is appended to the run if its id is above all others in the run. A run takes eight bytes per
+job and finds its first job in constant time. It is sorted both by id and by the time when jobs turned ready.
 
-A job that does not fit in a run is out of order: it has returned behind jobs with higher ids, or there are too many
-priorities. Such jobs are in a heap, and in a `ReadyAges`. Pure.
+A job that does not fit in a run is out of order: the run already has a job with a higher id, or there are too many
+priorities. Such jobs are in two indexes, one by priority and one by the time when they turned ready. Pure.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import IN_RUN, NO_KEY, Job, deadline_of
-from greenstalk_server.core.job_heap import JobHeap
-from greenstalk_server.core.ready_ages import ReadyAges
+from greenstalk_server.core.job import Job, deadline_of
+from greenstalk_server.core.job_index import JobIndex
 
 MAX_RUNS: Final = 8
 """Maximum number of priorities that have a run. `first` looks at each run."""
@@ -32,23 +30,25 @@ class ReadyQueue:
 
     count   number of jobs.
 
-    Invariant: `_pris` is in increasing order; `_runs`, in the same order, and `_run_of` hold their runs.
+    Invariant: `_pris` has the priorities that have a run, in increasing order. `_runs` has their runs in the same
+    order, and `_run_of` maps each priority to its run.
     Invariant: no chunk is empty.
-    Invariant: the key of a job in a run is IN_RUN, and that of a job out of order is its entry in the heap.
+    Invariant: each job is either in the run of its priority, or out of order: in `_out_of_order`, whose ranks are
+    priorities, and in `_by_age`, whose ranks are the times when the jobs turned ready. Both are None until a job is out
+    of order.
     """
 
-    __slots__ = ("_ages", "_jobs", "_name", "_out_of_order", "_pris", "_run_of", "_runs", "count")
+    __slots__ = ("_by_age", "_jobs", "_out_of_order", "_pris", "_run_of", "_runs", "count")
 
-    def __init__(self, name: bytes, jobs: Mapping[int, Job]) -> None:
-        """*name* is the tube's, *jobs* the broker's table of every job by id."""
+    def __init__(self, jobs: Mapping[int, Job]) -> None:
+        """*jobs* is the broker's table of every job by id."""
         self.count: int = 0
-        self._name: bytes = name
         self._jobs: Mapping[int, Job] = jobs
         self._run_of: dict[int, list[list[Job]]] = {}
         self._pris: list[int] = []
         self._runs: list[list[list[Job]]] = []
-        self._out_of_order: JobHeap | None = None
-        self._ages: ReadyAges | None = None
+        self._out_of_order: JobIndex | None = None
+        self._by_age: JobIndex | None = None
 
     def add(self, job: Job) -> None:
         """Add the detached *job*, whose `ready_since` is set and must not decrease from call to call."""
@@ -71,7 +71,6 @@ class ReadyQueue:
             else:
                 untrack(last)
                 run.append([job])
-        job.key = IN_RUN
 
     def first(self) -> Job | None:
         """Return the job with the smallest (pri, id), or None."""
@@ -89,30 +88,26 @@ class ReadyQueue:
     def remove(self, job: Job) -> None:
         """Remove *job*; cheapest if it is the first."""
         self.count -= 1
-        if job.key != IN_RUN:
-            assert self._out_of_order is not None and self._ages is not None
-            self._out_of_order.remove(job)
-            self._ages.remove(job)
-            return
-        job.key = NO_KEY
-        run = self._run_of[job.pri]
-        at, chunk = 0, run[0]
-        if chunk[0] is job:
+        run = self._run_of.get(job.pri)
+        if run and run[0][0] is job:
+            at, chunk = 0, run[0]
             del chunk[0]
+        elif self._remove_out_of_order(job):
+            return
         else:
+            assert run
             at = bisect_right(run, job.id, key=_first_id) - 1
             chunk = run[at]
-            del chunk[bisect_left(chunk, job.id, key=_id)]
+            place = bisect_left(chunk, job.id, key=_id)
+            assert chunk[place] is job
+            del chunk[place]
         if not chunk:
             del run[at]
 
     def oldest(self) -> Job | None:
-        """Return the job that has been ready for longest, or None.
-
-        A job out of order is left out if too many dead entries precede it (see ReadyAges.oldest).
-        """
+        """Return the job that has been ready for longest, or None."""
         found = [run[0][0] for run in self._runs if run]
-        other = self._ages.oldest() if self._ages is not None else None
+        other = self._by_age.first() if self._by_age is not None else None
         if other is not None:
             found.append(other)
         return min(found, key=deadline_of, default=None)
@@ -133,33 +128,29 @@ class ReadyQueue:
             other = next(out_of_order, None)
 
     def ids(self) -> list[int]:
-        """Return the ids of its jobs, in no order, and of some jobs that were removed."""
+        """Return the ids of its jobs, in no order."""
         ids = [job.id for run in self._runs for chunk in run for job in chunk]
         return ids + self._out_of_order.ids() if self._out_of_order is not None else ids
 
-    @property
-    def size(self) -> int:
-        """Number of ids that `ids` returns."""
-        heap = self._out_of_order
-        return self.count if heap is None else self.count + heap.size - heap.count
-
     def check(self, jobs: list[Job]) -> None:
-        """Assert that the queue holds *jobs* and is within its bounds. O(everything): for tests."""
+        """Assert that the queue has *jobs*, in this order, and that its invariants hold. O(everything): for tests."""
         assert self.count == len(jobs)
         assert len(self._pris) == len(self._runs) <= MAX_RUNS and self._pris == sorted(self._run_of)
-        in_runs = 0
+        in_runs = set[Job]()
         for pri, run in zip(self._pris, self._runs, strict=True):
             assert run is self._run_of[pri] and all(0 < len(chunk) <= MAX_CHUNK for chunk in run)
             in_run = [job for chunk in run for job in chunk]
-            assert all(job.key == IN_RUN and job.pri == pri for job in in_run)
+            assert all(job.pri == pri for job in in_run)
             assert [job.id for job in in_run] == sorted({job.id for job in in_run})
             assert [job.deadline for job in in_run] == sorted(job.deadline for job in in_run)
-            in_runs += len(in_run)
-        out_of_order = [job for job in jobs if job.key != IN_RUN]
-        assert in_runs + len(out_of_order) == self.count
-        if self._out_of_order is not None and self._ages is not None:
+            in_runs.update(in_run)
+        out_of_order = [job for job in jobs if job not in in_runs]
+        assert len(in_runs) + len(out_of_order) == self.count
+        if self._out_of_order is not None and self._by_age is not None:
             self._out_of_order.check(out_of_order)
-            self._ages.check(out_of_order)
+            self._by_age.check(sorted(out_of_order, key=lambda job: (job.ready_since, job.id)))
+        else:
+            assert not out_of_order
 
     def _create_run(self, pri: int) -> list[list[Job]] | None:
         """Create a run for *pri*, in place of an empty run if there are MAX_RUNS; return None if none is empty."""
@@ -176,11 +167,18 @@ class ReadyQueue:
         return run
 
     def _add_out_of_order(self, job: Job) -> None:
-        if self._out_of_order is None or self._ages is None:
-            self._out_of_order = JobHeap(self._name, self._jobs)
-            self._ages = ReadyAges(self._name, self._out_of_order, self._jobs)
-        self._out_of_order.push(job, job.pri)
-        self._ages.add(job)
+        if self._out_of_order is None or self._by_age is None:
+            self._out_of_order, self._by_age = JobIndex(self._jobs), JobIndex(self._jobs)
+        self._out_of_order.add(job, job.pri)
+        self._by_age.add(job, job.deadline)
+
+    def _remove_out_of_order(self, job: Job) -> bool:
+        """Remove *job* from the jobs out of order; return False if it is not one of them."""
+        if self._out_of_order is None or self._by_age is None or not self._out_of_order.remove(job, job.pri):
+            return False
+        is_removed = self._by_age.remove(job, job.deadline)
+        assert is_removed
+        return True
 
 
 def is_before(one: Job, other: Job) -> bool:

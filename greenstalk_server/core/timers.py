@@ -10,8 +10,9 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
-SLACK: Final = 64
-"""Dead entries that are tolerated in addition to one per armed target."""
+SWEEP_SLACK: Final = 64
+"""A heap is swept when it has more than 2 * n + SWEEP_SLACK entries, where n is the number of armed targets in
+`Timers`, and of keys in a `TubeSet`."""
 
 
 class Target(Protocol):
@@ -23,11 +24,12 @@ class Target(Protocol):
 class Timers:
     """Armed targets, soonest first.
 
-    An entry holds the id() of its target, not a reference, so it does not keep the target alive. A target that is armed
-    for an earlier time, or disarmed, leaves a dead entry: its target is not armed, or armed for another time. If a new
-    target gets the same id() and the same time, the dead entry duplicates a live one, which is harmless.
+    An entry holds the id() of its target, not a reference, so it does not keep the target alive. Arming a target
+    again for an earlier time, or disarming it, leaves a dead entry: its target is armed for another time, or not at
+    all. If a new target gets the same id() and the same time, the dead entry duplicates a live one, which is harmless.
 
-    Invariant: there are at most twice as many entries as armed targets, plus SLACK.
+    `disarm`, and `arm` for a target that is armed already, sweep the dead entries when there are more than
+    2 * len(_armed) + SWEEP_SLACK entries.
     """
 
     __slots__ = ("_armed", "_entries", "_serial")
@@ -44,7 +46,7 @@ class Timers:
             return False
         if not at:
             self._armed[id(target)] = target
-        elif len(self._entries) > 2 * len(self._armed) + SLACK:
+        elif len(self._entries) > 2 * len(self._armed) + SWEEP_SLACK:
             self._sweep()
         target.timer_at = when
         self._serial += 1
@@ -56,7 +58,7 @@ class Timers:
         if target.timer_at:
             target.timer_at = 0
             del self._armed[id(target)]
-            if len(self._entries) > 2 * len(self._armed) + SLACK:
+            if len(self._entries) > 2 * len(self._armed) + SWEEP_SLACK:
                 self._sweep()
 
     def pop_due(self, now: int) -> Target | None:

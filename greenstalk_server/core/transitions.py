@@ -1,7 +1,7 @@
 """The state of the queue, and the transitions of jobs, waits and tubes that the broker's operations consist of.
 
 `Broker` inherits from `Transitions` and adds one method for each operation. It is a base class, not a
-member, since method calls on self are the cheapest, compiled and interpreted.
+member, since calls of methods of self are the cheapest, whether the code is compiled or interpreted.
 
 A job is *detached* between two moves: it is in no place of its tube, and no client holds it.
 """
@@ -36,7 +36,10 @@ SLICE: Final = 256
 """Maximum number of jobs that one tick, kick, clear or disconnect moves: about a millisecond of work."""
 
 MAX_RECENT_WORKERS: Final = 10_000
-"""Disconnected workers whose addresses are kept, since the events of jobs name them by number."""
+"""Maximum number of disconnected workers whose addresses are kept.
+
+The events of a job contain only a worker's number, so the dashboard looks up the address in `recent_workers`.
+"""
 
 
 class Transitions:
@@ -48,7 +51,8 @@ class Transitions:
     totals          number of jobs by state.
     tube_sets       sets of many tubes that some client watches and has reserved from.
     clients         every connected client.
-    closing_clients disconnected clients whose jobs or watches later ticks (during a stop: the next start) will end.
+    closing_clients disconnected clients that still have jobs or watches. Later ticks requeue the jobs and end the
+                    watches. While the server stops, both stay, and the next start requeues the jobs.
     recent_workers  addresses of the workers that disconnected last, by client number.
     bodies          which bodies are in memory; None if all are.
     is_draining     puts are refused.
@@ -93,7 +97,7 @@ class Transitions:
         self.default_tube: Tube = self.tube(DEFAULT_TUBE)
 
     def check(self) -> None:
-        """Assert every invariant in the docstring of `Broker`'s module. O(everything): for tests."""
+        """Assert the invariants in the docstring of `Broker`'s module, but the first. O(everything): for tests."""
         from greenstalk_server.core import invariants  # noqa: PLC0415  only tests need it
 
         invariants.check(self)
@@ -101,7 +105,10 @@ class Transitions:
     # Tubes
 
     def tube(self, name: bytes) -> Tube:
-        """Return the tube *name*, created if it does not exist. The caller gives it a job, a user or a pause."""
+        """Return the tube *name*, created if it does not exist.
+
+        The caller must then give it a job, a pause, or a client that uses or watches it, or call `_drop_if_unneeded`.
+        """
         tube = self.tubes.get(name)
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
@@ -173,7 +180,7 @@ class Transitions:
         waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.paused_until <= now else None
         if waiter is None:
             tube.add_ready(job)
-        elif tube.ready.count:  # a pause has ended, and no tick has followed, or one slice was not enough
+        elif tube.ready.count:  # a pause has just ended and no tick has run, or one slice could not hand out all jobs
             tube.add_ready(job)
             self._hand_out(tube, now)
         else:
@@ -267,9 +274,9 @@ class Transitions:
         self.journal.update(job)
 
     def _close_some(self, client: Client, limit: int, now: int) -> None:
-        """Requeue up to *limit* jobs of the closed *client*, and end up to *limit* of its watches.
+        """Requeue up to *limit* jobs of the closed *client*, and remove up to *limit* of its watches.
 
-        The next ticks do the rest. While the server stops, the client keeps both.
+        The next ticks do the rest. While the server stops, the client keeps its jobs and watches.
         """
         if self.is_stopping:
             self.closing_clients[client] = None
@@ -294,16 +301,19 @@ class Transitions:
     # Edits
 
     def _set_delay(self, job: Job, delay: int | None, now: int) -> None:
-        """Set when the detached *job* turns ready: *delay* from *now*, if it is to be ready or delayed."""
+        """Make the detached *job*, if it is ready or delayed, turn ready *delay* nanoseconds from *now*.
+
+        If *delay* is None, a delayed job keeps its deadline.
+        """
         if delay is not None and job.state in (READY, DELAYED):
             job.delay = delay
             job.state = DELAYED if delay else READY
             job.deadline = now + delay
         elif job.state == READY:
-            job.ready_since = now  # the queue of ready jobs needs an arrival no earlier than the last one
+            job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
 
     def _replace(self, old: Job, new: Job, now: int) -> None:
-        """Put *new* in the place of *old*, or in the place that its own state, tube and rank determine."""
+        """Replace *old* by *new*, which keeps the place if it is reserved, or buried in the same tube."""
         self.jobs.set(new)
         if self.bodies is not None:
             self.bodies.remove(old)

@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, READY, URGENT_BELOW, Job
-from greenstalk_server.core.job_heap import JobHeap
+from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
+from greenstalk_server.core.job_index import JobIndex
 from greenstalk_server.core.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
 
 
 class Totals:
-    """Number of jobs in all tubes by state. All other jobs are ready; `urgent` counts the urgent ones among those."""
+    """Number of reserved, delayed and buried jobs of all tubes; the remaining jobs are ready.
+
+    urgent  number of ready jobs that are urgent.
+    """
 
     __slots__ = ("buried", "delayed", "reserved", "urgent")
 
@@ -58,9 +61,10 @@ class Tube:
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.
-    waits, runs     histograms of how long jobs were ready until they were reserved, and reserved until they were
-                    deleted, released or buried: number of jobs by the bit length of that time in nanoseconds.
-    wait_time, run_time   the sums of those times, nanoseconds.
+    waits           histogram of how long jobs were ready until they were reserved: number of jobs by the bit length of
+                    that time in nanoseconds.
+    runs            the same for how long jobs were reserved until they were deleted, released or buried.
+    wait_time, run_time   the sums of the times in `waits` and in `runs`, nanoseconds.
     """
 
     __slots__ = (
@@ -99,8 +103,8 @@ class Tube:
         self.name: bytes = name
         self.name_chunk: NameChunk | None = None
         self.totals: Totals = totals if totals is not None else Totals()
-        self.ready: ReadyQueue = ReadyQueue(name, jobs)
-        self.delayed: JobHeap = JobHeap(name, jobs)
+        self.ready: ReadyQueue = ReadyQueue(jobs)
+        self.delayed: JobIndex = JobIndex(jobs)
         self.buried: OrderedDict[int, Job] = OrderedDict()
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self.reserved_count: int = 0
@@ -142,7 +146,7 @@ class Tube:
     def add_delayed(self, job: Job) -> None:
         """Add the detached *job* to the delayed jobs, until its deadline."""
         job.state = DELAYED
-        self.delayed.push(job, job.deadline)
+        self.delayed.add(job, job.deadline)
         self.totals.delayed += 1
 
     def add_buried(self, job: Job) -> None:
@@ -156,10 +160,11 @@ class Tube:
         if job.state == READY:
             self.remove_ready(job)
         elif job.state == DELAYED:
-            self.delayed.remove(job)
+            is_removed = self.delayed.remove(job, job.deadline)
+            assert is_removed
             self.totals.delayed -= 1
         else:
-            assert job.state == BURIED and job.key == NO_KEY
+            assert job.state == BURIED
             del self.buried[job.id]
             self.totals.buried -= 1
 

@@ -12,6 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.job import ID_BITS, READY, Job
+from greenstalk_server.core.timers import SWEEP_SLACK
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
@@ -23,9 +24,6 @@ MANY_TUBES: Final = 17
 MAX_TUBE_SETS: Final = 16
 """Maximum number of sets, since each put notifies the sets of its tube. Clients that get no set look at each tube."""
 
-SLACK: Final = 64
-"""Dead entries that are tolerated in addition to one per tube."""
-
 
 class TubeSet:
     """The tubes that some clients watch.
@@ -33,11 +31,11 @@ class TubeSet:
     users   number of clients that watch exactly these tubes.
     waiters those of them that are parked in a reserve, longest waiting first.
 
-    An entry is the key of a job, pri << 64 | id, a unique serial number, and the job's tube. It is live while its key
-    equals `_keys[tube]`.
+    An entry has three members: the key of a job (pri << 64 | id), a unique serial number, and the job's tube. It is
+    live while its key equals `_keys[tube]`.
 
     Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_paused`.
-    Invariant: after `note` there are at most 2 * keys + SLACK entries.
+    Invariant: after `note` has added an entry, there are at most 2 * len(_keys) + SWEEP_SLACK entries.
     """
 
     __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users", "waiters")
@@ -62,13 +60,13 @@ class TubeSet:
             tube.tube_sets.remove(self)
 
     def note(self, job: Job) -> None:
-        """Note *job*, which is ready in one of the tubes, and perhaps the first one there."""
+        """Add an entry for *job*, which is ready in one of the tubes, unless the tube's key is as small already."""
         key, tube = job.pri << ID_BITS | job.id, job.tube
         before = self._keys.get(tube)
         if before is None or key < before:
             self._keys[tube] = key
             self._push(key, tube)
-            if len(self._entries) > 2 * len(self._keys) + SLACK:
+            if len(self._entries) > 2 * len(self._keys) + SWEEP_SLACK:
                 self._sweep()
 
     def first(self, now: int) -> Job | None:
@@ -105,7 +103,7 @@ class TubeSet:
                 assert first.state == READY and self._keys[tube] <= first.pri << ID_BITS | first.id
 
     def _resume_paused(self, now: int) -> None:
-        """Note the first jobs of tubes whose pause has ended."""
+        """Add entries for the first jobs of tubes whose pause has ended."""
         for tube in [tube for tube in self._paused if tube.paused_until <= now]:
             self._paused.discard(tube)
             job = tube.ready.first()
@@ -113,7 +111,10 @@ class TubeSet:
                 self.note(job)
 
     def _sweep(self) -> None:
-        """Keep one entry for each tube. A tube has several live entries if its first job was removed and returned."""
+        """Keep one entry for each tube.
+
+        A tube has several live entries if a smaller key replaced its key, and the old key was then added again.
+        """
         live = {tube: (key, serial, tube) for key, serial, tube in self._entries if self._keys.get(tube) == key}
         self._entries = list(live.values())
         heapify(self._entries)

@@ -26,21 +26,21 @@ from greenstalk_server.core.tube import Tube, is_tube_name
 FORMAT: Final = "greenstalk journal"
 VERSION: Final = 1
 
-NO_HEAD: Final = f"not the first line of a {FORMAT} archive, which `journal export` writes"
+NOT_AN_ARCHIVE: Final = f"not the first line of a {FORMAT} archive, which `journal export` writes"
 
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
-_ID: Final = 2**62
+_MAX_ID: Final = 2**62
 """Maximum id, and maximum burial number. No server reaches it; higher numbers are left for new jobs and burials."""
 
-_LONGEST: Final = _U32 * SECOND
+_MAX_DURATION: Final = _U32 * SECOND
 """Maximum delay or ttr that a client can request, nanoseconds."""
 
 _JOB_NUMBERS: Final = {
-    "id": (1, _ID),
+    "id": (1, _MAX_ID),
     "pri": (0, _U32),
-    "delay": (0, _LONGEST),
-    "ttr": (SECOND, _LONGEST),
+    "delay": (0, _MAX_DURATION),
+    "ttr": (SECOND, _MAX_DURATION),
     "created_at": (0, _U64),
     "deadline": (0, _U64),
     "reserves": (0, _U32),
@@ -54,7 +54,7 @@ _JOB_NUMBERS: Final = {
 _HEAD_KEYS: Final = frozenset(("type", "format", "version", "server", "exported_at", "next_id"))
 _PAUSE_KEYS: Final = frozenset(("type", "tube", "until", "length"))
 _JOB_KEYS: Final = frozenset(("type", "tube", "state", *_JOB_NUMBERS, "encoding", "body"))
-_EVENTS: Final = frozenset(("events",))
+_OPTIONAL_JOB_KEYS: Final = frozenset(("events",))
 _END_KEYS: Final = frozenset(("type", "pauses", "jobs", "sha256"))
 
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
@@ -125,13 +125,13 @@ class Reader:
         """Read the first line; return the next job id."""
         line = self._next()
         if line.get("type") != "head" or line.get("format") != FORMAT:
-            raise BadLine(NO_HEAD)
+            raise BadLine(NOT_AN_ARCHIVE)
         if line.get("version") != VERSION:
-            raise BadLine(f"archive version {_cut(line.get('version'))}, but this server reads {VERSION}")
+            raise BadLine(f"archive version {_excerpt(line.get('version'))}, but this server reads {VERSION}")
         _expect(line, _HEAD_KEYS)
-        return _number(line, "next_id", 1, _ID)
+        return _number(line, "next_id", 1, _MAX_ID)
 
-    def rest(self, next_id: int) -> Iterator[Pause | Job]:
+    def entries(self, next_id: int) -> Iterator[Pause | Job]:
         """Yield pauses, then jobs; return at the end of a complete archive with the right checksum."""
         pauses = jobs = last_id = 0
         while True:
@@ -158,7 +158,7 @@ class Reader:
         self.number += 1
         line = next(self._lines, b"")
         if not line.endswith(b"\n"):
-            raise BadLine("unexpected end of the archive: it is truncated" if self.number > 1 else NO_HEAD)
+            raise BadLine("unexpected end of the archive: it is truncated" if self.number > 1 else NOT_AN_ARCHIVE)
         self._checksum.update(line)
         try:
             value = json.loads(line)
@@ -171,7 +171,7 @@ class Reader:
     def _end(self, line: dict[str, Any], found: Count, checksum: str) -> None:
         _expect(line, _END_KEYS)
         if (line["pauses"], line["jobs"]) != (found.pauses, found.jobs):
-            counts = f"{_cut(line['jobs'])} jobs and {_cut(line['pauses'])} pauses"
+            counts = f"{_excerpt(line['jobs'])} jobs and {_excerpt(line['pauses'])} pauses"
             raise BadLine(f"{counts} were exported, but the archive has {found.jobs} and {found.pauses}")
         if line["sha256"] != checksum:
             raise BadLine("checksum mismatch: the lines differ from those that were exported")
@@ -185,7 +185,7 @@ class Reader:
         return Pause(_tube_name(line), until, length)
 
     def _job(self, line: dict[str, Any]) -> Job:
-        _expect(line, _JOB_KEYS, _EVENTS)
+        _expect(line, _JOB_KEYS, _OPTIONAL_JOB_KEYS)
         fields = [_number(line, name, *bounds) for name, bounds in _JOB_NUMBERS.items()]
         id, pri, delay, ttr, created_at, deadline = fields[:6]
         name = _tube_name(line)
@@ -196,8 +196,8 @@ class Reader:
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
         if job.state == BURIED:
-            _number(line, "deadline", 0, _ID)  # the deadline field of a buried job is its burial number
-        job.events = _packed(line.get("events", []))
+            _number(line, "deadline", 0, _MAX_ID)  # the deadline field of a buried job is its burial number
+        job.events = _pack_events(line.get("events", []))
         return job
 
 
@@ -221,13 +221,13 @@ def _expect(line: dict[str, Any], names: frozenset[str], optional: frozenset[str
     if missing := names - line.keys():
         raise BadLine(f"{min(missing)} is missing")
     if unknown := line.keys() - names - optional:
-        raise BadLine(f"unknown field {_cut(min(unknown))}")
+        raise BadLine(f"unknown field {_excerpt(min(unknown))}")
 
 
 def _number(line: dict[str, Any], name: str, least: int, most: int) -> int:
     value = line[name]
     if type(value) is not int or not least <= value <= most:
-        raise BadLine(f"{name} {_cut(value)}: must be a whole number from {least} to {most}")
+        raise BadLine(f"{name} {_excerpt(value)}: must be a whole number from {least} to {most}")
     return value
 
 
@@ -235,14 +235,14 @@ def _tube_name(line: dict[str, Any]) -> bytes:
     value = line["tube"]
     name = value.encode("utf-8", "replace") if isinstance(value, str) else b""
     if not is_tube_name(name):
-        raise BadLine(f"tube {_cut(value)}: must be a valid tube name")
+        raise BadLine(f"tube {_excerpt(value)}: must be a valid tube name")
     return name
 
 
 def _one_of(line: dict[str, Any], name: str, allowed: dict[str, int]) -> int:
     value = line[name]
     if not isinstance(value, str) or value not in allowed:
-        raise BadLine(f"{name} {_cut(value)}: must be one of {', '.join(allowed)}")
+        raise BadLine(f"{name} {_excerpt(value)}: must be one of {', '.join(allowed)}")
     return allowed[value]
 
 
@@ -253,10 +253,10 @@ def _body(line: dict[str, Any]) -> bytes:
             return body.encode() if encoding == "utf-8" else b64decode(body, validate=True)
         except ValueError:
             pass
-    raise BadLine(f"body: must be text encoded as utf-8 or base64, not {_cut(encoding)}")
+    raise BadLine(f"body: must be text encoded as utf-8 or base64, not {_excerpt(encoding)}")
 
 
-def _packed(events: object) -> bytes:
+def _pack_events(events: object) -> bytes:
     """Return *events* packed as in Job.events."""
     if isinstance(events, list) and len(events) <= job_history.MAX_EVENTS:
         try:
@@ -266,5 +266,5 @@ def _packed(events: object) -> bytes:
     raise BadLine(f"events: must be at most {job_history.MAX_EVENTS} lists of time, kind and client")
 
 
-def _cut(value: object) -> str:
+def _excerpt(value: object) -> str:
     return ascii(value)[:60]

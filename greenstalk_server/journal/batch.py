@@ -27,7 +27,9 @@ MAX_READ: Final = 4 * 2**20
 
 
 class Batch:
-    """Records to write, and perhaps to sync; made by `Binlog.take`, reported to `Binlog.done` or `failed`.
+    """Records to write, and perhaps to sync.
+
+    `Binlog.take_batch` returns it; report it to `Binlog.complete_batch` or `Binlog.note_failure` after `run`.
 
     sequence    number of its last record.
     size        bytes that it writes.
@@ -42,8 +44,8 @@ class Batch:
     __slots__ = (
         "_files",
         "_is_never_synced",
-        "_kept",
         "_parts",
+        "_required_free",
         "_room_ahead",
         "finished",
         "ids",
@@ -64,19 +66,22 @@ class Batch:
         is_synced: bool,
         is_never_synced: bool,
         next_id: int,
-        kept: int,
+        required_free: int,
         room_ahead: int,
         size: int,
     ) -> None:
-        """Each of *parts* is a segment, the records to append, whether the segment is full then, and bytes of copies.
+        """*parts*: the segments to write to, oldest first, with their records.
 
-        *kept*: bytes that must remain for other segments when the batch begins one; the copies are subtracted. Free
-        disk space counts, and *room_ahead*: bytes of allocated files that the batch does not use.
+        Each part is a segment, the records to append, whether the segment is full after them, and how many of their
+        bytes are copies by compaction.
+        *required_free*: bytes that must remain available after the batch allocates any segment except its first; the
+        copies in the parts up to and including that segment are subtracted from this number. Available are the free
+        bytes of the disk plus *room_ahead*, the bytes of files that are allocated ahead and not used by the batch.
         """
         self._files: Files = files
         self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
         self._is_never_synced: bool = is_never_synced and not is_synced
-        self._kept: int = kept
+        self._required_free: int = required_free
         self._room_ahead: int = room_ahead
         self.is_synced: bool = is_synced
         self.next_id: int = next_id
@@ -99,28 +104,31 @@ class Batch:
         Invariant: a segment is fully on disk before the first byte of the next one is written, so only the newest can
         be torn.
         """
-        kept = self._kept
+        required_free = self._required_free
         for index, (segment, records, is_full, copies) in enumerate(self._parts):
-            kept -= copies
+            required_free -= copies
             try:
                 if not segment.is_begun:
-                    self._allocate(segment, kept if index else 0)
+                    self._allocate(segment, required_free if index else 0)
                 self._write(segment, records.encode())
                 if is_full:
                     self._finish(segment)
                 elif self.is_synced and segment.handle is not None:
-                    self.sync_times.append(_timed_sync(self._files, segment.handle))
+                    self.sync_times.append(timed_sync(self._files, segment.handle))
             except OSError as error:
                 if error.errno is not None:  # an error of the database has no errno, and no file
                     error.filename = error.filename or name_of(segment.number)
                 raise
 
-    def _allocate(self, segment: Segment, kept: int) -> None:
-        """Allocate *segment*; if that fails or leaves less than *kept* bytes, set `is_short` and raise OSError."""
+    def _allocate(self, segment: Segment, required_free: int) -> None:
+        """Allocate *segment*.
+
+        If that fails, or would leave less than *required_free* bytes, set `is_short` and raise OSError.
+        """
         self.is_short = True
         lacking = segment.capacity - segment.allocated
-        if kept > 0 and self._files.free() - lacking + self._room_ahead < kept:
-            raise no_spare()
+        if required_free > 0 and self._files.free() - lacking + self._room_ahead < required_free:
+            raise no_space_error()
         if segment.handle is None:
             create(self._files, segment)
         elif lacking > 0:
@@ -142,14 +150,14 @@ class Batch:
         assert segment.handle is not None
         self._files.truncate(segment.handle, segment.written)
         if not self._is_never_synced:
-            self.sync_times.append(_timed_sync(self._files, segment.handle))
+            self.sync_times.append(timed_sync(self._files, segment.handle))
         self._files.close(segment.handle)
         segment.handle = None
         self.finished.append(segment)
 
 
 class Sync:
-    """A sync of everything written before it; made by `Binlog.take_sync`, reported to `Binlog.synced`.
+    """A sync of everything written before it; made by `Binlog.take_sync`, reported to `Binlog.complete_sync`.
 
     segment     number of the segment that it syncs.
     sequence    number of the last record that it syncs.
@@ -169,11 +177,11 @@ class Sync:
 
     def run(self) -> None:
         """Sync. Blocks; raises OSError, after which it is unknown what is on disk."""
-        self.time = _timed_sync(self._files, self._handle)
+        self.time = timed_sync(self._files, self._handle)
 
 
 class Read:
-    """A read of bodies; made by `Binlog.read`, reported to `Binlog.have_read`.
+    """A read of bodies; made by `Binlog.read`, reported to `Binlog.complete_read`.
 
     jobs        by id: the job, and the number of the segment that its body is read from.
     bodies      by id: the bodies that were read.
@@ -204,7 +212,7 @@ class Read:
             try:
                 head = self._files.read_at(name_of(number), 0, record.SEGMENT_HEADER_SIZE)
                 seed = record.seed_of(record.decode_segment_header(head).salt)
-                for together in _neighbours(sorted(records)):
+                for together in _group_adjacent(sorted(records)):
                     self._read(number, together, seed)
             except (OSError, record.BadSegment) as error:
                 for id in sizes:
@@ -235,12 +243,12 @@ class Read:
 
 
 class Upkeep:
-    """Files to create ahead and to remove; made by `Binlog.upkeep`, reported to `Binlog.kept`.
+    """Files to create ahead and to remove; made by `Binlog.upkeep`, reported to `Binlog.complete_upkeep`.
 
-    made            segments whose files it has created.
+    created         segments whose files it has created.
     not_removed     segments whose files may still exist.
     free            free bytes of the disk afterwards.
-    doing           message about the operation that failed, and its consequence; %s stands for the error.
+    error_message   message about the operation that failed, and its consequence; %s stands for the error.
     error           why it failed, or None.
     """
 
@@ -249,19 +257,19 @@ class Upkeep:
         "_has_ahead",
         "_is_never_synced",
         "_spare",
-        "_to_make",
+        "_to_create",
         "_to_remove",
-        "doing",
+        "created",
         "error",
+        "error_message",
         "free",
-        "made",
         "not_removed",
     )
 
     def __init__(
         self,
         files: Files,
-        to_make: list[Segment],
+        to_create: list[Segment],
         to_remove: list[Segment],
         is_never_synced: bool,
         spare: int,
@@ -273,41 +281,43 @@ class Upkeep:
         self._is_never_synced: bool = is_never_synced
         self._spare: int = spare
         self._has_ahead: bool = has_ahead
-        self._to_make: list[Segment] = to_make
+        self._to_create: list[Segment] = to_create
         self._to_remove: list[Segment] = to_remove
-        self.made: list[Segment] = []
+        self.created: list[Segment] = []
         self.not_removed: list[Segment] = list(to_remove)
         self.free: int = 0
-        self.doing: str = ""
+        self.error_message: str = ""
         self.error: OSError | None = None
 
     def run(self) -> None:
         """Remove files, then create files. Blocks; never raises OSError."""
         try:
             for segment in self._to_remove:
-                self.doing = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
+                self.error_message = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
                 self._remove(segment)
-                self._sync_directory()  # else a crash may restore a job, without the DELETE in the next segment
+                # Else a crash may undo this removal but not that of the next segment: a JOB would be back without its
+                # DELETE.
+                self._sync_directory()
                 self.not_removed.remove(segment)
-            for segment in self._to_make:
-                self.doing = f"cannot allocate {name_of(segment.number)}: %s; {PUTS_WILL_BE_REFUSED}"
-                self._make(segment)
-            self.doing = f"cannot sync the directory: %s; {PUTS_WILL_BE_REFUSED}"
+            for segment in self._to_create:
+                self.error_message = f"cannot allocate {name_of(segment.number)}: %s; {PUTS_WILL_BE_REFUSED}"
+                self._create(segment)
+            self.error_message = f"cannot sync the directory: %s; {PUTS_WILL_BE_REFUSED}"
             self._sync_directory()
-            for segment in self.made:
+            for segment in self.created:
                 segment.is_listed = not self._is_never_synced
             self.free = self._files.free()
         except OSError as error:
             self.error = error
 
-    def _make(self, segment: Segment) -> None:
+    def _create(self, segment: Segment) -> None:
         """Create the file of *segment*; raise OSError if that fails, or leaves less than the spare bytes free."""
         is_roomy = has_spare(self._files, segment, self._spare)
-        if is_roomy or not (self._has_ahead or self.made):
+        if is_roomy or not (self._has_ahead or self.created):
             create(self._files, segment)
-            self.made.append(segment)
+            self.created.append(segment)
         if not is_roomy:
-            raise no_spare()
+            raise no_space_error()
 
     def _sync_directory(self) -> None:
         if not self._is_never_synced:
@@ -335,7 +345,7 @@ def _positions(segment: Segment, wanted: Collection[int]) -> dict[int, int]:
     return found
 
 
-def _neighbours(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
+def _group_adjacent(records: list[tuple[int, int, int, int]]) -> Iterator[list[tuple[int, int, int, int]]]:
     """Group *records*, sorted by offset, by the calls that read them."""
     group: list[tuple[int, int, int, int]] = []
     for one in records:
@@ -352,7 +362,7 @@ def has_spare(files: Files, segment: Segment, spare: int) -> bool:
     return files.free() - segment.capacity >= spare
 
 
-def no_spare() -> OSError:
+def no_space_error() -> OSError:
     """Return the error of a segment that would take the space that compaction needs."""
     return OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: the rest is reserved for compaction")
 
@@ -364,7 +374,7 @@ def create(files: Files, segment: Segment) -> None:
     segment.allocated = segment.capacity
 
 
-def _timed_sync(files: Files, handle: int) -> int:
+def timed_sync(files: Files, handle: int) -> int:
     """Sync a file; return the nanoseconds that it took. Blocks; raises OSError."""
     began = time.perf_counter_ns()
     files.sync(handle)

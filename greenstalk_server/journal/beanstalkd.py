@@ -11,11 +11,11 @@ A full record of a known job replaces the job. State 0 in a short record deletes
 delayed job stays delayed until its deadline, which the caller compares with the time. Buried jobs are ordered by their
 first records.
 
-There are no checksums, so a record counts only with evidence, values that beanstalkd always writes: durations are whole
-seconds and ttr is at least one second, a body ends with CRLF, and a short record repeats the creation time and body
-size of its job. One piece of evidence is enough to step over a damaged record. Without any, the rest of the file is
-skipped, since nothing shows where the next record begins: a search could find data that clients wrote into bodies. No
-input raises an exception; `BeanstalkdBinlog.damage` lists the losses.
+There are no checksums, so a record counts only if it shows evidence of beanstalkd. Evidence is a value that beanstalkd
+always writes: durations are whole seconds and ttr is at least one second, a body ends with CRLF, and a short record
+repeats the creation time and body size of its job. One piece of evidence is enough to step over a damaged record.
+Without any, the rest of the file is skipped, since nothing shows where the next record begins: a search could find data
+that clients wrote into bodies. No input raises an exception; `BeanstalkdBinlog.damage` lists the losses.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _MAX_ID: Final = 2**62 - 1
 _ERA: Final = range(10**18, 4 * 10**18)
 """Creation times that count as evidence, nanoseconds: years 2001 to 2096."""
 
-_SHOWN_IDS: Final = 20
+_MAX_SHOWN_IDS: Final = 20
 
 
 @dataclass(slots=True)
 class ImportedJob:
     """A job as of the files read so far. Units as in job.Job.
 
-    body        body without its last two bytes, which are CRLF unless the job is in `BeanstalkdBinlog.unended`.
+    body        body without its last two bytes, which are CRLF unless the job is in `BeanstalkdBinlog.unterminated`.
     state       READY, DELAYED or BURIED.
     deadline    end of the delay, which may be in the past; 0 unless delayed.
     """
@@ -94,8 +94,8 @@ class BeanstalkdBinlog:
     files       number of files read.
     records     number of sound records.
     unknown     number of short records whose full record is in no file: the job was deleted long ago. Normal.
-    unended     ids of jobs whose body does not end with CRLF, after a crash: it may be partly or wholly zeros.
-    mended      ids of jobs with an impossible delay, ttr or creation time, replaced by the nearest possible value.
+    unterminated ids of jobs whose body does not end with CRLF, after a crash: it may be partly or wholly zeros.
+    corrected   ids of jobs with an impossible delay, ttr or creation time, replaced by the nearest possible value.
     skipped     files that were not read.
     damage      damage in the order of the files. Torn tails are normal after a crash, in any file: a restarted
                 beanstalkd writes to a new file.
@@ -106,8 +106,8 @@ class BeanstalkdBinlog:
     files: int = 0
     records: int = 0
     unknown: int = 0
-    unended: set[int] = field(default_factory=set)
-    mended: set[int] = field(default_factory=set)
+    unterminated: set[int] = field(default_factory=set)
+    corrected: set[int] = field(default_factory=set)
     skipped: list[Skipped] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     _tubes: dict[bytes, bytes] = field(default_factory=dict)
@@ -131,16 +131,23 @@ class BeanstalkdBinlog:
                 at = resume
 
     def is_imported(self, jobs: Mapping[int, Job]) -> bool:
-        """Return whether *jobs*, of the journal, include all jobs of the files: an earlier start did not move them."""
-        return bool(self.jobs) and all(_is_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
+        """Return whether the journal's *jobs* include all jobs of the files.
+
+        Then an earlier start imported the jobs, and was interrupted before it moved the files.
+        """
+        return bool(self.jobs) and all(_is_import_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
 
     def warnings(self) -> list[str]:
         """Return warnings for the operator, one line each; empty if the files are sound."""
         lines = [*map(str, self.skipped), *map(str, self.damage)]
-        if self.unended:
-            lines.append(f"jobs whose body lacks its final CRLF, perhaps zeroed by a crash: {_some(self.unended)}")
-        if self.mended:
-            lines.append(f"jobs whose impossible delay, ttr or creation time was corrected: {_some(self.mended)}")
+        if self.unterminated:
+            lines.append(
+                f"jobs whose body lacks its final CRLF, perhaps zeroed by a crash: {_format_ids(self.unterminated)}"
+            )
+        if self.corrected:
+            lines.append(
+                f"jobs whose impossible delay, ttr or creation time was corrected: {_format_ids(self.corrected)}"
+            )
         return lines
 
     def _read_record(self, layout: _Layout, data: bytes, at: int) -> int:
@@ -166,8 +173,8 @@ class BeanstalkdBinlog:
     def _read_full(self, data: bytes, name: bytes, fields: tuple[int, ...], body_at: int) -> int:
         id, pri, delay, ttr, size, created_at, deadline, reserves, timeouts, releases, buries, kicks, state = fields
         end = body_at + size
-        is_ended, is_whole = _check_frame(data, fields, body_at)
-        resume = end if is_ended and is_whole else 0
+        is_terminated, is_whole = _check_frame(data, fields, body_at)
+        resume = end if is_terminated and is_whole else 0
         tube = self._tubes.get(name) or self._new_tube(name, resume)
         if not (0 < id <= _MAX_ID and READY <= state <= DELAYED):
             raise _UnsoundError(f"job {id} in state {state}", resume)
@@ -189,17 +196,17 @@ class BeanstalkdBinlog:
         )
         _settle(job)
         if not (is_whole and 0 <= created_at <= _MAX_TIME):
-            self._mend(job)
+            self._correct(job)
         known = self.jobs.get(id)
         if known is not None and not _is_same(known, job):
             raise _UnsoundError(f"a different job with id {id}", resume)
         self.jobs[id] = job
         if id > self.highest_id:
             self.highest_id = id
-        if not is_ended:
-            self.unended.add(id)
+        if not is_terminated:
+            self.unterminated.add(id)
         elif known is not None:
-            self.unended.discard(id)
+            self.unterminated.discard(id)
         return end
 
     def _read_short(self, fields: tuple[int, ...], end: int) -> None:
@@ -226,7 +233,7 @@ class BeanstalkdBinlog:
         if is_whole:
             job.delay = delay
         else:
-            self.mended.add(id)
+            self.corrected.add(id)
         _settle(job)
 
     def _note_unknown(self, id: int, state: int, is_whole: bool) -> None:
@@ -242,16 +249,16 @@ class BeanstalkdBinlog:
         self._tubes[name] = name
         return name
 
-    def _mend(self, job: ImportedJob) -> None:
+    def _correct(self, job: ImportedJob) -> None:
         job.delay = _whole_seconds(job.delay, 0)
         job.ttr = _whole_seconds(job.ttr, 1)
         job.created_at = min(max(job.created_at, 0), _MAX_TIME)
-        self.mended.add(job.id)
+        self.corrected.add(job.id)
 
     def _forget(self, id: int) -> None:
         del self.jobs[id]
-        self.unended.discard(id)
-        self.mended.discard(id)
+        self.unterminated.discard(id)
+        self.corrected.discard(id)
 
 
 def find(names: Iterable[str]) -> list[str]:
@@ -307,10 +314,10 @@ def _check_frame(data: bytes, fields: tuple[int, ...], body_at: int) -> tuple[bo
     is_whole = _is_whole(fields[2], fields[3])
     if size >= len(CRLF) and end > len(data):
         raise _UnsoundError("torn", is_torn=True)
-    is_ended = size >= len(CRLF) and data.startswith(CRLF, end - 2)
-    if size < len(CRLF) or not (is_whole or (is_ended and created_at in _ERA)):
+    is_terminated = size >= len(CRLF) and data.startswith(CRLF, end - 2)
+    if size < len(CRLF) or not (is_whole or (is_terminated and created_at in _ERA)):
         raise _UnsoundError("not a record")
-    return is_ended, is_whole
+    return is_terminated, is_whole
 
 
 def _is_whole(delay: int, ttr: int) -> bool:
@@ -337,7 +344,7 @@ def _settle(job: ImportedJob) -> None:
         job.state = READY
 
 
-def _is_of(imported: ImportedJob, job: Job | None) -> bool:
+def _is_import_of(imported: ImportedJob, job: Job | None) -> bool:
     """Return whether *job* is the job of the journal that *imported* has become."""
     return job is not None and (job.tube.name, job.body) == (imported.tube, imported.body)
 
@@ -347,6 +354,6 @@ def _is_same(known: ImportedJob, job: ImportedJob) -> bool:
     return known.created_at == job.created_at or (known.tube == job.tube and known.body == job.body)
 
 
-def _some(ids: set[int]) -> str:
-    shown = ", ".join(map(str, islice(sorted(ids), _SHOWN_IDS)))
-    return f"{len(ids)}: {shown}" + (", ..." if len(ids) > _SHOWN_IDS else "")
+def _format_ids(ids: set[int]) -> str:
+    shown = ", ".join(map(str, islice(sorted(ids), _MAX_SHOWN_IDS)))
+    return f"{len(ids)}: {shown}" + (", ..." if len(ids) > _MAX_SHOWN_IDS else "")

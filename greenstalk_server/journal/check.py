@@ -19,11 +19,11 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import holder_of
-from greenstalk_server.journal.recovery import Damage, Recovery, Replayed, is_begun, rewrite_points
+from greenstalk_server.journal.recovery import Damage, Recovery, ReplayedSegment, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
 
-ATTEMPTS: Final = 20
+MAX_ATTEMPTS: Final = 20
 """Maximum number of attempts; an attempt fails if a running server removes a file meanwhile."""
 
 KINDS: Final = {
@@ -77,7 +77,7 @@ class Report:
         """Whether a start would recover every job, and lose nothing except torn tails."""
         source = self.source
         is_source_sound = all(damage.is_torn_tail for damage in source.damage) and not (
-            source.skipped or source.unended or source.mended or self.taken
+            source.skipped or source.unterminated or source.corrected or self.taken
         )
         return self.recovery.is_sound and is_source_sound
 
@@ -94,12 +94,12 @@ def inspect(directory: str, now: int, verb: str = "check") -> Report:
 
     *verb* is the verb of the `journal` command, for messages.
     """
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return _inspect(directory, now)
         except OSError as error:
             is_gone = isinstance(error, FileNotFoundError) and Path(directory).is_dir()
-            if not is_gone or attempt == ATTEMPTS:
+            if not is_gone or attempt == MAX_ATTEMPTS:
                 reason = f"{error.filename or directory}: {error.strerror}"
                 raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
     raise AssertionError
@@ -128,10 +128,11 @@ def _inspect(directory: str, now: int) -> Report:
 
 
 def _replay(files: Directory, found: list[int], report: Report) -> None:
-    """Replay the segments *found*. The newest one is the last that was begun when this function looked.
+    """Replay the segments *found*.
 
-    Later segments are replayed as they were then, without records that a server has written since. Otherwise the report
-    could contain a later segment and miss records of an earlier one.
+    The last segment that has a complete header when this function starts counts as the newest one. Later segments are
+    replayed as they were then, without records that a server has written since. Otherwise the report could contain a
+    later segment and miss records of an earlier one.
     """
     newest = 0
     unbegun: dict[int, bytes] = {}
@@ -152,7 +153,7 @@ def _replay(files: Directory, found: list[int], report: Report) -> None:
             report.kinds.update(_kinds(segment, data, report.recovery.damage))
 
 
-def _kinds(segment: Replayed, data: bytes, damage: list[Damage]) -> Iterator[int]:
+def _kinds(segment: ReplayedSegment, data: bytes, damage: list[Damage]) -> Iterator[int]:
     """Yield the kind of each sound record of *segment*, which was replayed."""
     unsound = {each.offset: each.bytes_lost for each in damage if each.file == segment.file and each.bytes_lost}
     at = record.SEGMENT_HEADER_SIZE
@@ -173,7 +174,7 @@ def describe(report: Report) -> list[str]:
     state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: "WRITTEN BY A LATER VERSION"}[report.exit_code]
     return [
         f"{report.directory}: {state}",
-        *_locked(report),
+        *_lock_holder(report),
         *_files(report),
         *_jobs(report.recovery),
         *_pauses(report.recovery),
@@ -183,7 +184,7 @@ def describe(report: Report) -> list[str]:
     ]
 
 
-def _locked(report: Report) -> Iterator[str]:
+def _lock_holder(report: Report) -> Iterator[str]:
     if report.holder:
         yield f"in use by {report.holder}: the report lacks records that it has not written yet"
 

@@ -16,15 +16,18 @@ from greenstalk_server.journal.segment_log import SegmentLog
 from greenstalk_server.journal.space import Space
 
 READ_BATCH: Final = 2**18
-"""Bytes of a compaction budget for which one read fetches the bodies."""
+"""Bytes of compaction budget whose bodies are read back from disk together."""
 
 OVERHEAD: Final = 2.5
 """Maximum bytes of the directory per byte of live jobs, plus three segments; above it compaction has priority."""
 
 OUTSTANDING_SHARE: Final = 4
-"""Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes, or one segment."""
+"""Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes.
 
-LOOK_COST: Final = 64
+If one segment is more than that, they may take one segment.
+"""
+
+SKIP_COST: Final = 64
 """Bytes of a budget that skipping a deleted job costs; it takes about a microsecond."""
 
 
@@ -63,7 +66,8 @@ class Compaction:
     def _is_due(self) -> bool:
         """Return whether more bytes are dead than live.
 
-        The space from there to OVERHEAD is for copies and new records.
+        The records then take more than twice the live bytes. The space from there to OVERHEAD times the live bytes is
+        for copies and new records. On a full disk fewer dead bytes are enough.
         """
         dead = self._log.bytes_recorded() - self._log.live_bytes
         return dead > self._log.live_bytes or (self._log.is_full and dead > self._log.max_size // 8)
@@ -86,7 +90,7 @@ class Compaction:
         job = self._log.jobs.get(oldest.ids[oldest.cursor])
         if job is None or job.segment != oldest.number:
             oldest.cursor += 1
-            return LOOK_COST
+            return SKIP_COST
         if job.body is None:
             self._eviction.wanted = [] if job.id in self._eviction.lost else self._next_on_disk(oldest)
             return 0
@@ -100,14 +104,17 @@ class Compaction:
         return size
 
     def _next_on_disk(self, oldest: Segment) -> list[Job]:
-        """Return the jobs of *oldest* with bodies on disk alone that the next READ_BATCH bytes of budget copy."""
+        """Return the jobs to read back: their bodies are on disk only, and they are copied next.
+
+        That is, the next READ_BATCH bytes of budget would copy them out of *oldest*.
+        """
         found, cost = [], 0
         for at in range(oldest.cursor, len(oldest.ids)):
             if cost >= READ_BATCH:
                 break
             job = self._log.jobs.get(oldest.ids[at])
             if job is None or job.segment != oldest.number:
-                cost += LOOK_COST
+                cost += SKIP_COST
                 continue
             cost += record.recorded_size(job)
             if job.body is None and job.id not in self._eviction.lost:

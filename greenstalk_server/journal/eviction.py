@@ -46,47 +46,47 @@ class Eviction:
         if bodies is not None:
             bodies.margin = max(bodies.margin, UNFINISHED_SEGMENTS * self._log.max_size)
 
-    def evict(self, at_most: int) -> bool:
+    def evict(self, limit: int) -> bool:
         """While memory is short, evict bodies that are also on disk, newest first; return whether more are due.
 
-        It examines up to *at_most* jobs. Only bodies in finished segments are evicted, so a rewrite has all others in
-        memory.
+        It examines up to *limit* jobs. Only bodies in finished segments are evicted, so a rewrite has the bodies of
+        all other segments in memory.
         """
         bodies = self.bodies
         if bodies is None:
             return False
-        while at_most > 0 and bodies.are_short():
+        while limit > 0 and bodies.needs_eviction():
             if bodies.back:
-                at_most -= 1
+                limit -= 1
                 job, _ = bodies.back.popitem()
                 if self._log.is_finished(job.segment):
-                    bodies.let_go(job)
+                    bodies.evict(job)
                 continue
             segment = self._next_segment()
             if segment is None:
                 bodies.is_exhausted = True
                 return False
-            at_most -= self._evict_from(segment, bodies, at_most)
-        return bodies.are_short()
+            limit -= self._evict_from(segment, bodies, limit)
+        return bodies.needs_eviction()
 
-    def _evict_from(self, segment: Segment, bodies: Bodies, at_most: int) -> int:
-        """Evict bodies of *segment* while memory is short; return the number of jobs looked at, up to *at_most*.
+    def _evict_from(self, segment: Segment, bodies: Bodies, limit: int) -> int:
+        """Evict bodies of *segment* while memory is short; return the number of jobs examined, up to *limit*.
 
         Bodies that were read ahead stay.
         """
-        looked = 0
-        while self._remaining and looked < at_most and bodies.are_short():
+        examined = 0
+        while self._remaining and examined < limit and bodies.needs_eviction():
             self._remaining -= 1
-            looked += 1
+            examined += 1
             job = self._log.jobs.get(segment.ids[self._remaining])
             if job is None or job.segment != segment.number or job.body is None:
                 continue
             if job.size > SMALL and job not in bodies.ahead:
-                bodies.let_go(job)
+                bodies.evict(job)
         if not self._remaining:
             self._log.evictable.pop()
             self._number = 0
-        return looked
+        return examined
 
     def _next_segment(self) -> Segment | None:
         """Return the newest segment with jobs left to examine (its first `_remaining` ids); None if there is none."""
@@ -111,13 +111,13 @@ class Eviction:
                 of_segment[1][job.id] = record.recorded_size(job), job.size
         return Read(self._files, read, wanted)
 
-    def accept(self, read: Read, ahead: Collection[int] = ()) -> None:
+    def complete_read(self, read: Read, ahead: Collection[int] = ()) -> None:
         """Keep the bodies that *read* has read; *ahead* are the ids of jobs that no client waits for yet."""
         assert self.bodies is not None
         for id, body in read.bodies.items():
             job, _ = read.jobs[id]
             if self._log.jobs.get(id) is job:  # else it was replaced by a job with another body
-                self.bodies.take_back(job, body, is_ahead=id in ahead)
+                self.bodies.restore(job, body, is_ahead=id in ahead)
         self.note_lost(read)
 
     def note_lost(self, read: Read) -> None:

@@ -37,8 +37,10 @@ class DirectoryLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise refused(directory, f"the file {LOCK_NAME!r} in it is a symbolic link; remove it") from error
-            raise refused(directory, f"{error.strerror}; it must be a writable directory") from error
+                raise directory_error(
+                    directory, f"the file {LOCK_NAME!r} in it is a symbolic link; remove it"
+                ) from error
+            raise directory_error(directory, f"{error.strerror}; it must be a writable directory") from error
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -46,7 +48,7 @@ class DirectoryLock:
             holder = _holder(self._fd) or "another process"
             reason = f"in use by {holder}; only one server may use a directory at a time" if is_held else error.strerror
             os.close(self._fd)
-            raise refused(directory, reason) from error
+            raise directory_error(directory, reason) from error
 
     def close(self) -> None:
         """Release the lock."""
@@ -79,6 +81,6 @@ def _holder(fd: int) -> str:
     return f"process {pid}" if pid > 0 else "another process"
 
 
-def refused(directory: str, reason: str | None) -> StartError:
+def directory_error(directory: str, reason: str | None) -> StartError:
     """Return the StartError for a *directory* that cannot be used."""
     return StartError(f"-b {directory}: {reason}", EXIT_BINLOG)

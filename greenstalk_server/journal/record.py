@@ -13,7 +13,7 @@ from zlib import crc32
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.job_history import RESERVED
 from greenstalk_server.core.tube import Tube
 
@@ -27,7 +27,10 @@ UPDATE: Final = 2
 """A job's state, pri, delay, deadline and counts. Version 1 only."""
 
 RESERVE: Final = 3
-"""A job was reserved, or its reservation timed out: the counts of both. The job restarts as ready. Version 1 only."""
+"""A job was reserved, or its reservation timed out: the counts of both. Version 1 only.
+
+After a restart of the server the job is ready.
+"""
 
 DELETE: Final = 4
 PAUSE: Final = 5
@@ -96,15 +99,21 @@ IDS_FIELDS: Final = struct.Struct("<Q")
 """next job id."""
 
 _JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
+_NEW_JOB_RECORD: Final = struct.Struct("<IQBQI8xQQQ20xBB")
+"""The same for a job without a delay whose counts are all 0."""
+
 _UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_WITH_EVENT_FIELDS.format[1:])
 _RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_WITH_EVENT_FIELDS.format[1:])
 _DELETE_RECORD: Final = struct.Struct("<IQB" + DELETE_FIELDS.format[1:])
 _OTHER_RECORD: Final = struct.Struct("<IQB")
 
+_JOB_LENGTH: Final = JOB_FIELDS.size
 _UPDATE_LENGTH: Final = UPDATE_WITH_EVENT_FIELDS.size
+_DELETE_LENGTH: Final = DELETE_FIELDS.size
 _RESERVE_LENGTH: Final = RESERVE_WITH_EVENT_FIELDS.size
 _EVENT_SIZE: Final = job_history.EVENT.size
 
+_JOB_OVERHEAD: Final = HEADER_SIZE + JOB_FIELDS.size
 DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
 UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
 RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_WITH_EVENT_FIELDS.size
@@ -135,7 +144,8 @@ class SegmentHeader:
                     of its CRC. So no data in a body, and no data that an older file has left on the disk, can pass for
                     a record.
     number          number of the segment, as in its file name.
-    first_sequence  number of its first record, if it gets one.
+    first_sequence  number of its first record, if it gets one; in the first segment of a rewrite, number of the first
+                    record that is rewritten.
     next_id         above every job id that was assigned or reserved.
     """
 
@@ -176,7 +186,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 
 def job_size(job: Job) -> int:
     """Return the size in bytes of a JOB record of *job* without events."""
-    return HEADER_SIZE + JOB_FIELDS.size + len(job.tube.name) + job.size
+    return _JOB_OVERHEAD + len(job.tube.name) + job.size
 
 
 def events_of(job: Job) -> bytes:
@@ -192,7 +202,7 @@ def events_size(events: bytes) -> int:
 
 def recorded_size(job: Job) -> int:
     """Return the size in bytes of the newest JOB record of *job* in the journal."""
-    return job_size(job) + job.events_recorded
+    return _JOB_OVERHEAD + len(job.tube.name) + job.size + job.cold.events_recorded
 
 
 def pause_size(tube: Tube) -> int:
@@ -211,10 +221,7 @@ class Encoder:
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """Return a JOB record of *job* as it is now, with *events*. Its body must be in memory."""
-        name, body, fields = job.tube.name, held_body(job), self._job_fields(job, sequence, events)
-        if events:
-            return self._seal(b"%b%c%b%b%b" % (fields, len(events), name, events, body))
-        return self._seal(b"%b%b%b" % (fields, name, body))
+        return self.seal(self.begin_job(job, sequence, events) + held_body(job))
 
     def begin_job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """Return the bytes between the prefix and the body of the record that `job` returns; for `seal_job`."""
@@ -230,11 +237,15 @@ class Encoder:
 
     def _job_fields(self, job: Job, sequence: int, events: bytes) -> bytes:
         """Return the bytes between the prefix and the name of the tube in a JOB record."""
-        name, kind = job.tube.name, JOB
+        name, kind, cold = job.tube.name, JOB, job.cold
         state, deadline = job.state, job.deadline
-        if job.cold.former_state:
-            state, deadline = job.cold.former_state, job.cold.former_deadline
-        length = JOB_FIELDS.size + len(name) + job.size
+        length = _JOB_LENGTH + len(name) + job.size
+        if cold is DEFAULT_COLD_STATE and not job.reserves and not events:
+            return _NEW_JOB_RECORD.pack(
+                length, sequence, JOB, job.id, job.pri, job.ttr, job.created_at, deadline, state, len(name)
+            )
+        if cold.former_state:
+            state, deadline = cold.former_state, cold.former_deadline
         if events:
             kind = JOB_WITH_EVENTS
             length += 1 + len(events)
@@ -245,15 +256,15 @@ class Encoder:
                 kind,
                 job.id,
                 job.pri,
-                job.delay,
+                cold.delay,
                 job.ttr,
                 job.created_at,
                 deadline,
                 job.reserves,
-                job.timeouts,
-                job.releases,
-                job.buries,
-                job.kicks,
+                cold.timeouts,
+                cold.releases,
+                cold.buries,
+                cold.kicks,
                 state,
                 len(name),
             )
@@ -286,7 +297,7 @@ class Encoder:
         except struct.error:
             _clamp_counts(job)
             return self.update(job, sequence)
-        return self._seal(fields)
+        return self.seal(fields)
 
     def reserve(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, which has just been reserved."""
@@ -298,7 +309,7 @@ class Encoder:
                 RESERVE_WITH_EVENT,
                 job.id,
                 job.reserves,
-                job.timeouts,
+                job.cold.timeouts,
                 job.reserved_at,
                 RESERVED,
                 job.holder.number,
@@ -306,7 +317,7 @@ class Encoder:
         except struct.error:
             _clamp_counts(job)
             return self.reserve(job, sequence)
-        return self._seal(fields)
+        return self.seal(fields)
 
     def lapse(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, whose reservation has ended as its last event says."""
@@ -318,27 +329,28 @@ class Encoder:
         except struct.error:
             _clamp_counts(job)
             return self.lapse(job, sequence)
-        return self._seal(fields)
+        return self.seal(fields)
 
     def delete(self, id: int, sequence: int) -> bytes:
         """Return a DELETE record of the job *id*."""
-        return self._seal(_DELETE_RECORD.pack(DELETE_FIELDS.size, sequence, DELETE, id))
+        return self.seal(_DELETE_RECORD.pack(_DELETE_LENGTH, sequence, DELETE, id))
 
     def pause(self, tube: Tube, sequence: int) -> bytes:
         """Return a PAUSE record of *tube* as it is now."""
         payload = PAUSE_FIELDS.pack(tube.paused_until, tube.pause) + tube.name
-        return self._seal(_OTHER_RECORD.pack(len(payload), sequence, PAUSE) + payload)
+        return self.seal(_OTHER_RECORD.pack(len(payload), sequence, PAUSE) + payload)
 
     def ids(self, next_id: int, sequence: int) -> bytes:
         """Return an IDS record."""
         payload = IDS_FIELDS.pack(next_id)
-        return self._seal(_OTHER_RECORD.pack(len(payload), sequence, IDS) + payload)
+        return self.seal(_OTHER_RECORD.pack(len(payload), sequence, IDS) + payload)
 
     def mark(self, kind: int, sequence: int) -> bytes:
         """Return a record without payload: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
-        return self._seal(_OTHER_RECORD.pack(0, sequence, kind))
+        return self.seal(_OTHER_RECORD.pack(0, sequence, kind))
 
-    def _seal(self, rest: bytes) -> bytes:
+    def seal(self, rest: bytes) -> bytes:
+        """Return the record that consists of the prefix and *rest*."""
         return _PREFIX.pack(self._salt, crc32(rest, self._seed)) + rest
 
 

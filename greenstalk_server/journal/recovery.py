@@ -26,13 +26,13 @@ _EVENT_AFTER_UPDATE: Final = record.HEADER_SIZE + record.UPDATE_FIELDS.size
 _EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
-UNKNOWN: Final = -2
+UNKNOWN_SEQUENCE: Final = -2
 """Stands for the number of the last record before damage to the oldest file.
 
-A segment of rewritten records repairs that.
+If a later segment begins a rewrite, the lost records were rewritten, so the damage is a torn tail.
 """
 
-NEVER: Final = 2**64
+NOT_REWRITTEN: Final = 2**64
 """Value of `rewritten_from` for a segment of which no record was rewritten."""
 
 _IMPOSSIBLE: Final = 2**record.BITS
@@ -66,7 +66,7 @@ class Damage:
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayedSegment:
     """One segment after its replay.
 
     end     offset of the end of its last sound record that counts.
@@ -74,7 +74,7 @@ class Replayed:
     starts  offset of each JOB record, if bodies may be read back.
     has_repeats it has two JOB records of one job.
     is_newest   no later segment was begun.
-    rewritten_from  number of the first record that a later segment rewrites; NEVER if none is.
+    rewritten_from  number of the first record that a later segment rewrites; NOT_REWRITTEN if none is.
     """
 
     file: str
@@ -106,7 +106,7 @@ class Recovery:
     tube_of: Callable[[bytes], Tube]
     jobs: MutableMapping[int, Job]
     pauses: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    segments: list[Replayed] = field(default_factory=list)
+    segments: list[ReplayedSegment] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     highest_number: int = 0
     sequence: int = 0
@@ -124,8 +124,8 @@ class Recovery:
     _blank: list[tuple[str, int]] = field(default_factory=list)
 
     def replay(
-        self, file: str, number: int, data: bytes, is_newest: bool, rewritten_from: int = NEVER
-    ) -> Replayed | None:
+        self, file: str, number: int, data: bytes, is_newest: bool, rewritten_from: int = NOT_REWRITTEN
+    ) -> ReplayedSegment | None:
         """Replay the whole segment *number*; return it, or None if its header is not sound.
 
         *rewritten_from* comes from `rewrite_points`. An empty or zeroed file is a segment that was created ahead of its
@@ -142,13 +142,13 @@ class Recovery:
             self.is_readable = self.is_readable and not isinstance(error, NewerVersion)
             is_torn = is_newest and not is_begun(data)
             is_oldest_unwritten = not self.segments and not is_begun(data)
-            after = UNKNOWN if is_oldest_unwritten else self.sequence
+            after = UNKNOWN_SEQUENCE if is_oldest_unwritten else self.sequence
             self._note(Damage(file, 0, len(data), str(error), is_torn_tail=is_torn), after)
             return None
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
-        segment = Replayed(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, rewritten_from)
+        segment = ReplayedSegment(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, rewritten_from)
         self._note_start(segment, data)
         self._recorded_next_id = max(self._recorded_next_id, header.next_id)
         self._replay_records(segment, data)
@@ -181,7 +181,7 @@ class Recovery:
             if job.state == DELAYED:
                 job.deadline = min(job.deadline, now + job.delay)
             if job.state == RESERVED or (job.state != READY and job_history.is_reserved(job.events)):
-                self._return(job, now)
+                self._end_reservation(job, now)
             elif job.state == DELAYED and job.deadline <= now:
                 job.state = READY
             elif job.state == READY and not job.created_at <= job.deadline <= now:
@@ -191,7 +191,7 @@ class Recovery:
             tube = self.tube_of(name)
             tube.paused_until, tube.pause = min(until, now + length), length
 
-    def _return(self, job: Job, now: int) -> None:
+    def _end_reservation(self, job: Job, now: int) -> None:
         """End the reservation of *job*, which makes it ready.
 
         A job that reserve-job took while buried or delayed returns to that state, unless its delay is over.
@@ -217,7 +217,7 @@ class Recovery:
         self.damage.append(damage)
         self._damaged_after.append((sequence, damage))
 
-    def _note_start(self, segment: Replayed, data: bytes) -> None:
+    def _note_start(self, segment: ReplayedSegment, data: bytes) -> None:
         """Compare the start of *segment* with the records so far: note a gap.
 
         Damage to records that it rewrites is a torn tail.
@@ -231,7 +231,7 @@ class Recovery:
         elif first == first_sequence:
             self._note_blank(segment)
         for sequence, damage in self._damaged_after:
-            if (is_rewrite and sequence == UNKNOWN) or first_sequence <= sequence + 1:
+            if (is_rewrite and sequence == UNKNOWN_SEQUENCE) or first_sequence <= sequence + 1:
                 damage.is_torn_tail = True
         lost = segment.header.first_sequence - self.sequence - 1
         if self.segments and lost > 0:
@@ -239,16 +239,17 @@ class Recovery:
             self.damage.append(Damage(segment.file, 0, 0, reason, lost))
         self.sequence = max(self.sequence, segment.header.first_sequence - 1)
 
-    def _note_blank(self, segment: Replayed) -> None:
+    def _note_blank(self, segment: ReplayedSegment) -> None:
         """Note blank files numbered below *segment*, which rewrites nothing, as damage: they had been in use.
 
-        Segments created ahead are used in rising order, and the records of a failed write are rewritten.
+        Segments created ahead are used in ascending order. So a blank file below a used one has lost its content,
+        unless a write to it failed; then the next used segment is a rewrite.
         """
         reason = f"is blank, though {segment.file} continues it,"
         self.damage += [Damage(file, 0, size, reason) for file, size in self._blank]
         self._blank.clear()
 
-    def _replay_records(self, segment: Replayed, data: bytes) -> None:
+    def _replay_records(self, segment: ReplayedSegment, data: bytes) -> None:
         salt = segment.header.salt
         seed, end, at = record.seed_of(salt), len(data), segment.end
         view, unpack, header_size = memoryview(data), record.HEADER.unpack_from, record.HEADER_SIZE
@@ -277,7 +278,7 @@ class Recovery:
         if at < end and data[at:].strip(b"\0"):
             self._note_tail(segment, at, end, sequence)
 
-    def _skip_damage(self, segment: Replayed, data: bytes, at: int, sequence: int) -> int:
+    def _skip_damage(self, segment: ReplayedSegment, data: bytes, at: int, sequence: int) -> int:
         """Note the damage at *at*; return the offset of the next sound record, or of the end of *data*.
 
         An unwritten (zeroed) sector of the newest segment marks a torn last write: sectors may be written in any order
@@ -295,7 +296,7 @@ class Recovery:
             self._note_tail(segment, at, len(data.rstrip(b"\0")), sequence)
         return len(data)
 
-    def _note_tail(self, segment: Replayed, at: int, end: int, sequence: int) -> None:
+    def _note_tail(self, segment: ReplayedSegment, at: int, end: int, sequence: int) -> None:
         reason = "torn tail" if segment.is_newest else "damaged to its end"
         self._note(Damage(segment.file, at, end - at, reason, is_torn_tail=segment.is_newest), sequence)
 
@@ -316,7 +317,7 @@ class Recovery:
 
     # One method per kind of record; *at* and *stop* are the offsets of the record in *data*
 
-    def _appliers(self) -> dict[int, Callable[[bytes, int, int, Replayed], None]]:
+    def _appliers(self) -> dict[int, Callable[[bytes, int, int, ReplayedSegment], None]]:
         return {
             record.JOB: self._job,
             record.UPDATE: self._update,
@@ -332,14 +333,16 @@ class Recovery:
             record.IDS: self._ids,
         }
 
-    def _job(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _job(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         self._add_job(data, at, at + _NAME_AT, 0, stop, segment)
 
-    def _job_with_events(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _job_with_events(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         name_at = at + _NAME_AT + 1
         self._add_job(data, at, name_at, data[name_at - 1], stop, segment)
 
-    def _add_job(self, data: bytes, at: int, name_at: int, events_length: int, stop: int, segment: Replayed) -> None:
+    def _add_job(
+        self, data: bytes, at: int, name_at: int, events_length: int, stop: int, segment: ReplayedSegment
+    ) -> None:
         (
             id,
             pri,
@@ -387,7 +390,7 @@ class Recovery:
         if id > self._highest_id:
             self._highest_id = id
 
-    def _index(self, job: Job, at: int, segment: Replayed) -> None:
+    def _index(self, job: Job, at: int, segment: ReplayedSegment) -> None:
         """Note the offset of the record of *job*, and drop its body if memory has no room for it."""
         assert self.memory is not None
         segment.starts.append(at)
@@ -412,7 +415,7 @@ class Recovery:
             tube = self._tubes[name] = self.tube_of(name)
         return tube
 
-    def _update(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _update(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)
         job = self.jobs.get(fields[0])
         if job is None or not READY <= fields[9] <= DELAYED:
@@ -421,7 +424,7 @@ class Recovery:
             (_, job.pri, job.delay, job.deadline) = fields[:4]
             (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
 
-    def _update_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _update_with_event(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         self._update(data, at, stop, segment)
         self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
 
@@ -433,7 +436,7 @@ class Recovery:
             job.events = job_history.join(job.events, data[event_at : event_at + job_history.EVENT.size])
         return job
 
-    def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _reserve_with_event(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         job = self._note_event(data, at, at + _EVENT_AFTER_RESERVE)
         if job is None:
             return
@@ -443,7 +446,7 @@ class Recovery:
         elif job.state == READY or (job.state == DELAYED and job.deadline <= job_history.last(job.events).at):
             job.state = RESERVED  # else reserve-job took it, and `settle` restores its state
 
-    def _reserve(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _reserve(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         id, reserves, timeouts = record.RESERVE_FIELDS.unpack_from(data, at + _JOB_AT)
         job = self.jobs.get(id)
         if job is not None:
@@ -451,13 +454,13 @@ class Recovery:
             job.reserves = reserves
             job.timeouts = timeouts
 
-    def _delete(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _delete(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
         self._release_memory(self.jobs.pop(id, None))
         if self._highest_id < id < _ID_LIMIT:
             self._highest_id = id
 
-    def _pause(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _pause(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         until, length = record.PAUSE_FIELDS.unpack_from(data, at + _JOB_AT)
         name = data[at + _JOB_AT + record.PAUSE_FIELDS.size : stop]
         if until and is_tube_name(name):
@@ -465,19 +468,19 @@ class Recovery:
         else:
             self.pauses.pop(name, None)
 
-    def _ids(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _ids(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         (next_id,) = record.IDS_FIELDS.unpack_from(data, at + _JOB_AT)
         if next_id <= _ID_LIMIT:
             self._recorded_next_id = next_id
 
-    def _import_begin(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _import_begin(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         self._undo_import()
         self._import_undo = {}
 
-    def _import_end(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _import_end(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         self._import_undo = None
 
-    def _import_aborted(self, data: bytes, at: int, stop: int, segment: Replayed) -> None:
+    def _import_aborted(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         self._undo_import()
 
     def _undo_import(self) -> None:
@@ -490,11 +493,11 @@ class Recovery:
 
 
 def rewrite_points(heads: dict[int, bytes]) -> dict[int, int]:
-    """Map each segment number to the number of the first record that later segments rewrite, or to NEVER.
+    """Map each segment number to the number of the first record that later segments rewrite, or to NOT_REWRITTEN.
 
     *heads* are the first bytes of each segment. After a disk failure, records from that number on were rewritten.
     """
-    found, lowest = {}, NEVER
+    found, lowest = {}, NOT_REWRITTEN
     for number in sorted(heads, reverse=True):
         found[number] = lowest
         with suppress(BadSegment):

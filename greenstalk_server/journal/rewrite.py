@@ -2,8 +2,8 @@
 
 A rewrite records the present state of these jobs from memory. If that does not fit, it works in steps, each on disk
 before the next: it first copies the jobs that have no JOB record on disk, then evacuates the oldest segments one by
-one, each removed before the next is copied. A step never needs more room than `Space.compaction_room` keeps, and each
-evacuated segment takes its jobs off the list, so a rewrite ends.
+one, each removed before the next is copied. A step never needs more room than `Space.compaction_room` keeps, and the
+jobs of each evacuated segment need no further rewriting, so a rewrite ends.
 
 A step is planned and encoded in slices, and commands run between two slices. A `DiscardingSegment` notes the jobs that
 they change; a later step rewrites these.
@@ -20,10 +20,10 @@ from typing import Final
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import no_spare
+from greenstalk_server.journal.batch import no_space_error
 from greenstalk_server.journal.eviction import Eviction
 from greenstalk_server.journal.segment import DiscardingSegment, Segment
-from greenstalk_server.journal.segment_log import UNMEASURED, SegmentLog, enlarged
+from greenstalk_server.journal.segment_log import UNMEASURED, SegmentLog, capacity_for
 from greenstalk_server.journal.space import Space
 
 REWRITE_BODIES: Final = 2**24
@@ -43,7 +43,7 @@ GATHER_BATCH ids, PLAN_COST for each job examined, ENCODE_COST for each record, 
 GATHER_BATCH: Final = 1024
 """Number of job ids that a rewrite gathers at a time."""
 
-NEVER: Final = 2**63
+ABOVE_ALL_SEQUENCES: Final = 2**63
 """A number above every sequence number."""
 
 
@@ -77,7 +77,7 @@ class Meter:
         self._left: int = REWRITE_SLICE
         self.is_sliced: bool = False
 
-    def is_due(self, cost: int) -> bool:
+    def spend(self, cost: int) -> bool:
         """Count *cost*; return whether the slice is over, and the caller must yield."""
         self._left -= cost
         if self._left > 0:
@@ -92,12 +92,12 @@ class Rewrite:
 
     is_planning     a step is being planned or recorded. No body may be evicted: the plan depends on which bodies are
                     in memory.
-    first_sequence  number of the first record that is in doubt; 0 if none is.
+    first_in_doubt  number of the first record that is in doubt; 0 if none is.
     """
 
     def __init__(self, segment_log: SegmentLog, space: Space, eviction: Eviction) -> None:
         self.is_planning: bool = False
-        self.first_sequence: int = 0
+        self.first_in_doubt: int = 0
         self._log: SegmentLog = segment_log
         self._space: Space = space
         self._eviction: Eviction = eviction
@@ -112,9 +112,11 @@ class Rewrite:
         """Note that a batch, or a sync, has failed."""
         log = self._log
         if not log.wants_rewrite:
-            log.pending_removal = deque([(at if at <= log.on_disk else NEVER, one) for at, one in log.pending_removal])
+            log.pending_removal = deque(
+                [(at if at <= log.on_disk else ABOVE_ALL_SEQUENCES, one) for at, one in log.pending_removal]
+            )
         log.wants_rewrite = True
-        self.first_sequence = min(self.first_sequence or NEVER, log.on_disk + 1)
+        self.first_in_doubt = min(self.first_in_doubt or ABOVE_ALL_SEQUENCES, log.on_disk + 1)
         self._steps_left = len(log.segments)
         log.forget_outstanding()
         for segment in log.unsafe:
@@ -158,7 +160,7 @@ class Rewrite:
             segment = self._failed.popleft()
             if not segment.is_proven and segment.handle is not None and not segment.is_begun:
                 yield from self._forget_number(segment, meter)
-                self._log.add_ahead([segment.unused()])
+                self._log.add_ahead([segment.reuse_file()])
         yield from self._gather_from(self._log.current, meter)
 
     def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
@@ -168,21 +170,21 @@ class Rewrite:
         segment.touched_tubes = set()
         for begin in range(0, len(touched), GATHER_BATCH):
             self._ids.update(dict.fromkeys(touched[begin : begin + GATHER_BATCH]))
-            if meter.is_due(GATHER_COST):
+            if meter.spend(GATHER_COST):
                 yield
 
     def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """Note that no job has its newest JOB record in *segment*, whose number is used again."""
+        """Mark the jobs whose newest JOB record is in *segment* as without one: the segment's number is used again."""
         for id in segment.ids:
             job = self._log.jobs.get(id)
             if job is not None and job.segment == segment.number:
                 job.segment = 0
-            if meter.is_due(PLAN_COST):
+            if meter.spend(PLAN_COST):
                 yield
 
     def _next_step(self, meter: Meter) -> Generator[None, None, Step | None]:
         """Plan the next step; return None if none has room, or if bodies must be read back first."""
-        kept = self._space.compaction_room()
+        required_free = self._space.compaction_room()
         without_record: list[Job] = []  # with no JOB record on disk
         whole: list[Job] = []
         changed: list[Job] = []
@@ -199,32 +201,32 @@ class Rewrite:
                 is_whole = size < REWRITE_BODIES and id not in self._eviction.lost
                 size += job.size if is_whole else 0
                 (changed if not is_whole else whole if job.body is not None else wanted).append(job)
-            if meter.is_due(PLAN_COST):
+            if meter.spend(PLAN_COST):
                 yield
         if wanted:
             self._eviction.wanted = wanted
             return None
         step = Step([*without_record, *whole], changed, deletes, is_last=True)
-        if (yield from self._fits(step, kept, meter)):
+        if (yield from self._fits(step, required_free, meter)):
             return step
-        self._space.note_full(no_spare())
+        self._space.note_full(no_space_error())
         smallest = Step(without_record, [*whole, *changed], deletes, is_last=True)
-        if (yield from self._fits(smallest, kept, meter)):
+        if (yield from self._fits(smallest, required_free, meter)):
             return smallest
         if without_record:
-            return (yield from self._fitting(without_record, deletes, meter))
+            return (yield from self._plan_copies(without_record, deletes, meter))
         oldest = self._log.oldest_finished()
         if oldest is not None and self._steps_left > 0:
-            live = yield from self._live_in(oldest, meter)
+            live = yield from self._live_jobs(oldest, meter)
             self._eviction.wanted = [job for job in live if job.body is None]
             if not self._eviction.wanted:
-                return (yield from self._fitting(live, deletes, meter))
+                return (yield from self._plan_copies(live, deletes, meter))
             if self._eviction.lost.isdisjoint([job.id for job in self._eviction.wanted]):
                 return None
             self._eviction.wanted = []
         return smallest if (yield from self._fits(smallest, 0, meter)) else None
 
-    def _fitting(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
+    def _plan_copies(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
         """Return a step, not the last one, of *copies* and, if they fit, *deletes*; None if *copies* do not fit."""
         for some in (deletes, []):
             step = Step(copies, [], some, is_last=False)
@@ -232,31 +234,31 @@ class Rewrite:
                 return step
         return None
 
-    def _live_in(self, segment: Segment, meter: Meter) -> Generator[None, None, list[Job]]:
+    def _live_jobs(self, segment: Segment, meter: Meter) -> Generator[None, None, list[Job]]:
         """Return the jobs that have their newest JOB record in *segment*."""
         found: dict[int, Job] = {}
         for id in segment.ids:
             job = self._log.jobs.get(id)
             if job is not None and job.segment == segment.number:
                 found[id] = job
-            if meter.is_due(PLAN_COST):
+            if meter.spend(PLAN_COST):
                 yield
         return list(found.values())
 
-    def _fits(self, step: Step, kept: int, meter: Meter) -> Generator[None, None, bool]:
-        """Return whether *step* fits on the disk, and leaves *kept* bytes free."""
+    def _fits(self, step: Step, required_free: int, meter: Meter) -> Generator[None, None, bool]:
+        """Return whether *step* fits on the disk, and leaves *required_free* bytes free."""
         ahead, free, left = [segment.capacity for segment in self._log.ahead], self._log.free, -1
         header = self._log.header_size()
         for size in self._sizes_of(step):
             if size > left:
                 planned = ahead.pop(0) if ahead else 0
-                capacity = enlarged(planned or self._log.new_capacity(free), header, size)
+                capacity = capacity_for(planned or self._log.new_capacity(free), header, size)
                 free -= capacity - planned
                 left = capacity - header
             left -= size
-            if meter.is_due(PLAN_COST):
+            if meter.spend(PLAN_COST):
                 yield
-        return free >= 0 and free + sum(ahead) >= kept
+        return free >= 0 and free + sum(ahead) >= required_free
 
     def _sizes_of(self, step: Step) -> Iterator[int]:
         """Yield the size of each record of *step*, after a 0 for the segment that it begins."""
@@ -275,12 +277,16 @@ class Rewrite:
         return [self._log.tubes.get(name) or Tube(name, self._log.jobs) for name in sorted(self._tubes)]
 
     def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
-        """Record *step*. `current` is a DiscardingSegment between two slices, and commands have their own sequence."""
+        """Record *step*, in slices.
+
+        Between two slices, `current` is a DiscardingSegment, and the records of commands are numbered on from the last
+        number before the step.
+        """
         discarding, numbered = self._log.current, self._log.sequence
         self._log.unsafe.clear()
-        self._log.begin_segment(0, self.first_sequence)
+        self._log.begin_segment(0, self.first_in_doubt)
         for cost in self._records_of(step):
-            if meter.is_due(cost):
+            if meter.spend(cost):
                 segment, sequence = self._log.current, self._log.sequence
                 self._log.current, self._log.sequence = discarding, numbered
                 self._log.unsafe.append(discarding)
@@ -328,8 +334,8 @@ class Rewrite:
     def _abandon(self, segment: Segment) -> None:
         """Keep *segment* until it is superseded. Drop it if no batch on it has succeeded: nothing depends on it."""
         if segment.is_proven:
-            segment.take()
-            self.first_sequence = min(self.first_sequence, segment.first_sequence)
+            segment.take_unwritten()
+            self.first_in_doubt = min(self.first_in_doubt, segment.first_sequence)
             self._superseded.append(segment)
             segment.used = max(segment.used, segment.allocated)  # it is not truncated
             self._log.finished_bytes += segment.used
@@ -358,11 +364,14 @@ class Rewrite:
             assert not segment.live_bytes
             self._log.remove_after(segment, sequence)
         self._superseded.clear()
-        self._log.free, self._space.margin, self.first_sequence = UNMEASURED, 0, 0
+        self._log.free, self._space.margin, self.first_in_doubt = UNMEASURED, 0, 0
         self._log.wants_rewrite = False
 
     def _release_removals(self, sequence: int) -> None:
-        """After record *sequence*, remove the segments whose copies were in doubt: the copies are rewritten by then."""
+        """Allow the removal, once record *sequence* is on disk, of the segments whose copies were in doubt.
+
+        The copies are rewritten by then.
+        """
         self._log.pending_removal = deque(
-            [(min(at, sequence) if at == NEVER else at, one) for at, one in self._log.pending_removal]
+            [(min(at, sequence) if at == ABOVE_ALL_SEQUENCES else at, one) for at, one in self._log.pending_removal]
         )

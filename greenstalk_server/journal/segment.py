@@ -12,8 +12,17 @@ PREFIX: Final = "journal."
 _FILE_NAME: Final = re.compile(r"journal\.([1-9][0-9]{0,17})", re.ASCII)
 DISCARDING_CAPACITY: Final = 2**63
 
-LARGE_BODY: Final = 16384
-"""Body size in bytes above which it is written without copying, and its checksum is computed at write time."""
+LARGE_BODY: int = 16384
+"""Body size in bytes above which it is written without copying, and its checksum is computed at write time.
+
+Not Final, so that a test can change it in the compiled build.
+"""
+
+COPIED_BODY: Final = 1024
+"""Maximum bytes of a body that is copied into its record.
+
+The copy costs no more than the second checksum and the second chunk that it saves.
+"""
 
 
 def name_of(number: int) -> str:
@@ -68,9 +77,8 @@ class Segment:
     first_sequence  the field of its header.
     used        bytes of its records, written or not.
     written     bytes that were written to the file.
-    chunks      records not written yet, in order. A record with a large body is two chunks: its start, without the
-                prefix, and the body.
-    unsealed    indexes in `chunks` of the starts of records with a large body, ascending.
+    chunks      records not written yet, in order. A JOB record may be two chunks: its start and its body.
+    unsealed    indexes in `chunks` of the starts of records with a large body, ascending. They lack the prefix.
     ids         id of each JOB record, in order.
     cursor      number of `ids` that compaction has looked at.
     starts      offset of each JOB record in the file, if bodies may be read back.
@@ -139,7 +147,7 @@ class Segment:
         self.touched_tubes: set[bytes] = set()
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
 
-    def unused(self) -> Segment:
+    def reuse_file(self) -> Segment:
         """Return a new segment that reuses the file of this one, which must have no bytes written."""
         segment = Segment(self.number, self.capacity)
         segment.handle, segment.has_file, segment.is_listed = self.handle, self.has_file, self.is_listed
@@ -159,12 +167,21 @@ class Segment:
         if self.touched is not None:
             self.touched.append(id)
 
-    def add_large(self, start: bytes, body: bytes, id: int) -> None:
-        """Append a JOB record of the job *id* with a large body; *start* is what `Encoder.begin_job` returned."""
-        self.unsealed.append(len(self.chunks))
-        self.chunks.append(start)
-        self.chunks.append(body)
+    def add_job(self, start: bytes, body: bytes, id: int, *, is_large: bool) -> None:
+        """Append a JOB record of the job *id*; *start* is what `Encoder.begin_job` returned.
+
+        If its body *is_large*, the checksum is computed when the record is written.
+        """
         self.used += record.PREFIX_SIZE + len(start) + len(body)
+        if len(body) <= COPIED_BODY and not is_large:
+            self.chunks.append(self.encoder.seal(start + body))
+        else:
+            if is_large:
+                self.unsealed.append(len(self.chunks))
+            else:
+                start = self.encoder.seal_job(start, body)
+            self.chunks.append(start)
+            self.chunks.append(body)
         if self.touched is not None:
             self.touched.append(id)
 
@@ -178,7 +195,7 @@ class Segment:
         self.touched_tubes.add(name)
         self.add_bare(data)
 
-    def take(self) -> Unwritten:
+    def take_unwritten(self) -> Unwritten:
         """Return the records not written yet, and forget them."""
         unwritten = Unwritten(self.encoder, self.chunks, self.unsealed)
         self.chunks, self.unsealed = [], []
@@ -200,7 +217,7 @@ class DiscardingSegment(Segment):
         assert self.touched is not None
         self.touched.append(id)
 
-    def add_large(self, start: bytes, body: bytes, id: int) -> None:
+    def add_job(self, start: bytes, body: bytes, id: int, *, is_large: bool) -> None:
         assert self.touched is not None
         self.touched.append(id)
 

@@ -23,13 +23,17 @@ MIN_SEGMENT: Final = 4096
 BLOCK: Final = 4096
 """Bytes that a file system allocates at a time."""
 
+SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
+"""Unusable bytes of a segment: its header, and its end when the next record does not fit."""
+
 UNMEASURED: Final = 2**62
 """Value of `SegmentLog.free` outside a rewrite, when the free space of the disk does not matter."""
 
-ID_BLOCK: Final = 32768
+ID_BLOCK: int = 32768
 """Ids that are reserved at a time, unless each put is synced. A start after a crash skips the unused ones.
 
-Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next block is on disk in time.
+Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next block is on disk in time. Not Final, so
+that a test can change it in the compiled build.
 """
 
 
@@ -39,7 +43,7 @@ class SegmentLog:
     jobs            the broker's table of jobs.
     tubes           the broker's table of tubes.
     sequence        number of the last record.
-    first_sequence  number of the last record found at startup; new records have higher numbers.
+    recovered_sequence  number of the last record found at startup; new records have higher numbers.
     on_disk         number of the last record that is known to be on disk.
     next_id         above every job id assigned so far.
     ids_end         end of the reserved block of ids.
@@ -50,7 +54,8 @@ class SegmentLog:
     ahead           segments allocated ahead: their files exist, and have no records yet.
     pending_removal segments that nothing refers to, each with the number of the record that must be on disk before
                     its file is removed.
-    orphaned        segments without records whose files are to be removed.
+    orphaned        segments whose files are to be removed at the next upkeep: never used, abandoned after a failed
+                    write, or not removed by the last upkeep.
     evictable       numbers of finished segments whose jobs may have bodies in memory, oldest first.
     next_number     number of the next new segment.
     newest          number of the newest segment that was begun.
@@ -73,7 +78,6 @@ class SegmentLog:
         "current",
         "evictable",
         "finished_bytes",
-        "first_sequence",
         "free",
         "ids_end",
         "ids_wanted_at",
@@ -91,6 +95,7 @@ class SegmentLog:
         "orphaned",
         "outstanding",
         "pending_removal",
+        "recovered_sequence",
         "segments",
         "sequence",
         "tubes",
@@ -105,7 +110,7 @@ class SegmentLog:
         self.jobs: Mapping[int, Job] = {}
         self.tubes: dict[bytes, Tube] = {}
         self.sequence: int = 0
-        self.first_sequence: int = 0
+        self.recovered_sequence: int = 0
         self.on_disk: int = 0
         self.next_id: int = 1
         self.ids_end: int = 1
@@ -132,7 +137,7 @@ class SegmentLog:
 
     def adopt(self, recovery: Recovery) -> None:
         """Take over the segments that *recovery* has replayed into `jobs`."""
-        self.sequence = self.first_sequence = self.on_disk = recovery.sequence
+        self.sequence = self.recovered_sequence = self.on_disk = recovery.sequence
         self.next_id = recovery.next_id
         for replayed in recovery.segments:
             segment = Segment(replayed.header.number, replayed.end)
@@ -154,9 +159,9 @@ class SegmentLog:
         self.next_number += 1
         return segment
 
-    def add_ahead(self, made: list[Segment]) -> None:
-        """Queue *made*, whose files exist, for use; orphan those not above the newest begun segment."""
-        ahead = sorted([*self.ahead, *made], key=lambda segment: segment.number)
+    def add_ahead(self, created: list[Segment]) -> None:
+        """Queue *created*, whose files exist, for use; orphan those not above the newest begun segment."""
+        ahead = sorted([*self.ahead, *created], key=lambda segment: segment.number)
         self.ahead = deque([segment for segment in ahead if segment.number > self.newest])
         self.orphaned += [segment for segment in ahead if segment.number <= self.newest]
 
@@ -172,6 +177,18 @@ class SegmentLog:
         self.largest = max(self.largest, segment.used)
         if self.keeps_positions:
             self.evictable.append(segment.number)
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a record of *size* bytes fits in the current segment, and a DELETE of every job after it.
+
+        The DELETEs may also go to the segments ahead.
+        A shortcut of the common case for `Space.has_room`: False on a full disk and before a rewrite.
+        """
+        left = self.current.capacity - self.current.used
+        if size > left or self.is_full or self.wants_rewrite:
+            return False
+        room = left + len(self.ahead) * (self.max_size - SEGMENT_OVERHEAD)
+        return room >= (len(self.jobs) + 1) * record.DELETE_SIZE + 2 * size
 
     def room_for(self, size: int) -> Segment:
         """Return the segment for a record of *size* bytes; begin the next one if the current one is too full."""
@@ -203,7 +220,7 @@ class SegmentLog:
         self.newest = segment.number
         for tube in [tube for tube in self.tubes.values() if tube.paused_until]:
             self.add_pause(tube, segment)
-        segment.capacity = enlarged(segment.capacity, segment.used, size)
+        segment.capacity = capacity_for(segment.capacity, segment.used, size)
 
     def header_size(self) -> int:
         """Return the size in bytes of the start of a segment: its header, and the pauses of tubes."""
@@ -216,22 +233,24 @@ class SegmentLog:
 
     def add_job(self, job: Job, size: int, events: bytes = b"") -> None:
         """Append a JOB record of *job* with *events*; the record takes *size* bytes."""
-        job.events_recorded = record.events_size(events)
+        if events or job.cold.events_recorded:
+            job.events_recorded = record.events_size(events)
         segment = self.room_for(size)
         self.sequence += 1
         if self.keeps_positions:
             segment.starts.append(segment.used)
-        if job.size > LARGE_BODY:
-            segment.add_large(segment.encoder.begin_job(job, self.sequence, events), held_body(job), job.id)
-        else:
-            segment.add(segment.encoder.job(job, self.sequence, events), job.id)
+        start = segment.encoder.begin_job(job, self.sequence, events)
+        segment.add_job(start, held_body(job), job.id, is_large=job.size > LARGE_BODY)
         segment.ids.append(job.id)
         segment.live_bytes += size
         self.live_bytes += size
         job.segment = segment.number
 
     def add_copy(self, job: Job) -> int:
-        """Append another JOB record of *job*; return its size in bytes. On a full disk it is at most the last one's."""
+        """Append another JOB record of *job*; return its size in bytes.
+
+        On a full disk the record is no larger than the last JOB record of *job*.
+        """
         events = self.copied_events(job)
         size = record.job_size(job) + record.events_size(events)
         self.add_job(job, size, events)
@@ -338,6 +357,6 @@ class SegmentLog:
         return len(self.segments) - without_file + others
 
 
-def enlarged(capacity: int, header: int, size: int) -> int:
+def capacity_for(capacity: int, header: int, size: int) -> int:
     """Return the capacity of a segment with *header* bytes and room for *size* more, at least *capacity*."""
     return max(capacity, header + max(size, capacity // 4))

@@ -12,21 +12,21 @@ import time
 from typing import Final
 
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Upkeep, create, has_spare, no_spare
+from greenstalk_server.journal.batch import Upkeep, create, has_spare, no_space_error
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.journal.segment_log import BLOCK, MIN_SEGMENT, SegmentLog
+from greenstalk_server.journal.segment_log import BLOCK, MIN_SEGMENT, SEGMENT_OVERHEAD, SegmentLog
 
 log = logging.getLogger(__name__)
 
 MIN_FIRST_SEGMENT: Final = 16384
 """Minimum bytes of the first segment when the server starts on a full disk."""
 
-SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
-"""Unusable bytes of a segment: its header, and its end when the next record does not fit."""
-
 SPARE_SEGMENTS: Final = 1.5
-"""Free space that puts leave on the disk, in segments: for the copy of one segment, and for releases meanwhile."""
+"""Free space that puts leave on the disk, in segments.
+
+It is for the copies of the jobs of one segment, and for the records of `release` commands that arrive meanwhile.
+"""
 
 SEGMENTS_PER_DISK: Final = 8
 """Minimum number of segments that a disk holds; on a small disk segments are smaller than -s."""
@@ -37,7 +37,7 @@ FULL_LOG_INTERVAL: Final = 10.0
 MARGIN: Final = 4 * BLOCK
 """Bytes that a rewrite counts as used, added after each allocation that failed though the disk reported room."""
 
-LACK_OF_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT)
 
 PUTS_ARE_REFUSED: Final = "puts return OUT_OF_MEMORY until an allocation succeeds"
 
@@ -68,7 +68,7 @@ class Space:
         share = (self.known_free + self._log.finished_bytes) // SEGMENTS_PER_DISK
         return min(self._log.max_size, max(MIN_SEGMENT, share // BLOCK * BLOCK))
 
-    def make_first(self) -> None:
+    def create_first(self) -> None:
         """Create the first segment, a smaller one if the disk is nearly full; raise OSError if none fits."""
         segment = self._log.new_segment()
         free = self._files.free() - self.compaction_room()
@@ -95,7 +95,7 @@ class Space:
             needed += max(log.max_size, log.largest)
         room = left + (len(log.ahead) - is_large) * usable
         while room < needed or (is_large and not log.ahead):
-            if not self._make_ahead():
+            if not self._allocate_ahead():
                 return False
             room += usable
         if size > left and not self._may_begin():
@@ -110,12 +110,12 @@ class Space:
         except OSError:
             return False
 
-    def _make_ahead(self) -> bool:
+    def _allocate_ahead(self) -> bool:
         """Create a segment ahead, in this thread; needed only if a burst of puts has overtaken upkeep."""
         segment = self._log.new_segment()
         try:
             if not has_spare(self._files, segment, self._spare()):
-                raise no_spare()
+                raise no_space_error()
             create(self._files, segment)
         except OSError as error:
             if segment.has_file:
@@ -134,7 +134,7 @@ class Space:
         if segment.capacity < size:
             try:
                 if self._files.free() - (size - segment.capacity) < self._spare(size):
-                    raise no_spare()
+                    raise no_space_error()
                 self._files.grow(segment.handle, size)
             except OSError as error:
                 self._note_upkeep_error(error, f"cannot extend {name_of(segment.number)}: %s; the put is refused")
@@ -161,33 +161,34 @@ class Space:
             segment = self._log.pending_removal.popleft()[1]
             self._log.outstanding -= segment.copied
             to_remove.append(segment)
-        makes = not self._log.wants_rewrite and (is_retry or not self._log.is_full or to_remove)
-        lacking = range(len(self._log.ahead), self._wanted_ahead() if makes else 0)
-        to_make = [self._log.new_segment() for _ in lacking]
-        if not to_make and not to_remove:
+        may_create = not self._log.wants_rewrite and (is_retry or not self._log.is_full or to_remove)
+        lacking = range(len(self._log.ahead), self._wanted_ahead() if may_create else 0)
+        to_create = [self._log.new_segment() for _ in lacking]
+        if not to_create and not to_remove:
             return None
         return Upkeep(
-            self._files, to_make, to_remove, self._is_never_synced, self._spare(), has_ahead=bool(self._log.ahead)
+            self._files, to_create, to_remove, self._is_never_synced, self._spare(), has_ahead=bool(self._log.ahead)
         )
 
     def complete_upkeep(self, upkeep: Upkeep) -> None:
         """Note what *upkeep* has done."""
-        self._log.add_ahead(upkeep.made)
+        self._log.add_ahead(upkeep.created)
         self._log.orphaned += upkeep.not_removed
         self.known_free = upkeep.free
         if upkeep.error is not None:
-            self._note_upkeep_error(upkeep.error, upkeep.doing)
+            self._note_upkeep_error(upkeep.error, upkeep.error_message)
             return
         if self._upkeep_error:
             log.warning("journal: files can be created and removed again")
             self._upkeep_error = ""
-        if upkeep.made:
+        if upkeep.created:
             self._note_space()
 
     def can_remove(self) -> bool:
         """Return whether the first segment pending removal may be removed.
 
-        It may be removed once copies of its jobs are on disk, and so is a later segment, whose header has the next id.
+        It may be removed once the copies of its jobs are on disk and the header of a later segment is too: that header
+        has the next id.
         """
         if not self._log.pending_removal:
             return False
@@ -241,7 +242,7 @@ class Space:
 
     def _note_upkeep_error(self, error: OSError, message: str) -> None:
         """Log *message*, in which %s stands for *error*, unless the last upkeep has failed too."""
-        if error.errno in LACK_OF_ROOM:
+        if error.errno in NO_SPACE_ERRNOS:
             self.note_full(error)
             return
         self.refusal = message % error

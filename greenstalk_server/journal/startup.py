@@ -32,9 +32,10 @@ PROGRESS_INTERVAL: Final = 1.0
 
 
 def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: bool) -> None:
-    """Fill *broker*, new and empty, from *files*, and begin *binlog* after them; raise StartError.
+    """Fill *broker*, which must be new and empty, from *files*, and let *binlog* continue in a new segment.
 
-    With *is_strict*, damage other than a torn tail is an error. beanstalkd's files, if there are any, are imported.
+    Raise StartError if that fails. With *is_strict*, damage other than a torn tail is an error. beanstalkd's files, if
+    there are any, are imported.
     """
     try:
         memory = broker.bodies.limit if broker.bodies is not None else None
@@ -62,7 +63,7 @@ def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
         raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
 
 
-def go_on(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
+def resume_from(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
     """Settle *recovery*, which has filled the tables of *broker*, and begin *binlog* after it."""
     _begin(recovery, broker, binlog, now)
     _record_returns(recovery, binlog)
@@ -189,6 +190,6 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, 
 
 def write_out(binlog: Binlog) -> None:
     """Write and sync all records of *binlog* in this thread; raise OSError."""
-    batch = binlog.take(is_synced=True)
+    batch = binlog.take_batch(is_synced=True)
     batch.run()
-    binlog.done(batch)
+    binlog.complete_batch(batch)

@@ -61,11 +61,11 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
     except OSError as error:
         raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_BINLOG) from error
     if in_use and not is_quiet:
-        _say(f"{in_use}; the archive has all changes that were acknowledged before the export began")
+        _print_status(f"{in_use}; the archive has all changes that were acknowledged before the export began")
     for damage in recovery.damage:
-        _say(f"{damage}")
+        _print_status(f"{damage}")
     if not is_quiet:
-        _say(f"{_describe(Count(len(pauses), len(jobs)))} exported")
+        _print_status(f"{_describe(Count(len(pauses), len(jobs)))} exported")
     return EXIT_OK if recovery.is_sound else EXIT_DAMAGED
 
 
@@ -82,8 +82,8 @@ def import_journal(directory: str, source: str | None) -> int:
     return EXIT_OK
 
 
-def read_archive(files: Files, named: str, source: str | None) -> None:
-    """Import *source* or stdin into *files*, which are empty; raise StartError or OSError. *named* is for messages."""
+def read_archive(files: Files, label: str, source: str | None) -> None:
+    """Import *source* or stdin into *files*, which are empty; raise StartError or OSError. *label* is for messages."""
     with _input(source) as lines:
         reader = Reader(lines)
         try:
@@ -91,7 +91,7 @@ def read_archive(files: Files, named: str, source: str | None) -> None:
         except BadLine as error:
             message = f"journal import: {source or 'stdin'}:{reader.number}: {error}; nothing was imported"
             raise StartError(message, EXIT_DAMAGED) from error
-    print(f"{named}: {_describe(count)} imported", file=sys.stderr)
+    print(f"{label}: {_describe(count)} imported", file=sys.stderr)
 
 
 def _refuse_incomplete(report: Report) -> None:
@@ -181,7 +181,7 @@ def _import(files: Files, reader: Reader) -> Count:
     segments = _Segments(files, reader.head())
     pauses = jobs = 0
     try:
-        for each in reader.rest(segments.next_id):
+        for each in reader.entries(segments.next_id):
             if isinstance(each, Pause):
                 pauses += 1
                 segments.add_pause(each)
@@ -266,5 +266,5 @@ def _describe(count: Count) -> str:
     return f"{jobs} and {pauses}"
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(f"journal export: {text}", file=sys.stderr)

@@ -6,11 +6,11 @@ that are on disk only), `rewrite` (after a failure) and `batch` (all work that b
 
 The broker appends records, which stay in memory, encoded. The committer takes a batch of them, runs
 it, in a thread or in the event loop, to write and sync the records, and hands it back. Then the replies may be sent.
-All methods run in the thread of the broker, except `run` of the classes of `batch`. None of them touches the disk,
-except `put` when the space allocated ahead is used up.
+All methods run in the thread of the broker, except `run` of the classes of `batch`. None of them writes to the disk,
+except `begin`, `write_here`, and `put` and `replace` when the space allocated ahead is used up.
 
-Segments are removed in the order in which they were begun, each once no job has its newest JOB record in it. So an
-UPDATE or a DELETE never outlives the JOB record that it is about.
+Segments are removed in the order in which they were begun, each once no job has its newest JOB record in it. So a JOB
+record never outlives a later UPDATE or DELETE of the same job.
 
 Ids. Where replies do not wait for a sync, a power failure may lose jobs whose ids clients know. So ids are reserved in
 blocks: the header of each segment, or an IDS record, names the end of the block, and the next block is recorded when
@@ -31,27 +31,31 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
+from mypy_extensions import mypyc_attr
+
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Batch, Read, Sync, Upkeep, no_spare
+from greenstalk_server.journal.batch import Batch, Read, Sync, Upkeep, no_space_error, timed_sync
 from greenstalk_server.journal.compaction import Compaction
 from greenstalk_server.journal.eviction import Eviction
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.rewrite import Rewrite
+from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.segment_log import SegmentLog
-from greenstalk_server.journal.space import LACK_OF_ROOM, Space
+from greenstalk_server.journal.space import NO_SPACE_ERRNOS, Space
 
 log = logging.getLogger(__name__)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # the tests have one
 class Binlog:
     """The journal of one directory.
 
-    promised    sequence number of the last record whose reply has to wait for it.
+    promised    number of the last record that a reply has to wait for.
     safe        sequence number up to which records are as durable as `sync_interval` requires.
     trouble     why puts are refused and nothing is acknowledged until the next retry succeeds, or None.
     bytes_died  bytes of JOB records whose jobs were deleted or replaced, since the start.
@@ -104,7 +108,7 @@ class Binlog:
         self._written = self.safe = self.promised = log.sequence
         log.max_size = self._space.fitting_size()
         self._eviction.begin(bodies)
-        self._space.make_first()
+        self._space.create_first()
         log.begin_segment(0)
         if recovery.is_import_open:
             self.mark(record.IMPORT_UNDO)
@@ -115,7 +119,7 @@ class Binlog:
         """Record *job*; return False if the disk fails, or has no room for the record and its DELETE."""
         log, size = self._log, record.job_size(job)
         if job.id < log.ids_wanted_at:
-            if not self._space.has_room(size):
+            if not log.has_room(size) and not self._space.has_room(size):
                 return False
         elif not self._space.has_room(record.IDS_SIZE + size) or not log.record_id_block(job.id):
             return False
@@ -220,7 +224,7 @@ class Binlog:
             oldest_index=next(iter(log.segments), 0),
             current_index=log.current.number,
             records_migrated=self._compaction.copied_records,
-            records_written=log.sequence - log.first_sequence,
+            records_written=log.sequence - log.recovered_sequence,
             max_size=self._shown_max_size,
             is_on_disk=True,
             is_full=log.is_full,
@@ -241,11 +245,6 @@ class Binlog:
         return (self._log.sequence > self._written or self._must_sync) and not self._log.wants_rewrite
 
     @property
-    def is_changing_files(self) -> bool:
-        """Whether the next batch makes, finishes or syncs a file, and should not run in the event loop."""
-        return len(self._log.unsafe) > 1 or self._log.current.handle is None or self._must_sync
-
-    @property
     def pending_bytes(self) -> int:
         """Bytes that the next batch will write."""
         return sum([segment.used - segment.written for segment in self._log.unsafe])
@@ -255,7 +254,49 @@ class Binlog:
         """Whether a sync has anything to do."""
         return self._written > self._log.on_disk and not self._log.wants_rewrite
 
-    def take(self, is_synced: bool) -> Batch:
+    @property
+    def segment_size(self) -> int:
+        """Bytes of a segment, which is smaller than -s on a small disk."""
+        return self._log.max_size
+
+    def write_here(self, limit: int, *, is_synced: bool) -> int:
+        """Write all pending records in this thread, and sync them if *is_synced*; return their number of bytes.
+
+        Return 0, having done nothing, if nothing is pending or a batch has to do it: if more than *limit* bytes are
+        pending, if a file would be created, extended or finished, or if a sync is due though *is_synced* is false.
+        Raise OSError, to be reported to `note_failure`. No batch may be outstanding.
+        """
+        log = self._log
+        segment = log.current
+        handle, size = segment.handle, segment.used - segment.written
+        if handle is None or size > limit or len(log.unsafe) > 1 or log.wants_rewrite:
+            return 0
+        if segment.allocated < segment.capacity or not (segment.is_listed or self.sync_interval is None):
+            return 0
+        if not is_synced and self._must_sync:
+            return 0
+        segment.is_begun = True
+        try:
+            self._files.write(handle, segment.written, segment.take_unwritten().encode())
+            if is_synced:
+                self._count_sync(timed_sync(self._files, handle))
+        except OSError as error:
+            error.filename = error.filename or name_of(segment.number)
+            raise
+        segment.written += size
+        segment.is_proven = True
+        segment.pending_copies = 0
+        self._ids_end_written = log.ids_end
+        self._written = self.safe = log.sequence
+        self._new_ids.clear()
+        if is_synced:
+            self._synced_at = time.monotonic()
+            self._note_on_disk(segment.number, log.ids_end)
+        if is_synced or self.sync_interval is None:
+            log.on_disk = log.sequence
+        return size
+
+    def take_batch(self, is_synced: bool) -> Batch:
         """Return all records not written yet as a batch, to be synced if *is_synced* or if it has to be.
 
         Only one batch may be outstanding. A batch of a rewrite is always synced, since the segments that it
@@ -264,7 +305,7 @@ class Binlog:
         log, size, parts, copies = self._log, 0, [], 0
         for segment in log.unsafe:
             if segment.number:
-                parts.append((segment, segment.take(), segment is not log.current, segment.pending_copies))
+                parts.append((segment, segment.take_unwritten(), segment is not log.current, segment.pending_copies))
                 size += segment.used - segment.written
                 copies += segment.pending_copies
                 segment.pending_copies = 0
@@ -281,7 +322,7 @@ class Binlog:
             size,
         )
 
-    def done(self, batch: Batch) -> None:
+    def complete_batch(self, batch: Batch) -> None:
         """Note that *batch* has run."""
         log = self._log
         self._note_finished(batch)
@@ -315,7 +356,7 @@ class Binlog:
             if is_on_disk:
                 log.newest_on_disk = max(log.newest_on_disk, segment.number)
         if batch.finished and log.wants_rewrite:
-            self._rewrite.first_sequence = log.on_disk + 1
+            self._rewrite.first_in_doubt = log.on_disk + 1
 
     def take_sync(self) -> Sync | None:
         """Return a sync of all written records; None if no file needs one: full segments are synced when finished."""
@@ -325,7 +366,7 @@ class Binlog:
             return None
         return Sync(self._files, handle, unsafe[0].number, self._written, self._ids_end_written)
 
-    def synced(self, sync: Sync) -> None:
+    def complete_sync(self, sync: Sync) -> None:
         """Note that *sync* has run."""
         self._log.on_disk = max(self._log.on_disk, sync.sequence)
         self._synced_at = time.monotonic()
@@ -357,12 +398,12 @@ class Binlog:
 
     # Failure
 
-    def failed(self, error: OSError, batch: Batch | None = None) -> None:
+    def note_failure(self, error: OSError, batch: Batch | None = None) -> None:
         """Note that *batch*, or a sync, has failed: until a rewrite is complete, nothing more is safe."""
         log, is_short = self._log, batch is not None and batch.is_short
         if batch is not None:
             self._note_finished(batch)
-        if is_short and not log.wants_rewrite and error.errno in LACK_OF_ROOM:
+        if is_short and not log.wants_rewrite and error.errno in NO_SPACE_ERRNOS:
             self._space.note_full(error)
         else:
             self._note_trouble(str(error))
@@ -378,7 +419,7 @@ class Binlog:
         """
         is_recorded = yield from self._rewrite.record_step()
         if not is_recorded and not self.wants_bodies:
-            self._note_trouble(str(no_spare()))
+            self._note_trouble(str(no_space_error()))
         return is_recorded
 
     def _note_trouble(self, reason: str) -> None:
@@ -393,20 +434,20 @@ class Binlog:
 
     # Bodies on disk only
 
-    def let_go(self, at_most: int) -> bool:
-        """Examine up to *at_most* jobs and evict bodies that are on disk while memory is short.
+    def evict(self, limit: int) -> bool:
+        """Examine up to *limit* jobs and evict bodies that are on disk while memory is short.
 
         Return whether more are due.
         """
-        return not self._rewrite.is_planning and self._eviction.evict(at_most)
+        return not self._rewrite.is_planning and self._eviction.evict(limit)
 
     def read(self, jobs: Iterable[Job]) -> Read:
         """Return a Read of the bodies of *jobs* that are only on disk."""
         return self._eviction.read(jobs)
 
-    def have_read(self, read: Read, ahead: Collection[int] = ()) -> None:
+    def complete_read(self, read: Read, ahead: Collection[int] = ()) -> None:
         """Keep the bodies that *read* has read; *ahead* are the ids of jobs that no client waits for yet."""
-        self._eviction.accept(read, ahead)
+        self._eviction.complete_read(read, ahead)
 
     def note_lost(self, read: Read) -> None:
         """Note which bodies *read* could not read."""
@@ -447,6 +488,6 @@ class Binlog:
         """
         return self._space.upkeep(is_retry)
 
-    def kept(self, upkeep: Upkeep) -> None:
+    def complete_upkeep(self, upkeep: Upkeep) -> None:
         """Note what *upkeep* has done."""
         self._space.complete_upkeep(upkeep)

@@ -1,1 +1,1 @@
-"""The gevent side: sockets, TLS, connections, polling, group commit and HTTP requests."""
+"""Networking with gevent: sockets, TLS, connections, polling, group commit and HTTP requests."""

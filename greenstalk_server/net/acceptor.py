@@ -11,6 +11,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import gevent
@@ -18,7 +19,8 @@ from gevent.pywsgi import WSGIServer
 from gevent.server import StreamServer
 
 from greenstalk_server.core.limits import LimitCounters
-from greenstalk_server.net.poller import BUDGET, Poller
+from greenstalk_server.net.connection import run_then
+from greenstalk_server.net.poller import BUDGET, AcceptHandler, Poller
 from greenstalk_server.runtime.scheduling import FairQueue
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 RESERVED: Final = 64
 """File descriptors for the journal, its locks and directories, and the files that are open from the start."""
 
-RETRY_INTERVAL: Final = 0.1
+ACCEPT_RETRY_INTERVAL: Final = 0.1
 """Seconds that accepting pauses when it fails or no descriptor is free."""
 
 ACCEPT_COST: Final = BUDGET // 16
@@ -70,7 +72,7 @@ class DescriptorBudget:
 
 
 class _Backpressure:
-    """Mixin for a gevent server: accepts only while a file descriptor is free, and retries after `RETRY_INTERVAL`."""
+    """Mixin for a gevent server: accepts only while a file descriptor is free. Retries after ACCEPT_RETRY_INTERVAL."""
 
     files: DescriptorBudget
 
@@ -100,7 +102,7 @@ class _Backpressure:
 
     def _pause_accepting(self: Any) -> None:
         self.stop_accepting()
-        self._timer = self.loop.timer(RETRY_INTERVAL)
+        self._timer = self.loop.timer(ACCEPT_RETRY_INTERVAL)
         self._timer.start(self._start_accepting_if_started)
 
 
@@ -125,7 +127,7 @@ Admit = Callable[[socket.socket, object], Callable[[], None] | None]
 
 
 class Acceptor(_Backpressure, _Plain):
-    """Accepts beanstalk connections. A Handler of the poller, so accepts are ordered with the input of connections."""
+    """Accepts beanstalk connections. The poller calls it, so accepts are ordered with the input of connections."""
 
     def __init__(
         self, listener: socket.socket, admit: Admit, files: DescriptorBudget, poller: Poller, batch_size: int
@@ -137,6 +139,7 @@ class Acceptor(_Backpressure, _Plain):
         self._admit: Admit = admit
         self._poller: Poller = poller
         self._fd: int = listener.fileno()
+        self._handler: AcceptHandler = AcceptHandler(poller, self._accept_batch, self._on_error)
         self._is_added: bool = False
         self._is_accepting: bool = False
         self._may_have_more: bool = False
@@ -145,9 +148,9 @@ class Acceptor(_Backpressure, _Plain):
         self._is_accepting = True
         if not self._is_added:
             self._is_added = True
-            self._poller.add(self._fd, self)
+            self._poller.add(self._fd, self._handler)
         else:
-            self._poller.queue(self)
+            self._poller.queue(self._handler)
 
     def stop_accepting(self) -> None:
         self._is_accepting = False
@@ -172,65 +175,25 @@ class Acceptor(_Backpressure, _Plain):
         if run is None:
             self.do_close(sock, address)
         else:
-            gevent.spawn_raw(self._run, run, sock, address)
+            gevent.spawn_raw(run_then, run, partial(self.do_close, sock, address))
 
-    def _run(self, run: Callable[[], None], sock: socket.socket, address: object) -> None:
-        try:
-            run()
-        finally:
-            self.do_close(sock, address)
+    def _accept_batch(self) -> bool:
+        """Accept a batch of connections; return whether there may be more."""
+        if not self._is_accepting:
+            return False
+        self._do_read()
+        return self._may_have_more
 
-    # For the poller
-
-    def receive(self) -> bytes:
-        """Return a value that makes the poller call `serve`, in order with the other handlers of the batch."""
-        return b""
-
-    def serve(self, data: bytes, now: int, limit: range) -> bytes:
-        """Accept a batch of connections."""
-        return self.resume(now, limit)
-
-    def resume(self, now: int, limit: range) -> bytes:
-        """Accept a batch of connections."""
-        if self._is_accepting:
-            self._do_read()
-            if self._may_have_more:
-                self._poller.queue(self)
-        return b""
-
-    def serve_more(self, now: int) -> bool:
-        """Do nothing: an acceptor never has unfinished input."""
-        return False
-
-    def collect(self) -> bytes:
-        """Return b"": an acceptor has no replies."""
-        return b""
-
-    def send(self, out: bytes) -> None:
-        """Do nothing: an acceptor has no replies."""
-
-    def defer(self, data: bytes) -> None:
-        """Accept in the next batch."""
-        self._poller.queue(self)
-
-    def note_unread(self) -> None:
-        """Accept when the poller calls `resume`."""
-        self._poller.queue(self)
-
-    def note_hang_up(self) -> None:
-        """Accept when the poller calls `resume`; `accept` reports the error, if there is one."""
-        self._poller.queue(self)
-
-    def fail(self, error: Exception) -> None:
-        """Log *error*, and retry after `RETRY_INTERVAL`."""
-        log.error("internal error: accepting pauses for %s s", RETRY_INTERVAL, exc_info=error)
+    def _on_error(self, error: Exception) -> None:
+        """Log *error*, and retry after `ACCEPT_RETRY_INTERVAL`."""
+        log.error("internal error: accepting pauses for %s s", ACCEPT_RETRY_INTERVAL, exc_info=error)
         self._pause_accepting()
 
 
 class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
     """gevent's HTTP server. Set `files` before it starts.
 
-    turns   shared by all of its connections; each portion read and each request answered takes one.
+    turns   shared by all of its connections; each read and each request answered takes one.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -31,7 +31,7 @@ class Admission:
         return None
 
     def leave(self, host: str) -> None:
-        """Remove a connection from *host* that `enter` admitted from the counts."""
+        """Subtract one connection from the counts. `enter` must have admitted it from the same *host*."""
         key = quota_key(host)
         self._count -= 1
         self._by_address[key] -= 1
@@ -49,7 +49,7 @@ def quota_key(address: str) -> str:
         return address
     try:
         parsed = ip_address(address)
-    except ValueError:  # a proxy's own notation
+    except ValueError:  # not an IP address: a proxy may forward other text
         return address
     if not isinstance(parsed, IPv6Address):
         return address

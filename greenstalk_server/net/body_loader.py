@@ -1,8 +1,8 @@
-"""Reads evicted bodies from disk: for reserves and peeks that wait for them, and ahead of reserves to come.
+"""Reads evicted bodies from disk: when a reserve or a peek waits for one, and ahead of the next reserves.
 
 One greenlet collects the requests and reads in the hub's thread pool, so that the disk never blocks the event loop.
-With the body of a reserved job it reads the bodies of the next jobs of its tube (read-ahead), and when half of those
-jobs are reserved, the bodies of the jobs after them.
+When it reads the body of a reserved job, it also reads the bodies of the next jobs of the same tube (read-ahead). When
+half of those jobs are reserved, it reads the bodies of the jobs after them.
 
 Docstrings say which methods may switch greenlets.
 """
@@ -34,12 +34,12 @@ EVICTION_BATCH: Final = 2000
 """Jobs examined for eviction before the loop serves others: about a millisecond."""
 
 MAX_READ_AHEAD: Final = 2**24
-"""Bytes of bodies read ahead for all tubes, above which reading ahead stops; at most 1/8 of the body cache's limit,
-since these bodies are not evicted."""
+"""Maximum bytes of bodies read ahead for all tubes; above this, reading ahead stops. At most 1/8 of the body cache's
+limit, since these bodies are not evicted."""
 
 READ_AHEAD_EVICTION: Final = 64
-"""Divisor: at each request while reading ahead is stopped, 1/64 of the bytes for one tube become evictable, since the
-tubes they were read for may no longer have workers."""
+"""Divisor. While reading ahead is stopped, each request to read ahead makes 1/64 of one tube's maximum bytes evictable:
+the tubes whose bodies were read ahead may no longer have workers."""
 
 TRIES: Final = 3
 """Attempts to read a body. Compaction may remove a segment while it is read; then the body is in another segment."""
@@ -69,7 +69,7 @@ class Loader:
         self._wanted.set()
 
     def look(self, jobs: Iterable[Job]) -> dict[int, bytes]:
-        """Return the bodies of *jobs* by id, without lost ones; the cache does not change. Switches.
+        """Return the bodies of *jobs* by id, except lost ones; the cache does not change. Switches.
 
         The caller must bound the total size of the bodies.
         """
@@ -107,21 +107,24 @@ class Loader:
             found |= {id: job.body for id, job in wanted.items() if job.body is not None}
             read = self._binlog.read([*wanted.values(), *ahead.values()])
             get_hub().threadpool.apply(read.run)
-            self._binlog.have_read(read, ahead)
+            self._binlog.complete_read(read, ahead)
             found |= read.bodies
             if all(id in found or id not in jobs for id, _ in requests):
                 break
         for id, deliver in requests:
             deliver(found.get(id))
-        while self._binlog.let_go(EVICTION_BATCH):
+        while self._binlog.evict(EVICTION_BATCH):
             gevent.sleep(YIELD_DELAY)
 
     def _next_of(self, tube: Tube) -> list[Job]:
-        """Return the next jobs of *tube* whose bodies are only on disk, and mark the trigger of the next read-ahead."""
+        """Return the next jobs of *tube* whose bodies are only on disk, or none while reading ahead is stopped.
+
+        Mark the job in the middle: its reservation triggers the next read-ahead.
+        """
         found: list[Job] = []
         size = 0
         if self._bodies.ahead_bytes > self._max_read_ahead:
-            self._bodies.make_way(self._ahead_bytes // READ_AHEAD_EVICTION)
+            self._bodies.release_ahead(self._ahead_bytes // READ_AHEAD_EVICTION)
             return found
         for job in islice(tube.ready.walk(), READ_AHEAD_JOBS):
             if job.body is None:

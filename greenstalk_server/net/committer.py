@@ -1,11 +1,16 @@
 """Group commit: write the journal records of many connections in one batch, then send all of their replies.
 
-Connections serve whole chunks of commands, keep the replies, and register by `hold`. Then the committer greenlet
-takes all pending records as one batch, writes it, syncs it if -f is 0, and releases the replies. While a batch is
-being written the next one accumulates, so a reply waits for at most two syncs, however many connections there are.
+There are two ways:
+- In the loop. If -f is not 0, the poller calls `commit_before_send` when it has served a batch of connections, and the
+  records of the batch are written to the page cache by one call. Their replies are sent at once, and no greenlet runs.
+- In a thread, for all that may block: syncs, new segments, large writes, rewrites after a failure. Connections hold
+  their replies, and register by `hold`. Then the committer greenlet takes all pending records as one batch, has the
+  thread write and sync it, and releases the replies. While a batch is being written the next one accumulates, so a
+  reply waits for at most two syncs, however many connections there are. If the next batch has records by then, the
+  thread begins with it before the replies are sent, so that the disk is not idle meanwhile.
 
-Blocking calls run in threads, so that the disk never blocks the event loop. Batches and syncs have a native thread of
-their own: a round trip to the hub's thread pool costs more CPU than the rest of a batch. Rare calls use that pool.
+Batches and syncs have a native thread of their own: a round trip to the hub's thread pool costs more CPU than the rest
+of a batch. Rare calls use that pool.
 """
 
 from __future__ import annotations
@@ -30,11 +35,12 @@ from greenstalk_server.journal.batch import Batch, Sync
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import EVICTION_BATCH, Loader
+from greenstalk_server.net.poller import Handler
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 
 log = logging.getLogger(__name__)
 
-RETRY_INTERVAL: Final = 1.0
+DISK_RETRY_INTERVAL: Final = 1.0
 """Seconds between attempts while the disk fails or is full."""
 
 COMPACTION_RATIO: Final = 3
@@ -49,18 +55,32 @@ COMPACTION_WHEN_FULL: Final = 65536
 COMPACTION_SLICE: Final = 32768
 """Bytes copied before the loop serves others, and per `IDLE_PAUSE` when no client writes."""
 
+UPKEEP_SHARE: Final = 512
+"""Writes in the loop examine whether compaction or upkeep is due once they have written or deleted 1/UPKEEP_SHARE of a
+segment (20 KiB by default): the examination costs as much as the write of a batch."""
+
 IDLE_PAUSE: Final = 0.005
 """Seconds between slices of compaction when no client writes."""
 
 LONE_BATCHES: Final = 8
-"""Consecutive batches for one connection alone, after which it may sync in the loop; see `QUICK_SYNC`."""
+"""Consecutive batches of the poller for one connection alone, after which it may sync in the loop; see `QUICK_SYNC`."""
 
 QUICK_SYNC: Final = 0.001
 """Seconds. While syncs take less on average, a sync for a lone connection runs in the loop: the round trip to a thread
 costs about as much as the sync of a good disk."""
 
+SLOW_WRITE: Final = 0.005
+"""Seconds. A write in the loop that takes longer shows that the system throttles writers, because the disk is slower
+than they are. RWF_NOWAIT would tell in advance, but ext4 does not support it for such writes."""
+
+THREAD_WRITES: Final = 1.0
+"""Seconds for which batches are written in the thread after a slow write in the loop."""
+
 MAX_LOOP_WRITE: Final = 2**20
 """Bytes of a batch that is written in the loop: half a millisecond if the page cache has room."""
+
+MAX_UNCOMMITTED: Final = 262144
+"""Bytes of pending records above which a slice of an unfinished command schedules a commit."""
 
 
 class Holder(Protocol):
@@ -78,18 +98,23 @@ class Committer:
         self.binlog: Binlog = binlog
         self._loader: Loader | None = loader
         self._holders: list[Holder] = []
+        self._safe_holders: list[Holder] = []  # their records are safe; released when the next batch has begun
         self._wanted: Event = Event()
         self._upkeep_wanted: Event = Event()
         self._upkeep_done: Event = Event()
         self._sync_wanted: Event = Event()
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
-        self._thread: DiskThread = DiskThread()
+        self._disk_thread: DiskThread = DiskThread()
         self._greenlets: list[gevent.Greenlet] = []
         self._copied: int = 0
         self._died: int = 0
         self._owed: int = 0
-        self._lone_holder: Holder | None = None
+        self._churned: int = 0
+        self._is_over_bound: bool = True
+        self._is_writing: bool = False
+        self._lone_handler: Handler | None = None
         self._lone_batches: int = 0
+        self._loop_writes_at: float = 0.0  # when the loop may write again
         self._sync_time: float = QUICK_SYNC
 
     def start(self) -> None:
@@ -101,7 +126,7 @@ class Committer:
         if self._loader is not None:
             self._greenlets.append(gevent.spawn(self._loader.run))
         for greenlet in self._greenlets:
-            greenlet.link_exception(_end_process)
+            greenlet.link_exception(lambda failed: _end_process(failed.exception))
         self.note_records()
 
     def stop(self) -> None:
@@ -109,11 +134,13 @@ class Committer:
         with self._disk:  # no call is in progress in the thread
             gevent.killall(self._greenlets)
             run = self._run_in_thread if self.binlog.is_remote else Batch.run
-            if not self._write_all(run):
+            is_written = self._write_all(run)
+            self._release_safe()
+            if not is_written:
                 log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")
             elif self.binlog.release_ids():
                 self._write_released_ids()
-        self._thread.stop()
+        self._disk_thread.stop()
 
     def hold(self, holder: Holder) -> None:
         """Release *holder* when all records made so far are safe. Does not switch."""
@@ -121,24 +148,21 @@ class Committer:
             self._wanted.set()
         self._holders.append(holder)
 
-    def commit_for(self, holder: Holder) -> bool:
-        """Commit now and return True if only *holder* had work lately and the disk is quick; else return False.
+    def commit_before_send(self, replies: list[tuple[Handler, bytes]]) -> None:
+        """Commit the records of *replies* now, if that is quick; their connections hold the replies that are not safe.
 
-        This avoids a greenlet round trip. After False, call `hold`. Blocks for one sync, and does not switch.
+        With -f 0 it is quick if one connection alone had work lately and the disk syncs fast. Does not switch.
         """
-        if holder is not self._lone_holder:
-            self._lone_holder = holder
-            self._lone_batches = 0
-        self._lone_batches += 1
-        is_quick = self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
-        if not is_quick or self._owed or self._holders or self._disk.locked():
-            return False
         binlog = self.binlog
-        if binlog.sync_interval != 0 or binlog.is_remote or binlog.wants_rewrite or binlog.is_full:
-            return False
-        if binlog.pending_bytes > MAX_LOOP_WRITE:
-            return False
-        return self._write(self._run_timed, is_synced=True)
+        if binlog.promised <= binlog.safe or self._holders or binlog.is_remote:
+            return
+        is_synced = binlog.sync_interval == 0
+        if is_synced and (not self._is_lone(replies) or self._disk.locked()):
+            return
+        try:
+            self._write_here(is_synced)
+        except Exception as error:  # noqa: BLE001  the poller continues until the process ends
+            _end_process(error)
 
     def wait(self, timeout: float) -> bool:
         """Wait until all records made so far are safe; return False after *timeout* seconds. Switches."""
@@ -150,31 +174,79 @@ class Committer:
         """Schedule a commit of the pending records even if no reply waits for it. Does not switch."""
         self._wanted.set()
 
+    def _is_lone(self, replies: list[tuple[Handler, bytes]]) -> bool:
+        """Return whether one handler alone has had replies in the last batches of the poller, and syncs are quick."""
+        handler = replies[0][0] if len(replies) == 1 else None
+        if handler is None or handler is not self._lone_handler:
+            self._lone_handler = handler
+            self._lone_batches = 0
+        self._lone_batches += 1
+        return self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
+
+    def _write_here(self, is_synced: bool) -> bool:
+        """Write all pending records in the loop; return False if the greenlet has to do it. Does not switch."""
+        binlog = self.binlog
+        began = time.perf_counter()
+        if self._is_writing or self._owed or self._is_over_bound or binlog.is_full or began < self._loop_writes_at:
+            return False
+        try:
+            size = binlog.write_here(MAX_LOOP_WRITE, is_synced=is_synced)
+        except OSError as error:
+            binlog.note_failure(error)
+            self._wanted.set()
+            return False
+        if not size:
+            return False
+        if is_synced:
+            self._note_sync_time(began)
+        else:
+            if time.perf_counter() - began > SLOW_WRITE:
+                self._loop_writes_at = began + THREAD_WRITES
+            if not self._sync_wanted.is_set():
+                self._sync_wanted.set()
+        self._churned += size
+        if self._churned + binlog.bytes_died - self._died > binlog.segment_size // UPKEEP_SHARE:
+            self._keep_pace()
+        return True
+
+    def limit_records(self) -> None:
+        """Schedule a commit if more than MAX_UNCOMMITTED bytes of records are pending. Does not switch."""
+        if self.binlog.pending_bytes > MAX_UNCOMMITTED:
+            self._wanted.set()
+
     def _commit_forever(self) -> None:
         while True:
-            self._wanted.wait()
-            gevent.sleep(0)
+            if not self._safe_holders:
+                self._wanted.wait()
+                gevent.sleep(0)
             self._wanted.clear()
             if not self._commit():
                 self._wanted.set()
                 if self.binlog.trouble is not None:
-                    gevent.sleep(RETRY_INTERVAL)
+                    gevent.sleep(DISK_RETRY_INTERVAL)
 
     def _commit(self) -> bool:
         """Commit the pending records, in a thread if that may block; return False if it must be retried. May switch."""
         binlog = self.binlog
-        is_large = binlog.is_over_bound
+        self._is_over_bound = is_large = binlog.is_over_bound
+        if is_large or self._owed or binlog.is_full or binlog.wants_rewrite or self._disk.locked():  # it may wait
+            self._release_safe()
         is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
         self._await_room(is_large)
         while self._owed > 0 and self._compact_slice(COMPACTION_SLICE):
             gevent.sleep(YIELD_DELAY)
         if not binlog.wants_rewrite:
             if not binlog.has_records:  # a new segment's header waits for the first record
-                self._release(self._take_holders())
+                self._safe_holders += self._take_holders()
+                self._release_safe()
                 return True
-            is_quick = not binlog.is_changing_files and binlog.pending_bytes <= MAX_LOOP_WRITE
-            if not is_synced and not is_large and is_quick:
-                return self._write(Batch.run, is_synced)
+            if not is_synced:
+                if self._write_here(is_synced=False):
+                    self._safe_holders += self._take_holders()
+                    self._release_safe()
+                    return True
+                if self.binlog.wants_rewrite:  # the write has failed
+                    return False
         with self._disk:
             return self._rewrite() and self._write(self._run_in_thread, is_synced)
 
@@ -188,7 +260,7 @@ class Committer:
             if read is None:
                 return False
             get_hub().threadpool.apply(read.run)
-            binlog.have_read(read)
+            binlog.complete_read(read)
         return True
 
     def _rewrite_in_slices(self) -> bool:
@@ -212,12 +284,12 @@ class Committer:
             upkeep = binlog.upkeep()
             if upkeep is not None:
                 upkeep.run()
-                binlog.kept(upkeep)
+                binlog.complete_upkeep(upkeep)
 
     def _write_released_ids(self) -> None:
         """Record that reserved ids were not used. Only for `stop`. A failure loses no job, so nothing is rewritten."""
         try:
-            self.binlog.take(is_synced=self.binlog.sync_interval is not None).run()
+            self.binlog.take_batch(is_synced=self.binlog.sync_interval is not None).run()
         except OSError as error:
             log.warning("journal: cannot record the next id: %s; the next start skips ids", error)
 
@@ -226,7 +298,7 @@ class Committer:
         if (self.binlog.is_full or is_large) and self.binlog.wants_upkeep:
             self._upkeep_done.clear()
             self._upkeep_wanted.set()
-            self._upkeep_done.wait(RETRY_INTERVAL)
+            self._upkeep_done.wait(DISK_RETRY_INTERVAL)
 
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
         """Run a batch, and release the holders that waited for it; return False if it failed. Switches if *run* does.
@@ -234,39 +306,48 @@ class Committer:
         Only the last step of a rewrite releases holders.
         """
         holders = self._take_holders()
-        batch = self.binlog.take(is_synced)
+        batch = self.binlog.take_batch(is_synced)
+        self._is_writing = True
         try:
             run(batch)
         except OSError as error:
-            self.binlog.failed(error, batch)
+            self.binlog.note_failure(error, batch)
             self._holders = holders + self._holders
             return False
-        self.binlog.done(batch)
+        finally:
+            self._is_writing = False
+        self.binlog.complete_batch(batch)
         if self.binlog.wants_rewrite:
             self._holders = holders + self._holders
             self._wanted.set()
             return True
-        self._release(holders)
+        self._safe_holders += holders
+        if not self._holders:
+            self._release_safe()
         if self.binlog.has_unsynced:
             self._sync_wanted.set()
-        is_behind = self._compact(batch)
-        if self.binlog.let_go(EVICTION_BATCH) or is_behind or self.binlog.wants_bodies or self.binlog.wants_upkeep:
-            self._upkeep_wanted.set()
+        self._churned += batch.size
+        self._keep_pace()
         return True
 
-    def _compact(self, batch: Batch) -> bool:
-        """Compact in proportion to the bytes that *batch* wrote plus those deleted since; return whether more is due.
+    def _keep_pace(self) -> None:
+        """Compact in proportion to the bytes written and deleted since the last call; request upkeep if it is due.
 
         Bytes above MAX_COMPACTION are copied before the next batch, so that clients that send large batches do not
         outpace compaction.
         """
         binlog = self.binlog
-        churned = batch.size - self._copied + binlog.bytes_died - self._died
-        self._copied, self._died = 0, binlog.bytes_died
+        churned = self._churned - self._copied + binlog.bytes_died - self._died
+        self._churned, self._copied, self._died = 0, 0, binlog.bytes_died
         self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_RATIO * churned
-        if binlog.is_over_bound:
+        self._is_over_bound = binlog.is_over_bound
+        if self._is_over_bound:
             self._owed = max(self._owed, MAX_COMPACTION)
-        return self._compact_slice(MAX_COMPACTION)
+        if self._owed > COMPACTION_SLICE:
+            self._release_safe()
+        is_behind = self._compact_slice(MAX_COMPACTION)
+        if binlog.evict(EVICTION_BATCH) or is_behind or binlog.wants_bodies or binlog.wants_upkeep:
+            self._upkeep_wanted.set()
 
     def _compact_slice(self, limit: int) -> bool:
         """Copy up to *limit* of the bytes that are owed; return whether more is due. If not, reset the debt to 0."""
@@ -281,16 +362,23 @@ class Committer:
         holders, self._holders = self._holders, []
         return holders
 
-    def _release(self, holders: list[Holder]) -> None:
+    def _release_safe(self) -> None:
+        """Release the holders whose records are safe. Does not switch."""
+        holders, self._safe_holders = self._safe_holders, []
         for holder in holders:
             holder.release(self.binlog.safe)
 
     def _run_in_thread(self, batch: Batch) -> None:
-        self._thread.call(self._run_timed, batch)
+        """Run *batch* in the thread; release the holders of the batch before, while the disk is busy. Switches."""
+        self._disk_thread.call(self._run_timed, batch, self._release_safe)
 
     def _run_timed(self, batch: Batch) -> None:
         began = time.perf_counter()
         batch.run()
+        self._note_sync_time(began)
+
+    def _note_sync_time(self, began: float) -> None:
+        """Note that a batch that began at *began* is synced."""
         self._sync_time += (time.perf_counter() - began - self._sync_time) / 16
 
     def _sync_forever(self, interval: float) -> None:
@@ -307,34 +395,34 @@ class Committer:
         if sync is None:
             return
         try:
-            self._thread.call(Sync.run, sync)
+            self._disk_thread.call(Sync.run, sync, self._release_safe)
         except OSError as error:
-            self.binlog.failed(error)
+            self.binlog.note_failure(error)
             self._wanted.set()
             return
-        self.binlog.synced(sync)
+        self.binlog.complete_sync(sync)
         self._upkeep_wanted.set()
 
     def _maintain_forever(self) -> None:
         """Create and remove files, and continue compaction while no client writes. Switches."""
         retried = time.monotonic()
         while True:
-            self._upkeep_wanted.wait(RETRY_INTERVAL)
+            self._upkeep_wanted.wait(DISK_RETRY_INTERVAL)
             self._upkeep_wanted.clear()
-            is_retry = time.monotonic() > retried + RETRY_INTERVAL
+            is_retry = time.monotonic() > retried + DISK_RETRY_INTERVAL
             if is_retry:
                 retried = time.monotonic()
             upkeep = self.binlog.upkeep(is_retry)
             if upkeep is not None:
                 get_hub().threadpool.apply(upkeep.run)
-                self.binlog.kept(upkeep)
+                self.binlog.complete_upkeep(upkeep)
             self._upkeep_done.set()
             read = self.binlog.read_for_compaction()
             if read is not None:
                 get_hub().threadpool.apply(read.run)
-                self.binlog.have_read(read)
+                self.binlog.complete_read(read)
             is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_BATCH)
-            while self.binlog.let_go(EVICTION_BATCH):
+            while self.binlog.evict(EVICTION_BATCH):
                 gevent.sleep(YIELD_DELAY)
             if is_behind or self.binlog.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
@@ -343,9 +431,9 @@ class Committer:
                 self._wanted.set()
 
 
-def _end_process(greenlet: gevent.Greenlet) -> None:
+def _end_process(error: BaseException | None) -> None:
     """Stop the process as SIGTERM does: without the committer no reply that waits for the journal would be sent."""
-    log.critical("journal: internal error, the server stops: %r", greenlet.exception)
+    log.critical("journal: internal error, the server stops: %r", error)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -369,17 +457,21 @@ class DiskThread:
         self._caller: Any = None
         self._task: Callable[[], None] | None = None
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._native_thread: threading.Thread | None = None
 
-    def call(self, function: Callable[[Any], None], argument: Any) -> None:
-        """Call *function* with *argument* in the thread; re-raise its exception. Switches until the call returns."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
-            self._thread.start()
+    def call(self, function: Callable[[Any], None], argument: Any, meanwhile: Callable[[], None]) -> None:
+        """Call *function* with *argument* in the thread, and *meanwhile* here; re-raise the exception of *function*.
+
+        Switches until the call in the thread returns. *meanwhile* must not switch.
+        """
+        if self._native_thread is None:
+            self._native_thread = threading.Thread(target=self._run, name="journal", daemon=True)
+            self._native_thread.start()
             self._done.start(self._resume_caller)
         self._caller = getcurrent()
         self._task = lambda: function(argument)
         self._start.release()
+        meanwhile()
         get_hub().switch()
         error, self._error = self._error, None
         if error is not None:

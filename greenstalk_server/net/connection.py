@@ -4,7 +4,8 @@ The poller calls the connection when input has arrived, or when the client's wai
 the commands in the hub, which is possible since no broker method switches. The greenlet does what may have to wait: it
 sends the bytes that the socket did not accept, sends large replies in pieces, pauses a client that exceeds its rate,
 and closes the socket. Otherwise it blocks on its Event. While the greenlet works the connection is busy: it is not
-read, and only the greenlet sends. Replies that wait for the journal are held; the committer sends them.
+read, and only the greenlet sends. Replies whose records are not safe when they are to be sent are held; the committer
+sends them.
 
 A close or a `quit` takes effect in the broker in the call that serves it, before any command that arrives later. The
 greenlet closes the socket afterwards.
@@ -24,7 +25,7 @@ from typing import Any, Final
 import gevent
 from gevent import get_hub
 from gevent.event import Event
-from greenlet import getcurrent
+from greenlet import GreenletExit, getcurrent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -33,7 +34,7 @@ from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import describe_peer
-from greenstalk_server.net.poller import PORTION, Poller
+from greenstalk_server.net.poller import COMMAND_QUANTUM, Handler, Poller
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 
@@ -50,13 +51,18 @@ COSTLY: Final = 8192
 """Cost above which a call counts toward the poller's budget even if no input is left."""
 
 TLS_WEIGHT: Final = 4
-"""Cost per received byte of TLS overhead. A portion that consists of records without data takes 6 to 10 ms."""
+"""Cost per received byte of TLS overhead. A `recv` of records without data takes 6 to 10 ms."""
 
 NO_LIMIT: Final = 2**62
 """Bytes: an output limit that is never reached."""
 
 WRITE: Final = 2
 """Event of a gevent io watcher."""
+
+try:
+    from greenstalk_server.net._plain_socket import PlainSocket
+except ImportError:  # not compiled
+    PlainSocket = None  # type: ignore[assignment,misc]
 
 _TCP_INFO: Final = struct.Struct("24xI28xI")
 """tcpi_unacked (segments) and tcpi_last_ack_recv (milliseconds) in struct tcp_info of linux/tcp.h."""
@@ -66,14 +72,28 @@ def _ignore_leave(client: Client) -> None:
     """Do nothing: the default of `Connection.on_leave`."""
 
 
-class Connection:
-    """One connection, a poller.Handler. Call `start`, then `run` in a greenlet of its own, then `close`.
+def run_then(run: Callable[[], None], finish: Callable[[], None]) -> None:
+    """Call *run*, and then *finish*, also if *run* raises: the main function of a greenlet.
+
+    Compiled, it has no Python frame. The interpreter allocates a stack for each greenlet that has one, and writes a
+    page of it: 4 kB for each connection.
+    """
+    try:
+        run()
+    finally:
+        finish()
+
+
+class Connection(Handler):
+    """One connection. Call `start`, then `run` in a greenlet of its own, then `close`.
 
     on_leave   called with the client before the broker disconnects it.
     failure    errno that ended the connection, or 0 if the socket did not fail.
+    crash      unexpected exception that ended `run`, or None.
     """
 
     __slots__ = (
+        "_awaited",
         "_clock",
         "_committer",
         "_deferred",
@@ -105,6 +125,7 @@ class Connection:
         "_unacknowledged_at",
         "_unsent",
         "client",
+        "crash",
         "failure",
         "on_leave",
         "session",
@@ -125,8 +146,9 @@ class Connection:
         """Connect a client to *broker*. *refused* is `Session.refused`; *output_limit* is `Limits.output`."""
         self._sock: socket.socket = sock
         self._fd: int = sock.fileno()
-        self._recv: Callable[[int], bytes] = sock.recv
-        self._send: Callable[[bytes], int] = sock.send
+        plain = sock if PlainSocket is None or type(sock) is not socket.socket else PlainSocket(self._fd)
+        self._recv: Callable[[int], bytes] = plain.recv
+        self._send: Callable[[bytes], int] = plain.send
         self._has_unread: Callable[[], bool] | None = getattr(sock, "has_unread", None)
         self._clock: Clock = clock
         self._poller: Poller = poller
@@ -143,10 +165,12 @@ class Connection:
         self._greenlet: Any = None
         self._held: list[tuple[int, bytes]] = []
         self._held_size: int = 0
+        self._awaited: int = 0  # number of the last record that the replies not sent yet wait for; 0 for none
         self._limit_counters: LimitCounters = broker.limit_counters
         self._output_limit: int = output_limit or NO_LIMIT
         self.failure: int = 0
-        self._replies: list[bytes] | None = None  # of the portions served in this batch
+        self.crash: Exception | None = None
+        self._replies: list[bytes] | None = None  # of the turns served in this batch
         self._unsent: bytes = b""
         self._released: Event | None = None
         self._unacknowledged_at: int = 0  # when sent data was first seen unacknowledged; 0 if none is
@@ -167,11 +191,19 @@ class Connection:
         self._poller.add(self._fd, self)
 
     def run(self) -> None:
-        """Do the work that may have to wait, until either side closes. Switches.
+        """Do the work that may have to wait, until either side closes or the greenlet is killed. Switches.
 
         CPU per command with canned replies: 17.6 us with gevent's socket.recv, 9.1 with a switch to this greenlet for
         each command, 7.9 in a watcher's callback, 7 in the poller.
         """
+        try:
+            self._run()
+        except GreenletExit:
+            pass
+        except Exception as error:  # noqa: BLE001  the server logs it
+            self.crash = error
+
+    def _run(self) -> None:
         session = self.session
         self._greenlet = getcurrent()
         while not self._is_killed:
@@ -185,7 +217,7 @@ class Connection:
             if session.is_closing or (self._is_stopping and not session.has_more):
                 self._flush()
                 return
-            if not self._send_all():  # replies that the journal has released meanwhile
+            if not self._send_all():  # replies that the journal has released since
                 return
             self._is_busy = False
             self._proceed()
@@ -231,7 +263,10 @@ class Connection:
 
     def serve(self, data: bytes, now: int, limit: range) -> bytes:
         """Serve *data*, the result of `receive`; return the replies that can be sent now."""
-        session, journal = self.session, self._journal
+        session = self.session
+        if data and self._committer is None:  # the most frequent case
+            return self._settle(session.receive(data, now, limit), False, now)
+        journal = self._journal
         promised = (
             journal.promised if data or not session.is_woken else journal.safe
         )  # woken at end of stream: as in `resume`
@@ -262,38 +297,44 @@ class Connection:
         out = self._settle(out, has_promised, now)
         if not session.has_more and not self._is_busy:
             if self._is_stopping:
-                self._need_greenlet(out)
+                self._need_greenlet(b"" if self._hold(out) else out)
                 return b""
             if self._is_paused or self._is_readable:
                 self._proceed()
         return out
 
     def serve_more(self, now: int) -> bool:
-        """Serve another portion of the input, and keep the replies; return whether more input is left."""
+        """Serve another turn of the input, and keep the replies; return whether more input is left."""
         session, journal = self.session, self._journal
         promised = journal.promised
-        out = session.resume(now, PORTION)
+        out = session.resume(now, COMMAND_QUANTUM)
         self._note_slice(out, journal.promised != promised, now)
         return self._is_unfinished()
 
     def collect(self) -> bytes:
-        """Return those replies of all portions that can be sent now."""
+        """Return those replies of all turns that can be sent now."""
         session = self.session
         out = b"".join(self._replies) if self._replies else b""
         self._replies = None
         if out:
             has_promised, self._has_promised = self._has_promised, False
-            if self._committer is not None and self._is_held(self._committer, out, has_promised):
-                out = b""
+            if has_promised:
+                self._awaited = self._journal.promised
         if self._is_unfinished():
             return out
         if session.is_closing or session.has_more or self._is_stopping:
-            self._need_greenlet(out)
+            self._need_greenlet(b"" if self._hold(out) else out)
             return b""
         self._proceed()
         return out
 
     def send(self, out: bytes) -> None:
+        """Send *out*, or hold it if its records are not safe."""
+        if (self._awaited or self._held) and self._hold(out):
+            return
+        self._send_now(out)
+
+    def _send_now(self, out: bytes) -> None:
         """Send *out*; the greenlet sends the bytes that the socket does not accept now."""
         try:
             sent = self._send(out)
@@ -336,8 +377,8 @@ class Connection:
             return b""
         if session.cost > COSTLY:
             self._poller.spend(session.cost)
-        if out and self._committer is not None and self._is_held(self._committer, out, has_promised):
-            out = b""
+        if has_promised and out:
+            self._awaited = self._journal.promised
         if session.is_waiting and not session.wants_input:
             self._is_paused = True  # enough input is kept while the client waits for a job
         return out
@@ -351,6 +392,8 @@ class Connection:
             if self._replies is None:
                 self._replies = []
             self._replies.append(out)
+        elif has_promised and self._committer is not None:
+            self._committer.limit_records()  # the reply may be many slices away
         if session.is_closing:
             self._leave(now)
 
@@ -369,13 +412,14 @@ class Connection:
                 self.session.close(now)
                 self._poller.spend(self.session.cost)
 
-    def _is_held(self, committer: Committer, out: bytes, has_promised: bool) -> bool:
-        """Return whether *out* has to wait for the journal; if so, hold it until *committer* releases it."""
-        if not (self._held or (has_promised and not committer.commit_for(self))):
+    def _hold(self, out: bytes) -> bool:
+        """If *out* has to wait for the journal, hold it until the committer releases it; return whether it has to."""
+        awaited, self._awaited, held = self._awaited, 0, self._held
+        if not out or self._committer is None or not (held or awaited > self._journal.safe):
             return False
-        self._held.append((self._journal.promised, out))
+        held.append((max(awaited, held[-1][0]) if held else awaited, out))
         self._held_size += len(out)
-        committer.hold(self)
+        self._committer.hold(self)
         if self._is_full():
             self._limit_counters.note("output", self.client.address)
             self._is_paused = True
@@ -457,6 +501,8 @@ class Connection:
         try:
             self._leave(self._clock())
         finally:
+            # A closed socket raises. A PlainSocket would use the descriptor, which another connection may have by then.
+            self._recv, self._send = self._sock.recv, self._sock.send
             self._sock.close()
 
     def release(self, safe: int) -> None:
@@ -473,7 +519,7 @@ class Connection:
             self._unsent += out
         elif out:
             try:
-                self.send(out)
+                self._send_now(out)
             except Exception as error:  # noqa: BLE001  the greenlet raises it, the committer continues
                 self.fail(error)
         if self._released is not None:

@@ -1,11 +1,12 @@
 """Read and answer HTTP requests with timeouts, fair turns, and strict parsing.
 
-gevent's own handler has no timeouts, and it reads from one client for as long as data arrives, such as an endless body
-that the application does not want, while the loop serves no other client.
+gevent's own handler has no timeouts. It reads from one client for as long as data arrives, even an endless body that
+the application does not want, and meanwhile the loop serves no other client.
 
-This handler reads in portions. In one iteration of the event loop the server reads one portion or answers one request,
-over all connections, so other clients wait for one such step at most. Slow clients are disconnected. A request that a
-proxy and this server could interpret differently is rejected.
+This handler reads `READ_SIZE` bytes at a time. In each iteration of the event loop, the server does one step for all
+HTTP connections together: it does one read (the first read of each request is not counted), or answers one request. So
+other clients wait for one such step at most. Slow clients are disconnected. A request that a proxy and this server
+could interpret differently is rejected.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from gevent.pywsgi import Input, _InvalidClientInput
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.scheduling import FairQueue
 
-PORTION: Final = 4096
-"""Bytes read in one turn. They take 3 ms if they are chunks of one byte."""
+READ_SIZE: Final = 4096
+"""Maximum bytes per read. Processing them takes 3 ms if the body is in chunks of one byte."""
 
 MAX_HEAD: Final = 65536
 """Maximum bytes of a request's first line and headers."""
 
 IDLE_TIMEOUT: Final = 75.0
-"""Seconds that a connection may be open without a request: longer than most proxies keep theirs."""
+"""Seconds that a connection may be open without a request. Most proxies close idle connections sooner."""
 
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds from the first byte of a request to its last; see `MIN_RATE`."""
@@ -150,8 +151,8 @@ class RequestHandler(logs.RequestHandler):
     def _send(self, data: memoryview) -> int:
         """Send as much of *data* as the socket accepts; raise OSError if the client is gone or does not read.
 
-        A socket becomes writable when a third of its buffer is free, on loopback after the client has read a megabyte.
-        So after SEND_TIMEOUT this method checks whether the client has read anything.
+        A socket becomes writable only when a third of its buffer is free. On loopback, the client has to read a
+        megabyte before that. So after SEND_TIMEOUT this method checks whether the client has read anything.
         """
         unread = _unread(self.socket)
         while True:
@@ -186,7 +187,7 @@ class _Body(Input):  # type: ignore[misc]
             raise
 
     def _fail(self, error: OSError | ValueError) -> None:
-        """Discard the rest of the body; raise the error that causes a 400, unless the connection itself has failed."""
+        """Leave the rest unread; raise the error that causes a 400, unless the connection itself has failed."""
         self._chunked_input_error = True
         if not isinstance(error, OSError) or error.errno is None:
             raise _InvalidClientInput(str(error)) from error
@@ -206,7 +207,7 @@ class _Lines:
 
 
 class _Incoming(io.RawIOBase):
-    """The input of one connection, which ends when the client is too slow.
+    """The input of one connection. It ends when the client is too slow.
 
     is_late   whether a timeout has ended the input in the middle of a request.
     """
@@ -235,16 +236,16 @@ class _Incoming(io.RawIOBase):
         return int(self._sock.fileno())
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read a portion into *buffer*; return its size, 0 at the end. Raise OSError if the client is too slow.
+        """Read up to `READ_SIZE` bytes into *buffer*; return their number, 0 at the end of the stream.
 
-        Switches.
+        Raise OSError if the client is too slow. Switches.
         """
         if self._is_over:
             return 0
         if self._received:
             self._turns.take()
         try:
-            size = int(self._receive(memoryview(buffer)[:PORTION]))
+            size = int(self._receive(memoryview(buffer)[:READ_SIZE]))
         except TimeoutError:
             self._is_over, self.is_late = True, self._received > 0
             self._sock.settimeout(SEND_TIMEOUT)

@@ -53,8 +53,8 @@ def find_dead(
 ) -> Iterator[tuple[TimedConnection, str]]:
     """Yield each connection whose peer has not acknowledged sent data for too long, with the name of that limit.
 
-    TCP itself retransmits for about a quarter of an hour. A peer with nothing to acknowledge is probed by keepalive
-    (see listeners.notice_dead_peers).
+    Without this check, TCP would retransmit for about a quarter of an hour. If a peer has nothing to acknowledge,
+    keepalive probes it (see listeners.notice_dead_peers).
     """
     for connection in connections:
         if connection.is_unanswered(limits.dead_peer_timeout, now):

@@ -1,7 +1,7 @@
 """Open the listening sockets, bound here or inherited from systemd, and decide which of them use TLS.
 
-Each socket is returned bound, listening and non-blocking, with the options set that accepted connections inherit. A
-failure raises StartError with the address.
+Each socket is returned bound and non-blocking, with the options set that accepted connections inherit, and listening
+unless the caller asks otherwise. A failure raises StartError with the address.
 
 Binding happens before privileges are dropped. Resolving host names blocks, which is harmless before the server serves.
 """
@@ -36,7 +36,7 @@ PLAIN_NAME: Final = "plain"
 """FileDescriptorName= (systemd.socket(5)) of an inherited socket that does not use TLS."""
 
 KEEPALIVE_PROBES: Final = 4
-"""Unanswered TCP keepalive probes after which the peer is considered gone."""
+"""Unanswered TCP keepalive probes after which the peer is considered lost."""
 
 MAX_UNIX_PATH: Final = 107
 """Maximum bytes of the path of a Unix socket (unix(7))."""
@@ -64,7 +64,7 @@ class Listener(NamedTuple):
     is_tls: bool = False
 
     def listen(self) -> None:
-        """Start to accept connections into the queue."""
+        """Start to accept connections into the kernel's accept queue."""
         self.sock.listen(BACKLOG)
 
     def __enter__(self) -> Self:
@@ -98,8 +98,8 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
 def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
     """Enable keepalive: connections accepted from *sock* fail if the peer does not answer for *timeout* seconds.
 
-    Keepalive probes connections without unacknowledged data; see idle.find_dead for the others. 0 keeps the system's
-    defaults, which probe after two hours.
+    Keepalive probes a connection only while all data sent on it is acknowledged; idle.find_dead checks the others. A
+    *timeout* of 0 keeps the system's defaults, which probe after two hours.
     """
     if sock.family == socket.AF_UNIX or not timeout:
         return
@@ -254,7 +254,10 @@ def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _covers(sock: socket.socket, family: int, address: Any) -> bool:
-    """Return whether the bound *sock* receives the connections to *address*. Each port 0 is a different port."""
+    """Return whether the bound *sock* receives the connections to *address*.
+
+    No socket covers port 0: each address with port 0 gets a free port of its own.
+    """
     own = sock.getsockname()
     if socket.AF_UNIX in (sock.family, family):
         return sock.family == family and os.path.realpath(own) == os.path.realpath(address)
@@ -277,7 +280,7 @@ def _ip(address: Any) -> IPv4Address | IPv6Address:
 def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) -> socket.socket | Listener:
     """Listen on the first address of *target* that can be bound, or return the one of *opened* that covers it.
 
-    Raise StartError if no address can be bound, or if one of the two uses TLS and the other does not.
+    Raise StartError if no address can be bound, or if only one of *target* and the one that covers it uses TLS.
     """
     failure: Exception | None = None
     for family, address in target.addresses:

@@ -9,21 +9,24 @@ the loop of gevent, calls the watchers of one poll in reverse order.) The loop w
 A batch is up to `BATCH_SIZE` handlers: first those that are queued because something is left to do for them, then
 those that the kernel reports, for which half of the batch is reserved. It runs in three passes: receive, serve, send.
 This keeps the code and the data of a pass in the CPU caches, and saves about a tenth of the CPU per command. No pass
-switches greenlets, so one timestamp is valid for the whole batch.
+switches greenlets, so one timestamp is valid for the whole batch. Between the last two passes the committer may write
+the journal's records of the whole batch, so that its replies need not be held.
 
-Handlers with pipelined input take turns, `PORTION` commands at a time, so that a long pipeline does not delay a short
-one. A handler that is alone in its batch is served up to a whole slice.
+Handlers with pipelined commands take turns of `COMMAND_QUANTUM` commands, so that a long pipeline does not delay a
+short one. A handler that is alone in its batch is served up to a whole slice.
 """
 
 from __future__ import annotations
 
 import select
 from collections import deque
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 from gevent import get_hub
+from mypy_extensions import mypyc_attr
 
-from greenstalk_server.protocol.session import COMMAND_SLICE, OUTPUT_SLICE
+from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue
 
@@ -39,8 +42,8 @@ BATCH_SIZE: Final = 16
 MAX_BATCHES: Final = range(4)
 """Batches per call of the loop; then its other watchers run."""
 
-PORTION: Final = range(8)
-"""Pipelined commands served for one handler, before the others of its batch have their turn."""
+COMMAND_QUANTUM: Final = range(8)
+"""Pipelined commands served for one handler per turn; then the other handlers of its batch have their turns."""
 
 BUDGET: Final = OUTPUT_SLICE
 """Cost of pipelined commands (see `Poller.spend`) per call of the loop; a slice, about a millisecond."""
@@ -49,47 +52,65 @@ DEFER_ABOVE: Final = 2 * BUDGET
 """Cost of a batch above which the handlers not yet served wait for the next call of the loop."""
 
 
-class Handler(Protocol):
-    """Serves one socket. No method may switch; an exception from any method except `fail` ends only this handler."""
+@mypyc_attr(allow_interpreted_subclasses=True)  # the tests have some
+class Handler:
+    """Serves one socket. No method may switch; an exception from any method except `fail` ends only this handler.
+
+    A base class, not a Protocol: compiled, the poller calls the methods of a subclass without a lookup by name.
+    """
+
+    __slots__ = ()
 
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, b"" at the end of the stream, or None if nothing is to be served."""
+        raise NotImplementedError
 
     def serve(self, data: bytes, now: int, limit: range) -> bytes:
         """Serve what `receive` returned, at most len(*limit*) commands of it; return the replies to be sent."""
+        raise NotImplementedError
 
     def resume(self, now: int, limit: range) -> bytes:
         """Do the work that the handler was queued for, if it is still due; return the replies to be sent."""
+        raise NotImplementedError
 
     def serve_more(self, now: int) -> bool:
-        """Serve another portion of pipelined input, and keep the replies; return whether more input is left."""
+        """Serve another turn of pipelined commands, and keep the replies; return whether more input is left."""
+        raise NotImplementedError
 
     def collect(self) -> bytes:
         """Return the replies kept by `serve_more` that are to be sent now."""
+        raise NotImplementedError
 
     def send(self, out: bytes) -> None:
         """Send *out*, which is not empty."""
+        raise NotImplementedError
 
     def defer(self, data: bytes) -> None:
         """Keep what `receive` returned, and have the poller call `resume`, which serves it."""
+        raise NotImplementedError
 
     def note_unread(self) -> None:
         """Have the poller call `resume`, which receives again: there may be more than `receive` has returned."""
+        raise NotImplementedError
 
     def note_hang_up(self) -> None:
         """Like `note_unread`, repeated until all input is read or the stream ends.
 
         No further event announces the rest.
         """
+        raise NotImplementedError
 
     def fail(self, error: Exception) -> None:
         """Log *error*, which another method has raised, and close the socket, now or later. Must not raise."""
+        raise NotImplementedError
 
 
 class Poller:
     """Serves handlers in the hub. No method switches.
 
-    turns   shared by the greenlets that send large replies.
+    turns       shared by the greenlets that send large replies.
+    before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
+                if there is nothing to do.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -108,6 +129,7 @@ class Poller:
         self._watcher: Any = self._loop.io(self._epoll.fileno(), READ, priority=self._loop.MAXPRI)  # before the timer
         self._timer: Any = self._loop.timer(YIELD_DELAY)
         self.turns: FairQueue = FairQueue()
+        self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
 
     def start(self) -> None:
         """Begin to serve sockets."""
@@ -146,7 +168,7 @@ class Poller:
         self._unfinished.append(handler)
 
     def spend(self, cost: int) -> None:
-        """Add the *cost* of a handler's work to the budget, in the unit of session.OUTPUT_SLICE."""
+        """Add the *cost* of a handler's work to the budget, in the unit of costs.OUTPUT_SLICE."""
         self._spent += cost
 
     def _poll(self) -> None:
@@ -160,7 +182,7 @@ class Poller:
             for _ in MAX_BATCHES:
                 events: list[tuple[int, int]] = []
                 if is_drained or self._is_stopped:
-                    is_drained = False  # the handlers that were queued meanwhile are served without another poll
+                    is_drained = False  # the handlers that this batch has queued are served without another poll
                 else:
                     asked = BATCH_SIZE - min(len(self._queue), BATCH_SIZE // 2)
                     events = self._epoll.poll(0, asked)
@@ -178,7 +200,7 @@ class Poller:
         """Serve the handlers that are queued, then those that *events* are about."""
         queued = min(len(self._queue), BATCH_SIZE - len(events))  # not those that queue themselves when they receive
         received = self._receive(events) if events else []
-        limit = COMMAND_SLICE if queued + len(received) == 1 else PORTION
+        limit = COMMAND_SLICE if queued + len(received) == 1 else COMMAND_QUANTUM
         now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
         for number in range(queued):
@@ -211,6 +233,8 @@ class Poller:
         self._send(replies)
 
     def _send(self, replies: list[tuple[Handler, bytes]]) -> None:
+        if self.before_send is not None:
+            self.before_send(replies)
         for handler, out in replies:
             try:
                 handler.send(out)
@@ -270,3 +294,45 @@ class Poller:
                 replies.append((handler, out))
         for handler in left:
             self.queue(handler)
+
+
+class AcceptHandler(Handler):
+    """Serves a listening socket, from which nothing is received and to which nothing is sent."""
+
+    __slots__ = ("_accept", "_on_error", "_poller")
+
+    def __init__(self, poller: Poller, accept: Callable[[], bool], on_error: Callable[[Exception], None]) -> None:
+        """*accept* accepts a batch of connections, and returns whether there may be more."""
+        self._poller: Poller = poller
+        self._accept: Callable[[], bool] = accept
+        self._on_error: Callable[[Exception], None] = on_error
+
+    def receive(self) -> bytes | None:
+        """Return a value that makes the poller call `serve`, in order with the other handlers of the batch."""
+        return b""
+
+    def serve(self, data: bytes, now: int, limit: range) -> bytes:
+        """Accept a batch of connections."""
+        return self.resume(now, limit)
+
+    def resume(self, now: int, limit: range) -> bytes:
+        """Accept a batch of connections."""
+        if self._accept():
+            self._poller.queue(self)
+        return b""
+
+    def defer(self, data: bytes) -> None:
+        """Accept in the next batch."""
+        self._poller.queue(self)
+
+    def note_unread(self) -> None:
+        """Accept when the poller calls `resume`."""
+        self._poller.queue(self)
+
+    def note_hang_up(self) -> None:
+        """Accept when the poller calls `resume`; `accept` reports the error, if there is one."""
+        self._poller.queue(self)
+
+    def fail(self, error: Exception) -> None:
+        """Pass *error* to the function for errors."""
+        self._on_error(error)

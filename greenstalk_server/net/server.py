@@ -27,7 +27,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.net.connection import Connection
+from greenstalk_server.net.connection import Connection, run_then
 from greenstalk_server.net.idle import TimedConnection, find_dead, find_idle
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
@@ -109,6 +109,8 @@ class Server:
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
         self._poller: Poller = Poller(clock)
+        if committer is not None:
+            self._poller.before_send = committer.commit_before_send
         self._acceptors: list[Acceptor] = [
             Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accept_batch(listener))
             for listener in listeners
@@ -216,7 +218,9 @@ class Server:
         if listener.is_tls:
             return partial(self._serve_tls, listener, sock, address, host)
         connection = self._connect(listener, sock, address, host, [])
-        return None if connection is None else partial(self._serve, connection, host)
+        if connection is None:
+            return None
+        return partial(run_then, connection.run, partial(self._finish, connection, host))
 
     def _serve_tls(self, listener: Listener, sock: socket.socket, address: object, host: str) -> None:
         """Complete the TLS handshake, then serve the connection. Switches."""
@@ -238,7 +242,7 @@ class Server:
         if secured is not None:
             connection = self._connect(listener, secured, address, host, secured.peer_names())
             if connection is not None:
-                self._serve(connection, host)
+                run_then(connection.run, partial(self._finish, connection, host))
 
     def _connect(
         self, listener: Listener, sock: socket.socket, address: object, host: str, names: list[str]
@@ -273,22 +277,20 @@ class Server:
         self.connections.add(connection)
         return connection
 
-    def _serve(self, connection: Connection, host: str) -> None:
-        """Serve *connection*, from *host*, until it ends. Switches."""
+    def _finish(self, connection: Connection, host: str) -> None:
+        """Close *connection*, from *host*, whose `run` has ended."""
+        self.connections.discard(connection)
         try:
-            try:
-                connection.run()
-            finally:
-                self.connections.discard(connection)
-                connection.close()
-        except GreenletExit:
-            pass
-        except Exception:
-            log.exception("internal error: the connection is closed", extra=_fields(connection.client))
-        finally:
-            self._admission.leave(host)
-            if connection.failure == errno.ETIMEDOUT:
-                self.broker.limit_counters.note("dead_peer_timeout", connection.client.address)
+            connection.close()
+        except Exception as error:  # noqa: BLE001  logged below
+            connection.crash = error
+        if connection.crash is not None:
+            log.error(
+                "internal error: the connection is closed", exc_info=connection.crash, extra=_fields(connection.client)
+            )
+        self._admission.leave(host)
+        if connection.failure == errno.ETIMEDOUT:
+            self.broker.limit_counters.note("dead_peer_timeout", connection.client.address)
 
     def _session_maker(self, listener: Listener, names: list[str]) -> Callable[[Broker, Callable[[], None]], Session]:
         """Return the constructor of a connection's session: Session itself if no rule or limit applies."""

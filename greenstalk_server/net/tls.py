@@ -1,12 +1,12 @@
 """TLS for the beanstalk protocol: non-blocking sockets, and a certificate that can be reloaded.
 
-A `TlsSocket` is non-blocking, and behaves like a plain socket. OpenSSL does not access the socket: it would read for as
-long as the peer sends records without data, such as KeyUpdate, and hold the event loop for seconds. Instead it is fed
-portions of the input, one per `recv`.
+A `TlsSocket` is non-blocking, and behaves like a plain socket. OpenSSL does not access the socket. If it did, it would
+read for as long as the peer sends records without data, such as KeyUpdate, and hold the event loop for seconds. Instead
+each `recv` reads up to `RECV_SIZE` bytes and passes them to OpenSSL.
 
-Only the kernel announces input to the event loop, so no input may be buffered in a TlsSocket: a `recv` returns all data
-of its portion, input after the handshake stays in the kernel, and the end of TLS is announced like the end of a plain
-socket.
+Only the kernel announces input to the event loop. Invariant: a TlsSocket buffers no input except an incomplete record.
+A `recv` returns the data of all records that the bytes complete. The handshake leaves the input that follows it in the
+kernel. The end of TLS is announced like the end of a plain socket.
 
 TLS 1.2 and 1.3, without renegotiation and compression, with OpenSSL's default ciphers.
 """
@@ -42,14 +42,16 @@ _SOURCE_LINE: Final = re.compile(r" \([\w.]+:\d+\)$")
 RECORD: Final = 16384
 """Maximum bytes of data in one record."""
 
-PORTION: Final = RECORD + 5 + 256
-"""Bytes fed to OpenSSL per recv: the longest record of TLS 1.3, or about 600 without data, which take 10 ms."""
+RECV_SIZE: Final = RECORD + 5 + 256
+"""Maximum bytes passed to OpenSSL per recv: one record of the maximum length in TLS 1.3. As many bytes can be about 600
+records without data, which take 10 ms."""
 
 ENCRYPTION_BATCH: Final = 65536
 """Bytes encrypted per send."""
 
 MAX_UNREAD: Final = 2 * ENCRYPTION_BATCH
-"""Maximum unread encrypted bytes of a peer that keeps triggering TLS responses: a batch of data, and the responses."""
+"""Maximum encrypted bytes that wait until the peer reads. A batch of data and some responses fit; a peer that keeps
+triggering TLS responses without reading them exceeds it, and is disconnected."""
 
 
 class TlsSocket(socket.socket):
@@ -70,15 +72,15 @@ class TlsSocket(socket.socket):
         self._has_unread: bool = False
         self.overhead: int = 0
         self._is_over: bool = False
-        self._failure: OSError | None = None  # the error that has ended it, if any
+        self._failure: OSError | None = None  # the error that has ended the input, if any
 
     def shake(self) -> bool:
-        """Continue the handshake with one portion of input; return whether it is complete, or raise OSError.
+        """Continue the handshake with up to `RECV_SIZE` bytes; return whether it is complete, or raise OSError.
 
         Call `answer` afterwards to send the handshake's output, also when it is complete.
         """
         try:
-            received = super().recv(PORTION, socket.MSG_PEEK)
+            received = super().recv(RECV_SIZE, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         if not received:
@@ -96,12 +98,15 @@ class TlsSocket(socket.socket):
         return is_complete
 
     def recv(self, buflen: int = 0, flags: int = 0) -> bytes:
-        """Return all data decrypted from one portion of input: less than two portions, regardless of *buflen*."""
+        """Return all data decrypted from up to `RECV_SIZE` bytes of input; *buflen* is ignored.
+
+        The data is shorter than 2 * RECV_SIZE.
+        """
         self.overhead = 0
         if not self._is_over:
             self._has_unread = False
-            received = super().recv(PORTION)
-            self._has_unread = len(received) == PORTION
+            received = super().recv(RECV_SIZE)
+            self._has_unread = len(received) == RECV_SIZE
             if not received:
                 return received  # the kernel reports the end again
             data = self._decrypt(received)
@@ -123,9 +128,9 @@ class TlsSocket(socket.socket):
         return self._has_unread
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send *data*; return the size sent. After BlockingIOError, call again with the same data.
+        """Send *data*; return the size sent.
 
-        More may be appended.
+        After BlockingIOError, call again with the same data. More data may be appended to it.
         """
         if not self._flush():
             raise BlockingIOError
@@ -162,7 +167,7 @@ class TlsSocket(socket.socket):
     def _refuse_expired(self) -> None:
         """Raise OSError if the client's certificate has expired.
 
-        OpenSSL does not check it when a session is resumed.
+        OpenSSL does not check the expiry when a session is resumed.
         """
         found: Any = self._tls.getpeercert()
         if found and ssl.cert_time_to_seconds(found["notAfter"]) < time.time():
@@ -207,7 +212,10 @@ class TlsSocket(socket.socket):
         return True
 
     def _end(self, failure: OSError | None) -> None:
-        """End the input with *failure*, if any, and make the kernel announce the end: no further input may arrive."""
+        """End the input with *failure*, if any, and make the kernel announce the end.
+
+        Otherwise nothing would wake the connection if the peer sends nothing more.
+        """
         self._is_over, self._failure = True, failure
         with suppress(OSError):  # the peer is gone, which the kernel announces too
             self.shutdown(socket.SHUT_RD)

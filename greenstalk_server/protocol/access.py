@@ -1,9 +1,9 @@
 """Access rules: which connections may use which tubes.
 
-A rule applies to connections through a given listener, to those with a given name in their certificate, or to all. It
-grants rights to produce, consume and inspect in tubes whose names match a pattern. Grants add up. Without any rule
-nothing is checked; with a rule, everything that no rule grants is refused. docs/security.md lists the grant that each
-command needs; `RestrictedSession` checks it. Pure.
+A rule applies to connections through a given listener, to those with a matching name in their certificate, to those
+that satisfy both conditions, or to all. It grants rights to produce, consume and inspect in tubes whose names match a
+pattern. Grants add up. Without any rule nothing is checked; with a rule, everything that no rule grants is refused.
+docs/security.md lists the grant that each command needs; `RestrictedSession` checks it. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rule:
     consume: tuple[str, ...]
     inspect: tuple[str, ...]
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the rule as JSON, with the keys of the configuration file."""
         found = {name: getattr(self, name) for name in (*MATCHERS, *KINDS)}
         return {name: list(value) if name in KINDS else value for name, value in found.items() if value}
@@ -94,7 +94,7 @@ class Grants:
         return self._produce is not None and self._produce.fullmatch(tube) is not None
 
     def may_consume(self, tube: bytes) -> bool:
-        """Whether the connection may reserve jobs of *tube*, and change them as a worker does."""
+        """Whether the connection may watch and pause *tube*, and reserve, delete and kick its jobs."""
         return self._consume is not None and self._consume.fullmatch(tube) is not None
 
     def may_inspect(self, tube: bytes) -> bool:
@@ -135,7 +135,7 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[bytes] | None:
 
 
 def _regex(pattern: str) -> str:
-    """Return a regular expression that does not backtrack between two stars, which would take exponential time."""
+    """Return a regular expression that never backtracks to an earlier star: that could take exponential time."""
     first, *rest = map(re.escape, pattern.split("*"))
     if not rest:
         return first

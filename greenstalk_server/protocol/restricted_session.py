@@ -22,22 +22,24 @@ from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
-from greenstalk_server.protocol.session import COMMAND_SLICE, HANDLERS, Session, Work
+from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
+from greenstalk_server.protocol.session import HANDLERS, Session
+from greenstalk_server.protocol.work import Work
 
 REFUSED: Final = codec.UnknownCommand.reply
 
 LIST_BATCH: Final = 3 * CHUNK_SIZE
 """Tubes that a list-tubes examines in one slice."""
 
-LIST_COST: Final = 64
-"""Cost of each tube that a list-tubes examines; see session.OUTPUT_SLICE."""
-
 
 class RestrictedSession(Session):
     """A session with grants, a rate limit, and the times that timeouts need.
 
-    active_at       time of the last input, nanoseconds.
-    began_at        time of the first byte of the incomplete command, nanoseconds; see `is_incomplete`.
+    active_at       time of the last input or `resume`, nanoseconds.
+    began_at        time of the first byte of the incomplete command, or of a later `resume`, nanoseconds; see
+                    `is_incomplete`.
+
+    `find_idle` sets both to the current time while replies wait for the disk.
     """
 
     __slots__ = ("_ahead_until", "_grants", "_interval", "_may_reserve", "_served", "active_at", "began_at")
@@ -50,7 +52,7 @@ class RestrictedSession(Session):
         self._grants: Grants | None = grants
         self._interval: int = SECOND // rate if rate else 0
         if 0 < rate < len(COMMAND_SLICE):
-            self._slice = range(rate)  # so no pause exceeds a second, and a lost peer is noticed
+            self._slice = range(rate)  # so no pause exceeds a second: a lost peer is noticed only after the pause
         self._ahead_until: int = now
         self._served: int = 0
         self._may_reserve: bool = True
@@ -82,7 +84,7 @@ class RestrictedSession(Session):
         return super().resume(now, limit)
 
     def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
-        """Serve, as Session does, and count the commands: each has one reply."""
+        """Serve, as Session does, and count the commands served: *out* has one reply for each."""
         reply = super()._serve(data, pos, out, now, limit if len(limit) <= len(self._slice) else self._slice)
         self._served += len(out)
         if self._interval and out:
@@ -122,16 +124,16 @@ class RestrictedSession(Session):
         self._max_body = self._broker.max_job_size if is_allowed else -1
 
     def _may_consume_job(self, id: int) -> bool:
-        """Whether the client may change job *id* as a worker does. True if there is no such job.
+        """Whether the client may reserve, delete or kick job *id*.
 
-        The broker reports it.
+        True if it holds the job. True if there is no such job: the broker then finds none, and the reply is NOT_FOUND.
         """
         assert self._grants is not None
         job: Job | None = self._broker.jobs.get(id)
         return job is None or job.holder is self.client or self._grants.may_consume(job.tube.name)
 
     def _may_inspect_job(self, id: int) -> bool:
-        """Whether the client may inspect job *id*, which it may if it holds the job."""
+        """Whether the client may inspect job *id*. True if it holds the job, or if there is no such job."""
         assert self._grants is not None
         job: Job | None = self._broker.jobs.get(id)
         return job is None or job.holder is self.client or self._grants.may_inspect(job.tube.name)

@@ -7,14 +7,15 @@ A session is in one of these states:
   still to come;
 - in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
 - in a line that is too long: `_is_long_line`;
-- parked in a reserve: `is_waiting`; input that arrives meanwhile is kept in `_rest`, from `_position` on;
+- parked in a reserve: `is_waiting`; input that arrives during the wait is kept in `_rest`, from `_position` on;
 - parked because the body of the job `_awaited` is on disk: `is_waiting` too;
 - at the end of a slice, with input or work left: `has_more`, and `_rest` as above;
 - in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
 - closing: `is_closing`; the caller closes the connection once it has sent what was returned.
 
 One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
-call. The size returned is at most OUTPUT_SLICE plus one reply of at most OUTPUT_SLICE bytes.
+call. The returned replies have at most 2 * OUTPUT_SLICE bytes, plus at most 208 bytes for each command: short
+replies, and the first line of a reply with a body, do not add to the cost.
 """
 
 from __future__ import annotations
@@ -29,22 +30,24 @@ from greenstalk_server.core.job import BURIED, DELAYED, Job
 from greenstalk_server.core.name_list import NameList, list_of
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+from greenstalk_server.protocol.costs import (
+    COMMAND_COST,
+    COMMAND_SLICE,
+    DISCONNECT_COST,
+    NAME_COST,
+    NEW_TUBE_COST,
+    OUTPUT_SLICE,
+    SHORT_LIST,
+    WATCHED_BATCH,
+    WATCHED_COST,
+)
 from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
+from greenstalk_server.protocol.work import Kick, Work
 
 INPUT_LIMIT: Final = 65536
-"""Maximum size of input in bytes that is kept while parked. The caller should stop reading then."""
-
-OUTPUT_SLICE: Final = 65536
-"""Maximum cost of a slice. The unit is a byte of replies; other work is converted to it. A larger reply is a stream."""
-
-COMMAND_SLICE: Final = range(500)
-"""Commands of a slice: about a millisecond of puts."""
-
-COMMAND_COST: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
-"""Cost of a command without its reply."""
+"""Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
 
 GROWN_BODY: Final = 2**20
 """Size in bytes above which the buffer of a body is allocated whole when the put begins. A buffer that grows is copied,
@@ -55,27 +58,7 @@ TOO_BIG: Final = 0
 FORBIDDEN: Final = 1
 NO_MEMORY: Final = 2
 REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY)
-"""Replies to a put whose body is discarded, by TOO_BIG, FORBIDDEN and NO_MEMORY."""
-
-SHORT_LIST: Final = 256
-"""Number of names up to which a list is smaller than OUTPUT_SLICE, however long the names are."""
-
-WATCHED_BATCH: Final = 64
-WATCHED_COST: Final = 512
-"""Cost of a reserve per WATCHED_BATCH watched tubes. Fewer tubes cost nothing; a reserve from 8000 tubes is a slice of
-about two milliseconds."""
-
-NAME_COST: Final = 2
-"""Cost of each name of a long list that is copied to be sent as a stream."""
-
-KICK_COST: Final = 128
-"""Cost of each job that a kick moves."""
-
-NEW_TUBE_COST: Final = 2048
-"""Cost of a new tube: together with the job that is put into it next, 13 us."""
-
-DISCONNECT_COST: Final = 128
-"""Cost of each job and each watched tube of a client that disconnects."""
+"""Replies to a put whose body is discarded. TOO_BIG, FORBIDDEN and NO_MEMORY are the indices."""
 
 
 class Session:
@@ -86,11 +69,12 @@ class Session:
     has_more    work is left: call `resume` after `pause` seconds, when other connections have had their turn.
     is_closing  close the connection once the returned bytes are sent.
     stream      the rest of the last reply, or None; send it before `resume`.
-    cost        cost of the current or last slice, see OUTPUT_SLICE.
-    refused     called with a command and the error that it gets.
+    cost        cost of the current or last slice; see costs.py.
+    refused     called with the client, a command, and the error reply that the command gets.
 
-    Subclasses may set `_handlers`, `_max_body` and `_slice`, and override `_serve` and `_begin_put`, besides the public
-    methods. They may call `_do_work`, and read `_rest`, `_put`, `_skip` and `_is_long_line`. See `RestrictedSession`.
+    Subclasses may set `_handlers`, `_max_body` and `_slice`, and override `_serve`, `_begin_put` and the public
+    methods. They may call `_do_work` and the methods of verbs, and read `_broker`, `_rest`, `_put`, `_skip` and
+    `_is_long_line`. See `RestrictedSession`.
     """
 
     __slots__ = (
@@ -157,7 +141,7 @@ class Session:
 
     @property
     def wants_input(self) -> bool:
-        """Whether to read more input: none is left to serve, it has not ended, and not too much of it is kept."""
+        """Whether to read more: no slice is left to do, the peer may still send, and less than INPUT_LIMIT is kept."""
         return not self.has_more and not self._is_eof and len(self._rest) - self._position < INPUT_LIMIT
 
     @property
@@ -201,7 +185,7 @@ class Session:
         return self._serve(self._rest, self._position, out, now, limit)
 
     def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
-        """Continue after `wake`, or after a call that left `has_more`, when its stream has been sent."""
+        """Continue after `wake`, or after a call that left `has_more` and whose stream, if any, has been sent."""
         out: list[bytes] = []
         self.cost = 0
         if self.is_waiting:
@@ -229,7 +213,7 @@ class Session:
         self._broker.disconnect(self.client, now)
 
     def end_stream(self) -> None:
-        """Close the stream, if there is one: it is sent or abandoned."""
+        """Close the stream, if there is one. Call this when the stream has been sent or is abandoned."""
         if self.stream is not None:
             self.stream.close()
             self.stream = None
@@ -332,7 +316,7 @@ class Session:
             size: int = command[4]
             partial.seek(size)
             is_terminated = partial.read() == CRLF
-            partial.truncate(size)  # and `getvalue` returns the buffer itself, not a copy
+            partial.truncate(size)  # then `getvalue` returns the buffer itself, not a copy
             out.append(self._end_put(command, self._put_id, partial.getvalue(), is_terminated, now))
         return taken
 
@@ -388,7 +372,7 @@ class Session:
 
     def _wait_reply(self) -> bytes | None:
         """Return the reply that ends the client's wait."""
-        outcome, self.client.outcome = self.client.outcome, None  # the job may be deleted long before the next wait
+        outcome, self.client.outcome = self.client.outcome, None  # else a deleted job would stay in memory
         return self._job_reply(outcome, is_peek=False) if isinstance(outcome, Job) else _ended_wait_reply(outcome)
 
     def _job_reply(self, job: Job, is_peek: bool) -> bytes | None:
@@ -431,7 +415,7 @@ class Session:
             return self._body_reply(job, body, self._is_peek)
         if self._is_peek:
             return codec.INTERNAL_ERROR if job.id in self._broker.jobs else codec.NOT_FOUND
-        self._broker.bury(self.client, job.id, job.pri, now)  # or each reserve would find it again
+        self._broker.bury(self.client, job.id, job.pri, now)  # else later reserves would fail on the same job
         return codec.INTERNAL_ERROR
 
     def _reserve_job(self, command: Command, now: int) -> bytes | None:
@@ -491,7 +475,7 @@ class Session:
         tube = self.client.used
         state = BURIED if tube.buried else DELAYED
         present = len(tube.buried) or tube.delayed.count
-        return self._do_work(_Kick(tube, state, min(bound, present)), now)
+        return self._do_work(Kick(tube, state, min(bound, present)), now)
 
     def _do_work(self, work: Work, now: int) -> bytes | None:
         """Do a slice of *work*; return the reply when it is done, else None, with `has_more` set."""
@@ -568,7 +552,7 @@ class Session:
         return self.list_names(list_of(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
-        """Return the reply that lists *names*, or its first line, with `stream` set."""
+        """Return the reply that lists *names*. If it is long, return its first line, and set `stream` to the rest."""
         if names.size <= OUTPUT_SLICE:
             return self._count_reply(codec.name_list(names.names()))
         self.cost += OUTPUT_SLICE + len(names.chunks)  # ends the slice
@@ -599,37 +583,9 @@ def _ended_wait_reply(outcome: int | None) -> bytes:
     return codec.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else codec.TIMED_OUT
 
 
-class Work:
-    """Unfinished work: a command that takes several slices."""
-
-    __slots__ = ()
-
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Do the next slice, and add its cost to the session's; return the reply when the work is done, else None."""
-        raise NotImplementedError
-
-
-class _Kick(Work):
-    """A kick of up to *bound* jobs of *tube* in *state*."""
-
-    __slots__ = ("_bound", "_done", "_state", "_tube")
-
-    def __init__(self, tube: Tube, state: int, bound: int) -> None:
-        self._tube: Tube = tube
-        self._state: int = state
-        self._bound: int = bound
-        self._done: int = 0
-
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Kick one slice of jobs."""
-        done = broker.kick(self._tube, self._state, self._bound - self._done, now)
-        session.cost += KICK_COST * done
-        self._done += done
-        return None if done and self._done < self._bound else codec.kicked(self._done)
-
-
 _Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]
-"""A command handler: takes the session, the command and the time. Any, since a subclass registers its own methods."""
+"""A command handler: takes the session, the command and the time. The session's type is Any, since a subclass registers
+its own methods."""
 
 HANDLERS: Final[dict[bytes, _Handler]] = {
     codec.PEEK: Session._peek,

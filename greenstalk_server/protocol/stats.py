@@ -201,5 +201,8 @@ def job_stats(job: Job, now: int) -> JobStats:
 
 
 def _seconds_left(until: int, now: int) -> int:
-    """Return the whole seconds left at *now* plus 1 ns: commands of one chunk share *now* although time passes."""
+    """Return the whole seconds left 1 ns after *now*.
+
+    The commands of one batch share *now*, but time passes between them: of 10 s set by one, the next finds 9 left.
+    """
     return max(0, until - now - 1) // SECOND

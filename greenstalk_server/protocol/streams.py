@@ -1,8 +1,8 @@
 """Replies that are sent in pieces: the body of a large job, and long lists of names.
 
-A stream makes the next piece of its reply when the client has read the one before. So a reply holds the event loop for
-one piece at a time, and the unsent rest takes little memory: the body belongs to the job, and the names to a list that
-all replies with the same names share. Pure.
+A stream makes the next piece of its reply when the socket has accepted the one before. So a reply holds the event loop
+for a few pieces at a time (connection.STREAM_BATCH), and the unsent rest takes little memory: the body belongs to the
+job, and the names to a list that all replies with the same names share. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from greenstalk_server.core.name_list import NAME_OVERHEAD, NameList
 
 PIECE: Final = 65536
-"""Maximum bytes of a piece."""
+"""Maximum bytes of a piece, without the CRLF that ends the reply."""
 
 
 class Stream(Protocol):

@@ -1,4 +1,4 @@
-"""Exit codes (those of beanstalkd where it has one), and the error that ends a start with an exit code."""
+"""Exit codes, equal to beanstalkd's for the failures that it has a code for, and the exception StartError."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ EXIT_USAGE: Final = 5
 EXIT_BINLOG: Final = 10
 EXIT_NO_SUCH_USER: Final = 33
 EXIT_PRIVILEGES: Final = 34
+EXIT_BUILD: Final = 70
+"""The compiled core of this installation does not fit its sources, or cannot be loaded."""
+
 EXIT_LISTEN: Final = 111
 
 MEMORY_ADVICE: Final = "free some, or raise the limit of this process (ulimit -v, MemoryMax=)"

@@ -1,11 +1,12 @@
 """Garbage-collector and malloc tuning for a process with millions of jobs.
 
-The collector does not track jobs (see core.gc_untrack). It collects young objects as usual, but never all objects:
-collecting those that exist at the start takes 20 ms. So the objects that exist at the start are frozen, and so are old
-objects once there are more than MAX_UNFROZEN. A frozen object is still freed when its last reference goes, but the
-collector ignores it, and garbage in a cycle with it is never freed. Therefore old objects are collected once more
-before they are frozen: each HTTP request leaves cyclic garbage, which would stay for the life of the process. Old
-objects up to that number are collected every few seconds.
+The collector does not track jobs (see core.gc_untrack). It collects young objects as usual. `collect_old` collects old
+objects, every few seconds while the server runs. Frozen objects are never collected: a frozen object is still freed
+when its last reference goes, but cyclic garbage that includes one is not.
+
+All objects that exist at startup are frozen, since collecting them takes 20 ms. Old objects are frozen whenever there
+are more than MAX_UNFROZEN. A collection precedes that: each HTTP request leaves cyclic garbage, which would otherwise
+stay for the life of the process.
 
 glibc's malloc does not return free memory to the system while a block above it in the heap is in use, unless it is
 asked to trim the heap.
@@ -26,39 +27,45 @@ YOUNG_THRESHOLD: Final = 3_000
 """Allocations between two collections of the youngest generation."""
 
 MIDDLE_THRESHOLD: Final = 1
-"""Collections of the youngest generation before the middle one is collected too: 6,000 objects, about 1 ms."""
+"""The middle generation is collected too after more than this number of collections of the youngest one: every third
+time, at most 9,000 objects, about 1 ms."""
 
-NEVER: Final = 1_000_000_000
+OLD_THRESHOLD: Final = 1_000_000_000
+"""Collections of the middle generation before the oldest one is collected too: never; `collect_old` collects it."""
 
 MAX_UNFROZEN: Final = 10_000
-"""Old objects that are not frozen. A collection of them takes about 2 ms."""
+"""Maximum old objects that are not frozen. Collecting as many takes about 2 ms."""
 
 SLOW_COLLECTION: Final = 0.02
-"""Seconds of CPU time of a collection, after which what it looked at is frozen. Elapsed time would freeze everything on
-a busy machine."""
+"""Seconds of CPU time. After a longer collection, the remaining objects are frozen. Elapsed time would be wrong: on a
+busy machine, every collection would freeze them."""
 
 MIN_TRIM: Final = 16 * 2**20
 """Bytes that must have become free before the heap is trimmed."""
 
 
 def pause_gc() -> None:
-    """Stop the collector while a journal is read and the dashboard is made: none of those objects becomes garbage."""
+    """Stop the collector while a journal is read and the dashboard is created. Neither leaves garbage."""
     gc.disable()
 
 
 def tune_gc() -> None:
-    """Freeze all objects, restart the collector, and freeze old objects from now on whenever there are many.
+    """Freeze all objects, restart the collector, and from now on freeze old objects whenever there are many.
 
     Call once, in the hub's thread, when the server is set up.
     """
     gc.freeze()
     gc.enable()
-    gc.set_threshold(YOUNG_THRESHOLD, MIDDLE_THRESHOLD, NEVER)
+    gc.set_threshold(YOUNG_THRESHOLD, MIDDLE_THRESHOLD, OLD_THRESHOLD)
     gc.callbacks.append(_Freezer())
 
 
 def collect_old() -> None:
-    """Free cyclic garbage among old objects: about 2 ms, or longer once, for example with a dict of many jobs."""
+    """Free cyclic garbage among old objects. This takes about 2 ms.
+
+    If it took longer than SLOW_COLLECTION, for example because of a dict with many jobs, freeze the remaining objects,
+    so that the next collection is fast.
+    """
     began = time.thread_time()
     gc.collect()
     if time.thread_time() - began > SLOW_COLLECTION:

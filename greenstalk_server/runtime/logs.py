@@ -5,10 +5,10 @@ Modules log with the standard library's loggers, and pass the subject of an even
 line nor reach a terminal as a control sequence.
 
 Levels: debug for one connection, request or job; info for the server; warning for a possible mistake, or a problem that
-the server has overcome; error for a problem that needs the operator.
+the server has overcome; error for a problem that needs the operator; critical for a failure that ends the process.
 
-The log also has uncaught exceptions of the main thread, of other threads and of greenlets, and the messages of gevent's
-HTTP server.
+The log also has uncaught exceptions in the main thread, other threads and greenlets, and the messages of gevent's HTTP
+server.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ web_errors: Final = LoggingLogAdapter(_web_log, logging.ERROR)
 
 BAD_REQUEST: Final = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
-_NO_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""Attributes of every log record, which are not from `extra`."""
+_STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Attributes that every log record has; all others come from `extra`."""
 
 MAX_CONTEXT: Final = 200
-"""Characters of gevent's description of where an exception came from, or of why a request is bad."""
+"""Maximum characters of gevent's description of where an exception was raised, or of why a request is bad."""
 
 
 def install(level: str, log_format: str) -> None:
@@ -64,7 +64,7 @@ class Verbosity:
         self._usual: int = logging.getLevelNamesMapping()[level.upper()]
 
     def toggle(self) -> None:
-        """Switch to debug, or back to the level of the start, or to info if that was debug; log the new level."""
+        """Switch to debug, or back to the initial level (to info if that was debug); log the new level."""
         root = logging.getLogger()
         usual = self._usual if self._usual > logging.DEBUG else logging.INFO
         level = logging.DEBUG if root.level > logging.DEBUG else usual
@@ -103,12 +103,12 @@ class JsonFormatter(logging.Formatter):
 
 
 class RequestHandler(WSGIHandler):  # type: ignore[misc]
-    """gevent's handler, except for the log: requests at debug only, with fields; client mistakes are not errors."""
+    """gevent's request handler, which logs requests and mistakes of clients at debug level, with fields."""
 
     environ: Any
 
     def log_request(self) -> None:
-        environ, self.environ = self.environ, None  # the next data on this connection may not be a request
+        environ, self.environ = self.environ, None  # else an invalid next request would be logged as this one
         if environ is None or not _web_log.isEnabledFor(logging.DEBUG):
             return
         _web_log.debug(
@@ -134,7 +134,7 @@ class RequestHandler(WSGIHandler):  # type: ignore[misc]
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _NO_FIELDS}
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
 
 
 def _traceback(record: logging.LogRecord) -> str:
@@ -148,7 +148,7 @@ _PLAIN: Final = logging.Formatter()
 
 
 def _quote(value: object) -> str:
-    """Return *value* with quotes if its end would not be clear without."""
+    """Return *value* as text, with quotes if its end would not be clear without them."""
     text = str(value)
     return text if text.isprintable() and text and not set(text) & set(" ='\"") else repr(text)
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import gevent
 
-from greenstalk_server import __version__
+from greenstalk_server import BUILD, __version__
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.runtime.exit_codes import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
 
@@ -80,18 +80,18 @@ def _not_allowed(user: str, error: OSError) -> StartError:
 
 
 def require_readable_code(user: str) -> None:
-    """Raise StartError if *user*, whose permissions this process has, cannot read the code that is imported later.
+    """Raise StartError if this process, which now has the permissions of *user*, cannot read code to be imported later.
 
-    Only the dashboard needs this: its templates are read and compiled when it is made.
+    Call this only if there is a dashboard: its templates are read and compiled after privileges are dropped.
     """
     for path in (os.__file__, gevent.__file__, __file__):
         if not os.access(path, os.R_OK, effective_ids=True):
-            reason = f"that user cannot read {path}, from where the dashboard loads code"
-            raise StartError(f"-u {user}: {reason}; install it where every user can read it", EXIT_PRIVILEGES)
+            reason = f"that user cannot read {path}, which the dashboard needs"
+            raise StartError(f"-u {user}: {reason}; install the server where every user can read it", EXIT_PRIVILEGES)
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit on open files to the hard limit, and return the limit in force: a connection is a file."""
+    """Raise the soft limit on open files to the hard limit, and return the limit in force. A connection is one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -102,7 +102,7 @@ def raise_file_limit() -> int:
 
 
 def hide_secrets(names: Collection[str]) -> None:
-    """Overwrite the values of the variables *names* in this process's environment as /proc/PID/environ shows it.
+    """Overwrite the values of the variables *names* in the environment that /proc/PID/environ shows for this process.
 
     Python's os.environ is a copy and keeps the values.
     """
@@ -136,6 +136,7 @@ def server_facts(started_at: int) -> ServerFacts:
         id=secrets.token_hex(8),
         pid=os.getpid(),
         version=__version__,
+        build=BUILD.name,
         hostname=system.nodename,
         os=system.version,
         platform=system.machine,

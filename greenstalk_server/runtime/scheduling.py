@@ -1,8 +1,9 @@
 """Yield to the event loop, and share it fairly between greenlets.
 
-gevent runs every greenlet that is ready before it polls sockets and timers again: after `gevent.sleep(0)` a greenlet
-resumes up to fifty times before a socket is polled. A positive delay, however short, is a timer, so the loop polls
-first. `YIELD_DELAY` is that delay, and all code that works in slices yields by it.
+gevent resumes at least fifty greenlets, if as many are ready, before it polls sockets and timers again. A greenlet that
+calls `gevent.sleep(0)` is ready at once, so it may resume fifty times before a socket is polled. A positive delay,
+however short, is a timer, so the loop polls first. `YIELD_DELAY` is that delay, and all code that works in slices
+yields by it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class FairQueue:
         self._timer: Any = get_hub().loop.timer(YIELD_DELAY)
 
     def take(self) -> None:
-        """Wait for a turn. Switches, unless the turn of this iteration is free."""
+        """Wait until admitted. Switches if a greenlet was already admitted in this iteration."""
         if not self._is_taken:
             self._is_taken = True
             self._timer.start(self._admit_next)
@@ -41,7 +42,7 @@ class FairQueue:
         try:
             turn.wait()
         except BaseException:
-            with suppress(ValueError):  # the turn was given already
+            with suppress(ValueError):  # already admitted
                 self._waiting.remove(turn)
             raise
 

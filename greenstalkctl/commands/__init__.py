@@ -1,1 +1,4 @@
-"""The commands, by noun. Each is a small function that a `click` decorator turns into a command; cli.py lists them."""
+"""One module for each command, or for a few related ones.
+
+A command is a small function with a `click` decorator; cli.py lists the commands.
+"""

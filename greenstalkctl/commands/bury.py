@@ -23,7 +23,7 @@ def bury(
     The pri of the jobs does not change. Without --api the server must support reserve-job, as Greenstalk Server and
     beanstalkd 1.12 or later do.
     """
-    selected = parse_selection(ids, tube, count, names_state=state is not None, select_all=select_all)
+    selected = parse_selection(ids, tube, count, has_state=state is not None, select_all=select_all)
     with settings.open_queue() as queue:
         if selected.tube is None:
             act_on_ids(settings.out, queue, BURY, ids)

@@ -35,7 +35,7 @@ def delete(
     settings: Settings, ids: tuple[int, ...], tube: str | None, state: str | None, count: int | None, select_all: bool
 ) -> None:
     """Delete jobs by id, or jobs of a tube in one state, in the order of that state."""
-    selected = parse_selection(ids, tube, count, names_state=state is not None, select_all=select_all)
+    selected = parse_selection(ids, tube, count, has_state=state is not None, select_all=select_all)
     if selected.tube is None:
         with settings.open_queue() as queue:
             settings.out.confirm(f"delete {plural(len(ids))} from {queue.address}")

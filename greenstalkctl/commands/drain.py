@@ -20,7 +20,7 @@ from greenstalkctl.text import plural
 from greenstalkctl.transfer import Transfer, TransferCounts
 
 ORDER: Final = (BURIED, DELAYED, READY)
-"""States in the order they are moved. Ready jobs come last, because delays end and workers release during the move."""
+"""States in the order they are moved. Ready jobs are last, as delays end and workers release jobs during the move."""
 
 
 @click.command(name="drain-to", cls=Command, short_help="Move all jobs to another server.")
@@ -77,7 +77,10 @@ def _drain(settings: Settings, here: Server, there: Server, tubes: Sequence[str]
 
 
 def _drain_tube(transfer: Transfer, counts: TransferCounts, interrupt: Interrupt, advance: Advance) -> list[str]:
-    """Move the jobs of one tube; return a message for each job too big for the target, which blocks its state."""
+    """Move the jobs of one tube; return a message for each job that is too big for the target.
+
+    Such a job blocks the jobs behind it in its state.
+    """
     messages = []
     for state in ORDER:
         if state == BURIED and not transfer.target.capabilities.reserves_by_id:

@@ -1,4 +1,4 @@
-"""The `jobs` command: list and search jobs, by the API only."""
+"""The `jobs` command: list and search jobs. It needs the API."""
 
 from __future__ import annotations
 

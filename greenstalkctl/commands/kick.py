@@ -27,7 +27,7 @@ def kick(
 
     Without --state it works like the protocol's kick: it kicks buried jobs if the tube has any, else delayed jobs.
     """
-    selected = parse_selection(ids, tube, count, names_state=state is not None, select_all=select_all)
+    selected = parse_selection(ids, tube, count, has_state=state is not None, select_all=select_all)
     with settings.open_queue() as queue:
         if selected.tube is None:
             act_on_ids(settings.out, queue, KICK, ids)
@@ -38,5 +38,5 @@ def kick(
         if state is None and isinstance(queue, Server):
             report(settings.out, KICK.done, queue.kick(selected.tube, selected.count or available) if available else 0)
             return
-        # By the protocol, one job at a time: its `kick` chooses the state itself.
+        # The protocol's `kick` chooses the state itself, so with --state each job is kicked by its id.
         act_on_sets(settings.out, queue, KICK, [JobSet(selected.tube, state or next_state, available, selected.count)])

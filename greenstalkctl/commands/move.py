@@ -54,7 +54,7 @@ def move(settings: Settings, source: str, target: str, states: tuple[str, ...], 
                 done = _moved(settings.out, target, limits, steps)
         interrupt.check("interrupted; run the same command again to move the rest")
     if not done:
-        raise NoResult(f"tube {source} has no such job that can be moved")
+        raise NoResult(f"tube {source} has no {' or '.join(limits)} job that can be moved")
 
 
 def _limits(stats: Stats, states: tuple[str, ...], count: int | None) -> dict[str, int]:

@@ -16,7 +16,7 @@ from greenstalkctl.settings import Command, Settings
 @click.option("--reason", default="", help="Reason shown on the tube's page; needs --api.")
 @click.pass_obj
 def pause(settings: Settings, tube: str, time: int, reason: str) -> None:
-    """Pause TUBE for TIME: workers reserve no job of it, but jobs can be put."""
+    """Pause TUBE for TIME: workers cannot reserve its jobs, but jobs can be put."""
     with settings.open_api("reasons for a pause") if reason else settings.open_queue() as queue:
         is_done = queue.pause(tube, time, reason) if isinstance(queue, Api) else queue.pause(tube, time)
         if not is_done:

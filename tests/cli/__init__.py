@@ -1,1 +1,1 @@
-"""The command as users run it: start, stop, exit codes, `config --check` and `journal`."""
+"""The real command: start, stop, exit codes, `config --check` and `journal`."""

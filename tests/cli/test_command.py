@@ -1,4 +1,4 @@
-"""The real command: first lines, exit codes compared with beanstalkd's, listeners, privileges and signals."""
+"""The real command: first lines, exit codes compared with those of beanstalkd, passwords, privileges, signals."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from greenstalk_server import __version__
-from tests.support.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
+from greenstalk_server import BUILD, __version__
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
 PUT = b"put 0 0 60 2\r\nhi\r\n"
 
-FROM_ELSEWHERE = """\
+FROM_ANOTHER_DIRECTORY = """\
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 from greenstalk_server.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-"""The command, with the package in the directory argv[1]."""
+"""Program that runs the command with the package in the directory argv[1]."""
 
 BECOME_NOBODY = """\
 import encodings.idna, os, pwd, sys
@@ -62,12 +62,12 @@ def open_directory() -> Iterator[Path]:
 def test_first_lines_have_version_addresses_and_durability() -> None:
     with Daemon(*LOOPBACK, "--web-port", "0") as daemon:
         first, protocol, dashboard, jobs = daemon.first_lines.splitlines()
-        assert first == f"greenstalk-server {__version__}, process {daemon.process.pid}"
+        assert first == f"greenstalk-server {__version__} ({BUILD.name}), process {daemon.process.pid}"
         assert re.fullmatch(r"beanstalk protocol: 127\.0\.0\.1:\d+", protocol)
         assert re.fullmatch(r"dashboard: http://127\.0\.0\.1:\d+/", dashboard)
         assert jobs == "jobs: in memory only; they do not survive a restart"
         assert daemon.ask(PUT) == b"INSERTED 1"
-        with urllib.request.urlopen(daemon.dashboard, timeout=PATIENCE) as page:  # noqa: S310  our own, on loopback
+        with urllib.request.urlopen(daemon.dashboard, timeout=TIMEOUT) as page:  # noqa: S310  our own, on loopback
             assert page.status == 200
 
 
@@ -75,7 +75,7 @@ def test_first_lines_have_version_addresses_and_durability() -> None:
 def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, is_abstract: bool) -> None:
     name = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.settimeout(PATIENCE)
+        manager.settimeout(TIMEOUT)
         manager.bind(f"\0{name}" if is_abstract else name)
         with Daemon(*QUIET, environ=environment(NOTIFY_SOCKET=f"@{name}" if is_abstract else name)) as daemon:
             assert manager.recv(100) == b"READY=1"
@@ -86,12 +86,12 @@ def test_service_manager_is_notified_of_start_and_stop(tmp_path: Path, is_abstra
 def test_missing_service_manager_is_only_a_warning(tmp_path: Path) -> None:
     with Daemon(*QUIET, environ=environment(NOTIFY_SOCKET=str(tmp_path / "gone"))) as daemon:
         assert daemon.ask(PUT) == b"INSERTED 1"
-        code, said = daemon.stop()
+        code, stderr = daemon.stop()
     assert code == 0
-    assert "gone: No such file or directory; the service manager does not receive READY=1" in said
+    assert "gone: No such file or directory; the service manager does not receive READY=1" in stderr
 
 
-def test_server_without_a_dashboard() -> None:
+def test_server_without_a_dashboard_has_one_listener() -> None:
     with Daemon(*QUIET) as daemon:
         assert "\ndashboard: off (--no-web)\n" in daemon.first_lines
         assert len(psutil.Process(daemon.process.pid).net_connections()) == 1
@@ -100,7 +100,7 @@ def test_server_without_a_dashboard() -> None:
 @pytest.mark.parametrize("flags", [["-v"], ["--version"], ["-Vv"]])
 def test_version_is_printed(flags: list[str]) -> None:
     done = run(*flags)
-    assert (done.stdout, done.stderr, done.returncode) == (f"greenstalk-server {__version__}\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == (f"greenstalk-server {__version__} ({BUILD.name})\n", "", 0)
 
 
 def test_help_is_printed() -> None:
@@ -157,7 +157,7 @@ def test_exit_codes_are_those_of_beanstalkd(beanstalkd: str, flags: list[str], e
     theirs = run(*flags, command=(beanstalkd,))
     ours = run(*flags, GREENSTALK_WEB_HOST="127.0.0.1", PORT="0")
     assert (theirs.returncode, ours.returncode) == (exit_code, exit_code)
-    assert ours.stderr.count("\n") == bool(exit_code), "one line says why"
+    assert ours.stderr.count("\n") == bool(exit_code), "the reason is one line"
 
 
 def test_port_in_use_is_named(beanstalkd: str, taken_port: int) -> None:
@@ -189,14 +189,14 @@ def visit(daemon: Daemon, path: str = "", login: str = "") -> int:
     if login:
         request.add_header("Authorization", "Basic " + base64.b64encode(login.encode()).decode())
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
             return answer.status
     except urllib.error.HTTPError as error:
         with error:
             return error.code
 
 
-def test_passwords_from_the_environment() -> None:
+def test_passwords_are_read_from_the_environment() -> None:
     environ = environment(
         GREENSTALK_WEB_USER="ada",
         GREENSTALK_WEB_PASSWORD="äöü",  # noqa: S106
@@ -207,7 +207,7 @@ def test_passwords_from_the_environment() -> None:
         assert [visit(daemon, "audit", login) for login in logins] == [401, 200, 401, 403]
 
 
-def test_password_from_a_file(tmp_path: Path) -> None:
+def test_password_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_bytes(b" s3cret \r\nnot this\n")
     with Daemon(*LOOPBACK, "--web-port", "0", environ=environment(GREENSTALK_WEB_PASSWORD_FILE=str(path))) as daemon:
@@ -215,14 +215,14 @@ def test_password_from_a_file(tmp_path: Path) -> None:
 
 
 def test_password_file_is_read_before_privileges_are_dropped() -> None:
-    """Its file may be readable by root only."""
+    """Only root may be able to read the file."""
     done = run(*LOOPBACK, "-u", "no-such-user", GREENSTALK_WEB_PASSWORD_FILE="/no/such/file")  # noqa: S106
     assert done.returncode == 5
     assert "/no/such/file" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "No such file or directory; it must be a file with the password as its first line"),
         (b"", "its first line must be the password, of 1 to 1000 bytes"),
@@ -231,12 +231,12 @@ def test_password_file_is_read_before_privileges_are_dropped() -> None:
         (b"\xff\n", "it is not UTF-8; it must be a file with the password as its first line"),
     ],
 )
-def test_password_file_without_a_password_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_password_file_without_a_password_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "password"
     if content is not None:
         path.write_bytes(content)
     done = run(*LOOPBACK, "--web-port", "0", GREENSTALK_WEB_PASSWORD_FILE=str(path))
-    assert done.stderr == f"greenstalk-server: GREENSTALK_WEB_PASSWORD_FILE {path}: {said}\n"
+    assert done.stderr == f"greenstalk-server: GREENSTALK_WEB_PASSWORD_FILE {path}: {message}\n"
     assert done.returncode == 5
 
 
@@ -259,7 +259,7 @@ def test_url_prefix_is_in_the_first_lines() -> None:
         assert visit(daemon) == 200
         assert daemon.ask(PUT) == b"INSERTED 1"
         assert visit(daemon, "job/body?id=1") == 403
-        with urllib.request.urlopen(daemon.dashboard.replace("queue/", "healthz"), timeout=PATIENCE) as answer:  # noqa: S310
+        with urllib.request.urlopen(daemon.dashboard.replace("queue/", "healthz"), timeout=TIMEOUT) as answer:  # noqa: S310
             assert answer.status == 200
 
 
@@ -275,12 +275,12 @@ def test_audit_log_is_complete_on_disk_after_a_stop(tmp_path: Path) -> None:
         form = urllib.parse.urlencode({"tube": "default", "seconds": "600", "reason": "to see"}).encode()
         headers = {"Sec-Fetch-Site": "same-origin"}
         request = urllib.request.Request(f"{daemon.dashboard}tube/pause", form, headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
             assert b"to see" in answer.read()
         assert daemon.stop()[0] == 0
     assert '"tube/pause"' in (tmp_path / "audit.jsonl").read_text()
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
-        with urllib.request.urlopen(f"{daemon.dashboard}tube?tube=default", timeout=PATIENCE) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"{daemon.dashboard}tube?tube=default", timeout=TIMEOUT) as answer:  # noqa: S310
             assert b"to see" in answer.read()
         assert visit(daemon, "audit?what=pause") == 200
 
@@ -290,20 +290,20 @@ def test_stop_reports_entries_of_the_audit_log_that_are_not_on_disk(tmp_path: Pa
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         request = urllib.request.Request(f"{daemon.dashboard}tube/pause", b"tube=default", method="POST")  # noqa: S310
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=PATIENCE)  # noqa: S310
-        assert refused.value.code == 403, "a refusal, which is noted"
+            urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310
+        assert refused.value.code == 403, "the refusal is an entry of the audit log"
         refused.value.close()
-        exit_code, said = daemon.stop()
+        exit_code, stderr = daemon.stop()
     assert exit_code == 0
-    assert "ERROR audit log: stopped; the last entries are not on disk" in said
+    assert "ERROR audit log: stopped; the last entries are not on disk" in stderr
 
 
 def test_warnings_are_logged() -> None:
     with Daemon(*QUIET, "-c", "-z", "2000000000") as daemon:
-        exit_code, said = daemon.stop()
+        exit_code, stderr = daemon.stop()
     assert exit_code == 0
-    assert "WARNING -c has no effect" in said
-    assert "WARNING the maximum job size (-z) was reduced to 1073741824" in said
+    assert "WARNING -c has no effect" in stderr
+    assert "WARNING the maximum job size (-z) was reduced to 1073741824" in stderr
 
 
 def test_put_above_the_maximum_job_size_is_refused() -> None:
@@ -315,7 +315,7 @@ def test_put_above_the_maximum_job_size_is_refused() -> None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
-def test_privileges_are_dropped_after_the_bind_and_before_the_binlog(open_directory: Path) -> None:
+def test_privileges_are_dropped_before_the_journal_is_opened(open_directory: Path) -> None:
     with Daemon(*QUIET, "-u", "nobody", "-b", str(open_directory)) as daemon:
         process = psutil.Process(daemon.process.pid)
         nobody = pwd.getpwnam("nobody")
@@ -381,25 +381,25 @@ def test_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "warns"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
-def test_world_writable_journal_directory_is_warned_of(tmp_path: Path, mode: int, warns: bool) -> None:
+def test_world_writable_journal_directory_logs_a_warning(tmp_path: Path, mode: int, warns: bool) -> None:
     tmp_path.chmod(mode)
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
-        _, said = daemon.stop()
+        _, stderr = daemon.stop()
     warning = f"every user of this machine can add and replace files in -b {tmp_path}; run: chmod o-w {tmp_path}"
-    assert (warning in said) == warns
+    assert (warning in stderr) == warns
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
 def test_dashboard_is_refused_if_its_user_cannot_read_the_code(tmp_path: Path) -> None:
-    """Otherwise compiling the templates would fail, with a traceback."""
+    """Otherwise the compilation of the templates would fail with a traceback."""
     tmp_path.chmod(0o700)
     for package in ("greenstalk_server", "web", "templates", "static"):
         shutil.copytree(REPOSITORY / package, tmp_path / package, symlinks=True)
-    command = (sys.executable, "-c", FROM_ELSEWHERE, str(tmp_path))
+    command = (sys.executable, "-c", FROM_ANOTHER_DIRECTORY, str(tmp_path))
     done = run(*LOOPBACK, "--web-port", "0", "-u", "nobody", command=command)
     assert re.fullmatch(
-        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, from where the dashboard loads code;"
-        r" install it where every user can read it\n",
+        r"greenstalk-server: -u nobody: that user cannot read /\S+\.py, which the dashboard needs;"
+        r" install the server where every user can read it\n",
         done.stderr,
     )
     assert done.returncode == 34
@@ -441,10 +441,10 @@ def test_ctrl_c_during_the_imports_ends_the_process_without_a_traceback() -> Non
             if line.endswith(" gevent._util\n"):
                 break
         process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
+        stderr = process.stderr.read()
     assert process.returncode == -signal.SIGINT
-    assert "Traceback" not in said
-    assert "greenstalk_server.cli" not in said  # it was still importing
+    assert "Traceback" not in stderr
+    assert "greenstalk_server.cli" not in stderr  # the signal arrived during the imports
 
 
 def test_ctrl_c_during_the_start_ends_the_process_without_a_traceback(tmp_path: Path) -> None:
@@ -459,28 +459,28 @@ def test_ctrl_c_during_the_start_ends_the_process_without_a_traceback(tmp_path: 
             text=True,
         ) as process,
         password.open("w"),
-    ):  # once the server reads it, which then waits for the password
+    ):  # open() returns when the server opens the FIFO, and the server then waits for the password
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, said) == (-signal.SIGINT, "")
+        _, stderr = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_server_in_order(number: signal.Signals) -> None:
     with Daemon(*LOOPBACK, "--web-port", "0") as daemon:
         port = daemon.port
-        with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as sock:
             assert ask(sock, PUT) == b"INSERTED 1"
             sock.sendall(b"watch jobs\r\nignore default\r\nreserve\r\n")
-            exit_code, said = daemon.stop(number)
+            exit_code, stderr = daemon.stop(number)
             assert exit_code == 0
-            assert "Traceback" not in said
+            assert "Traceback" not in stderr
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), PATIENCE)
+            socket.create_connection(("127.0.0.1", port), TIMEOUT)
 
 
 def test_sigusr1_drains_the_server() -> None:
-    with Daemon(*QUIET) as daemon, socket.create_connection(("127.0.0.1", daemon.port), PATIENCE) as sock:
+    with Daemon(*QUIET) as daemon, socket.create_connection(("127.0.0.1", daemon.port), TIMEOUT) as sock:
         assert ask(sock, PUT) == b"INSERTED 1"
         daemon.process.send_signal(signal.SIGUSR1)
         replies = iter(lambda: ask(sock, b"put 0 0 60 2\r\nhi\r\n"), b"DRAINING")

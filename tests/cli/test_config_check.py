@@ -1,4 +1,4 @@
-"""`config --check` finds the errors of a start, reports them in the same words, and changes nothing."""
+"""`config --check` reports the same errors as a start, and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.journal.record import VERSION
-from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
 from tests.support.peer import eventually
 from tests.support.tls import make_certificates
 
@@ -42,23 +42,23 @@ def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
 
 
-def later_journal(directory: Path) -> None:
-    """Write a journal of the next format version to *directory*."""
+def write_later_journal(directory: Path) -> None:
+    """Write a journal of a later format version to *directory*."""
     from zlib import crc32  # noqa: PLC0415
 
     with Daemon(*LOOPBACK, "-b", str(directory)) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
     first = min(directory.glob("journal.*"))
     data = bytearray(first.read_bytes())
-    at = data.index(VERSION.to_bytes(4, "little"))
-    data[at : at + 4] = (VERSION + 1).to_bytes(4, "little")
-    size = next(n for n in range(at + 4, 100) if crc32(first.read_bytes()[:n]) == _number(first.read_bytes(), n))
+    offset = data.index(VERSION.to_bytes(4, "little"))
+    data[offset : offset + 4] = (VERSION + 1).to_bytes(4, "little")
+    size = next(n for n in range(offset + 4, 100) if crc32(first.read_bytes()[:n]) == _number(first.read_bytes(), n))
     data[size : size + 4] = crc32(data[:size]).to_bytes(4, "little")
     first.write_bytes(data)
 
 
-def _number(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at : at + 4], "little")
+def _number(data: bytes, offset: int) -> int:
+    return int.from_bytes(data[offset : offset + 4], "little")
 
 
 def test_valid_configuration_passes_and_nothing_is_changed(certificates: Path, tmp_path: Path) -> None:
@@ -80,8 +80,10 @@ def test_valid_configuration_passes_and_nothing_is_changed(certificates: Path, t
 def test_check_does_not_disturb_a_running_server(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "-b", str(tmp_path)) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
-        ahead = tmp_path / "journal.2"
-        eventually(lambda: ahead.exists() and ahead.stat().st_size >= 10 * 2**20, "the next file is made ahead")
+        following = tmp_path / "journal.2"
+        eventually(
+            lambda: following.exists() and following.stat().st_size >= 10 * 2**20, "the next segment is allocated"
+        )
         before = contents(tmp_path)
         port, web = str(daemon.port), daemon.dashboard.rpartition(":")[2].strip("/")
         done = run("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))
@@ -96,7 +98,7 @@ def test_check_does_not_disturb_a_running_server(tmp_path: Path) -> None:
         assert daemon.ask(b"peek 1\r\n") == b"FOUND 1 2"
 
 
-def two_files(directory: Path) -> tuple[str, ...]:
+def invalid_certificate(directory: Path) -> tuple[str, ...]:
     (directory / "a.pem").write_text("no certificate")
     return ("--tls-cert", str(directory / "a.pem"))
 
@@ -114,7 +116,7 @@ def no_authority(directory: Path) -> tuple[str, ...]:
     return (*pair, "--tls-client-ca", str(directory / "server.key"))
 
 
-def rule(directory: Path) -> tuple[str, ...]:
+def rule_of_unknown_listener(directory: Path) -> tuple[str, ...]:
     (directory / "rules.toml").write_text('[[access]]\nlistener = "unix:/x"\nproduce = ["*"]\n')
     return ("--config", str(directory / "rules.toml"))
 
@@ -123,16 +125,16 @@ def blocked_path(directory: Path) -> tuple[str, ...]:
     return ("-l", f"unix:{directory}/server.pem")
 
 
-def written_later(directory: Path) -> tuple[str, ...]:
+def later_version(directory: Path) -> tuple[str, ...]:
     queue = directory / "later"
     if not queue.exists():
         queue.mkdir()
-        later_journal(queue)
+        write_later_journal(queue)
     return ("-b", str(queue))
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "flags_for",
     [
         lambda _: ("-b", "/no/such/directory"),
         lambda directory: ("-b", str(directory / "server.pem")),
@@ -149,17 +151,17 @@ def written_later(directory: Path) -> tuple[str, ...]:
         lambda _: ("--memory-limit", "1"),
         lambda _: ("--config", "/no/such/file"),
         lambda _: ("--journal", "postgresql://host:port:1/x"),
-        two_files,
+        invalid_certificate,
         no_key,
         other_key,
         no_authority,
-        rule,
+        rule_of_unknown_listener,
         blocked_path,
-        written_later,
+        later_version,
     ],
 )
-def test_check_reports_the_error_of_the_start(certificates: Path, wrong: Callable[[Path], tuple[str, ...]]) -> None:
-    flags = (*LOOPBACK, *wrong(certificates))
+def test_check_reports_the_error_of_the_start(certificates: Path, flags_for: Callable[[Path], tuple[str, ...]]) -> None:
+    flags = (*LOOPBACK, *flags_for(certificates))
     variables: dict[str, Any] = {"GREENSTALK_WEB_PASSWORD": "x"}
     started, checked = run(*flags, **variables), run("config", "--check", *flags, **variables)
     assert started.returncode != 0
@@ -167,7 +169,7 @@ def test_check_reports_the_error_of_the_start(certificates: Path, wrong: Callabl
     assert checked.stderr.splitlines()[-1] == started.stderr.splitlines()[-1]
 
 
-def test_every_problem_is_reported_in_a_line(tmp_path: Path) -> None:
+def test_each_problem_is_reported_on_a_line(tmp_path: Path) -> None:
     done = run(
         "config", "--check", *LOOPBACK, "-b", "/no/such/directory", "-l", "localhost:abc", "--tls-cert", "/no/cert",
         "--tls-client-ca", "/no/ca", GREENSTALK_WEB_PASSWORD_FILE="/no/password", GREENSTALK_API_TOKEN="a b",  # noqa: S106
@@ -183,7 +185,7 @@ def test_every_problem_is_reported_in_a_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (5, "")
 
 
-def test_every_invalid_value_is_reported_in_a_line(tmp_path: Path) -> None:
+def test_each_invalid_value_is_reported_on_a_line(tmp_path: Path) -> None:
     file = tmp_path / "greenstalk.toml"
     file.write_text('port = "x"\nunknown = 1\n[web]\nport = 8081\nread_only = 2\n')
     done = run("config", "--check", "--nope", "-z", "x", "--config", str(file), GREENSTALK_SYNC_MS="soon")
@@ -199,7 +201,7 @@ def test_every_invalid_value_is_reported_in_a_line(tmp_path: Path) -> None:
 
 
 def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) -> None:
-    flags = ["-l", "192.0.2.1", "--web-port", "0", *rule(tmp_path)]
+    flags = ["-l", "192.0.2.1", "--web-port", "0", *rule_of_unknown_listener(tmp_path)]
     assert run("config", "--check", *flags).returncode == 111
     script = 'SYSTEMD_EXEC_PID=$$ exec "$@"'
     done = subprocess.run(
@@ -208,7 +210,7 @@ def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) ->
         env=environment(GREENSTALK_WEB_PASSWORD="x"),  # noqa: S106
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, VALID, "")
@@ -241,7 +243,7 @@ def test_only_root_may_become_another_user(closed_directory: Path) -> None:
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
         assert done.returncode == code, done.stderr

@@ -1,4 +1,4 @@
-"""`journal export` and `journal import`: a round trip restores the same state, and nothing is imported by half."""
+"""`journal export` and `journal import`: a round trip restores the same state, and an import is all or nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +22,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import archive, record
 from greenstalk_server.journal.archive import BadLine, Pause, Reader, Writer
 from greenstalk_server.journal.transfer import SEGMENT_SIZE
-from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment, run
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
 from tests.support.peer import eventually
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
@@ -35,7 +34,7 @@ class Peer:
     """A client of a running server."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE)
+        self._sock = socket.create_connection(("127.0.0.1", daemon.port), TIMEOUT)
         self._reader = self._sock.makefile("rb")
 
     def __enter__(self) -> Self:
@@ -76,14 +75,14 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         peer.ask(b"delete 6")
         with Peer(daemon) as holder:
             holder.ask(b"reserve-job 3")
-        eventually(lambda: b"state: ready" in peer.ask(b"stats-job 3"), "job 3 is returned")
+        eventually(lambda: b"state: ready" in peer.ask(b"stats-job 3"), "job 3 is ready again")
         peer.ask(b"pause-tube mail 10000")
         daemon.stop()
     return directory
 
 
 def state_of(directory: Path) -> dict[str, bytes]:
-    """Return the replies of a server on *directory* about its jobs and tubes, without what depends on the time."""
+    """Return the replies of a server on *directory* about its jobs and tubes, without values that depend on time."""
     replies = {}
     with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
         for id in range(1, 8):
@@ -103,15 +102,15 @@ def state_of(directory: Path) -> dict[str, bytes]:
 def export(directory: Path, *flags: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [*COMMAND, "journal", "export", str(directory), *flags],
-        cwd=REPOSITORY, env=environment(), capture_output=True, timeout=PATIENCE, check=False,
+        cwd=REPOSITORY, env=environment(), capture_output=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
 
 
-def load(directory: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
+def import_archive(directory: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
     directory.mkdir(exist_ok=True)
     return subprocess.run(
         [*COMMAND, "journal", "import", str(directory)],
-        cwd=REPOSITORY, env=environment(), input=data, capture_output=True, timeout=PATIENCE, check=False,
+        cwd=REPOSITORY, env=environment(), input=data, capture_output=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
 
 
@@ -152,7 +151,7 @@ def test_archive_has_every_job_and_tube(exported: bytes) -> None:
 
 
 def test_import_of_an_export_restores_the_same_state(original: Path, exported: bytes, tmp_path: Path) -> None:
-    done = load(tmp_path / "copy", exported)
+    done = import_archive(tmp_path / "copy", exported)
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr.decode() == f"{tmp_path / 'copy'}: 5 jobs and 1 paused tube imported\n"
     checked = run("journal", "check", str(tmp_path / "copy"))
@@ -172,7 +171,7 @@ def without_time(data: bytes) -> list[dict[str, Any]]:
 
 def test_export_to_a_file_and_import_from_it(original: Path, exported: bytes, tmp_path: Path) -> None:
     target = tmp_path / "archive.jsonl"
-    target.write_text("an older one")
+    target.write_text("an older archive")
     target.chmod(0o644)
     done = export(original, "-o", str(target))
     assert (done.returncode, done.stdout) == (0, b"")
@@ -184,7 +183,7 @@ def test_export_to_a_file_and_import_from_it(original: Path, exported: bytes, tm
     assert without_time(export(tmp_path / "copy").stdout) == without_time(exported)
 
 
-def test_export_to_a_device(original: Path) -> None:
+def test_export_to_a_device_keeps_the_device(original: Path) -> None:
     assert export(original, "-o", "/dev/null").returncode == 0
     assert Path("/dev/null").is_char_device()
 
@@ -194,7 +193,7 @@ def test_export_and_import_of_many_segments_and_a_large_job(tmp_path: Path) -> N
     sizes = [10, SEGMENT_SIZE + 1, 0, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2, SEGMENT_SIZE // 2]
     jobs = [Job(id, tube, bytes(size), 0, 0, SECOND, 1) for id, size in enumerate(sizes, 1)]
     data = b"".join(Writer().lines(1, 100, [], jobs))
-    assert load(tmp_path, data).returncode == 0
+    assert import_archive(tmp_path, data).returncode == 0
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["journal.1", "journal.2", "journal.3", "lock"]
     assert without_time(export(tmp_path).stdout) == without_time(data)
@@ -203,9 +202,9 @@ def test_export_and_import_of_many_segments_and_a_large_job(tmp_path: Path) -> N
         assert peer.put(b"big", b"") == b"INSERTED 100\r\n"
 
 
-def test_archive_of_an_empty_journal(tmp_path: Path) -> None:
+def test_archive_of_an_empty_journal_is_imported(tmp_path: Path) -> None:
     data = b"".join(Writer().lines(1, 1, [], []))
-    assert load(tmp_path, data).returncode == 0
+    assert import_archive(tmp_path, data).returncode == 0
     assert without_time(export(tmp_path).stdout) == without_time(data)
 
 
@@ -217,11 +216,11 @@ def test_journal_of_a_running_server_can_be_exported(tmp_path: Path) -> None:
         assert done.returncode == 0
         (job,) = lines_of(done.stdout)[1:-1]
         assert (job["id"], job["state"], job["body"]) == (1, "ready", "one")
-        said = (
+        message = (
             f"{tmp_path} is in use by process {daemon.process.pid}; the archive has all changes that were acknowledged"
             " before the export began"
         )
-        assert said in done.stderr.decode()
+        assert message in done.stderr.decode()
         file = tmp_path / "quiet.jsonl"
         for flags in (["-q"], ["-o", str(file), "-q"], ["-q", "-o", str(file)]):
             quiet = run("journal", "export", str(tmp_path), *flags)
@@ -233,7 +232,7 @@ def test_journal_of_a_running_server_can_be_exported(tmp_path: Path) -> None:
 # Refusals and reports
 
 
-def test_export_of_something_else_than_a_journal_is_refused(tmp_path: Path) -> None:
+def test_export_of_a_directory_without_a_journal_is_refused(tmp_path: Path) -> None:
     done = export(tmp_path)
     assert (done.returncode, done.stdout) == (10, b"")
     assert done.stderr.decode() == f"greenstalk-server: journal export: {tmp_path}: there is no journal in it\n"
@@ -245,7 +244,7 @@ def test_export_of_something_else_than_a_journal_is_refused(tmp_path: Path) -> N
 
 
 def test_export_of_a_damaged_journal_has_the_intact_jobs(exported: bytes, tmp_path: Path) -> None:
-    load(tmp_path, exported)
+    import_archive(tmp_path, exported)
     file = tmp_path / "journal.1"
     data = bytearray(file.read_bytes())
     data[data.index(BINARY)] ^= 1
@@ -265,7 +264,7 @@ def test_export_that_cannot_be_written_leaves_no_file(original: Path, tmp_path: 
     with open(writer, "wb") as broken:  # noqa: PTH123  a descriptor
         process = subprocess.run(
             [*COMMAND, "journal", "export", str(original)],
-            cwd=REPOSITORY, env=environment(), stdout=broken, stderr=subprocess.PIPE, timeout=PATIENCE, check=False,
+            cwd=REPOSITORY, env=environment(), stdout=broken, stderr=subprocess.PIPE, timeout=TIMEOUT, check=False,
         )  # fmt: skip
     assert process.stderr == b"greenstalk-server: journal export: stdout: Broken pipe\n"
     assert process.returncode == 10
@@ -273,7 +272,7 @@ def test_export_that_cannot_be_written_leaves_no_file(original: Path, tmp_path: 
 
 def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)):
-        done = load(tmp_path, exported)
+        done = import_archive(tmp_path, exported)
         assert done.returncode == 10
         assert done.stderr.decode() == (
             f"greenstalk-server: journal import: {tmp_path}: must be empty, but contains journal.1\n"
@@ -289,7 +288,7 @@ def test_import_needs_an_empty_unused_directory(exported: bytes, tmp_path: Path)
 def test_import_into_a_locked_directory_is_refused(exported: bytes, tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        done = load(tmp_path, exported)
+        done = import_archive(tmp_path, exported)
     assert done.returncode == 10
     assert done.stderr.decode() == (
         f"greenstalk-server: journal import: {tmp_path}: in use by process {os.getpid()};"
@@ -308,7 +307,7 @@ def test_import_of_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", [0.3, 0.9, -1, -2])
 def test_truncated_archive_is_not_imported(exported: bytes, tmp_path: Path, part: float) -> None:
     size = int(len(exported) * part) if part >= 0 else len(exported) + int(part)
-    done = load(tmp_path, exported[:size])
+    done = import_archive(tmp_path, exported[:size])
     assert done.returncode == 1
     assert done.stderr.endswith(b"; nothing was imported\n")
     assert (
@@ -329,7 +328,7 @@ def test_input_that_is_not_an_archive_is_not_imported(tmp_path: Path, source: st
 
 
 def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
-    """It has written a segment when it is killed; a start reports that, and has no jobs."""
+    """The import has written a segment when it is killed. A start reports the interrupted import, and has no jobs."""
     jobs = [Job(id, Tube(b"default", {}), bytes(SEGMENT_SIZE), 0, 0, SECOND, 1) for id in (1, 2)]
     data = b"".join(list(Writer().lines(1, 3, [], jobs))[:-1])
     process = subprocess.Popen(
@@ -339,10 +338,10 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
     assert process.stdin is not None
     process.stdin.write(data)
     process.stdin.flush()
-    wait_until((tmp_path / "journal.1").exists)
+    eventually((tmp_path / "journal.1").exists, "the first segment exists")
     process.kill()
     process.stdin.close()
-    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert process.wait(TIMEOUT) == -signal.SIGKILL
     assert "an import was interrupted" in run("journal", "check", str(tmp_path)).stdout
     assert b"an import into it was interrupted; there is nothing to export" in export(tmp_path).stderr
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
@@ -350,19 +349,12 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
         assert "WARNING journal: an import was interrupted; its jobs are ignored" in daemon.stop()[1]
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    signal.alarm(int(PATIENCE))  # fails the test if it never is
-    while not is_true():
-        os.sched_yield()
-    signal.alarm(0)
-
-
 # The codec
 
 
 def read(lines: list[bytes]) -> list[Pause | Job]:
     reader = Reader(lines)
-    return list(reader.rest(reader.head()))
+    return list(reader.entries(reader.head()))
 
 
 def sealed(*lines: dict[str, Any]) -> list[bytes]:
@@ -391,7 +383,7 @@ def test_valid_lines_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "number", "said"),
+    ("lines", "number", "message"),
     [
         ([PAUSE], 1, "not the first line of a greenstalk journal archive, which `journal export` writes"),
         (
@@ -428,16 +420,16 @@ def test_valid_lines_are_accepted() -> None:
         ([HEAD, {key: JOB[key] for key in JOB if key != "kicks"}], 2, "kicks is missing"),
     ],
 )
-def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, said: str) -> None:
+def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, message: str) -> None:
     reader = Reader(sealed(*lines))
     with pytest.raises(BadLine) as caught:
-        list(reader.rest(reader.head()))
-    assert str(caught.value).startswith(said)
+        list(reader.entries(reader.head()))
+    assert str(caught.value).startswith(message)
     assert reader.number == number
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"no\n", "not valid JSON: Expecting value"),
         (b"\xff\n", "not valid JSON: "),
@@ -446,8 +438,8 @@ def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, said:
         (b'{"type":"end","pauses":0,"jobs":0}\n', "sha256 is missing"),
     ],
 )
-def test_line_that_is_not_an_object_is_refused(line: bytes, said: str) -> None:
-    with pytest.raises(BadLine, match=re.escape(said)):
+def test_line_that_is_not_an_object_is_refused(line: bytes, message: str) -> None:
+    with pytest.raises(BadLine, match=re.escape(message)):
         read([sealed(HEAD)[0], line])
 
 
@@ -474,8 +466,8 @@ def test_example_in_the_format_document_is_valid() -> None:
         assert f"`{name}`" in table
 
 
-def test_recovery_after_an_import_restores_what_was_exported() -> None:
-    """States and counts in any combination, without a disk."""
+def test_exported_job_is_read_back_equal() -> None:
+    """The state, counters and events of a job survive the archive's codec."""
     job = Job(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4)
     job.state, job.deadline = DELAYED, 5
     job.reserves, job.timeouts, job.releases, job.buries, job.kicks = 1, 2, 3, 4, 5

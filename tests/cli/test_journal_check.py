@@ -1,4 +1,4 @@
-"""`journal check` on directories that the real server and the real beanstalkd have written."""
+"""`journal check` on directories written by the real server and by the real beanstalkd."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from contextlib import redirect_stderr, redirect_stdout
@@ -23,7 +22,8 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
 from tests.journal import version1
-from tests.support.daemon import PATIENCE, Daemon, run
+from tests.support.daemon import TIMEOUT, Daemon, run
+from tests.support.pages import free_ports
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 SMALL = ("-s", "4096", "-f", "0")
@@ -41,7 +41,7 @@ def check(directory: Path) -> tuple[int, str]:
 
 
 def state_of(directory: Path) -> dict[str, tuple[int, bytes]]:
-    """Return everything that a write would change, except for changes by a running server."""
+    """Return the content and modification time of each file, and of *directory*."""
     files = {path.name: path for path in sorted(directory.rglob("*")) if path.is_file()}
     state = {name: (path.stat().st_mtime_ns, path.read_bytes()) for name, path in files.items()}
     return state | {".": (directory.stat().st_mtime_ns, b"")}
@@ -58,12 +58,11 @@ def client(daemon: Daemon, tube: str = "default") -> greenstalk.Client:
 
 
 @pytest.fixture
-def beanstalkds(tmp_path: Path) -> Path:
-    """A directory of a killed beanstalkd: three jobs, of which the second is buried and the third deleted."""
+def beanstalkd_directory(tmp_path: Path) -> Path:
+    """The directory of a killed beanstalkd with three jobs: the second is buried, the third deleted."""
     path = shutil.which("beanstalkd", path=f"{os.environ['PATH']}:/usr/sbin")
     assert path is not None, "beanstalkd is missing: apt-get install beanstalkd"
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     process = subprocess.Popen([path, "-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path), "-f", "0"])
     try:
         with connect(port) as queue:
@@ -78,7 +77,7 @@ def beanstalkds(tmp_path: Path) -> Path:
 
 
 def connect(port: int) -> greenstalk.Client:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while True:
         try:
             return greenstalk.Client(("127.0.0.1", port))
@@ -88,8 +87,8 @@ def connect(port: int) -> greenstalk.Client:
 
 
 @pytest.fixture
-def several(tmp_path: Path) -> Path:
-    """A directory of a real server: ten ready jobs of a kilobyte in segments of four, in four files."""
+def four_segments(tmp_path: Path) -> Path:
+    """The directory of a real server: ten ready jobs of a kilobyte in four segments of four kilobytes."""
     with Daemon(*QUIET, *SMALL, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
         for _ in range(10):
             queue.put(BODY)
@@ -97,7 +96,7 @@ def several(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shows_after_a_start(directory: Path) -> int:
+def ready_after_start(directory: Path) -> int:
     """Return the number of ready jobs of a server that is started on *directory*."""
     with Daemon(*QUIET, *SMALL, "-b", str(directory)) as daemon, client(daemon) as queue:
         count = queue.stats()["current-jobs-ready"]
@@ -122,34 +121,34 @@ def test_jobs_are_counted_by_tube_and_state(tmp_path: Path) -> None:
             mail.reserve()
             mail.pause_tube("mail", 3600)
         daemon.stop()
-    code, said = check(tmp_path)
+    code, output = check(tmp_path)
     assert code == 0
-    assert f"{tmp_path}: sound\n" in said
-    assert "in use" not in said
-    assert "jobs: 5\n  default: 2 ready, 1 delayed, 0 buried\n  mail: 1 ready, 0 delayed, 1 buried\n" in said
-    assert re.search(r"^records: 6 job, 1 update, \d reserve, 1 delete, \d pause, 1 ids$", said, re.MULTILINE)
-    assert "next job id: 7\n" in said
-    assert re.search(r"^paused: mail, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00$", said, re.MULTILINE)
+    assert f"{tmp_path}: sound\n" in output
+    assert "in use" not in output
+    assert "jobs: 5\n  default: 2 ready, 1 delayed, 0 buried\n  mail: 1 ready, 0 delayed, 1 buried\n" in output
+    assert re.search(r"^records: 6 job, 1 update, \d reserve, 1 delete, \d pause, 1 ids$", output, re.MULTILINE)
+    assert "next job id: 7\n" in output
+    assert re.search(r"^paused: mail, until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00$", output, re.MULTILINE)
     (file,) = segments(tmp_path)
-    assert re.search(rf"^  {file.name}: \d+ bytes, \d+ records$", said, re.MULTILINE)
-    assert "DAMAGE" not in said
+    assert re.search(rf"^  {file.name}: \d+ bytes, \d+ records$", output, re.MULTILINE)
+    assert "DAMAGE" not in output
 
 
 def test_journal_of_version_1_is_sound(tmp_path: Path) -> None:
     for name, data in version1.files().items():
         Path(tmp_path, name).write_bytes(data)
-    code, said = check(tmp_path)
+    code, output = check(tmp_path)
     assert code == 0
-    assert f"{tmp_path}: sound\njournal: 3 files, 27 records\n" in said
-    assert "records: 10 job, 4 update, 7 reserve, 1 delete, 3 pause, 1 import begun, 1 import ended\n" in said
-    assert "jobs: 9\n  default: 2 ready, 0 delayed, 0 buried\n  mail: 6 ready, 0 delayed, 1 buried\n" in said
+    assert f"{tmp_path}: sound\njournal: 3 files, 27 records\n" in output
+    assert "records: 10 job, 4 update, 7 reserve, 1 delete, 3 pause, 1 import begun, 1 import ended\n" in output
+    assert "jobs: 9\n  default: 2 ready, 0 delayed, 0 buried\n  mail: 6 ready, 0 delayed, 1 buried\n" in output
 
 
-def test_live_bytes_are_those_of_the_jobs(several: Path) -> None:
+def test_live_bytes_are_the_sum_over_the_jobs(four_segments: Path) -> None:
     tube = Tube(b"default", {})
     live = 10 * record.job_size(Job(1, tube, BODY.encode(), 0, 0, 0, 0))
-    total = sum(path.stat().st_size for path in several.glob("journal.*"))
-    assert f"bytes: {live} live of {total} on disk\n" in check(several)[1]
+    total = sum(path.stat().st_size for path in four_segments.glob("journal.*"))
+    assert f"bytes: {live} live of {total} on disk\n" in check(four_segments)[1]
 
 
 def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
@@ -160,18 +159,18 @@ def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
         assert f"in use by process {daemon.process.pid}: " in done.stdout
         assert "\njobs: 1\n" in done.stdout
         assert "allocated ahead" in done.stdout
-        assert run(*QUIET, "-b", str(tmp_path)).returncode == 10, "it still has its lock"
+        assert run(*QUIET, "-b", str(tmp_path)).returncode == 10, "the server still has its lock"
         assert queue.put("two") == 2
 
 
 def test_journal_of_a_server_under_load_is_sound(tmp_path: Path) -> None:
     """Files appear and disappear during the check, and the newest one is being written."""
     with Daemon(*QUIET, *SMALL, "-F", "-b", str(tmp_path)) as daemon:
-        holds_fifty, is_over = Event(), Event()
-        thread = Thread(target=keep_busy, args=(daemon, holds_fifty, is_over))
+        has_fifty_jobs, is_over = Event(), Event()
+        thread = Thread(target=keep_busy, args=(daemon, has_fifty_jobs, is_over))
         thread.start()
         try:
-            assert holds_fifty.wait(PATIENCE)
+            assert has_fifty_jobs.wait(TIMEOUT)
             reports = list[Report]()
             while len(reports) < 200 or len(file_sets(reports)) <= 3:
                 reports.append(inspect(str(tmp_path), time.time_ns()))
@@ -186,12 +185,12 @@ def file_sets(reports: list[Report]) -> set[tuple[str, ...]]:
     return {tuple(report.sizes) for report in reports}
 
 
-def keep_busy(daemon: Daemon, holds_fifty: Event, is_over: Event) -> None:
+def keep_busy(daemon: Daemon, has_fifty_jobs: Event, is_over: Event) -> None:
     """Keep fifty jobs, and put and delete others, so that compaction has to run."""
     with client(daemon) as queue, client(daemon, "short") as short:
         for _ in range(50):
             queue.put("y" * 100)
-        holds_fifty.set()
+        has_fifty_jobs.set()
         while not is_over.is_set():
             short.put(BODY)
             short.delete(short.reserve())
@@ -200,100 +199,100 @@ def keep_busy(daemon: Daemon, holds_fifty: Event, is_over: Event) -> None:
 # Damage
 
 
-def test_torn_tail_is_reported_but_not_as_damage(several: Path) -> None:
-    newest = segments(several)[-1]
+def test_torn_tail_is_reported_but_not_as_damage(four_segments: Path) -> None:
+    newest = segments(four_segments)[-1]
     os.truncate(newest, len(newest.read_bytes().rstrip(b"\0")) - 7)
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 0
-    assert f"\ntorn by a crash: {newest.name}: torn tail at offset " in said
-    assert "\njobs: 9\n" in said
-    assert shows_after_a_start(several) == 9
+    assert f"\ntorn by a crash: {newest.name}: torn tail at offset " in output
+    assert "\njobs: 9\n" in output
+    assert ready_after_start(four_segments) == 9
 
 
-def test_damage_in_the_middle_loses_one_record(several: Path) -> None:
-    """Offset and length are those of the record, and its neighbours are found."""
-    file = segments(several)[1]
+def test_damage_in_the_middle_loses_one_record(four_segments: Path) -> None:
+    """The report has the offset and size of the damaged record; the records next to it are read."""
+    file = segments(four_segments)[1]
     data = bytearray(file.read_bytes())
     at = record.SEGMENT_HEADER_SIZE
     size = record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
     data[at + 500] ^= 1
     file.write_bytes(data)
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 1
-    assert f"{several}: DAMAGED\n" in said
-    assert f"\nDAMAGE: {file.name}: damaged at offset {at}: {size} bytes, 1 records lost\n" in said
-    assert "\nrecords: 9 job\n" in said
-    assert shows_after_a_start(several) == 9
+    assert f"{four_segments}: DAMAGED\n" in output
+    assert f"\nDAMAGE: {file.name}: damaged at offset {at}: {size} bytes, 1 records lost\n" in output
+    assert "\nrecords: 9 job\n" in output
+    assert ready_after_start(four_segments) == 9
 
 
-def test_duplicate_record_is_reported_and_counts_once(several: Path) -> None:
-    file = segments(several)[0]
+def test_duplicate_record_is_reported_and_counts_once(four_segments: Path) -> None:
+    file = segments(four_segments)[0]
     data = file.read_bytes()
     at = record.SEGMENT_HEADER_SIZE
     first = data[at : at + record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]]
     file.write_bytes(data + first)
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 1
-    assert f"DAMAGE: {file.name}: record 1 repeated or unknown at offset {len(data)}: " in said
-    assert "\nrecords: 10 job\n" in said
+    assert f"DAMAGE: {file.name}: record 1 repeated or unknown at offset {len(data)}: " in output
+    assert "\nrecords: 10 job\n" in output
 
 
-def test_bad_header_loses_the_file(several: Path) -> None:
-    file = segments(several)[1]
+def test_segment_with_a_bad_header_is_lost(four_segments: Path) -> None:
+    file = segments(four_segments)[1]
     file.write_bytes(b"\xff" + file.read_bytes()[1:])
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 1
     size = file.stat().st_size
     reason = "does not start with the magic bytes of a journal segment"
-    assert f"DAMAGE: {file.name}: {reason} at offset 0: {size} bytes lost\n" in said
-    assert re.search(rf"  {file.name}: \d+ bytes, unreadable\n", said)
-    assert "\njobs: 7\n" in said
-    assert shows_after_a_start(several) == 7
+    assert f"DAMAGE: {file.name}: {reason} at offset 0: {size} bytes lost\n" in output
+    assert re.search(rf"  {file.name}: \d+ bytes, unreadable\n", output)
+    assert "\njobs: 7\n" in output
+    assert ready_after_start(four_segments) == 7
 
 
-def test_missing_file_is_reported_as_a_gap(several: Path) -> None:
-    first, second, third, _ = segments(several)
+def test_missing_file_is_reported_as_a_gap(four_segments: Path) -> None:
+    first, second, third, _ = segments(four_segments)
     second.unlink()
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 1
     reason = f"records are missing after {first.name}, at offset 0: 0 bytes, 3 records lost"
-    assert f"DAMAGE: {third.name}: {reason}\n" in said
-    assert "\njobs: 7\n" in said
+    assert f"DAMAGE: {third.name}: {reason}\n" in output
+    assert "\njobs: 7\n" in output
 
 
-def test_copy_of_a_file_is_not_a_segment(several: Path) -> None:
-    oldest = segments(several)[0]
-    shutil.copy(oldest, several / "journal.99")
-    code, said = check(several)
+def test_copy_of_a_file_is_not_a_segment(four_segments: Path) -> None:
+    oldest = segments(four_segments)[0]
+    shutil.copy(oldest, four_segments / "journal.99")
+    code, output = check(four_segments)
     assert code == 1
-    assert f"DAMAGE: journal.99: is a copy of segment {oldest.suffix[1:]} at offset 0: " in said
-    assert "\njobs: 10\n" in said
+    assert f"DAMAGE: journal.99: is a copy of segment {oldest.suffix[1:]} at offset 0: " in output
+    assert "\njobs: 10\n" in output
 
 
-def test_torn_header_of_the_newest_file_is_not_damage(several: Path) -> None:
-    """Power was lost while the first sectors of a segment were written; a start removes the segment."""
-    torn = several / "journal.99"
+def test_torn_header_of_the_newest_file_is_not_damage(four_segments: Path) -> None:
+    """Power was lost while the first sectors of a segment were written. A start removes the segment."""
+    torn = four_segments / "journal.99"
     torn.write_bytes(bytes(512) + b"written, but nothing before it" + bytes(512))
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 0
-    assert "\ntorn by a crash: journal.99: does not start with the magic bytes of a journal segment" in said
-    assert "\njobs: 10\n" in said
-    assert shows_after_a_start(several) == 10
+    assert "\ntorn by a crash: journal.99: does not start with the magic bytes of a journal segment" in output
+    assert "\njobs: 10\n" in output
+    assert ready_after_start(four_segments) == 10
     assert not torn.exists()
 
 
-def test_missing_records_are_damage(several: Path) -> None:
-    """No byte is wrong, as when the end of one write was lost and later records follow."""
-    file = segments(several)[1]
+def test_missing_records_are_damage(four_segments: Path) -> None:
+    """All records are intact, but one is missing, as after the loss of the end of a write before later records."""
+    file = segments(four_segments)[1]
     data = file.read_bytes()
     at = record.SEGMENT_HEADER_SIZE
     size = record.HEADER_SIZE + record.HEADER.unpack_from(data, at)[2]
     file.write_bytes(data[: at + size] + data[at + 2 * size :])
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 1
-    assert f"\nDAMAGE: {file.name}: records are missing at offset {at + size}: 0 bytes, 1 records lost\n" in said
-    assert "\nrecords: 9 job\n" in said
-    assert shows_after_a_start(several) == 9
+    assert f"\nDAMAGE: {file.name}: records are missing at offset {at + size}: 0 bytes, 1 records lost\n" in output
+    assert "\nrecords: 9 job\n" in output
+    assert ready_after_start(four_segments) == 9
 
 
 def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
@@ -303,23 +302,23 @@ def test_rewrite_after_a_failed_write_is_not_damage(tmp_path: Path) -> None:
     (tmp_path / "journal.1").write_bytes(torn)
     header = record.SegmentHeader(b"next", 2, first_sequence=1, next_id=2).encode()
     (tmp_path / "journal.2").write_bytes(header + rewrite.job(job, 3))
-    code, said = check(tmp_path)
+    code, output = check(tmp_path)
     assert code == 0
-    assert "\nrewritten after a disk failure: journal.1: damaged to its end at offset " in said
-    assert "\njobs: 1\n" in said
+    assert "\nrewritten after a disk failure: journal.1: damaged to its end at offset " in output
+    assert "\njobs: 1\n" in output
 
 
-def test_later_version_is_reported_and_a_start_refuses_it(several: Path) -> None:
-    file = segments(several)[1]
+def test_later_version_is_reported_and_a_start_refuses_it(four_segments: Path) -> None:
+    file = segments(four_segments)[1]
     data = file.read_bytes()
     head = data[:8] + (record.VERSION + 1).to_bytes(4, "little") + data[12 : record.SEGMENT_HEADER_SIZE - 4]
     file.write_bytes(head + crc32(head).to_bytes(4, "little") + data[record.SEGMENT_HEADER_SIZE :])
-    code, said = check(several)
+    code, output = check(four_segments)
     assert code == 10
-    assert f"{several}: WRITTEN BY A LATER VERSION\n" in said
-    assert f"{file.name}: format version {record.VERSION + 1}, but this server reads 1 to {record.VERSION} " in said
-    assert said.endswith("\na start would fail: a later version has written the journal; start that version\n")
-    assert run(*QUIET, "-b", str(several)).returncode == 10
+    assert f"{four_segments}: WRITTEN BY A LATER VERSION\n" in output
+    assert f"{file.name}: format version {record.VERSION + 1}, but this server reads 1 to {record.VERSION} " in output
+    assert output.endswith("\na start would fail: a later version has written the journal; start that version\n")
+    assert run(*QUIET, "-b", str(four_segments)).returncode == 10
 
 
 def test_interrupted_import_is_ignored(tmp_path: Path) -> None:
@@ -328,10 +327,10 @@ def test_interrupted_import_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "journal.1").write_bytes(
         record.SegmentHeader(b"salt", 1, 1, 1).encode() + encoder.mark(record.IMPORT_BEGIN, 1) + encoder.job(job, 2)
     )
-    code, said = check(tmp_path)
+    code, output = check(tmp_path)
     assert code == 0
-    assert "\nrecords: 1 job, 1 import begun\n" in said
-    assert said.endswith(
+    assert "\nrecords: 1 job, 1 import begun\n" in output
+    assert output.endswith(
         "\njobs: 0\nan import was interrupted, and its jobs are ignored: repeat it, in an empty directory\n"
     )
 
@@ -339,47 +338,49 @@ def test_interrupted_import_is_ignored(tmp_path: Path) -> None:
 # Files of beanstalkd
 
 
-def test_files_of_beanstalkd_are_counted_and_unchanged(beanstalkds: Path) -> None:
-    code, said = check(beanstalkds)
+def test_files_of_beanstalkd_are_counted_and_unchanged(beanstalkd_directory: Path) -> None:
+    code, output = check(beanstalkd_directory)
     assert code == 0
-    assert re.search(r"\nbeanstalkd: 1 file, \d+ records; a start would import 2 jobs\n$", said)
+    assert re.search(r"\nbeanstalkd: 1 file, \d+ records; a start would import 2 jobs\n$", output)
 
 
-def test_damage_in_files_of_beanstalkd_is_reported(beanstalkds: Path) -> None:
-    (file,) = beanstalkds.glob("binlog.*")
+def test_damage_in_files_of_beanstalkd_is_reported(beanstalkd_directory: Path) -> None:
+    (file,) = beanstalkd_directory.glob("binlog.*")
     file.chmod(0o600)
-    (beanstalkds / "binlog.99").write_bytes(b"\x09\0\0\0")
+    (beanstalkd_directory / "binlog.99").write_bytes(b"\x09\0\0\0")
     data = bytearray(file.read_bytes())
     data[:4] = b"\0\0\0\1"
     file.write_bytes(data)
-    code, said = check(beanstalkds)
+    code, output = check(beanstalkd_directory)
     assert code == 1
-    assert "beanstalkd: 0 files, 0 records; a start would import 0 jobs\n" in said
-    assert f"  {file.name}: not read: unknown version 16777216\n" in said
-    assert "  binlog.99: not read: unknown version 9\n" in said
+    assert "beanstalkd: 0 files, 0 records; a start would import 0 jobs\n" in output
+    assert f"  {file.name}: not read: unknown version 16777216\n" in output
+    assert "  binlog.99: not read: unknown version 9\n" in output
 
 
-def test_ids_that_both_servers_gave_are_reported(beanstalkds: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_ids_allocated_by_both_servers_are_reported(
+    beanstalkd_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     ours = tmp_path_factory.mktemp("ours")
     with Daemon(*QUIET, "-b", str(ours)) as daemon, client(daemon) as queue:
         queue.put("another job 1")
-    for file in beanstalkds.glob("binlog.*"):
+    for file in beanstalkd_directory.glob("binlog.*"):
         shutil.copy(file, ours)
-    code, said = check(ours)
+    code, output = check(ours)
     assert code == 1
-    assert "  a start would fail: 1 of their ids are in the journal too; the first is 1\n" in said
+    assert "  a start would fail: 1 of their ids are in the journal too; the first is 1\n" in output
     assert run(*QUIET, "-b", str(ours)).returncode == 10
 
 
-def test_import_that_lacks_only_its_renames_is_reported(beanstalkds: Path) -> None:
-    before = {file: file.read_bytes() for file in beanstalkds.glob("binlog.*")}
-    assert shows_after_a_start(beanstalkds) == 1
+def test_import_without_its_renames_is_reported(beanstalkd_directory: Path) -> None:
+    before = {file: file.read_bytes() for file in beanstalkd_directory.glob("binlog.*")}
+    assert ready_after_start(beanstalkd_directory) == 1
     for file, data in before.items():
         file.write_bytes(data)
-    code, said = check(beanstalkds)
+    code, output = check(beanstalkd_directory)
     assert code == 0
-    assert said.endswith("; a start would only move the files: the journal has their 2 jobs\n")
-    assert shows_after_a_start(beanstalkds) == 1
+    assert output.endswith("; a start would only move the files: the journal has their 2 jobs\n")
+    assert ready_after_start(beanstalkd_directory) == 1
 
 
 # The command
@@ -400,14 +401,14 @@ def test_unreadable_file_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [[], ["check"], ["check", ""], ["check", "-b"], ["check", "a", "b"], ["mend", "a"]]
 )
-def test_other_arguments_than_check_and_a_directory_are_refused(arguments: list[str]) -> None:
+def test_invalid_arguments_of_journal_are_refused(arguments: list[str]) -> None:
     done = run("journal", *arguments)
     assert done.stderr.startswith("greenstalk-server: journal")
     assert "must be `journal check DIR`, " in done.stderr
     assert (done.stdout, done.returncode) == ("", 5)
 
 
-def test_help_is_that_of_the_command() -> None:
+def test_help_is_the_help_of_the_server() -> None:
     assert run("journal", "check", "--help").stdout == run("--help").stdout
     assert "greenstalk-server journal check DIR\n" in run("--help").stdout
 

@@ -10,9 +10,10 @@ from typing import TextIO
 import pytest
 
 from tests.cli.test_command import PUT, QUIET
-from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask, environment, run
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask, environment, run
+from tests.support.pages import free_ports
 
-HAND_OVER = """\
+SYSTEMD_SCRIPT = """\
 import os, sys
 for place, fd in enumerate(map(int, sys.argv[1].split(",")), 3):
     os.dup2(fd, place)
@@ -20,14 +21,14 @@ for place, fd in enumerate(map(int, sys.argv[1].split(",")), 3):
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=sys.argv[2])
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""A parent like systemd: passes the sockets argv[1] as descriptors from 3 on, then executes argv[3:]."""
+"""A parent like systemd: it passes the descriptors argv[1] as 3 and following, and executes argv[3:]."""
 
 
 def activation_command(
     sock: socket.socket | TextIO, count: str = "1", program: tuple[str, ...] = COMMAND
 ) -> tuple[str, ...]:
     """Return the command that starts *program* by socket activation; *sock* must be passed to it."""
-    return (sys.executable, "-c", HAND_OVER, str(sock.fileno()), count, *program)
+    return (sys.executable, "-c", SYSTEMD_SCRIPT, str(sock.fileno()), count, *program)
 
 
 @pytest.mark.parametrize("host", ["localhost", "::1"])
@@ -36,14 +37,9 @@ def test_server_listens_on_host_names_and_ipv6(host: str) -> None:
         pytest.skip("this machine has no IPv6 on loopback")
     with (
         Daemon("-l", host, "-p", "0", "--no-web") as daemon,
-        socket.create_connection((host, daemon.port), PATIENCE) as sock,
+        socket.create_connection((host, daemon.port), TIMEOUT) as sock,
     ):
         assert ask(sock, PUT) == b"INSERTED 1"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def has_ipv6() -> bool:
@@ -54,15 +50,15 @@ def has_ipv6() -> bool:
         return False
 
 
-# Addresses that are the same, or cover one another
+# Addresses that are equal, or cover one another
 
 
 def listening(*addresses: str) -> tuple[str, str]:
     """Serve on *addresses*; return the addresses in the first lines, and the warnings."""
     with Daemon(*[word for address in addresses for word in ("-l", address)], "--no-web") as daemon:
         where = daemon.first_lines.partition("beanstalk protocol: ")[2].partition("\n")[0]
-        _, said = daemon.stop()
-    return where, "\n".join(line.partition("WARNING ")[2] for line in said.splitlines() if "WARNING" in line)
+        _, stderr = daemon.stop()
+    return where, "\n".join(line.partition("WARNING ")[2] for line in stderr.splitlines() if "WARNING" in line)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +72,8 @@ def listening(*addresses: str) -> tuple[str, str]:
         (["127.0.0.1:{}", "127.0.0.2:{}"], "127.0.0.1:{}, 127.0.0.2:{}", []),
     ],
 )
-def test_address_that_another_covers_is_listened_on_once(addresses: list[str], where: str, ignored: list[str]) -> None:
-    port = free_port()
+def test_address_covered_by_another_is_ignored(addresses: list[str], where: str, ignored: list[str]) -> None:
+    (port,) = free_ports(1)
     found, warnings = listening(*[address.format(port) for address in addresses])
     assert found == where.replace("{}", str(port))
     assert warnings.splitlines() == [f"-l {name.format(port)} is ignored: {found} covers it" for name in ignored]
@@ -94,17 +90,17 @@ def test_address_that_another_covers_is_listened_on_once(addresses: list[str], w
         (["[::1]:{}", "127.0.0.1:{}"], "[::1]:{}, 127.0.0.1:{}"),
     ],
 )
-def test_address_of_ipv6_that_another_covers_is_listened_on_once(addresses: list[str], where: str) -> None:
+def test_ipv6_address_covered_by_another_is_ignored(addresses: list[str], where: str) -> None:
     if not has_ipv6():
         pytest.skip("this machine has no IPv6")
-    port = free_port()
+    (port,) = free_ports(1)
     found, warnings = listening(*[address.format(port) for address in addresses])
     assert found == where.replace("{}", str(port))
     assert len(warnings.splitlines()) == len(addresses) - len(where.split(", "))
 
 
-def test_host_name_of_an_address_that_is_listened_on_is_ignored() -> None:
-    port = free_port()
+def test_host_name_of_another_address_is_ignored() -> None:
+    (port,) = free_ports(1)
     host = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)[0][4][0]
     address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
     found, warnings = listening(address, f"localhost:{port}", f"localhost:{port}")
@@ -112,15 +108,15 @@ def test_host_name_of_an_address_that_is_listened_on_is_ignored() -> None:
     assert warnings.splitlines() == [f"-l localhost:{port} is ignored: {address} covers it"] * 2
 
 
-def test_address_may_be_given_twice_with_the_port_apart() -> None:
-    port = str(free_port())
+def test_address_may_be_repeated_with_a_separate_port() -> None:
+    port = str(free_ports(1)[0])
     with Daemon("-l", "127.0.0.1", "-p", port, "-l", "127.0.0.1", "--no-web") as daemon:
-        with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as sock:
+        with socket.create_connection(("127.0.0.1", int(port)), TIMEOUT) as sock:
             assert ask(sock, PUT) == b"INSERTED 1"
         daemon.stop()
 
 
-def test_same_unix_socket_twice_is_listened_on_once(tmp_path: Path) -> None:
+def test_repeated_unix_socket_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     path = tmp_path / "socket"
     found, warnings = listening(f"unix:{path}", f"unix:{tmp_path}/link/socket")
@@ -128,7 +124,7 @@ def test_same_unix_socket_twice_is_listened_on_once(tmp_path: Path) -> None:
     assert warnings == f"-l unix:{tmp_path}/link/socket is ignored: unix:{path} covers it"
 
 
-def test_same_address_with_port_0_gets_a_port_each_time() -> None:
+def test_repeated_address_with_port_0_gets_two_ports() -> None:
     found, warnings = listening("127.0.0.1:0", "127.0.0.1:0")
     assert len(set(found.split(", "))) == 2
     assert warnings == ""
@@ -156,8 +152,8 @@ def test_stale_unix_socket_is_replaced_with_a_warning(tmp_path: Path) -> None:
         old.bind(str(path))
     with Daemon("-l", f"unix:{path}", "--no-web") as daemon:
         assert ask_unix(path) == b"INSERTED 1"
-        _, said = daemon.stop()
-    assert f"WARNING removing the stale socket at {path}: no server listens on it" in said
+        _, stderr = daemon.stop()
+    assert f"WARNING removing the stale socket at {path}: no server listens on it" in stderr
 
 
 def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None:
@@ -171,8 +167,8 @@ def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None
         assert ask_unix(path) == b"INSERTED 1"
 
 
-def test_file_that_is_not_a_socket_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "precious"
+def test_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
     path.write_text("data")
     done = run("-l", f"unix:{path}", "--no-web")
     assert done.stderr == (
@@ -188,7 +184,7 @@ def test_unix_socket_without_a_path_is_refused() -> None:
 
 def ask_unix(path: Path) -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT)
         sock.connect(str(path))
         return ask(sock, PUT)
 
@@ -196,19 +192,19 @@ def ask_unix(path: Path) -> bytes:
 # Socket activation
 
 
-def test_socket_activation_tcp() -> None:
+def test_socket_activation_with_a_tcp_socket() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         flags = ("-l", "192.0.2.1", "-p", "1", "--no-web")
         with Daemon(*flags, command=activation_command(listener), pass_fds=[listener.fileno()]) as daemon:
             assert daemon.port == port
             assert daemon.ask(PUT) == b"INSERTED 1"
-            _, said = daemon.stop()
-    assert "WARNING -l 192.0.2.1 is ignored: serving the inherited socket" in said
-    assert "WARNING -p 1 is ignored: serving the inherited socket" in said
+            _, stderr = daemon.stop()
+    assert "WARNING -l 192.0.2.1 is ignored: serving the inherited socket" in stderr
+    assert "WARNING -p 1 is ignored: serving the inherited socket" in stderr
 
 
-def test_socket_activation_unix(tmp_path: Path) -> None:
+def test_socket_activation_with_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -219,17 +215,17 @@ def test_socket_activation_unix(tmp_path: Path) -> None:
             assert "ignored" not in daemon.stop()[1]
 
 
-def test_socket_activation_uses_all_of_several_sockets(tmp_path: Path) -> None:
+def test_socket_activation_uses_all_sockets(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.create_server(("127.0.0.1", 0)) as first, socket.socket(socket.AF_UNIX) as second:
         second.bind(str(path))
         second.listen()
-        command = (sys.executable, "-c", HAND_OVER, f"{first.fileno()},{second.fileno()}", "2", *COMMAND)
+        command = (sys.executable, "-c", SYSTEMD_SCRIPT, f"{first.fileno()},{second.fileno()}", "2", *COMMAND)
         with Daemon("--no-web", command=command, pass_fds=[first.fileno(), second.fileno()]) as daemon:
             port = first.getsockname()[1]
             assert f"\nbeanstalk protocol: 127.0.0.1:{port}, unix:{path}\n" in daemon.first_lines
             assert ask_unix(path) == b"INSERTED 1"
-            with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+            with socket.create_connection(("127.0.0.1", port), TIMEOUT) as sock:
                 assert ask(sock, PUT) == b"INSERTED 2"
 
 

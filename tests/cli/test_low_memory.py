@@ -1,4 +1,4 @@
-"""`journal import`, `export` and `check`, and a start, with too little memory for the largest job."""
+"""Error messages of `journal import`, `export` and `check`, and of a start, with too little memory for a job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, environment, run
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, environment, run
 
 BODY = 150 * 10**6
-LITTLE = 300 * 10**6
-"""Bytes of a body, and of the address space of a process that reads it: enough to begin, and for one copy."""
+"""Bytes of the body."""
+
+ADDRESS_SPACE = 300 * 10**6
+"""Bytes of the address space of a process: enough for Python and one copy of the body."""
 
 HINT = "free some, or raise the limit of this process (ulimit -v, MemoryMax=)"
 
@@ -27,9 +29,9 @@ def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LITTLE, LITTLE)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE)),
     )
 
 
@@ -50,7 +52,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def journal(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The journal with that job."""
+    """The directory of a journal with the job of *archive*."""
     directory = tmp_path_factory.mktemp("journal")
     assert run("journal", "import", str(directory), str(archive)).returncode == 0
     return directory
@@ -58,32 +60,32 @@ def journal(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_import_reports_too_little_memory_and_leaves_nothing(archive: Path, tmp_path: Path) -> None:
     done = limited("journal", "import", str(tmp_path), str(archive))
-    said = f"journal import: {archive}: not enough memory to read it; nothing was imported; {HINT}"
-    assert (done.returncode, done.stdout, done.stderr) == (10, "", f"greenstalk-server: {said}\n")
+    message = f"journal import: {archive}: not enough memory to read it; nothing was imported; {HINT}"
+    assert (done.returncode, done.stdout, done.stderr) == (10, "", f"greenstalk-server: {message}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_export_reports_too_little_memory_and_keeps_the_previous_file(journal: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive.jsonl"
-    target.write_text("of before")
+    target.write_text("previous")
     done = limited("journal", "export", str(journal), "-o", str(target))
-    said = f"journal export: {journal}: not enough memory to read it; nothing was exported; {HINT}"
-    assert (done.returncode, done.stdout, done.stderr) == (10, "", f"greenstalk-server: {said}\n")
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["of before"]
+    message = f"journal export: {journal}: not enough memory to read it; nothing was exported; {HINT}"
+    assert (done.returncode, done.stdout, done.stderr) == (10, "", f"greenstalk-server: {message}\n")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["previous"]
 
 
-def test_export_to_stdout_reports_that_it_is_not_complete(journal: Path) -> None:
+def test_export_to_stdout_reports_incomplete_output(journal: Path) -> None:
     done = limited("journal", "export", str(journal))
-    said = f"journal export: {journal}: not enough memory to read it; the output is not complete; {HINT}"
-    assert (done.returncode, done.stderr) == (10, f"greenstalk-server: {said}\n")
+    message = f"journal export: {journal}: not enough memory to read it; the output is not complete; {HINT}"
+    assert (done.returncode, done.stderr) == (10, f"greenstalk-server: {message}\n")
 
 
 def test_check_and_start_report_too_little_memory_and_change_nothing(journal: Path) -> None:
     files = {path: path.stat().st_mtime_ns for path in journal.glob("journal.*")}
     checked = limited("journal", "check", str(journal))
-    said = f"journal check: {journal}: not enough memory to read it; {HINT}"
-    assert (checked.returncode, checked.stdout, checked.stderr) == (10, "", f"greenstalk-server: {said}\n")
-    begun = limited("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(journal))
-    said = f"journal: not enough memory to read it; {HINT}"
-    assert (begun.returncode, begun.stdout, begun.stderr) == (10, "", f"greenstalk-server: {said}\n")
+    message = f"journal check: {journal}: not enough memory to read it; {HINT}"
+    assert (checked.returncode, checked.stdout, checked.stderr) == (10, "", f"greenstalk-server: {message}\n")
+    started = limited("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(journal))
+    message = f"journal: not enough memory to read it; {HINT}"
+    assert (started.returncode, started.stdout, started.stderr) == (10, "", f"greenstalk-server: {message}\n")
     assert {path: path.stat().st_mtime_ns for path in journal.glob("journal.*")} == files

@@ -1,1 +1,1 @@
-"""Options as values: command line, environment, configuration file, and how they are shown."""
+"""Options as values: command line, environment, configuration file, and the command `config`."""

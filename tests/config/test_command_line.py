@@ -1,4 +1,4 @@
-"""The command line and the environment as values; tests/cli starts the real command."""
+"""Options from the command line and the environment, as values; tests/cli starts the real command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server import __version__
+from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.command_line import (
     Command,
     Handover,
@@ -186,7 +186,7 @@ def test_last_of_repeated_flags_wins() -> None:
     "argv", [["-v"], ["--version"], ["-Vv"], ["-vh"], ["-v", "-x"], ["-z", "1", "-v", "nonsense"], ["-vx"]]
 )
 def test_version(argv: list[str]) -> None:
-    assert parse(argv, {"PORT": "nonsense"}) == Information(f"greenstalk-server {__version__}\n")
+    assert parse(argv, {"PORT": "nonsense"}) == Information(f"greenstalk-server {__version__} ({BUILD.name})\n")
 
 
 @pytest.mark.parametrize("argv", [["-h"], ["--help"], ["-Vh"], ["-hv"], ["-h", "-x"]])
@@ -207,7 +207,7 @@ def test_second_column_of_the_help_is_aligned() -> None:
     for part, width in ((flags, 25), (variables.partition("\n\n")[0], 54)):
         rows = [line for line in part.splitlines() if line.startswith("  ")]
         aligned = re.compile(rf" .{{{width - 2}}} \S.*")
-        alone = re.compile(r"  \S+ +\S+")  # its text is in the next line
+        alone = re.compile(r"  \S+ +\S+")  # its explanation is on the next line
         assert [row for row in rows if not aligned.fullmatch(row) and not alone.fullmatch(row)] == []
 
 
@@ -244,7 +244,7 @@ def test_second_column_of_the_help_is_aligned() -> None:
         (["--web-port="], "--web-port '': must be a port number from 0 (any free port) to 65535"),
     ],
 )
-def test_error_names_the_flag_its_value_and_what_is_allowed(argv: list[str], message: str) -> None:
+def test_error_names_the_flag_its_value_and_the_allowed_values(argv: list[str], message: str) -> None:
     error = refusal(*argv)
     assert (str(error), error.exit_code) == (message, 5)
 
@@ -396,8 +396,8 @@ def test_sync_interval_is_ignored_with_a_journal_in_postgresql(flag: str, is_ign
     assert [warning.startswith(f"{flag[:2]} is ignored") for warning in warnings] == [True] * is_ignored
 
 
-def test_password_on_the_command_line_is_warned_of() -> None:
-    """It is part of a URL, which a flag takes."""
+def test_password_on_the_command_line_logs_a_warning() -> None:
+    """The password is part of a URL, which is the value of a flag."""
     url = "postgresql://ada:pa55word@db/jobs"
     (warning,) = options("--journal", url).warnings
     assert warning.startswith("--journal: every user of this machine can read the password in it; set DATABASE_URL")
@@ -427,7 +427,7 @@ def test_viewer_password_without_admin_password_warns() -> None:
         ),
         (
             {"GREENSTALK_WEB_USER": "ada", "GREENSTALK_WEB_VIEWER_PASSWORD": "b"},
-            "GREENSTALK_WEB_USER: must not be set without GREENSTALK_WEB_PASSWORD, which goes with it",
+            "GREENSTALK_WEB_USER: must not be set without GREENSTALK_WEB_PASSWORD",
         ),
         (
             {"GREENSTALK_WEB_USER": "a:b", "GREENSTALK_WEB_PASSWORD": "a"},
@@ -456,7 +456,7 @@ def test_token_that_no_header_can_carry_is_refused_and_not_shown(token: str) -> 
 @pytest.mark.parametrize("first", ["GREENSTALK_API_TOKEN", "GREENSTALK_API_VIEWER_TOKEN"])
 def test_equal_tokens_are_refused(first: str) -> None:
     error = refusal(**{first: "t0ken"}, **SCRAPER)
-    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which gives other access"
+    assert str(error) == f"GREENSTALK_METRICS_TOKEN: must differ from {first}, which grants different access"
 
 
 def test_token_does_not_protect_the_pages() -> None:
@@ -469,7 +469,7 @@ def test_token_does_not_protect_the_pages() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "/"])
-def test_slash_is_no_url_prefix(text: str) -> None:
+def test_slash_means_no_url_prefix(text: str) -> None:
     assert options("--url-prefix", text).url_prefix == ""
 
 
@@ -480,11 +480,11 @@ def test_url_prefix_that_is_not_a_plain_path_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.1/8", "10.0.0", "1.2.3.4,", "1.2.3.4;::1", "*"])
 def test_invalid_trusted_proxies_are_refused(text: str) -> None:
-    said = ": must be a comma-separated list of addresses and networks, such as 10.0.0.0/8,::1"
-    assert str(refusal("--trusted-proxies", text)).endswith(said)
+    message = ": must be a comma-separated list of addresses and networks, such as 10.0.0.0/8,::1"
+    assert str(refusal("--trusted-proxies", text)).endswith(message)
 
 
-def test_flag_beats_the_environment() -> None:
+def test_flag_overrides_the_environment() -> None:
     parsed = options("--web-port", "1", PORT="2")
     assert parsed.web_port == 1
     assert options("--web-port", "1", PORT="nonsense that is never read").web_port == 1
@@ -540,7 +540,7 @@ def test_open_dashboard_on_the_network_is_refused(host: str) -> None:
         {"GREENSTALK_ALLOW_INSECURE": "yes"},
     ],
 )
-def test_dashboard_on_the_network_is_allowed_with_a_password_or_explicitly(environ: dict[str, str]) -> None:
+def test_dashboard_on_the_network_needs_a_password_or_the_insecure_option(environ: dict[str, str]) -> None:
     assert options("--web-host", "0.0.0.0", **environ).web_host == "0.0.0.0"
 
 
@@ -563,7 +563,7 @@ def test_address_of_a_disabled_dashboard_is_not_checked() -> None:
         (["config", "--json", "-p1"], ShowConfig(options("-p1"), is_json=True)),
         (["handover", "--journal", "postgresql://c/d"], Handover(options("--journal", "postgresql://c/d"))),
         (["handover", "-h"], Information(usage())),
-        (["config", "-v"], Information(f"greenstalk-server {__version__}\n")),
+        (["config", "-v"], Information(f"greenstalk-server {__version__} ({BUILD.name})\n")),
         (["config", "--help"], Information(usage())),
         (["journal", "-h"], Information(usage())),
     ],
@@ -598,7 +598,7 @@ def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
 
 
 def test_handover_needs_a_journal() -> None:
-    assert str(refusal("handover")) == "handover: --journal must be set, to name the journal of the servers"
+    assert str(refusal("handover")) == "handover: set --journal to the database that the servers share"
 
 
 def test_bad_option_of_config_is_refused() -> None:
@@ -622,7 +622,7 @@ TIME_OPTIONS = {
     "limits.command_timeout": ("--command-timeout", "GREENSTALK_COMMAND_TIMEOUT", 1, 10**9),
     "limits.dead_peer_timeout": ("--dead-peer-timeout", "GREENSTALK_DEAD_PEER_TIMEOUT", 1, 10**9),
 }
-"""By field: what sets it, the unit of a plain number in the field's unit, and the field's unit in nanoseconds."""
+"""By field: flag, variable, unit of a plain number in units of the field, and unit of the field in nanoseconds."""
 
 
 def read_key(key: str, value: str, path: Path) -> Options:

@@ -1,4 +1,4 @@
-"""The configuration file: what it sets, what overrides it, and how errors in it are reported."""
+"""The configuration file: its keys, precedence, and error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.protocol.access import Rule
 
-# Every key except for those that exclude others.
+# Each key except those that exclude others.
 EVERYTHING = """\
 journal_name = "mail"
 data_dir = "/var/lib/greenstalk"
@@ -33,7 +33,7 @@ port = 8081
 enabled = true
 url_prefix = "/queue"
 trusted_proxies = [
-    "10.0.0.0/8",  # the load balancer's
+    "10.0.0.0/8",  # the load balancer
     "::1",
 ]
 read_only = true
@@ -165,7 +165,7 @@ def test_every_key_sets_its_field(path: Path) -> None:
     assert parsed.warnings == ()
 
 
-def test_journal_in_a_database(path: Path) -> None:
+def test_journal_may_be_a_database(path: Path) -> None:
     path.write_text('journal = "postgresql://c/d"\n')
     assert options(path).journal == "postgresql://c/d"
     assert str(refusal(path, 'data_dir = "."\njournal = "postgresql://c/d"')).startswith(f"{path}:2: journal: must not")
@@ -187,7 +187,7 @@ def test_keys_may_be_dotted_or_in_tables(path: Path) -> None:
     assert options(path).origins["web_port"] == f"{path}:1"
 
 
-def test_flag_beats_the_environment_which_beats_the_file(path: Path) -> None:
+def test_flag_overrides_the_environment_which_overrides_the_file(path: Path) -> None:
     path.write_text("port = 1\nmax_job_size = 1\nsync_ms = 1\n[web]\nport = 1\n")
     parsed = options(path, "-p", "3", "-F", GREENSTALK_LISTEN_PORT="2", GREENSTALK_MAX_JOB_SIZE="2")
     assert (parsed.port, parsed.max_job_size, parsed.web_port, parsed.sync_interval_ns) == (3, 2, 1, None)
@@ -212,15 +212,15 @@ def test_empty_file_sets_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("prot = 1", ":1: unknown key prot: did you mean port?"),
         ("\n\n[web]\n\nhots = '::1'", ":5: unknown key web.hots: did you mean web.host?"),
         ("url_prefix = '/q'", ":1: unknown key url_prefix: did you mean web.url_prefix?"),
         ("[web]\nlisten = '::1'", ":2: unknown key web.listen: did you mean listen?"),
         ("port = 1\n[wbe]\nport = 1", ":2: unknown key wbe: did you mean web?"),
-        ("[[web]]\nport = 1", ":1: web: must be a table: [web], and its keys below"),
-        ("web = 1", ":1: web: must be a table: [web], and its keys below"),
+        ("[[web]]\nport = 1", ":1: web: must be a table: write [web], and its keys below it"),
+        ("web = 1", ":1: web: must be a table: write [web], and its keys below it"),
         ("[port]\nnumber = 1", ":1: port \"{'number': 1}\": must be a port number from 0 (any free port) to 65535"),
         ('"a\\nb" = 1', ":1: unknown key 'a\\nb': did you mean "),
         ("port = '11300'", ":1: port 11300: must be a port number from 0 (any free port) to 65535, without quotes"),
@@ -239,14 +239,14 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         ("[[access]]\nproduce = 'a'", ":1: access: rule 1: produce: must be an array of tube names, in which *"),
         ("[[access]]\nproduce = ['a b']", ":1: access: rule 1: produce: 'a b' cannot match any tube; * stands for"),
         ("[limits]\njobs = -1", ":2: limits.jobs -1: must be a whole number, 0 (no limit) or more, without quotes"),
-        ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be a text without NUL, in quotes"),
+        ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be text without NUL characters, in quotes"),
         ("data_dir = ''", ":1: data_dir '': must be the path of a directory, in quotes"),
         ("log_level = 'INFO'", ":1: log_level INFO: must be debug, info, warning or error, in quotes"),
         ("web.trusted_proxies = '::1'", ":1: web.trusted_proxies ::1: must be an array of addresses and networks"),
         ("web.trusted_proxies = [1]", ":1: web.trusted_proxies [1]: must be an array of addresses and networks"),
         ("web.trusted_proxies = ['']", ":1: web.trusted_proxies ['']: must be an array of addresses and networks"),
-        ("web.password = ''", ":1: web.password: must be a text of at least one character, in quotes"),
-        ("web.password = 123", ":1: web.password: must be a text of at least one character, in quotes"),
+        ("web.password = ''", ":1: web.password: must be at least one character, in quotes"),
+        ("web.password = 123", ":1: web.password: must be at least one character, in quotes"),
         ("port = 1\nport = 2", ": Cannot overwrite a value (at line 2, column 9)"),
         ("port 1", ": Expected '=' after a key in a key/value pair (at line 1, column 6)"),
         ("port = " + 5000 * "9", ": Exceeds the limit"),
@@ -254,10 +254,10 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         ("port = " + 5000 * "[", ": is nested too deeply"),
     ],
 )
-def test_error_has_its_line_and_what_is_allowed(path: Path, text: str | bytes, said: str) -> None:
+def test_error_has_its_line_and_the_allowed_values(path: Path, text: str | bytes, message: str) -> None:
     error = refusal(path, text)
-    assert str(error).startswith(f"{path}{said}")
-    assert error.exit_code == (111 if "port number" in said else 10 if "directory" in said else 5)
+    assert str(error).startswith(f"{path}{message}")
+    assert error.exit_code == (111 if "port number" in message else 10 if "directory" in message else 5)
 
 
 def test_wrong_key_is_refused_even_if_a_flag_overrides_it(path: Path) -> None:
@@ -284,7 +284,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError) as caught:
         parse(["--config", "a\0b"], {})
-    assert str(caught.value) == "--config 'a\\x00b': must be a text without NUL"
+    assert str(caught.value) == "--config 'a\\x00b': must be text without NUL characters"
 
 
 def test_endless_file_is_refused() -> None:
@@ -300,13 +300,13 @@ def test_endless_file_is_refused() -> None:
         ("journal = 'postgresql://a:pa55word@b/c'", "1: {} journal"),
     ],
 )
-@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_world_readable_secret_is_warned_of(path: Path, mode: int, is_open: bool, text: str, where: str) -> None:
+@pytest.mark.parametrize(("mode", "is_public"), [(0o600, False), (0o640, False), (0o644, True)])
+def test_world_readable_secret_logs_a_warning(path: Path, mode: int, is_public: bool, text: str, where: str) -> None:
     path.write_text(text)
     path.chmod(mode)
     warning = where.format("every user of this machine can read")
-    said = f"{path}:{warning}; run: chmod o-r {path}"
-    assert options(path).warnings == ((said,) if is_open else ())
+    message = f"{path}:{warning}; run: chmod o-r {path}"
+    assert options(path).warnings == ((message,) if is_public else ())
 
 
 def test_file_without_secrets_may_be_world_readable(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`greenstalk-server config`, and docs/configuration.md, which has every option."""
+"""The command `greenstalk-server config`, and docs/configuration.md, which lists every option."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_table_has_each_value_and_what_set_it(file: Path, tmp_path: Path) -> None:
+def test_table_has_each_value_and_its_origin(file: Path, tmp_path: Path) -> None:
     done = run("config", "--config", str(file), "-F", "--no-web", GREENSTALK_LISTEN="::1", GREENSTALK_API_TOKEN="t0k")  # noqa: S106
     assert (done.returncode, done.stderr) == (0, "")
     head, *lines = done.stdout.partition("\n\n")[0].splitlines()
@@ -48,11 +48,11 @@ def test_table_has_each_value_and_what_set_it(file: Path, tmp_path: Path) -> Non
     assert cells["web.trusted_proxies"] == ("::1/128, 10.0.0.0/8", f"{file}:4")
     assert cells["web.api_token"] == ("(set)", "GREENSTALK_API_TOKEN")
     assert cells["web.metrics_token"] == ("(none)", "default")
-    assert done.stdout.endswith(f"\n\nconfiguration file: {file}, by --config\n")
+    assert done.stdout.endswith(f"\n\nconfiguration file: {file} (set by --config)\n")
     assert not re.search("pa55word|t0k", done.stdout)
 
 
-def test_json_has_each_value_and_what_set_it(file: Path) -> None:
+def test_json_has_each_value_and_its_origin(file: Path) -> None:
     done = run("config", "--json", "-p", "1", GREENSTALK_CONFIG=str(file))
     shown = json.loads(done.stdout)
     assert shown["config_file"] == str(file)
@@ -106,8 +106,8 @@ def test_example_file_on_the_page_is_valid(tmp_path: Path) -> None:
     assert isinstance(parse(["--config", str(path)], {}), Options)
 
 
-def test_example_output_on_the_page_is_right(tmp_path: Path) -> None:
-    """The page shows the output with this file and this environment."""
+def test_example_output_on_the_page_is_correct(tmp_path: Path) -> None:
+    """The page shows the output for this file and this environment."""
     blocks = re.findall(r"```(?:sh|text)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     path = tmp_path / "greenstalk.toml"
     path.write_text('data_dir = "/var/lib/greenstalk"\n\n[web]\nhost = "127.0.0.1"\npassword = "secret"\n')

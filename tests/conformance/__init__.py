@@ -1,15 +1,16 @@
-"""Conformance: one corpus of conversations, played to ours and to Debian's beanstalkd, replies compared.
+"""Conformance: a corpus of conversations is played to our server and to Debian's beanstalkd; replies must be equal.
 
 Theory of operation:
 
-- A conversation (script.py) is data: what each of a few connections sends, and when a reply is read. It never
-  says what the reply is: beanstalkd, "the peer", is the oracle.
-- A player (player.py) plays one conversation to one server through real sockets and returns its transcript.
-- normalise.py turns a reply into text that is equal on both sides unless the servers behave differently: ids
-  count from the start of the conversation, counters too, and what names the process or machine is masked.
-- differences.py is the one place for what differs on purpose, each with its reason and the replies ours must
-  give. A listed difference that no longer shows fails, and so does an unlisted one.
-- Every conversation leaves its server as it found it (servers.py), so a few server processes serve them all.
+- A conversation (script.py) is data: what each connection sends, and when it reads a reply. It does not contain the
+  replies: beanstalkd, "the peer", is the oracle.
+- A player (player.py) plays one conversation to one server through real sockets, and returns its transcript.
+- normalise.py converts a reply to text that is equal on both sides unless the servers behave differently. Ids and
+  counters are relative to the start of the conversation, and values that identify the process or machine are masked.
+- differences.py lists the intended differences, each with its reason and our server's replies. An unlisted difference
+  fails a test, and so does a listed one that no longer exists.
+- Before each conversation the server is reset to a known state (tests/support/servers.py), so a few processes serve all
+  conversations.
 
-Nothing sleeps to synchronise: a barrier is a round trip on a control connection.
+No test sleeps to synchronise: a barrier is a round trip on a control connection.
 """

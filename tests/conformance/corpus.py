@@ -1,4 +1,4 @@
-"""The whole corpus, by name."""
+"""All conversations, by name."""
 
 from . import (
     corpus_framing,
@@ -28,4 +28,4 @@ _ALL: list[Conversation] = [
 ]
 
 CORPUS: dict[str, Conversation] = {conversation.name: conversation for conversation in _ALL}
-assert len(CORPUS) == len(_ALL), "two conversations of one name"
+assert len(CORPUS) == len(_ALL), "two conversations have the same name"

@@ -1,6 +1,6 @@
-"""Lines, bodies and streams: where a command ends, what is skipped, where the next command begins.
+"""Framing: where lines and bodies end, what is skipped, and where the next command begins.
 
-`list-tube-used` after an edge shows where the stream resumed: its reply is known, and comes once.
+`list-tube-used` after an edge case shows where parsing continued: its reply is known, and appears once.
 """
 
 from .script import parse_corpus
@@ -96,7 +96,7 @@ a> peek\t1
 a> touch\t1
 a> list-tube-used
 
-== tab-where-a-space-must-be-with-a-longer-prefix
+== tab-instead-of-a-space-after-a-longer-verb
 a> stats-job\t1
 a> stats-tube\tdefault
 a> reserve-job\t1
@@ -193,7 +193,7 @@ a end
 a>> quit now
 a end
 
-== quit-discards-the-pipelined-rest
+== quit-discards-later-commands
 a+ list-tube-used\r\nquit\r\nlist-tube-used\r\n
 a<
 a end
@@ -350,7 +350,7 @@ a> list-tube-used
 a> list-tube-used\rx
 a> list-tube-used
 
-== stray-carriage-return-in-front
+== stray-carriage-return-at-the-start
 a> \rlist-tube-used
 a> list-tube-used
 
@@ -376,16 +376,16 @@ a> list-tube-used
 """)
 
 BODIES = parse_corpus(r"""
-== body-holds-a-command
+== body-contains-a-command
 a> put 0 0 60 16\r\nlist-tube-used\r\n
 a> list-tube-used
 a> peek {1}
 
-== body-holds-crlf-only
+== body-contains-crlf-only
 a> put 0 0 60 2\r\n\r\n
 a> peek {1}
 
-== body-holds-every-byte-class
+== body-contains-every-byte-class
 a> put 0 0 60 10\r\n\0\x01\t\n\r\x7f\x80\xff \x20
 a> peek {1}
 
@@ -409,11 +409,11 @@ a> put 0 0 60 65536\r\n{x*65536}
 a> list-tube-used
 a> put 0 0 60 1\r\nx
 
-== body-too-big-is-swallowed-whatever-it-holds
+== body-too-big-is-discarded
 a> put 0 0 60 65536\r\n{list-tube-used\r\n*4096}
 a> list-tube-used
 
-== body-too-big-swallows-two-more-bytes-crlf-or-not
+== body-too-big-discards-two-more-bytes
 a> put 0 0 60 65536\r\n{x*65536}ablist-tube-used
 a> list-tube-used
 
@@ -421,7 +421,7 @@ a> list-tube-used
 a> put 0 0 60 65536 garbage\r\n{x*65536}
 a> list-tube-used
 
-== body-too-big-is-silent-until-swallowed
+== body-too-big-is-refused-after-it-is-discarded
 a+ put 0 0 60 70000\r\n
 a quiet
 a+ {x*60000}
@@ -454,19 +454,19 @@ a> put 0 0 60 3\r\nhello
 a<
 a> list-tube-used
 
-== body-too-long-and-a-command-follows-at-once
+== body-too-long-then-a-command
 a+ put 0 0 60 1\r\nxyzlist-tube-used\r\n
 a< 2
 a> list-tube-used
 
-== body-too-short-by-one-eats-the-carriage-return
+== body-too-short-by-one-includes-the-carriage-return
 a>> put 0 0 60 6\r\nhello
 a quiet
 a+ x
 a quiet
 a> list-tube-used
 
-== body-too-short-by-two-eats-its-crlf
+== body-too-short-by-two-includes-its-crlf
 a+ put 0 0 60 7\r\nhello\r\n
 a quiet
 a>
@@ -484,7 +484,7 @@ a< 2
 a+ put 0 0 60 5\r\nhello\n\rlist-tube-used\r\n
 a< 2
 
-== body-missing-crlf-uses-up-an-id
+== body-missing-crlf-uses-an-id
 a+ put 0 0 60 5\r\nhelloxylist-tube-used\r\n
 a< 2
 a> put 0 0 60 1\r\nx
@@ -628,7 +628,7 @@ b> kick 1
 a> lf
 b> reserve-with-timeout 0
 
-== half-uploaded-job-is-in-no-count
+== half-uploaded-job-is-not-counted
 a+ use t\r\nput 0 0 60 4\r\nha
 a<
 b> stats-tube t
@@ -636,7 +636,7 @@ b> stats
 a> lf
 b> stats-tube t
 
-== half-uploaded-job-keeps-the-tube-it-was-put-to
+== half-uploaded-job-keeps-its-tube
 a+ use t\r\nput 0 0 60 1\r\n
 a<
 b> list-tubes

@@ -1,4 +1,4 @@
-"""One job's life: put, reserve, release, bury, kick, touch, delete, peek, and who may do what."""
+"""The commands on jobs: put, reserve, release, bury, kick, touch, delete and peek, by state and holder."""
 
 from .script import parse_corpus
 
@@ -67,7 +67,7 @@ a> peek-delayed
 a> delete {1}
 a> peek-delayed
 
-== release-regains-the-old-place
+== released-job-returns-to-its-place
 a> put 5 0 60 1\r\na
 a> put 5 0 60 1\r\nb
 a> put 5 0 60 1\r\nc
@@ -250,7 +250,7 @@ a> bury {1} 0
 a> kick-job {1}
 a> stats-job {1}
 
-== ids-rise-and-are-never-used-again
+== ids-increase-and-are-never-reused
 a> put 0 0 60 1\r\nx
 a> delete {1}
 a> put 0 0 60 1\r\nx
@@ -288,7 +288,7 @@ a> peek-ready
 a> peek-delayed
 a> peek-buried
 
-== peek-ready-takes-the-smallest-priority
+== peek-ready-shows-the-most-urgent
 a> put 5 0 60 1\r\na
 a> put 3 0 60 1\r\nb
 a> put 4 0 60 1\r\nc
@@ -304,7 +304,7 @@ a> peek-ready
 a> watch default
 a> peek-ready
 
-== peek-delayed-takes-the-soonest
+== peek-delayed-shows-the-soonest
 a> put 0 300 60 1\r\na
 a> put 9 100 60 1\r\nb
 a> put 0 200 60 1\r\nc
@@ -317,7 +317,7 @@ a> peek-delayed
 a> put 0 100 60 1\r\nb
 a> peek-delayed
 
-== peek-buried-takes-the-first-buried
+== peek-buried-shows-the-first-buried
 a> put 5 0 60 1\r\na
 a> put 5 0 60 1\r\nb
 a> put 5 0 60 1\r\nc
@@ -448,7 +448,7 @@ a> bury {1} 7
 a> kick 1
 a> stats-job {1}
 
-== kick-regains-the-old-place
+== kicked-job-returns-to-its-place
 a> put 5 0 60 1\r\na
 a> put 5 0 60 1\r\nb
 a> reserve
@@ -622,7 +622,7 @@ a> stats-job {1}
 a> bury {1} 0
 a> stats-job {1}
 
-== reserve-job-counts-nowhere
+== reserve-job-is-not-counted
 a> put 0 0 60 1\r\na
 a> reserve-job {1}
 a> reserve-job {1}

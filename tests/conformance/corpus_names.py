@@ -1,4 +1,4 @@
-"""Recognition of commands by prefix, and valid names of tubes."""
+"""Recognition of commands by prefix, and valid tube names."""
 
 from .script import parse_corpus
 
@@ -25,7 +25,7 @@ a> reserve-job
 a> reserve-with-timeout
 a> list-tube-used
 
-== verbs-with-one-space-and-nothing
+== verbs-with-one-space-and-no-argument
 a> put\x20
 a> use\x20
 a> touch\x20
@@ -220,7 +220,7 @@ a> ignore {n*201}
 a> stats-tube {n*201}
 a> list-tube-used
 
-== names-with-a-space-too-many
+== names-with-an-extra-space
 a> use  a
 a> use a\x20
 a> use a b
@@ -249,7 +249,7 @@ a> watch\x20
 a> ignore\x20
 a> stats-tube\x20
 
-== names-that-yaml-reads-as-something-else
+== names-that-yaml-misreads
 a> use 123
 a> watch true
 a> watch null

@@ -1,7 +1,7 @@
-"""Numbers: every numeric argument of every command, in every form that could be mistaken for a number.
+"""Numbers: each numeric argument of each command, in each form that resembles a number.
 
-The strict arguments are a table times a table; `kick`, `reserve-with-timeout` and `pause-tube`, which have
-rules of their own, are spelled out.
+The conversations of the strict arguments combine two tables. `kick`, `reserve-with-timeout` and `pause-tube` have rules
+of their own, so their conversations are written out.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _PUT = r"a> put 0 0 60 1\r\nx"
 _RESERVED = [_PUT, "a> reserve-job {@}"]
 
 STRICT_ARGUMENTS: dict[str, tuple[list[str], str, str]] = {
-    # argument: what is done before each form, the command, and a good value; {@} is a job of this form's own.
+    # argument: steps before each form, the command, and a valid value; {@} is a separate job for each form.
     "delete-id": ([_PUT], "delete ?", "{@}"),
     "peek-id": ([_PUT], "peek ?", "{@}"),
     "touch-id": (_RESERVED, "touch ?", "{@}"),
@@ -26,10 +26,10 @@ STRICT_ARGUMENTS: dict[str, tuple[list[str], str, str]] = {
     "stats-job-id": ([_PUT], "stats-job ?", "{@}"),
     "pause-tube-delay": ([], "pause-tube default ?", "7"),
 }
-"""The four numbers of put are in PUT_ARGUMENTS: there, a refused line lets the body be read as a command."""
+"""The four numbers of put are in PUT_ARGUMENTS: after a refused line, the body is read as a command."""
 
 FORMS: dict[str, list[str]] = {
-    # "?" is the good value.
+    # "?" is the valid value.
     "signs": ["+?", "-?", "- ?", "--?", "-0"],
     "garbage": ["0x?", "?a", "a?", "?.5", "?e1", "?,", "1_0", "'?'", r"?\n", r"\n?", r"?\x80"],
     "spaces": [" ?", "     ?", r"\t?", r" \t?", r"?\x20", r"?\x20\x20", r"?\t"],
@@ -53,15 +53,15 @@ PUT_FORMS_REFUSED = {
     "too-large": ["4294967296", "18446744073709551615", "18446744073709551616", "{9*40}"],
 }
 
-PUT_FORMS_TAKEN = ["1", "01", "{0*60}1", " 1", "      1"]
+PUT_FORMS_ACCEPTED = ["1", "01", "{0*60}1", " 1", "      1"]
 
 
 def _strict(argument: str) -> Iterator[str]:
-    before, command, good = STRICT_ARGUMENTS[argument]
+    before, command, valid = STRICT_ARGUMENTS[argument]
     for form_name, forms in FORMS.items():
         yield f"== {argument}-{form_name}"
         for number, form in enumerate(forms, start=1):
-            line = command.replace("?", form.replace("?", good))
+            line = command.replace("?", form.replace("?", valid))
             for step in [*before, f"a> {line}"]:
                 yield step.replace("{@}", f"{{{number}}}")
         yield "a> stats"
@@ -73,8 +73,8 @@ def _put(argument: str, line: str) -> Iterator[str]:
         for form in forms:
             yield f"a> {line.replace('?', form)}"
         yield "a> stats"
-    yield f"== {argument}-zeros-and-spaces-are-taken"
-    for number, form in enumerate(PUT_FORMS_TAKEN, start=1):
+    yield f"== {argument}-zeros-and-spaces-are-accepted"
+    for number, form in enumerate(PUT_FORMS_ACCEPTED, start=1):
         yield rf"a> {line.replace('?', form)}\r\nx"
         yield f"a> stats-job {{{number}}}"
 
@@ -85,7 +85,7 @@ def _generated() -> list[Conversation]:
     return parse_corpus("\n".join(lines))
 
 
-SPELLED_OUT = parse_corpus(r"""
+WRITTEN_OUT = parse_corpus(r"""
 == put-largest-numbers
 a> put 4294967295 4294967295 4294967295 1\r\nx
 a> stats-job {1}
@@ -127,7 +127,7 @@ a> kick 00
 a> kick -0
 a> kick +0
 
-== kick-bound-forms-that-are-taken
+== kick-bound-accepted-forms
 a> put 0 4294967295 60 1\r\nx
 a> kick +1
 a> put 0 4294967295 60 1\r\nx
@@ -361,4 +361,4 @@ a> pause-tube {x*201} 0
 a> stats
 """)
 
-CONVERSATIONS = [*_generated(), *SPELLED_OUT]
+CONVERSATIONS = [*_generated(), *WRITTEN_OUT]

@@ -1,4 +1,4 @@
-"""Events that several connections cause while the server is stopped take effect in the order of their arrival."""
+"""Events of several connections that arrive while the server is stopped take effect in the order of arrival."""
 
 from .script import parse_corpus
 
@@ -71,7 +71,7 @@ b>> stats
 continue-server
 b<
 
-== a-close-frees-the-tube-before-a-later-list
+== a-close-drops-the-tube-before-a-later-list
 a> use mail
 b open
 pause-server
@@ -80,7 +80,7 @@ b>> list-tubes
 continue-server
 b<
 
-== a-new-connection-is-served-after-those-that-are-there
+== a-new-connection-is-served-after-existing-ones
 b open
 pause-server
 c>> put 0 0 60 1\r\nx
@@ -216,7 +216,7 @@ continue-server
 a<
 b<
 
-== three-closes-give-their-jobs-back-before-three-reserves
+== three-closes-return-their-jobs-before-three-reserves
 a> put 0 0 60 1\r\na
 a> put 0 0 60 1\r\nb
 a> put 0 0 60 1\r\nc

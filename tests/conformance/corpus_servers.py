@@ -1,4 +1,4 @@
-"""Behaviour that depends on flags or a signal: the size limit and draining."""
+"""Behaviour that depends on flags or a signal: the maximum job size, the binlog size, and draining."""
 
 from .script import parse_corpus
 
@@ -87,7 +87,7 @@ a> watch t
 a> list-tubes
 a> delete {1}
 
-== drain-uses-up-an-id-and-counts own-server
+== drain-uses-an-id-and-counts own-server
 signal SIGUSR1
 a> put 0 0 60 1\r\nx
 b> put 0 0 60 1\r\ny

@@ -1,4 +1,4 @@
-"""The server's counters, and the whole of the stats replies."""
+"""The counters of the server, and whole stats replies."""
 
 from .script import parse_corpus
 
@@ -27,7 +27,7 @@ a> stats-tube nullable
 a> use v1.0
 a> stats-tube v1.0
 
-== stats-of-names-that-yaml-reads-otherwise
+== stats-of-names-that-yaml-misreads
 a> use 123
 a> put 0 0 60 1\r\nx
 a> stats-tube 123
@@ -93,7 +93,7 @@ a> pause-tube default 0
 a> delete {1}
 a> stats
 
-== stats-counts-commands-that-find-nothing
+== stats-counts-commands-that-are-not-found
 a> delete {1}
 a> release {1} 0 0
 a> bury {1} 0
@@ -112,7 +112,7 @@ a> ignore default
 a> reserve-job {1}
 a> stats
 
-== stats-does-not-count-what-is-refused
+== stats-does-not-count-refused-commands
 a> delete x
 a> release x 0 0
 a> release 1 x 0
@@ -130,17 +130,17 @@ a> ignore *
 a> reserve x
 a> stats
 
-== stats-counts-unknown-commands-nowhere
+== stats-does-not-count-unknown-commands
 a> foo
 a>
 a> LIST-TUBES
 a> stats
 
-== stats-counts-a-waiting-reserve-at-once
+== stats-counts-a-waiting-reserve-immediately
 b>> reserve
 a> stats
 
-== stats-counts-pipelined-commands-behind-a-reserve-later
+== stats-counts-commands-after-a-waiting-reserve-later
 b+ reserve\r\nlist-tubes\r\n
 a> stats
 a> put 0 0 60 1\r\nx
@@ -237,7 +237,7 @@ a> kick 1
 a> kick-job {1}
 a> stats-job {1}
 
-== stats-watch-and-ignore-that-do-nothing-still-count
+== stats-counts-watch-and-ignore-without-effect
 a> watch default
 a> ignore nope
 a> ignore default

@@ -1,9 +1,9 @@
-"""Behaviour over time: ttr, delay, pause, timeouts, the safety margin. Elapsed times are compared too.
+"""Behaviour over time: TTR, delay, pause, timeouts, the safety margin. Elapsed times are compared too.
 
-Whole seconds are cut, so what shows seconds is asked for about half a second away from a change.
+Replies show seconds rounded down, so they are requested about half a second away from a change.
 
-Where a ttr has run out, the holder says something before anyone looks: beanstalkd forgets an expiry that it
-comes to in the very microsecond of the deadline, until the holder's connection stirs (see differences.py).
+After a TTR has expired, the holder sends a command before the result is checked: beanstalkd misses an expiry that it
+checks in the microsecond of the deadline, until the holder's next command (see differences.py).
 """
 
 from .script import parse_corpus
@@ -77,7 +77,7 @@ a> put 0 2 60 1\r\nx
 b<
 b> reserve-with-timeout 3
 
-== delayed-jobs-due-at-once-by-priority timed
+== delayed-jobs-due-together-by-priority timed
 a> put 9 1 60 1\r\na
 a> put 1 1 60 1\r\nb
 wait 1.5
@@ -90,7 +90,7 @@ a> pause-tube default 2
 a> reserve-with-timeout 4
 a> stats-job {1}
 
-== delayed-tube-lives-until-its-job-goes timed
+== tube-with-a-delayed-job-exists timed
 a> use t
 a> put 0 1 60 1\r\nx
 a> use default
@@ -113,12 +113,12 @@ wait 1.5
 a> stats-job {1}
 a> stats
 
-== deleted-delayed-job-stays-away timed
+== deleted-delayed-job-does-not-become-ready timed
 a> put 0 1 60 1\r\nx
 a> delete {1}
 a> reserve-with-timeout 2
 
-== ttr-runs-out timed
+== ttr-expires timed
 a> put 0 0 2 1\r\nx
 a> reserve
 wait 2.5
@@ -127,7 +127,7 @@ a> stats-job {1}
 a> stats
 a> delete {1}
 
-== ttr-runs-out-and-a-waiter-takes-the-job timed
+== ttr-expires-and-a-waiter-gets-the-job timed
 a> put 0 0 2 1\r\nx
 a> reserve
 b>> reserve
@@ -140,7 +140,7 @@ a> release {1} 0 0
 a> bury {1} 0
 a> touch {1}
 
-== ttr-runs-out-to-the-moment timed
+== ttr-expires-while-another-client-waits timed
 a> put 0 0 2 1\r\nx
 a> reserve
 b>> reserve
@@ -173,7 +173,7 @@ a> list-tube-used
 a> stats-job {2}
 a> stats
 
-== ttr-runs-out-for-the-nearest-first timed
+== ttr-expires-for-the-soonest-first timed
 a> put 0 0 3 1\r\nx
 a> put 0 0 1 1\r\ny
 a> reserve
@@ -196,7 +196,7 @@ wait 0.6
 a> list-tube-used
 b<
 
-== ttr-runs-out-twice timed
+== ttr-expires-twice timed
 a> put 0 0 1 1\r\nx
 a> reserve
 wait 1.5
@@ -207,7 +207,7 @@ a> list-tube-used
 a> stats-job {1}
 a> stats
 
-== ttr-regains-the-old-place timed
+== expired-job-returns-to-its-place timed
 a> put 5 0 1 1\r\nx
 a> put 5 0 60 1\r\ny
 a> reserve
@@ -215,7 +215,7 @@ wait 1.5
 a> list-tube-used
 a> reserve
 
-== ttr-does-not-run-while-ready timed
+== ttr-does-not-elapse-while-ready timed
 a> put 0 0 1 1\r\nx
 wait 1.5
 a> stats-job {1}
@@ -288,7 +288,7 @@ wait 2.5
 a> list-tube-used
 a> stats-job {1}
 
-== touch-is-from-now-not-added timed
+== touch-restarts-the-ttr timed
 a> put 0 0 3 1\r\nx
 a> reserve
 a> touch {1}
@@ -296,7 +296,7 @@ a> touch {1}
 a> touch {1}
 a> stats-job {1}
 
-== touch-after-the-ttr-ran-out timed
+== touch-after-the-ttr-expired timed
 a> put 0 0 1 1\r\nx
 a> reserve
 wait 1.5
@@ -329,14 +329,14 @@ a> reserve
 a> reserve-with-timeout 1
 a> reserve-with-timeout 5
 
-== deadline-soon-for-the-nearest-of-several timed
+== deadline-soon-for-the-soonest-of-several timed
 a> put 0 0 9 1\r\nx
 a> put 0 0 2 1\r\ny
 a> reserve
 a> reserve
 a> reserve
 
-== deadline-soon-again-and-again-until-it-expires timed
+== deadline-soon-repeats-until-the-job-expires timed
 a> put 0 0 2 1\r\nx
 a> reserve
 a> reserve
@@ -374,7 +374,7 @@ a> reserve-with-timeout 0
 wait 1.5
 a> reserve-with-timeout 0
 
-== deadline-soon-leaves-other-waiters-alone timed
+== deadline-soon-does-not-affect-other-waiters timed
 a> put 0 0 2 1\r\nx
 a> reserve
 b>> reserve
@@ -384,13 +384,13 @@ wait 1.3
 a> list-tube-used
 b<
 
-== pause-runs-out timed
+== pause-ends timed
 a> put 0 0 60 1\r\nx
 a> pause-tube default 1
 a> reserve
 a> stats-tube default
 
-== pause-runs-out-unobserved timed
+== pause-ends-unobserved timed
 a> put 0 0 60 1\r\nx
 a> pause-tube default 1
 wait 1.5
@@ -436,7 +436,7 @@ b> put 9 0 60 1\r\ny
 a> reserve
 a> reserve
 
-== pause-runs-out-for-every-waiter timed
+== pause-ends-for-every-waiter timed
 a> use t
 a> pause-tube t 1
 a> put 0 0 60 1\r\nx
@@ -457,12 +457,12 @@ a> release {1} 0 0
 wait 1.0
 a> stats-job {1}
 
-== half-close-beats-the-timeout timed
+== half-close-before-the-timeout timed
 b>> reserve-with-timeout 3
 b half-close
 b end
 
-== half-close-of-a-reserver-frees-its-job-at-once timed
+== half-close-of-a-holder-releases-its-job-immediately timed
 a> put 0 0 60 1\r\nx
 b> reserve
 c>> reserve
@@ -470,7 +470,7 @@ wait 0.5
 b half-close
 c<
 
-== nothing-happens-to-an-idle-connection timed
+== idle-connection-stays-open timed
 a> list-tube-used
 wait 2.0
 a quiet

@@ -1,9 +1,9 @@
-"""Tubes: use, watch, ignore, pause, the lists, and how long a tube lives."""
+"""Tubes: use, watch, ignore, pause, lists, and the lifetime of a tube."""
 
 from .script import parse_corpus
 
 CONVERSATIONS = parse_corpus(r"""
-== use-answers-the-name
+== use-replies-with-the-name
 a> use t
 a> list-tube-used
 a> use t
@@ -97,7 +97,7 @@ b> use mango
 a> list-tubes
 b> list-tubes
 
-== list-tubes-after-a-tube-went
+== list-tubes-after-a-tube-was-dropped
 a> watch one
 a> watch two
 a> watch three
@@ -128,18 +128,18 @@ a> stats-tube nope
 a> pause-tube nope 0
 a> list-tubes
 
-== tube-goes-when-no-longer-used
+== tube-is-dropped-when-no-longer-used
 a> use t
 a> use default
 a> stats-tube t
 a> list-tubes
 
-== tube-goes-when-no-longer-watched
+== tube-is-dropped-when-no-longer-watched
 a> watch t
 a> ignore t
 a> stats-tube t
 
-== tube-stays-while-another-uses-it
+== tube-exists-while-another-uses-it
 a> use t
 b> use t
 a> use default
@@ -147,7 +147,7 @@ a> list-tubes
 b> use default
 a> list-tubes
 
-== tube-stays-while-it-holds-a-ready-job
+== tube-exists-while-it-has-a-ready-job
 a> use t
 a> put 0 0 60 1\r\nx
 a> use default
@@ -155,7 +155,7 @@ a> list-tubes
 a> delete {1}
 a> list-tubes
 
-== tube-stays-while-it-holds-a-delayed-job
+== tube-exists-while-it-has-a-delayed-job
 a> use t
 a> put 0 100 60 1\r\nx
 a> use default
@@ -163,7 +163,7 @@ a> list-tubes
 a> delete {1}
 a> list-tubes
 
-== tube-stays-while-it-holds-a-buried-job
+== tube-exists-while-it-has-a-buried-job
 a> use t
 a> put 0 0 60 1\r\nx
 a> use default
@@ -173,7 +173,7 @@ a> list-tubes
 a> delete {1}
 a> list-tubes
 
-== tube-stays-while-it-holds-a-reserved-job
+== tube-exists-while-it-has-a-reserved-job
 a> use t
 a> put 0 0 60 1\r\nx
 a> use default
@@ -182,7 +182,7 @@ a> list-tubes
 a> delete {1}
 a> list-tubes
 
-== tube-forgets-its-counters-when-it-goes
+== dropped-tube-loses-its-counters
 a> use t
 a> put 0 0 60 1\r\nx
 a> delete {1}
@@ -191,14 +191,14 @@ a> use default
 a> use t
 a> stats-tube t
 
-== tube-forgets-its-pause-when-it-goes
+== dropped-tube-loses-its-pause
 a> use t
 a> pause-tube t 100
 a> use default
 a> use t
 a> stats-tube t
 
-== tube-keeps-its-pause-while-it-lives
+== tube-keeps-its-pause-while-it-exists
 a> use t
 a> watch t
 a> pause-tube t 100
@@ -248,11 +248,11 @@ a> pause-tube default 0
 a> stats-tube default
 a> reserve-with-timeout 0
 
-== unpause-what-is-not-paused
+== unpause-an-unpaused-tube
 a> pause-tube default 0
 a> stats-tube default
 
-== pause-the-longest
+== pause-of-the-maximum-length
 a> pause-tube default 4294967295
 a> stats-tube default
 a> put 0 0 60 1\r\nx

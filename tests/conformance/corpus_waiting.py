@@ -1,4 +1,4 @@
-"""Reserving: order, waiting, waking, connections that go away, and the safety margin where it is instant."""
+"""Reserve: order, waits, wake-ups, disconnects, and the safety margin where no time has to pass."""
 
 from .script import parse_corpus
 
@@ -55,7 +55,7 @@ b> watch two
 b> reserve
 b> reserve
 
-== paused-tubes-are-passed-over
+== paused-tubes-are-skipped
 a> use one
 a> put 1 0 60 1\r\na
 a> use two
@@ -66,7 +66,7 @@ b> watch two
 b> reserve
 b> reserve-with-timeout 0
 
-== unwatched-tubes-are-passed-over
+== unwatched-tubes-are-skipped
 a> use t
 a> put 0 0 60 1\r\na
 a> reserve-with-timeout 0
@@ -74,7 +74,7 @@ a> watch t
 a> ignore t
 a> reserve-with-timeout 0
 
-== disconnect-returns-a-job-to-its-old-place
+== disconnect-returns-a-job-to-its-place
 a> put 5 0 60 1\r\na
 a> put 5 0 60 1\r\nb
 b> reserve
@@ -95,21 +95,21 @@ a> reserve
 a> reserve
 a> reserve
 
-== disconnect-raises-no-counter
+== disconnect-increments-no-counter
 a> put 5 0 60 1\r\na
 b> reserve
 b close
 a> stats-job {1}
 a> stats
 
-== disconnect-loses-a-release-that-was-never-sent
+== disconnect-discards-an-incomplete-release
 a> put 5 0 60 1\r\na
 b> reserve
 b+ release {1} 9 100
 b close
 a> stats-job {1}
 
-== disconnect-after-a-whole-release
+== disconnect-after-a-complete-release
 a> put 5 0 60 1\r\na
 b> reserve
 b> release {1} 9 100
@@ -138,19 +138,19 @@ b quiet
 a> put 0 0 60 5\r\nhello
 b<
 
-== put-to-an-unwatched-tube-wakes-nobody
+== put-to-an-unwatched-tube-wakes-no-client
 b>> reserve
 a> use t
 a> put 0 0 60 5\r\nhello
 b quiet
 a> peek-ready
 
-== put-with-delay-wakes-nobody
+== put-with-delay-wakes-no-client
 b>> reserve
 a> put 0 100 60 5\r\nhello
 b quiet
 
-== put-to-a-paused-tube-wakes-nobody
+== put-to-a-paused-tube-wakes-no-client
 a> pause-tube default 100
 b>> reserve
 a> put 0 0 60 5\r\nhello
@@ -185,7 +185,7 @@ b>> reserve
 a> release {1} 0 0
 b<
 
-== bury-wakes-nobody
+== bury-wakes-no-client
 a> put 0 0 60 5\r\nhello
 a> reserve
 b>> reserve
@@ -211,7 +211,7 @@ a close
 b<
 c> reserve
 
-== disconnect-of-a-holder-of-several-wakes-several
+== disconnect-of-a-holder-of-several-jobs-wakes-several
 a> use t
 b> watch t
 c> watch t
@@ -232,7 +232,7 @@ b>> reserve
 a>> quit
 b<
 
-== waiter-on-several-tubes-takes-the-first-that-comes
+== waiter-on-several-tubes-gets-the-first-job
 b> watch one
 b> watch two
 b>> reserve
@@ -256,7 +256,7 @@ a> stats-tube default
 a> stats
 
 == waiters-first-come-first-served
-# A fresh tube each: in beanstalkd who is next depends on all who ever waited on the tube.
+# A new tube: in beanstalkd the next connection depends on all earlier waits on the tube.
 a> use t
 b> watch t
 c> watch t
@@ -274,7 +274,7 @@ c quiet
 d quiet
 e quiet
 
-== waiters-first-come-first-served-after-one-left
+== waiters-first-come-first-served-after-a-disconnect
 a> use t
 b> watch t
 c> watch t
@@ -316,7 +316,7 @@ a> stats-tube t
 b quiet
 c quiet
 
-== waiter-that-is-waited-upon-is-counted
+== waiter-is-counted
 b>> reserve
 a> stats
 a> stats-tube default
@@ -328,20 +328,20 @@ b>> reserve
 a> stats
 a> stats-tube one
 
-== waiter-gone-is-not-counted
+== disconnected-waiter-is-not-counted
 b>> reserve
 b close
 a> stats
 a> stats-tube default
 
-== waiter-gone-gets-no-job
+== disconnected-waiter-gets-no-job
 b>> reserve
 b close
 a> put 0 0 60 1\r\nx
 a> peek-ready
 a> reserve
 
-== commands-behind-a-waiting-reserve-wait
+== commands-after-a-waiting-reserve-wait
 b+ reserve\r\nlist-tube-used\r\nuse t\r\n
 b quiet
 a> put 0 0 60 1\r\nx
@@ -362,7 +362,7 @@ b quiet
 a> put 0 0 60 1\r\ny
 b<
 
-== put-behind-a-waiting-reserve-waits
+== put-after-a-waiting-reserve-waits
 b+ reserve\r\nput 0 0 60 1\r\nx\r\n
 b quiet
 a> put 0 0 60 1\r\nx
@@ -374,7 +374,7 @@ a> reserve
 a> put 0 0 60 1\r\ny
 a> reserve
 
-== quit-behind-a-waiting-reserve-waits
+== quit-after-a-waiting-reserve-waits
 b+ reserve\r\nquit\r\n
 b quiet
 a> put 0 0 60 1\r\nx
@@ -565,7 +565,7 @@ a> put 0 0 1 1\r\nx
 a> reserve
 a> reserve-with-timeout 0
 
-== deadline-soon-yields-to-a-ready-job
+== ready-job-precedes-deadline-soon
 a> put 0 0 1 1\r\nx
 a> reserve
 a> put 0 0 60 1\r\ny

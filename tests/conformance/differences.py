@@ -2,11 +2,10 @@
 
 Two kinds:
 
-- `as_ours` rewrites the peer's YAML, in every conversation: it quotes the names that YAML would not read as such, and
-  adds this server's own version.
-- DIFFERENCES names a conversation, and gives all the replies that ours must give in it, in order. If the peer
-  gives the same, the entry is stale, and a test fails. Only where the peer itself does not always do the same
-  (`peer_varies`) is it not asked.
+- `as_ours` rewrites the peer's YAML in all conversations: it quotes the names that YAML would misread, and adds this
+  server's own version.
+- DIFFERENCES has all replies of our server in a conversation, in order. If the peer's replies are the same, the entry
+  is stale, and a test fails, unless the peer's replies vary (`peer_varies`).
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 NAMES = ("name", "tube", "hostname", "os", "platform")
-"""YAML keys whose values are names, which 1.12 writes bare whatever they are."""
+"""YAML keys whose values are names. beanstalkd 1.12 never quotes them."""
 
 _NAME = re.compile(rf"^({'|'.join(NAMES)}): (.*)$", re.MULTILINE)
 
 
 def as_ours(reply: str) -> str:
-    """A normalised reply of the peer as ours has to be."""
+    """Convert a normalised reply of the peer to the expected reply of our server."""
     if not reply.startswith("OK *\n"):
         return reply
     if reply.startswith("OK *\ncurrent-jobs-urgent: "):
         reply += "\ngreenstalk-version: <greenstalk-version>"
-    return _NAME.sub(lambda match: f"{match[1]}: {_readable(match[2])}", reply)
+    return _NAME.sub(lambda match: f"{match[1]}: {_quoted_if_needed(match[2])}", reply)
 
 
-def _readable(name: str) -> str:
-    """*name*, which may be masked, in quotes if a reader of YAML would take the bare name for something else."""
+def _quoted_if_needed(name: str) -> str:
+    """Return *name*, which may be masked, in quotes if a YAML parser would misread the bare name."""
     host = os.uname()
     bare = {"<hostname>": host.nodename, "<os>": host.version, "<platform>": host.machine}.get(name, name)
     try:
@@ -49,17 +48,17 @@ def _readable(name: str) -> str:
 class Difference:
     reason: str
     ours: list[str]
-    """Every reply of ours in the conversation, normalised, the ends of the streams included."""
+    """All replies of our server in the conversation, normalised, with the ends of the streams."""
     peer_varies: bool = False
 
 
-_CR_AT_224 = "beanstalkd loses the command after a too long line whose `\\r` is byte 224 or a multiple"
-_STRAY_CR = "beanstalkd stalls the connection at a `\\r` without `\\n`; to ours it is data"
-_HALF_UPLOADED = "beanstalkd shows a job before its body has arrived: state `invalid`, memory contents as body"
-_TIMEOUT = "1.12 takes any text for 0, and wraps at 2^32; ours refuses that as 1.13 does"
-_FIRST_COME = "beanstalkd serves waiting connections by rotation; ours in the order in which they came"
-_CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; ours keeps the order of creation"
-_LOST_EXPIRY = "beanstalkd forgets an expiry come to in its very microsecond, until the holder stirs"
+_CR_AT_224 = "beanstalkd loses the command after a line that is too long if its `\\r` is at a multiple of 224 bytes"
+_STRAY_CR = "beanstalkd stalls the connection at a `\\r` without `\\n`; in our server it is data"
+_HALF_UPLOADED = "beanstalkd shows a job whose body has not arrived: state `invalid`, uninitialised memory as body"
+_TIMEOUT = "1.12 parses any text as 0, and wraps at 2^32; our server refuses both, like 1.13"
+_FIRST_COME = "beanstalkd serves waiting connections by rotation; our server in the order of their reserves"
+_CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; our server keeps the order of creation"
+_LOST_EXPIRY = "beanstalkd misses an expiry checked in the microsecond of the deadline, until the holder's next command"
 
 _BAD_LINE = ["BAD_FORMAT", "USING default", "<end>"]
 _TUBES = "OK *\n- "
@@ -72,7 +71,7 @@ DIFFERENCES: dict[str, Difference] = {
     "carriage-return-as-byte-448": Difference(_CR_AT_224, ["BAD_FORMAT", "USING one", "USING one", "<end>"]),
     "newline-then-carriage-return": Difference(_STRAY_CR, _BAD_LINE),
     "stray-carriage-return-in-a-short-line": Difference(_STRAY_CR, _BAD_LINE),
-    "stray-carriage-return-in-front": Difference(_STRAY_CR, ["UNKNOWN_COMMAND", "USING default", "<end>"]),
+    "stray-carriage-return-at-the-start": Difference(_STRAY_CR, ["UNKNOWN_COMMAND", "USING default", "<end>"]),
     "stray-carriage-return-doubled-at-the-end": Difference(_STRAY_CR, _BAD_LINE),
     "stray-carriage-returns-many": Difference(_STRAY_CR, ["UNKNOWN_COMMAND", "USING default", "<end>"]),
     "stray-carriage-return-in-a-tube-name": Difference(_STRAY_CR, _BAD_LINE),
@@ -102,7 +101,7 @@ DIFFERENCES: dict[str, Difference] = {
         _CREATION_ORDER,
         ["WATCHING 2", "WATCHING 3", "WATCHING 4", "WATCHING 3", _TUBES + "default\n- two\n- three", "<end>"],
     ),
-    "list-tubes-after-a-tube-went": Difference(
+    "list-tubes-after-a-tube-was-dropped": Difference(
         _CREATION_ORDER,
         ["WATCHING 2", "WATCHING 3", "WATCHING 4", "WATCHING 3", _TUBES + "default\n- two\n- three", "<end>"],
     ),
@@ -111,11 +110,11 @@ DIFFERENCES: dict[str, Difference] = {
         [
             *["USING t", *["WATCHING 2"] * 4, "INSERTED {1}", "INSERTED {2}", "INSERTED {3}"],
             *[r"RESERVED {1} 1\r\nx", r"RESERVED {2} 1\r\ny", r"RESERVED {3} 1\r\nz", "<quiet>"],
-            # b's job goes to e, the last one waiting, once b's connection has ended.
+            # After b has disconnected, its job goes to e, the last waiting connection.
             *["<end>", "<end>", "<end>", "<end>", r"RESERVED {1} 1\r\nx", "<end>"],
         ],
     ),
-    "waiters-first-come-first-served-after-one-left": Difference(
+    "waiters-first-come-first-served-after-a-disconnect": Difference(
         _FIRST_COME,
         [
             *["USING t", *["WATCHING 2"] * 4, "INSERTED {1}", "INSERTED {2}"],
@@ -130,7 +129,7 @@ DIFFERENCES: dict[str, Difference] = {
             *["INSERTED {2}", r"RESERVED {2} 1\r\ny", "<quiet>", "<end>", "TIMED_OUT", "<end>", "<end>"],
         ],
     ),
-    "ttr-runs-out-to-the-moment": Difference(
+    "ttr-expires-while-another-client-waits": Difference(
         _LOST_EXPIRY,
         ["INSERTED {1}", r"RESERVED {1} 1\r\nx", "<quiet>", r"RESERVED {1} 1\r\nx", "<end>", "<end>"],
         peer_varies=True,

@@ -1,11 +1,11 @@
-"""From a raw reply to text that is equal on both sides unless the servers behave differently.
+"""Convert a raw reply to text that is equal on both sides unless the servers behave differently.
 
-- A job id becomes its number since the conversation began: `INSERTED {1}`.
-- Counters count from the conversation's baseline, which takes the control connection out too.
-- Values that identify the process, the machine or the time (pid, version, CPU time, uptime, id, uname) becomes a
-  placeholder, but only when it has the right form or is the right value: a wrong one stays, and shows.
-- `OK n` becomes `OK *` when n is the size of the body, as it must be; n itself depends on masked values.
-- A long body is abbreviated to its ends, its size and its checksum.
+- A job id becomes its number in the conversation: `INSERTED {1}`.
+- Counters are relative to the baseline of the conversation, which also excludes the control connection.
+- A value that identifies the process, the machine or the time (pid, version, CPU time, uptime, id, uname) becomes a
+  placeholder, but only if it has the right form or value. A wrong value is kept, so that the comparison fails.
+- `OK n` becomes `OK *` if n is the size of the body, because n depends on the masked values.
+- A long body is reduced to its ends, its size and its checksum.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MASKED_FORMS = {
 
 
 def normalise(reply: bytes, baseline: Baseline) -> str:
-    """*reply*, as read from the wire, as text to compare."""
+    """Return *reply*, as read from the wire, as text for the comparison."""
     if reply.startswith(b"OK "):
         return _yaml(reply, baseline)
     if found := _ID_REPLY.fullmatch(reply):
@@ -47,7 +47,7 @@ def _relative_id(job_id: int, baseline: Baseline) -> str:
 
 
 def _abbreviated(data: bytes) -> str:
-    """*data* as printable text, backslash-escaped, its middle left out if it is long."""
+    """Return *data* as printable text with backslash escapes, without its middle if it is long."""
     if len(data) <= _LONG_BODY:
         return repr(data)[2:-1]
     ends = repr(data[:40])[2:-1], repr(data[-40:])[2:-1]
@@ -92,7 +92,7 @@ def _server_value(key: str, value: str, baseline: Baseline) -> str:
         return f"<{key}>"
     host = os.uname()
     known = {"hostname": host.nodename, "os": host.version, "platform": host.machine}
-    # Only the value is masked: the quotes around it stay.
+    # Only the value is masked; the quotes around it are compared.
     return value.replace(known[key], f"<{key}>") if key in known else value
 
 

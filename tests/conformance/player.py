@@ -1,8 +1,8 @@
-"""Play one conversation to one server, and return what it answered.
+"""Play one conversation to one server, and return the transcript with its replies.
 
-How the bytes are delivered is a parameter: step by step as the corpus says, byte by byte (a turn of the
-server's event loop for each), or everything in one chunk. Only a conversation of one connection, in which no
-time passes, means the same in all three.
+The bytes are delivered in one of three ways: step by step as in the corpus, byte by byte (an iteration of the server's
+event loop for each), or all in one chunk. The three are equivalent only for a conversation with one connection that
+does not depend on time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .script import (
     Wait,
 )
 
-PATIENCE_SECONDS = 0.1
-"""Enough, since the barrier follows before a silence is believed."""
-TIMED_PATIENCE_SECONDS = 6.0
+READ_TIMEOUT = 0.1
+"""Short, because a read calls the barrier and receives once more before it reports SILENCE."""
+TIMED_READ_TIMEOUT = 6.0
 _BYTEWISE_EDGE = 512
-"""Longer payloads go byte by byte at both ends only; their middle is body, which nothing parses."""
+"""Bytes at each end of a long payload that are sent one by one. Its middle is body, which is not parsed."""
 
 
 class Delivery(enum.StrEnum):
@@ -48,12 +48,12 @@ class Delivery(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One step of a transcript: the corpus line, and the replies that were read at it."""
+    """One step of a transcript: the line of the corpus, and the replies that the step read."""
 
     line: str
     replies: tuple[str, ...]
     at: float
-    """Seconds since the conversation began when the last reply was there."""
+    """Seconds from the start of the conversation to the last reply of the step."""
 
     def rewritten(self, rewrite: Callable[[str], str]) -> Entry:
         return dataclasses.replace(self, replies=tuple(map(rewrite, self.replies)))
@@ -67,7 +67,7 @@ Transcript = list[Entry]
 
 
 def play(server: Server, conversation: Conversation, delivery: Delivery = Delivery.STEPWISE) -> Transcript:
-    """Play *conversation* to *server* on fresh connections; end each in order with a half-close."""
+    """Play *conversation* to *server* on new connections; half-close each at the end, in the order of opening."""
     player = _Player(server, conversation, delivery)
     try:
         if delivery is Delivery.ONE_CHUNK:
@@ -82,7 +82,7 @@ def replies(transcript: Transcript) -> list[str]:
 
 
 class _Player:
-    """The connections of one playing; `transcript` grows as steps are taken."""
+    """Plays one conversation; `transcript` has the steps taken so far."""
 
     def __init__(self, server: Server, conversation: Conversation, delivery: Delivery) -> None:
         self.server = server
@@ -91,7 +91,7 @@ class _Player:
         self.delivery = delivery
         self.transcript: Transcript = []
         self.connections: dict[str, Connection] = {}
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
 
     def play(self) -> Transcript:
         for line, step in self.conversation.steps:
@@ -99,7 +99,7 @@ class _Player:
         return self._end()
 
     def play_in_one_chunk(self) -> Transcript:
-        """Send everything at once, then read at each step as many replies as it would have read."""
+        """Send all payloads in one chunk; then read the replies of each step."""
         steps = self.conversation.steps
         (name,) = self.conversation.connections
         sends = [step for _, step in steps if isinstance(step, Send)]
@@ -118,8 +118,8 @@ class _Player:
 
     def _connection(self, name: str) -> Connection:
         if name not in self.connections:
-            patience = TIMED_PATIENCE_SECONDS if self.conversation.is_timed else PATIENCE_SECONDS
-            self.connections[name] = Connection(self.server.address, patience, self.server.barrier)
+            timeout = TIMED_READ_TIMEOUT if self.conversation.is_timed else READ_TIMEOUT
+            self.connections[name] = Connection(self.server.address, timeout, self.server.barrier)
         return self.connections[name]
 
     def _take(self, step: Step) -> list[bytes]:
@@ -173,10 +173,10 @@ class _Player:
 
     def _record(self, line: str, raw: list[bytes]) -> None:
         texts = tuple(normalise(reply, self.baseline) for reply in raw)
-        self.transcript.append(Entry(line, texts, time.monotonic() - self.began))
+        self.transcript.append(Entry(line, texts, time.monotonic() - self.started_at))
 
     def _end(self) -> Transcript:
-        """Half-close what is still open, in order of opening, and record all that still comes."""
+        """Half-close the open connections in the order of opening, and record their remaining replies."""
         for name, connection in self.connections.items():
             connection.half_close()
             self._record(f"{name} at the end", connection.read_to_end())
@@ -184,7 +184,7 @@ class _Player:
 
 
 def _chunks(data: bytes) -> list[bytes]:
-    """*data* in single bytes, but for the middle of a long one."""
+    """Return *data* in single bytes; the middle of long data is one chunk."""
     edge = _BYTEWISE_EDGE
     if len(data) <= 2 * edge:
         return [data[i : i + 1] for i in range(len(data))]

@@ -1,29 +1,28 @@
 r"""The language of the corpus: conversations as text, parsed into steps.
 
-A corpus is a string of conversations, each a title and one step a line::
+A corpus is a string of conversations. Each is a title, followed by one step per line::
 
     == release-with-delay  timed
     # Comments start with a hash.
     a> put 0 0 10 5\r\nhello      send this and CRLF, read one reply
     a>> reserve                   send this and CRLF, read nothing yet
     a+ list-tu                    send exactly this, read nothing
-    a< 2                          read two replies (one, without a number)
-    a open                        connect (any first mention does)
+    a< 2                          read two replies (without a number: one)
+    a open                        connect (the first step of a connection connects too)
     a quiet                       record what has arrived, expected to be nothing
-    a half-close                  send FIN, go on reading
+    a half-close                  send FIN; replies can still be read
     a end                         read to the end of the stream
-    a close                       close at once, reading nothing
-    wait 1.5                      let seconds pass
+    a close                       close without reading
+    wait 1.5                      sleep for 1.5 seconds
     signal SIGUSR1                send the server a signal
-    pause-server                  stop the server's process; what is sent from now on queues up
-    continue-server               let it continue
+    pause-server                  stop the server's process; later input queues up in the kernel
+    continue-server               resume the process
 
-Names of connections are single letters. In what is sent, ``\r \n \t \0 \\ \xHH`` are escapes, ``{3}`` is the
-third job id allocated since the conversation began, and ``{ab*100}`` is ``ab`` a hundred times. A trailing
-space that matters is written ``\x20``.
+Names of connections are single letters. In payloads, ``\r \n \t \0 \\ \xHH`` are escapes, ``{3}`` is the third job
+id that the conversation allocates, and ``{ab*100}`` is ``ab`` a hundred times. A trailing space is written ``\x20``.
 
-After the title come options: ``timed`` (elapsed times are compared too), ``own-server`` (it changes its
-server for good), ``-z 100`` (server flags).
+Options follow the title: ``timed`` (elapsed times are compared too), ``own-server`` (the conversation changes its
+server permanently), ``-z 100`` (server flags).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes to send; an int is replaced by the n-th job id allocated since the start of the conversation."""
+    """Bytes to send. An int n is replaced by the n-th job id that the conversation allocates."""
 
     parts: tuple[bytes | int, ...]
 
@@ -66,7 +65,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Record what has arrived unasked."""
+    """Record the replies that have arrived; normally there are none."""
 
     connection: str
 
@@ -107,7 +106,7 @@ class ContinueServer:
 
 
 Step = Send | Read | Open | Quiet | HalfClose | ReadToEnd | Close | Wait | Signal | PauseServer | ContinueServer
-_OF_NO_CONNECTION = Wait | Signal | PauseServer | ContinueServer
+_WITHOUT_CONNECTION = Wait | Signal | PauseServer | ContinueServer
 
 _CONNECTION_VERBS: dict[str, type[Open | Quiet | HalfClose | ReadToEnd | Close]] = {
     "open": Open,
@@ -124,30 +123,30 @@ class Conversation:
     steps: tuple[tuple[str, Step], ...]
     """Each step with the line of the corpus that it came from."""
     flags: tuple[str, ...] = ()
-    """Command-line flags that its server must have been started with."""
+    """Command-line flags of its server."""
     is_timed: bool = False
     needs_own_server: bool = False
     connections: frozenset[str] = field(default=frozenset())
 
     @property
     def can_be_redelivered(self) -> bool:
-        """Whether its bytes mean the same however they are cut: one connection, sends and reads, no time."""
+        """Whether other deliveries are equivalent: one connection, only sends and reads, and no dependence on time."""
         if self.is_timed or self.needs_own_server or len(self.connections) > 1:
             return False
         return all(isinstance(step, Send | Read | ReadToEnd | HalfClose) for _, step in self.steps)
 
     @property
     def seconds(self) -> float:
-        """Minimum time that the script waits on purpose, for scheduling."""
+        """Total time of the `wait` steps in seconds, for scheduling."""
         return sum(step.seconds for _, step in self.steps if isinstance(step, Wait))
 
 
 class ScriptError(ValueError):
-    """A line of the corpus that is not in the language."""
+    """A line of the corpus is invalid."""
 
 
 def parse_corpus(text: str) -> list[Conversation]:
-    """The conversations of *text*; raise ScriptError on a line that makes no sense."""
+    """Return the conversations in *text*; raise ScriptError on an invalid line."""
     return [_conversation(title, lines) for title, lines in _sections(text)]
 
 
@@ -177,7 +176,7 @@ def _conversation(title: str, lines: list[str]) -> Conversation:
         flags=tuple(word for word in words if word not in marks),
         is_timed="timed" in marks,
         needs_own_server="own-server" in marks,
-        connections=frozenset(step.connection for _, step in steps if not isinstance(step, _OF_NO_CONNECTION)),
+        connections=frozenset(step.connection for _, step in steps if not isinstance(step, _WITHOUT_CONNECTION)),
     )
 
 
@@ -190,7 +189,7 @@ _SIGNAL = re.compile(r"signal (SIG[A-Z0-9]+)$")
 
 
 def parse_step(line: str) -> Step:
-    """One line of a conversation; raise ScriptError if it is not a step."""
+    """Return the step in *line*; raise ScriptError if it is invalid."""
     if found := _SEND.match(line):
         connection, arrow, text = found.groups()
         ending = "" if arrow == "+" else r"\r\n"
@@ -218,7 +217,7 @@ _ESCAPES = {"r": b"\r", "n": b"\n", "t": b"\t", "0": b"\0", "\\": b"\\"}
 
 
 def parse_payload(text: str) -> Payload:
-    """Return what *text* of the corpus sends; raise ScriptError on an unknown escape or a stray brace."""
+    """Return the payload in *text*; raise ScriptError on an unknown escape or a stray brace."""
     parts: list[bytes | int] = []
     position = 0
     for token in _TOKEN.finditer(text):
@@ -248,7 +247,7 @@ def _token_value(token: re.Match[str]) -> bytes | int:
 
 
 def _joined(parts: list[bytes | int]) -> Iterator[bytes | int]:
-    """*parts* with neighbouring bytes put together."""
+    """Yield *parts* with adjacent bytes joined."""
     pending = b""
     for part in parts:
         if isinstance(part, bytes):

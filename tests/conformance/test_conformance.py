@@ -1,4 +1,4 @@
-"""The corpus, played to both servers and compared; ours is always held against the real beanstalkd."""
+"""Play the corpus to our server and to the real beanstalkd, and compare the replies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .player import Delivery, Transcript, play, replies
 from .script import Conversation
 
 TIME_TOLERANCE_SECONDS = 0.35
-"""Between the moments of a reply on the two sides; every step of the corpus that waits, waits for longer."""
+"""Maximum difference between the times of a reply on both sides. Each `wait` step is longer."""
 TIMED_BATCH = 12
-"""Pairs of servers that play timed conversations side by side: they spend their time asleep."""
+"""Pairs of servers that play timed conversations concurrently; they sleep most of the time."""
 
 Pair = tuple[Transcript, Transcript]
 """The peer's transcript, then ours."""
@@ -36,7 +36,7 @@ REDELIVERED = [
 
 
 class Servers:
-    """Running servers by kind and flags, started when first asked for; *stack* closes them."""
+    """Running servers by kind and flags, started on first use; *stack* closes them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -64,12 +64,11 @@ def servers() -> Iterator[Servers]:
 
 @pytest.fixture(scope="session")
 def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]]:
-    """Plays every selected timed conversation, side by side, and gives the transcripts of one by its name."""
+    """Plays all selected timed conversations concurrently; returns the transcripts of one by its name."""
     selected = [getattr(item, "callspec", None) for item in request.session.items]
     names = {spec.params["timed_name"] for spec in selected if spec and "timed_name" in spec.params}
     longest_first = sorted(names, key=lambda name: CORPUS[name].seconds, reverse=True)
-    free: SimpleQueue[tuple[Server, Server]] = SimpleQueue()
-    """Pairs of servers that nobody uses at the moment."""
+    free: SimpleQueue[tuple[Server, Server]] = SimpleQueue()  # idle pairs of servers
 
     def play_pair(name: str) -> Pair:
         on_peer, on_ours = free.get()
@@ -90,19 +89,19 @@ def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]
 
 
 @pytest.mark.parametrize("name", UNTIMED)
-def test_conversation(servers: Servers, name: str) -> None:
+def test_replies_equal_those_of_beanstalkd(servers: Servers, name: str) -> None:
     on_peer, on_ours = (servers.play(kind, CORPUS[name]) for kind in (peer(), ours()))
     check(name, on_peer, on_ours)
 
 
 @pytest.mark.parametrize(("name", "delivery"), REDELIVERED)
-def test_conversation_delivered_otherwise(servers: Servers, name: str, delivery: Delivery) -> None:
+def test_replies_do_not_depend_on_the_delivery(servers: Servers, name: str, delivery: Delivery) -> None:
     on_peer, on_ours = (servers.play(kind, CORPUS[name], delivery) for kind in (peer(), ours()))
     check(name, on_peer, on_ours)
 
 
 @pytest.mark.parametrize("timed_name", TIMED)
-def test_timed_conversation(timed_pair: Callable[[str], Pair], timed_name: str) -> None:
+def test_timed_replies_equal_those_of_beanstalkd(timed_pair: Callable[[str], Pair], timed_name: str) -> None:
     on_peer, on_ours = timed_pair(timed_name)
     check(timed_name, on_peer, on_ours)
     if timed_name not in DIFFERENCES:
@@ -110,7 +109,7 @@ def test_timed_conversation(timed_pair: Callable[[str], Pair], timed_name: str) 
 
 
 def check(name: str, on_peer: Transcript, on_ours: Transcript) -> None:
-    """Ours must answer as the peer does, or, where it differs on purpose, as differences.py says."""
+    """Assert that our replies equal the peer's, or those in differences.py if the difference is intended."""
     difference = DIFFERENCES.get(name)
     if difference is None:
         expected = as_lines([entry.rewritten(as_ours) for entry in on_peer])
@@ -127,7 +126,7 @@ def as_lines(transcript: Transcript) -> list[str]:
 
 
 def check_times(on_peer: Transcript, on_ours: Transcript) -> None:
-    """Each step must have ended at about the same time on both sides."""
+    """Assert that each step ended at about the same time on both sides."""
     late = [
         f"{theirs.line}: {theirs.at:.2f} s in beanstalkd, {mine.at:.2f} s in ours"
         for theirs, mine in zip(on_peer, on_ours, strict=True)
@@ -138,22 +137,22 @@ def check_times(on_peer: Transcript, on_ours: Transcript) -> None:
 
 def as_diff(name: str, expected: list[str], got: list[str]) -> str:
     lines = difflib.unified_diff(expected, got, "expected", "ours", lineterm="", n=4)
-    return "\n".join([f"{name}: ours answers otherwise", *lines])
+    return "\n".join([f"{name}: our replies differ", *lines])
 
 
-def test_every_difference_is_of_a_conversation() -> None:
+def test_each_difference_names_a_conversation() -> None:
     assert DIFFERENCES.keys() <= CORPUS.keys()
 
 
 def test_beanstalkd_does_not_quote_any_name(servers: Servers) -> None:
-    """Once it quotes those that YAML reads otherwise, `as_ours` need not."""
-    transcript = "\n".join(replies(servers.play(peer(), CORPUS["stats-of-names-that-yaml-reads-otherwise"])))
+    """If a later beanstalkd quotes names that YAML misreads, `as_ours` is no longer needed."""
+    transcript = "\n".join(replies(servers.play(peer(), CORPUS["stats-of-names-that-yaml-misreads"])))
     assert "\nname: 123\n" in transcript
     assert "\ntube: 123\n" in transcript
 
 
-def test_the_first_id_is_one() -> None:
+def test_first_id_is_one() -> None:
     for kind in (peer(), ours()):
         with closing(Server(kind)) as server:
-            # The reset before a conversation takes one id.
+            # The reset before a conversation uses one id.
             assert server.reset().last_id == 1

@@ -1,4 +1,4 @@
-"""The suite's own tools: the language of the corpus, the cutting into replies, the normalising."""
+"""The tools of the suite: the language of the corpus, splitting into replies, and normalisation."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"to
         (r"\0\t\\\xff\x7b", b"\0\t\\\xff{"),
     ],
 )
-def test_payload(text: str, rendered: bytes) -> None:
+def test_payload_is_rendered(text: str, rendered: bytes) -> None:
     assert parse_payload(text).render(40) == rendered
 
 
 @pytest.mark.parametrize("text", ["{", "}", "{x}", "{*3}", r"\q", r"\x1"])
-def test_payload_that_is_none(text: str) -> None:
+def test_invalid_payload_raises_script_error(text: str) -> None:
     with pytest.raises(ScriptError):
         parse_payload(text)
 
@@ -69,40 +69,40 @@ def test_payload_that_is_none(text: str) -> None:
         ("signal SIGUSR1", Signal(signal.SIGUSR1)),
     ],
 )
-def test_step(line: str, step: Step) -> None:
+def test_step_is_parsed(line: str, step: Step) -> None:
     assert parse_step(line) == step
 
 
 @pytest.mark.parametrize("line", ["a", "a>x", "aa> x", "a dance", "wait", "wait long", "signal USR1"])
-def test_step_that_is_none(line: str) -> None:
+def test_invalid_step_raises_script_error(line: str) -> None:
     with pytest.raises(ScriptError):
         parse_step(line)
 
 
-def test_title_carries_options() -> None:
+def test_options_follow_the_title() -> None:
     plain, timed, flagged = parse_corpus("== p\na> x\n== t timed\nwait 2\n# why\n== f -z 10 own-server\nb> y")
     assert (plain.name, plain.flags, plain.is_timed, plain.can_be_redelivered) == ("p", (), False, True)
     assert (timed.is_timed, timed.seconds, timed.can_be_redelivered) == (True, 2.0, False)
     assert (flagged.flags, flagged.needs_own_server) == (("-z", "10"), True)
 
 
-def test_step_before_any_title() -> None:
+def test_step_before_the_first_title_raises_script_error() -> None:
     with pytest.raises(ScriptError):
         parse_corpus("a> x")
 
 
 @pytest.fixture
 def link() -> Iterator[tuple[Connection, socket.socket]]:
-    """A connection of the suite, and the server's end of it."""
+    """A Connection, and the server's end of it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        connection = Connection(listener.getsockname(), patience=0.05)
+        connection = Connection(listener.getsockname(), timeout=0.05)
         server, _ = listener.accept()
         with server:
             yield connection, server
         connection.close()
 
 
-def test_replies_are_cut_by_the_size_they_announce(link: tuple[Connection, socket.socket]) -> None:
+def test_replies_are_split_by_their_announced_size(link: tuple[Connection, socket.socket]) -> None:
     connection, server = link
     server.sendall(b"USING x\r\nRESERVED 1 4\r\na\r\nb\r\nOK 2\r\n{}\r\nOK\r\nFOUND 1 0\r\n\r\n")
     server.shutdown(socket.SHUT_WR)
@@ -110,13 +110,13 @@ def test_replies_are_cut_by_the_size_they_announce(link: tuple[Connection, socke
     assert connection.read_to_end() == expected
 
 
-def test_a_body_longer_than_announced_shows(link: tuple[Connection, socket.socket]) -> None:
+def test_body_longer_than_announced_is_recorded(link: tuple[Connection, socket.socket]) -> None:
     connection, server = link
     server.sendall(b"RESERVED 1 1\r\nabc\r\n")
     assert connection.read_reply() == b"RESERVED 1 1\r\nabc" + MISSING_CRLF
 
 
-def test_half_a_reply_shows_as_such(link: tuple[Connection, socket.socket]) -> None:
+def test_incomplete_reply_is_recorded(link: tuple[Connection, socket.socket]) -> None:
     connection, server = link
     server.sendall(b"RESERVED 1 4\r\nab")
     assert connection.read_reply() == b"RESERVED 1 4\r\nab" + SILENCE
@@ -139,7 +139,7 @@ def test_half_a_reply_shows_as_such(link: tuple[Connection, socket.socket]) -> N
         (b"OK 8\r\n---\n- t\n", "OK *\n- t"),
     ],
 )
-def test_normalised(raw: bytes, text: str) -> None:
+def test_reply_is_normalised(raw: bytes, text: str) -> None:
     assert normalise(raw, BASELINE) == text
 
 
@@ -157,7 +157,7 @@ def test_normalised(raw: bytes, text: str) -> None:
         ("name: t\ntotal-jobs: 4", "name: t\ntotal-jobs: 4"),
     ],
 )
-def test_stats_normalised(lines: str, normalised: str) -> None:
+def test_stats_reply_is_normalised(lines: str, normalised: str) -> None:
     body = f"---\n{lines}\n".encode()
     assert normalise(b"OK %d\r\n%s" % (len(body), body), BASELINE) == f"OK *\n{normalised}"
 
@@ -172,11 +172,11 @@ def test_long_bodies_differ_by_their_checksum() -> None:
 
 def test_missing_beanstalkd_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_args, **_options: None)
-    with pytest.raises(ServerError, match="install the Debian package `beanstalkd`"):
+    with pytest.raises(ServerError, match="apt-get install beanstalkd"):
         peer()
 
 
-def test_names_that_yaml_reads_otherwise_are_expected_in_quotes() -> None:
+def test_names_that_yaml_misreads_are_expected_in_quotes() -> None:
     assert as_ours("OK *\nname: t\npause: 0") == "OK *\nname: t\npause: 0"
     assert as_ours("OK *\nid: {1}\ntube: 1e3\nfile: 0") == 'OK *\nid: {1}\ntube: "1e3"\nfile: 0'
     assert as_ours("OK *\n- name: 1") == "OK *\n- name: 1"

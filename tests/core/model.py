@@ -1,7 +1,6 @@
-"""The rules of the queue once more, as slow and plain as can be, to hold the broker against.
+"""A slow, plain model of the broker, for comparison.
 
-No heap, no timer, no place that a job is kept in: a job knows its state, and every question is answered by looking
-at all jobs and all clients.
+It has no heaps, timers or queues. A job has its state, and each query examines all jobs and all clients.
 """
 
 from __future__ import annotations
@@ -16,12 +15,18 @@ DEFAULT = "default"
 
 
 class Tie(Exception):
-    """Two things fall due in one instant, and nobody says which is first."""
+    """Two events are due at the same time, and their order is undefined."""
 
 
 @dataclass
 class ModelJob:
-    """`since` when it is ready, and its sequence number in that state; `events` with time and number of the client."""
+    """A job.
+
+    since        when the job became ready.
+    arrival      sequence number among the jobs that became ready.
+    buried_as    sequence number among the burials.
+    events       history: time, kind, and number of the client.
+    """
 
     id: int
     tube: str
@@ -44,7 +49,7 @@ class ModelJob:
 
 @dataclass
 class ModelTube:
-    """Counters of a tube since its creation; `waits` and `runs` are the times themselves."""
+    """Counters of a tube since its creation, and all wait and run times in nanoseconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
     waits: list[int] = field(default_factory=list)
@@ -53,7 +58,7 @@ class ModelTube:
 
 @dataclass
 class ModelClient:
-    """`reserved` in the order of reservation; `until` is when a wait ends, None for never."""
+    """A client. `reserved` is in the order of reservation; `until` is the end of a wait, None without a timeout."""
 
     used: str = DEFAULT
     watched: list[str] = field(default_factory=lambda: [DEFAULT])
@@ -63,7 +68,12 @@ class ModelClient:
 
 
 class Model:
-    """`clients` by a number of the test's own; `waiting` their numbers, longest first; `paused` when a pause ends."""
+    """The state of a queue.
+
+    clients   by the test's own numbers.
+    waiting   numbers of the waiting clients, the longest wait first.
+    paused    ends of pauses, by tube.
+    """
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -77,10 +87,10 @@ class Model:
         self.total_jobs = 0
         self.job_timeouts = 0
 
-    # Questions
+    # Queries
 
     def tubes(self) -> set[str]:
-        """A tube is there while it is used, watched or holds a job."""
+        """Return the existing tubes: those that are used, are watched or have jobs."""
         clients = self.clients.values()
         used = {client.used for client in clients}
         watched = {name for client in clients for name in client.watched}
@@ -99,7 +109,7 @@ class Model:
         return self._jobs(tube, "reserved")
 
     def next_for(self, client: ModelClient) -> ModelJob | None:
-        """The job that a reserve of *client* gets."""
+        """Return the job that a reserve of *client* gets, or None."""
         ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
 
@@ -110,7 +120,7 @@ class Model:
         return self.counted.setdefault(tube, ModelTube())
 
     def seconds_to(self, time: int) -> int:
-        """Whole seconds left until *time*, cut, none of them begun."""
+        """Return the seconds left until *time*, rounded down; exactly n seconds count as n - 1."""
         return max(0, time - self.now - 1) // SECOND
 
     def _jobs(self, tube: str, state: str) -> list[ModelJob]:
@@ -127,11 +137,11 @@ class Model:
         for job in list(client.reserved):
             self._note_end(job, number, "returned", number)
             self._make_ready(job)
-        self._forget_tubes()
+        self._drop_unused_tubes()
 
     def use(self, number: int, tube: str) -> None:
         self.clients[number].used = tube
-        self._forget_tubes()
+        self._drop_unused_tubes()
 
     def watch(self, number: int, tube: str) -> int:
         watched = self.clients[number].watched
@@ -140,13 +150,13 @@ class Model:
         return len(watched)
 
     def ignore(self, number: int, tube: str) -> int:
-        """Return how many tubes the client then watches; 0 if the ignore is refused."""
+        """Return the number of watched tubes; 0 if the ignore is refused."""
         watched = self.clients[number].watched
         if watched == [tube]:
             return 0
         if tube in watched:
             watched.remove(tube)
-        self._forget_tubes()
+        self._drop_unused_tubes()
         return len(watched)
 
     def put(self, number: int, id: int, pri: int, delay: int, ttr: int) -> None:
@@ -156,7 +166,7 @@ class Model:
         self._make_ready_or_delayed(job)
 
     def reserve(self, number: int, timeout: int | None) -> int | str:
-        """The job's id or a word, as in the tests' World."""
+        """Return the outcome: an id or a word, as in World."""
         client = self.clients[number]
         job = self.next_for(client)
         if job is not None:
@@ -195,7 +205,7 @@ class Model:
             self._end_run(job)
         self.counts(job.tube).counts["cmd_delete"] += 1
         del self.jobs[job.id]
-        self._forget_tubes()
+        self._drop_unused_tubes()
 
     def release(self, number: int, id: int, pri: int, delay: int) -> bool:
         job = self.jobs.get(id)
@@ -256,7 +266,7 @@ class Model:
         self.paused.pop(tube, None)
         if delay:
             self.paused[tube] = self.now + delay
-        self._serve_who_waits()
+        self._serve_waiting_clients()
         return True
 
     # Operators
@@ -309,24 +319,24 @@ class Model:
             self._make_ready_or_delayed(job)
         elif job.state == "ready":
             self._make_ready(job)
-        self._forget_tubes()
+        self._drop_unused_tubes()
         return "DONE"
 
     # Time
 
     def advance_to(self, until: int) -> None:
-        """Do all that falls due up to *until*, in the order of time; raise Tie if that is no order."""
+        """Process all due events up to *until* in the order of time; raise Tie if two have the same time."""
         while True:
-            due = sorted(self._to_come(), key=lambda event: event[0])
+            due = sorted(self._future_events(), key=lambda event: event[0])
             if not due or due[0][0] > until:
                 break
             if len(due) > 1 and due[0][0] == due[1][0]:
                 raise Tie
-            self.now, happen = due[0]
-            happen()
+            self.now, process = due[0]
+            process()
         self.now = until
 
-    def _to_come(self) -> Iterator[tuple[int, Callable[[], None]]]:
+    def _future_events(self) -> Iterator[tuple[int, Callable[[], None]]]:
         for number in self.waiting:
             client = self.clients[number]
             if client.until is not None:
@@ -350,15 +360,15 @@ class Model:
         job.timeouts += 1
         self.job_timeouts += 1
         self.counts(job.tube).counts["total_timeouts"] += 1
-        holder = self._take_back(job)
+        holder = self._remove_holder(job)
         self._note_end(job, holder, "timed out", holder)
         self._make_ready(job)
 
     def _unpause(self, tube: str) -> None:
         del self.paused[tube]
-        self._serve_who_waits()
+        self._serve_waiting_clients()
 
-    # Places of a job
+    # Transitions of jobs
 
     def _give(self, client: ModelClient, job: ModelJob) -> None:
         job.state, job.deadline, job.reserved_at = "reserved", self.now + job.ttr, self.now
@@ -368,8 +378,8 @@ class Model:
         tube.counts["total_reserves"] += 1
         tube.waits.append(self.now - job.since)
 
-    def _take_back(self, job: ModelJob) -> int:
-        """The number of the client that had it, or 0."""
+    def _remove_holder(self, job: ModelJob) -> int:
+        """Remove *job* from its holder; return the holder's number, or 0 if there is none."""
         for number, client in self.clients.items():
             if job in client.reserved:
                 client.reserved.remove(job)
@@ -377,9 +387,9 @@ class Model:
         return 0
 
     def _end_run(self, job: ModelJob) -> int:
-        """A reservation has ended because somebody wanted it to; return the number of the client that had it."""
+        """Record the run time of a reservation that a command ends; return the number of its holder."""
         self.counts(job.tube).runs.append(self.now - job.reserved_at)
-        return self._take_back(job)
+        return self._remove_holder(job)
 
     def _note(self, job: ModelJob, kind: str, by: int) -> None:
         job.events = [*job.events, (self.now, kind, by)][-16:]
@@ -388,14 +398,14 @@ class Model:
         job.events = [*job.events, (job.reserved_at, "reserved", holder), (self.now, kind, by)][-16:]
 
     def _make_ready(self, job: ModelJob) -> None:
-        self._take_back(job)
+        self._remove_holder(job)
         self.arrivals += 1
         job.state, job.since, job.arrival = "ready", self.now, self.arrivals
-        self._serve_who_waits()
+        self._serve_waiting_clients()
 
     def _make_ready_or_delayed(self, job: ModelJob) -> None:
         if job.delay:
-            self._take_back(job)
+            self._remove_holder(job)
             job.state, job.deadline = "delayed", self.now + job.delay
         else:
             self._make_ready(job)
@@ -406,7 +416,7 @@ class Model:
         self._note(job, "kicked", 0)
         self._make_ready(job)
 
-    def _serve_who_waits(self) -> None:
+    def _serve_waiting_clients(self) -> None:
         for number in list(self.waiting):
             client = self.clients[number]
             job = self.next_for(client)
@@ -415,8 +425,8 @@ class Model:
                 self._give(client, job)
                 client.ended.append(job.id)
 
-    def _forget_tubes(self) -> None:
-        """The pause of a tube goes with it, and what was counted."""
+    def _drop_unused_tubes(self) -> None:
+        """Drop the pauses and counters of tubes that no longer exist."""
         tubes = self.tubes()
         self.counted = {tube: counted for tube, counted in self.counted.items() if tube in tubes}
         self.paused = {tube: until for tube, until in self.paused.items() if tube in tubes}

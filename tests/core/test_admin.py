@@ -1,4 +1,4 @@
-"""Operations of an operator that no command has: bury an unreserved job, put into any tube, clear a tube."""
+"""Operations of an operator that are not commands: bury an unreserved job, put into any tube, clear a tube."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.world import FullJournal, World
 def test_bury_job_buries_a_ready_or_delayed_job(world: World) -> None:
     client = world.client()
     ready, delayed = client.put(), client.put(delay=5)
-    assert [world.checked(world.broker.bury_job(id, world.now)) for id in (delayed, ready)] == [True, True]
+    assert [world.bury_job(id) for id in (delayed, ready)] == [True, True]
     assert world.buried() == [delayed, ready]
     world.advance(10)
     assert world.buried() == [delayed, ready]
@@ -24,22 +24,22 @@ def test_bury_job_refuses_a_reserved_buried_or_unknown_job(world: World) -> None
     client = world.client()
     held, buried = client.put(), client.put()
     client.reserve_job(held)
-    assert world.broker.bury_job(buried, world.now)
-    assert [world.checked(world.broker.bury_job(id, world.now)) for id in (held, buried, 99)] == [False] * 3
+    assert world.bury_job(buried)
+    assert [world.bury_job(id) for id in (held, buried, 99)] == [False] * 3
     assert (world.state(held), world.state(buried)) == ("reserved", "buried")
 
 
-def test_bury_job_appends_to_the_buried_jobs(world: World) -> None:
+def test_bury_job_appends_the_job_to_the_buried_jobs(world: World) -> None:
     client = world.client()
     first, second, third = client.put(), client.put(), client.put()
     for id in (third, first):
         client.reserve_job(id)
         client.bury(id)
-        world.broker.bury_job(second, world.now)
+        world.bury_job(second)
     assert world.buried() == [third, second, first]
 
 
-def test_put_into_creates_the_tube_and_keeps_its_figures(world: World) -> None:
+def test_put_into_creates_a_tube_that_no_client_uses(world: World) -> None:
     id = world.broker.put_into(b"new", 7, 0, 60 * SECOND, b"body", world.now)
     world.check()
     assert world.ready(b"new") == [id]
@@ -69,7 +69,7 @@ def test_clear_deletes_a_slice_of_one_state_and_no_newer_job(world: World, state
     def put() -> int:
         id = client.put(delay=60 if state == DELAYED else 0)
         if state == BURIED:
-            world.broker.bury_job(id, world.now)
+            world.bury_job(id)
         return id
 
     with world.in_bulk():

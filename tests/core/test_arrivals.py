@@ -1,4 +1,4 @@
-"""The job of a tube that has been ready for longest, against looking at all of them."""
+"""The job of a tube that has been ready for longest, compared with a search of all jobs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from greenstalk_server.core.tube import Tube
 from tests.support.world import Actor, World
 
 
-class Oracle:
-    """A world in which one thing after the other happens, each in its own instant."""
+class RandomOperations:
+    """A world in which random operations run, each at a different time."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)  # noqa: S311
@@ -23,16 +23,16 @@ class Oracle:
         self.tube: Tube = self.world.broker.tubes[b"default"]
 
     def verbs(self) -> list[Callable[[], object]]:
-        often = [self.put, self.put, self.put, self.reserve, self.reserve]
+        frequent = [self.put, self.put, self.put, self.reserve, self.reserve]
         return [
-            *often,
+            *frequent,
             self.delete,
             self.release,
             self.bury,
             self.kick,
             self.edit,
             self.move,
-            self.come_back,
+            self.move_back,
             self.reconnect,
         ]
 
@@ -62,13 +62,13 @@ class Oracle:
     def move(self) -> None:
         self.world.edit(self.any_id(), tube=b"other", is_forced=True)
 
-    def come_back(self) -> None:
+    def move_back(self) -> None:
         self.world.edit(self.any_id(), tube=b"default", is_forced=True)
 
     def reconnect(self) -> None:
-        at = self.random.randrange(len(self.clients))
-        self.clients[at].disconnect()
-        self.clients[at] = self.world.client()
+        number = self.random.randrange(len(self.clients))
+        self.clients[number].disconnect()
+        self.clients[number] = self.world.client()
 
     def client(self) -> Actor:
         return self.random.choice(self.clients)
@@ -90,24 +90,23 @@ class Oracle:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_oldest_is_the_job_that_has_been_ready_for_longest(seed: int) -> None:
-    oracle = Oracle(seed)
-    with oracle.world.in_bulk():
+    operations = RandomOperations(seed)
+    with operations.world.in_bulk():
         for step in range(3000):
-            oracle.step()
-            oracle.compare()
+            operations.step()
+            operations.compare()
             if step % 50 == 0:
-                oracle.world.broker.check()
-    while oracle.tube.ready.count:
-        oracle.reserve()
-        oracle.compare()
+                operations.world.broker.check()
+    while operations.tube.ready.count:
+        operations.reserve()
+        operations.compare()
 
 
 def test_empty_tube_has_no_oldest_job(world: World) -> None:
     assert world.broker.tubes[b"default"].oldest_ready() is None
 
 
-def test_dead_entries_from_the_middle_are_swept(world: World) -> None:
-    """One old job of low priority, and ten thousand that pass it by."""
+def test_job_that_ten_thousand_pass_by_stays_the_oldest(world: World) -> None:
     client, tube = world.client(), world.broker.tubes[b"default"]
     with world.in_bulk():
         old = client.put(pri=9)
@@ -120,7 +119,7 @@ def test_dead_entries_from_the_middle_are_swept(world: World) -> None:
         assert oldest is not None and oldest.id == old
 
 
-def test_endless_edits_of_one_job_leave_few_dead_entries(world: World) -> None:
+def test_edits_of_a_later_job_leave_the_oldest(world: World) -> None:
     client, tube = world.client(), world.broker.tubes[b"default"]
     first, second = client.put(), client.put()
     for number in range(500):
@@ -134,7 +133,7 @@ def test_endless_edits_of_one_job_leave_few_dead_entries(world: World) -> None:
     assert oldest is not None and oldest.id == second
 
 
-def test_jobs_of_a_disconnected_client_turn_ready_at_the_disconnect(world: World) -> None:
+def test_jobs_of_a_disconnected_client_become_ready_at_the_disconnect(world: World) -> None:
     client, other = world.client(), world.client()
     with world.in_bulk():
         for _ in range(SLICE + 5):
@@ -149,8 +148,8 @@ def test_jobs_of_a_disconnected_client_turn_ready_at_the_disconnect(world: World
     assert oldest is not None and oldest.id == waiting
 
 
-def test_sweep_of_many_entries_keeps_the_order(world: World) -> None:
-    """Every third of ten thousand jobs leaves from the middle, and others are added, at every point of a sweep."""
+def test_oldest_is_exact_after_many_removals_from_the_middle(world: World) -> None:
+    """Two thirds of ten thousand jobs leave from the middle, and others are added meanwhile."""
     client, tube = world.client(), world.broker.tubes[b"default"]
     with world.in_bulk():
         ids = []

@@ -18,8 +18,8 @@ from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
 def lengths(*seconds: float) -> dict[int, int]:
     """Return the histogram of *seconds* by their bit length in nanoseconds."""
     found: dict[int, int] = {}
-    for each in seconds:
-        length = round(each * SECOND).bit_length()
+    for second in seconds:
+        length = round(second * SECOND).bit_length()
         found[length] = found.get(length, 0) + 1
     return found
 
@@ -31,7 +31,7 @@ def tube(world: World, name: bytes = b"default") -> Tube:
 # Waits
 
 
-def test_wait_is_from_ready_to_reserved(world: World) -> None:
+def test_wait_is_the_time_from_ready_to_reserved(world: World) -> None:
     client = world.client()
     client.put()
     delayed = client.put(delay=2)
@@ -118,7 +118,7 @@ def test_lapsed_reservation_is_not_a_run(world: World) -> None:
     assert (tube(world).runs, tube(world).run_time) == ({}, 0)
 
 
-def test_job_that_was_not_reserved_has_no_run(world: World) -> None:
+def test_delete_of_an_unreserved_job_is_not_a_run(world: World) -> None:
     client = world.client()
     for delay in (0, 60):
         client.delete(client.put(delay=delay))
@@ -159,7 +159,7 @@ def test_moved_job_has_its_wait_in_the_old_tube_and_its_run_in_the_new_one(world
 # Counts
 
 
-def test_a_tube_counts_what_is_done_to_its_jobs(world: World) -> None:
+def test_tube_counts_the_operations_on_its_jobs(world: World) -> None:
     client = world.client()
     id = client.put(ttr=3)
     client.reserve()
@@ -177,7 +177,7 @@ def test_a_tube_counts_what_is_done_to_its_jobs(world: World) -> None:
     assert (found.total_jobs, found.cmd_delete) == (1, 0)
 
 
-def test_a_move_counts_for_neither_tube(world: World) -> None:
+def test_move_is_counted_by_neither_tube(world: World) -> None:
     client = world.client()
     id = client.put()
     world.edit(id, tube=b"other")
@@ -255,18 +255,18 @@ def test_listener_gets_a_tube_whose_restored_pause_ends(facts: ServerFacts) -> N
 
 def test_addresses_of_recent_workers_are_kept_up_to_a_limit(world: World) -> None:
     with world.in_bulk():
-        numbers = [part(world, is_worker=True) for _ in range(MAX_RECENT_WORKERS + 5)]
+        numbers = [connect_and_disconnect(world, is_worker=True) for _ in range(MAX_RECENT_WORKERS + 5)]
     assert list(world.broker.recent_workers) == numbers[5:]
     assert world.broker.recent_workers[numbers[-1]] == f"address of {numbers[-1]}"
 
 
 def test_address_of_a_client_that_never_reserved_is_not_kept(world: World) -> None:
-    part(world, is_worker=False)
+    connect_and_disconnect(world, is_worker=False)
     assert not world.broker.recent_workers
 
 
-def part(world: World, is_worker: bool) -> int:
-    """Have a client come and go; return its number."""
+def connect_and_disconnect(world: World, is_worker: bool) -> int:
+    """Connect and disconnect a client; return its number."""
     client = world.client()
     client.client.address = f"address of {client.client.number}"
     if is_worker:

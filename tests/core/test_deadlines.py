@@ -1,4 +1,4 @@
-"""Delays, times to run, touch, and DEADLINE_SOON."""
+"""Delays, TTRs, touch, and DEADLINE_SOON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.world import World
 INSTANT = 1 / SECOND
 
 
-def test_delay_ends_at_its_second_and_not_before(world: World) -> None:
+def test_delay_ends_exactly_at_its_deadline(world: World) -> None:
     id = world.client().put(delay=3)
     world.advance(3 - INSTANT)
     assert world.state(id) == "delayed"
@@ -28,7 +28,7 @@ def test_job_whose_delay_ends_goes_to_a_waiting_client(world: World) -> None:
     assert worker.ended == [id]
 
 
-def test_ttr_ends_at_its_second_and_not_before(world: World) -> None:
+def test_ttr_ends_exactly_at_its_deadline(world: World) -> None:
     client = world.client()
     id = client.put(ttr=3)
     client.reserve()
@@ -50,7 +50,7 @@ def test_job_whose_ttr_ends_goes_to_a_waiting_client(world: World) -> None:
     assert holder.reserved == []
 
 
-def test_every_reservation_has_the_whole_ttr(world: World) -> None:
+def test_each_reservation_has_the_full_ttr(world: World) -> None:
     client = world.client()
     id = client.put(ttr=10)
     client.reserve()
@@ -79,7 +79,7 @@ def test_touch_restarts_the_ttr(world: World) -> None:
 
 @pytest.mark.parametrize("held", [1, MAX_SCANNED, MAX_SCANNED + 1, 3 * MAX_SCANNED])
 def test_each_of_many_jobs_keeps_its_own_deadline(world: World, held: int) -> None:
-    """However many a client holds; it finds the soonest by a scan or by a heap."""
+    """A client finds the soonest deadline of a few jobs by a scan, and of many by a heap."""
     client = world.client()
     ids = [client.put(ttr=2 + n) for n in range(held)]
     assert client.take(held) == ids
@@ -105,11 +105,11 @@ def test_many_touches_of_many_jobs_expire_each_job_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("held", [3, MAX_SCANNED, MAX_SCANNED + 1, 2 * MAX_SCANNED])
-def test_touched_or_deleted_job_is_no_longer_the_soonest_of_many(world: World, held: int) -> None:
+def test_touched_or_deleted_job_no_longer_has_the_soonest_deadline(world: World, held: int) -> None:
     client = world.client()
     ids = [client.put(ttr=10 + n) for n in range(held)]
     client.take(held)
-    assert client.reserve(0) == "TIMED_OUT"  # it has looked for the soonest
+    assert client.reserve(0) == "TIMED_OUT"  # the client has searched for the soonest deadline
     world.advance(5)
     client.touch(ids[0])
     client.delete(ids[1])
@@ -136,7 +136,7 @@ def test_many_deadlines_take_several_ticks(world: World) -> None:
     assert world.stats().current_jobs_ready == 4 * SLICE
 
 
-def test_tick_requeues_at_most_a_slice_of_a_disconnected_clients_jobs(world: World) -> None:
+def test_tick_requeues_at_most_a_slice_of_the_jobs_of_a_disconnected_client(world: World) -> None:
     producer, worker = world.client(), world.client()
     with world.in_bulk():
         for _ in range(4 * SLICE):
@@ -162,12 +162,12 @@ def test_no_tick_is_due_without_deadlines(world: World) -> None:
     assert world.broker.tick(world.now) is None
 
 
-def test_a_late_tick_catches_up(world: World) -> None:
+def test_late_tick_processes_everything_that_is_due(world: World) -> None:
     client = world.client()
     soon, later = client.put(ttr=2), client.put(delay=3)
     client.reserve()
     world.now += 60 * SECOND
-    assert client.touch(soon)  # not noticed yet, so still its own
+    assert client.touch(soon)  # no tick has processed the deadline, so the client still holds the job
     world.advance(0)
     assert (world.state(soon), world.state(later)) == ("reserved", "ready")
 
@@ -176,7 +176,7 @@ def test_a_late_tick_catches_up(world: World) -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 5])
-def test_reserve_inside_the_margin_ends_at_once(world: World, timeout: float | None) -> None:
+def test_reserve_inside_the_safety_margin_gets_deadline_soon(world: World, timeout: float | None) -> None:
     client = world.client()
     client.put(ttr=5)
     client.reserve()
@@ -186,7 +186,7 @@ def test_reserve_inside_the_margin_ends_at_once(world: World, timeout: float | N
     assert client.reserve(timeout) == "DEADLINE_SOON"
 
 
-def test_wait_ends_when_the_margin_begins(world: World) -> None:
+def test_wait_ends_when_the_safety_margin_begins(world: World) -> None:
     client = world.client()
     id = client.put(ttr=5)
     client.reserve()
@@ -200,7 +200,7 @@ def test_wait_ends_when_the_margin_begins(world: World) -> None:
     assert world.state(id) == "ready"
 
 
-def test_wait_ends_at_the_nearest_of_its_own_deadlines(world: World) -> None:
+def test_wait_ends_before_the_soonest_deadline_of_the_client(world: World) -> None:
     client, other = world.client(), world.client()
     other.put(ttr=3)
     other.reserve()
@@ -215,7 +215,7 @@ def test_wait_ends_at_the_nearest_of_its_own_deadlines(world: World) -> None:
 
 
 @pytest.mark.parametrize(("timeout", "outcome"), [(3, "TIMED_OUT"), (5, "DEADLINE_SOON")])
-def test_a_timeout_before_the_margin_is_a_timeout(world: World, timeout: float, outcome: str) -> None:
+def test_timeout_before_the_safety_margin_is_timed_out(world: World, timeout: float, outcome: str) -> None:
     client = world.client()
     client.put(ttr=5)
     client.reserve()
@@ -224,14 +224,14 @@ def test_a_timeout_before_the_margin_is_a_timeout(world: World, timeout: float, 
     assert client.ended == [outcome]
 
 
-def test_a_job_with_a_ttr_of_one_is_always_inside_the_margin(world: World) -> None:
+def test_job_with_a_ttr_of_one_second_is_always_inside_the_safety_margin(world: World) -> None:
     client = world.client()
     client.put(ttr=1)
     client.reserve()
     assert client.reserve() == "DEADLINE_SOON"
 
 
-def test_a_ready_job_is_handed_out_inside_the_margin(world: World) -> None:
+def test_ready_job_is_reserved_inside_the_safety_margin(world: World) -> None:
     client = world.client()
     client.put(ttr=1)
     client.reserve()
@@ -260,7 +260,7 @@ def test_touch_and_delete_postpone_deadline_soon(world: World) -> None:
     assert client.reserve(0) == "TIMED_OUT"
 
 
-def test_deadline_of_another_clients_job_ends_no_wait(world: World) -> None:
+def test_deadline_of_another_client_does_not_end_a_wait(world: World) -> None:
     holder, worker = world.client(), world.client()
     id = holder.put(ttr=1)
     holder.reserve()

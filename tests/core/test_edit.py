@@ -1,4 +1,4 @@
-"""Jobs that an admin edits, moves or takes from who holds them: what changes, what stays, and who notices."""
+"""Edits and moves of jobs, and forced operations on reserved jobs, by an operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.job import BURIED, DELAYED, NO_KEY, SECOND, Job
+from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job
 from greenstalk_server.core.transitions import SLICE
 from tests.support.world import Actor, DroppedTubes, FullJournal, World, slots
 
@@ -19,7 +19,7 @@ in_each_state = pytest.mark.parametrize("state", STATES)
 
 
 def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
-    """A job of *client*'s tube, an hour of ttr, in *state*; delayed by five seconds if that is it."""
+    """Put a job with a TTR of an hour into the tube of *client*, and bring it into *state*; a delay is five seconds."""
     id = client.put(pri, delay=5 if state == "delayed" else 0, ttr=3600, body=b"body")
     if state == "reserved":
         assert client.reserve_job(id)
@@ -29,15 +29,15 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
     return id
 
 
-def look(job: Job) -> dict[str, object]:
-    """Return the fields of *job*, including those in `cold`."""
+def fields_of(job: Job) -> dict[str, object]:
+    """Return the fields of *job*, those in `cold` included."""
     names = slots(job) + slots(job.cold)
-    plain = {name: getattr(job, name) for name in names if name not in ("key", "tube", "holder", "cold", "size")}
+    plain = {name: getattr(job, name) for name in names if name not in ("tube", "holder", "cold", "size")}
     assert job.size == len(held_body(job))
-    return plain | {"tube": job.tube.name, "holder": job.holder, "is_in_heap": job.key != NO_KEY}
+    return plain | {"tube": job.tube.name, "holder": job.holder}
 
 
-# Every field, in every state
+# Each field in each state
 
 
 @in_each_state
@@ -55,14 +55,14 @@ def look(job: Job) -> dict[str, object]:
 def test_edit_changes_one_field_only(world: World, state: str, field: str, value: Any, stored: int | bytes) -> None:
     client = world.client()
     id = put_in(world, client, state)
-    before = look(world.broker.jobs[id])
+    before = fields_of(world.broker.jobs[id])
     world.advance(1)
     assert world.edit(id, is_forced=True, **{field: value}) == "DONE"
-    after = look(world.broker.jobs[id])
+    after = fields_of(world.broker.jobs[id])
     kind = job_history.MOVED if field == "tube" else job_history.EDITED
     expected = before | {
         field: stored,
-        "events": job_history.add(world_events(before), kind, world.now, job_history.NOBODY),
+        "events": job_history.add(events_in(before), kind, world.now, job_history.NOBODY),
     }
     if state == "ready":
         expected["deadline"] = world.now
@@ -71,14 +71,14 @@ def test_edit_changes_one_field_only(world: World, state: str, field: str, value
     assert after == expected
 
 
-def world_events(shown: dict[str, object]) -> bytes:
-    events = shown["events"]
+def events_in(fields: dict[str, object]) -> bytes:
+    events = fields["events"]
     assert isinstance(events, bytes)
     return events
 
 
 @in_each_state
-def test_all_fields_change_at_once(world: World, state: str) -> None:
+def test_edit_changes_all_fields_together(world: World, state: str) -> None:
     client = world.client()
     id = put_in(world, client, state)
     world.advance(1)
@@ -95,7 +95,7 @@ def test_all_fields_change_at_once(world: World, state: str) -> None:
 
 
 @in_each_state
-def test_counts_stay(world: World, state: str) -> None:
+def test_edit_keeps_the_counters_of_a_job(world: World, state: str) -> None:
     client = world.client()
     id = put_in(world, client, state)
     job = world.broker.jobs[id]
@@ -110,10 +110,10 @@ def test_counts_stay(world: World, state: str) -> None:
 def test_edit_without_fields_is_recorded_and_changes_nothing(world: World, state: str) -> None:
     client = world.client()
     id = put_in(world, client, state)
-    before = look(world.broker.jobs[id])
+    before = fields_of(world.broker.jobs[id])
     assert world.edit(id, is_forced=True) == "DONE"
-    after = look(world.broker.jobs[id])
-    assert job_history.last(world_events(after)).kind == job_history.EDITED
+    after = fields_of(world.broker.jobs[id])
+    assert job_history.last(events_in(after)).kind == job_history.EDITED
     assert after | {"events": b""} == before | {"events": b""}
 
 
@@ -137,10 +137,10 @@ def test_edit_of_an_unknown_job_is_not_found(world: World) -> None:
 def test_edit_of_a_reserved_job_needs_force(world: World) -> None:
     client = world.client()
     id = put_in(world, client, "reserved")
-    job, before = world.broker.jobs[id], look(world.broker.jobs[id])
+    job, before = world.broker.jobs[id], fields_of(world.broker.jobs[id])
     assert world.edit(id, tube=b"other", pri=1, body=b"new") == "HELD"
     assert world.broker.jobs[id] is job
-    assert look(job) == before
+    assert fields_of(job) == before
     assert world.tubes() == [b"default"]
 
 
@@ -150,13 +150,13 @@ def test_edit_without_room_in_the_journal_changes_nothing(world: World, state: s
     id = put_in(world, client, state)
     for _ in range(2):
         put_in(world, client, state)
-    job, before = world.broker.jobs[id], look(world.broker.jobs[id])
+    job, before = world.broker.jobs[id], fields_of(world.broker.jobs[id])
     order = (world.ready(), world.delayed(), world.buried(), client.reserved)
     world.broker.journal = FullJournal()
     assert world.edit(id, tube=b"other", pri=1, delay=9, ttr=1, body=b"new", is_forced=True) == "NO_ROOM"
     assert world.edit(id, body=b"new", is_forced=True) == "NO_ROOM"
     assert world.broker.jobs[id] is job
-    assert look(job) == before
+    assert fields_of(job) == before
     assert (world.ready(), world.delayed(), world.buried(), client.reserved) == order
     assert world.tubes() == [b"default"]
 
@@ -176,8 +176,8 @@ def test_new_priority_moves_the_job_in_the_queue(world: World) -> None:
 
 
 @pytest.mark.parametrize("edit", [{"body": b"new"}, {"pri": 5}, {"ttr": 9}])
-def test_job_with_the_rank_of_a_dead_entry_counts_once(world: World, edit: dict[str, int]) -> None:
-    """A job that leaves from the middle leaves its entry behind, and comes back with an equal one."""
+def test_job_that_returns_to_the_rank_of_its_dead_entry_is_counted_once(world: World, edit: dict[str, int]) -> None:
+    """A job that is removed from the middle leaves a dead entry, and returns with an equal one."""
     client = world.client()
     ids = [client.put(5) for _ in range(5)]
     for id in (ids[2], ids[4], ids[2]):
@@ -188,7 +188,7 @@ def test_job_with_the_rank_of_a_dead_entry_counts_once(world: World, edit: dict[
     assert client.reserve(0) == "TIMED_OUT"
 
 
-def test_job_moved_away_and_back_is_there_once(world: World) -> None:
+def test_job_moved_away_and_back_is_in_the_queue_once(world: World) -> None:
     client = world.client(watch=[b"default", b"other"])
     ids = [client.put(5) for _ in range(4)]
     for _ in range(3):
@@ -200,7 +200,7 @@ def test_job_moved_away_and_back_is_there_once(world: World) -> None:
     assert client.take(4) == ids
 
 
-def test_moved_job_goes_to_a_client_that_waits_there(world: World) -> None:
+def test_moved_job_goes_to_a_client_that_waits_on_the_new_tube(world: World) -> None:
     producer, worker, other = world.client(), world.client(watch=[b"other"]), world.client(watch=[b"other"])
     id = producer.put(body=b"old")
     assert (worker.reserve(), other.reserve()) == ("WAITING", "WAITING")
@@ -211,7 +211,7 @@ def test_moved_job_goes_to_a_client_that_waits_there(world: World) -> None:
     assert world.stats_tube().current_jobs_ready == 0
 
 
-def test_a_job_moved_to_a_paused_tube_waits_for_the_end_of_the_pause(world: World) -> None:
+def test_job_moved_to_a_paused_tube_is_reserved_after_the_pause(world: World) -> None:
     producer, worker = world.client(), world.client(watch=[b"other"])
     id = producer.put()
     worker.pause_tube(b"other", 5)
@@ -231,7 +231,7 @@ def test_job_moved_out_of_a_paused_tube_can_be_reserved(world: World) -> None:
     assert worker.ended == [id]
 
 
-def test_an_edited_job_of_a_paused_tube_is_not_handed_out(world: World) -> None:
+def test_edited_job_of_a_paused_tube_is_not_reserved(world: World) -> None:
     client, worker = world.client(), world.client()
     id = client.put()
     client.pause_tube(b"default", 50)
@@ -241,8 +241,8 @@ def test_an_edited_job_of_a_paused_tube_is_not_handed_out(world: World) -> None:
     assert world.ready() == [id]
 
 
-def test_edited_job_turns_ready_at_the_edit(world: World) -> None:
-    """Its place by age is behind those that were ready before, so nobody takes it for one that has waited long."""
+def test_ready_time_of_an_edited_job_starts_at_the_edit(world: World) -> None:
+    """Jobs that were ready before the edit are older, and the wait time is counted from the edit."""
     client = world.client()
     first, second = client.put(), client.put()
     world.advance(3)
@@ -280,7 +280,7 @@ def test_delay_edited_to_zero_gives_the_job_to_a_waiting_client(world: World) ->
     assert world.stats_job(id).delay == 0
 
 
-def test_a_delayed_job_moves_with_its_deadline(world: World) -> None:
+def test_moved_delayed_job_keeps_its_deadline(world: World) -> None:
     client, worker = world.client(), world.client(watch=[b"other"])
     other = world.broker.put_into(b"other", 7, 2 * SECOND, 60 * SECOND, b"", world.now)
     id = client.put(delay=5)
@@ -307,7 +307,7 @@ def test_delay_has_no_effect_on_buried_and_reserved_jobs(world: World, state: st
 # Buried jobs
 
 
-def test_a_buried_job_keeps_its_place_unless_it_moves(world: World) -> None:
+def test_buried_job_keeps_its_place_unless_it_moves(world: World) -> None:
     client = world.client()
     ids = [put_in(world, client, "buried") for _ in range(3)]
     assert world.edit(ids[0], pri=1, body=b"new") == "DONE"
@@ -346,13 +346,13 @@ def test_tube_is_dropped_when_its_last_job_moves_away(world: World, state: str) 
     assert world.state(id) == state
 
 
-def test_the_default_tube_stays(world: World) -> None:
+def test_default_tube_without_jobs_is_not_dropped(world: World) -> None:
     id = world.broker.put_into(b"default", 7, 0, 60 * SECOND, b"", world.now)
     assert world.edit(id, tube=b"other") == "DONE"
     assert world.tubes() == [b"default", b"other"]
 
 
-# Reserved jobs, forced
+# Forced operations on reserved jobs
 
 
 def test_holder_keeps_an_edited_job_and_its_deadline(world: World) -> None:
@@ -368,9 +368,7 @@ def test_holder_keeps_an_edited_job_and_its_deadline(world: World) -> None:
     assert world.broker.tubes[b"other"].total_timeouts == 1
 
 
-Act = Callable[[Actor, int], bool]
-
-ACTS = {
+COMMANDS = {
     "delete": (Actor.delete, "deleted"),
     "release": (Actor.release, "ready"),
     "bury": (Actor.bury, "buried"),
@@ -378,14 +376,14 @@ ACTS = {
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("tube", [None, b"other"])
-def test_holder_can_finish_an_edited_job(world: World, act: str, tube: bytes | None) -> None:
+def test_holder_can_finish_an_edited_job(world: World, command: str, tube: bytes | None) -> None:
     client = world.client()
     id = put_in(world, client, "reserved")
     assert world.edit(id, tube=tube, body=b"new", is_forced=True) == "DONE"
-    do, state = ACTS[act]
-    assert do(client, id)
+    run, state = COMMANDS[command]
+    assert run(client, id)
     assert world.state(id) == state
     if state != "deleted":
         job = world.broker.jobs[id]
@@ -393,36 +391,36 @@ def test_holder_can_finish_an_edited_job(world: World, act: str, tube: bytes | N
     assert world.tubes() == [b"default", *([tube] if tube and state != "deleted" else [])]
 
 
-TAKES: dict[str, tuple[Callable[[World, int], bool], str]] = {
+FORCED: dict[str, tuple[Callable[[World, int], bool], str]] = {
     "delete_job": (lambda world, id: world.delete_job(id, is_forced=True), "deleted"),
     "release_job": (lambda world, id: world.release_job(id), "ready"),
     "bury_job": (lambda world, id: world.bury_job(id, is_forced=True), "buried"),
 }
 
 
-@pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize("take", TAKES)
-def test_forced_operation_takes_the_job_from_its_holder(world: World, take: str, act: str) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("operation", FORCED)
+def test_forced_operation_takes_the_job_from_its_holder(world: World, operation: str, command: str) -> None:
     client, other = world.client(), world.client(watch=[b"nothing"])
     id = put_in(world, client, "reserved")
-    taken, state = TAKES[take]
-    assert taken(world, id)
+    force, state = FORCED[operation]
+    assert force(world, id)
     assert (world.state(id), client.reserved) == (state, [])
-    if act == "delete" and state != "deleted":  # anybody may
+    if command == "delete" and state != "deleted":  # any client may delete it
         assert client.delete(id)
     else:
-        assert not ACTS[act][0](client, id)
+        assert not COMMANDS[command][0](client, id)
         assert world.state(id) == state
     assert not other.touch(id)
 
 
-@pytest.mark.parametrize("take", TAKES)
-def test_job_taken_from_its_holder_causes_no_deadline_soon_and_no_timeout(world: World, take: str) -> None:
+@pytest.mark.parametrize("operation", FORCED)
+def test_job_taken_from_its_holder_causes_no_deadline_soon_and_no_timeout(world: World, operation: str) -> None:
     client = world.client(watch=[b"nothing"])
     id = client.put(ttr=3)
     assert client.reserve_job(id)
     assert client.reserve(10) == "WAITING"
-    assert TAKES[take][0](world, id)
+    assert FORCED[operation][0](world, id)
     world.advance(5)
     assert client.ended == []
     world.advance(5)
@@ -430,17 +428,17 @@ def test_job_taken_from_its_holder_causes_no_deadline_soon_and_no_timeout(world:
     assert world.stats().job_timeouts == 0
 
 
-@pytest.mark.parametrize("take", TAKES)
-def test_force_is_needed_for_reserved_jobs_only(world: World, take: str) -> None:
+@pytest.mark.parametrize("operation", FORCED)
+def test_force_is_needed_for_reserved_jobs_only(world: World, operation: str) -> None:
     """Jobs that no client holds are deleted and buried without force, and cannot be released."""
     client = world.client()
     id = put_in(world, client, "ready")
-    assert TAKES[take][0](world, id) == (take != "release_job")
-    assert not TAKES[take][0](world, 99)
+    assert FORCED[operation][0](world, id) == (operation != "release_job")
+    assert not FORCED[operation][0](world, 99)
 
 
 @pytest.mark.parametrize("act", ["delete_job", "bury_job"])
-def test_a_reserved_job_is_not_taken_without_force(world: World, act: str) -> None:
+def test_reserved_job_is_not_taken_without_force(world: World, act: str) -> None:
     client = world.client()
     id = put_in(world, client, "reserved")
     assert not getattr(world, act)(id)
@@ -487,7 +485,7 @@ def test_all_jobs_of_a_disconnected_client_can_be_taken(world: World) -> None:
 
 
 def test_soonest_deadline_is_right_after_edits_and_forced_operations(world: World) -> None:
-    """Past some 32 jobs a client keeps them in a heap."""
+    """A client with more than about 32 jobs keeps their deadlines in a heap."""
     client = world.client()
     with world.in_bulk():
         ids = client.take(len([client.put(ttr=100 + number) for number in range(50)]))

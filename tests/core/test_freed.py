@@ -1,6 +1,6 @@
-"""Dropped objects are freed at once, by reference counts alone.
+"""Dropped objects are freed immediately by reference counts.
 
-The server freezes what grows old (see memory), so a cycle that has grown old and is dropped would stay for good.
+The server freezes old objects (see runtime/gc_tuning.py), so an old reference cycle would never be freed.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, ColdState, Job
-from greenstalk_server.core.job_heap import JobHeap
+from greenstalk_server.core.job_index import JobIndex
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.ready_ages import ReadyAges
 from greenstalk_server.core.ready_queue import ReadyQueue
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import MANY_TUBES, TubeSet
 from tests.support.world import START, make_broker
 
 NAMES = [b"tube-%d" % number for number in range(2 * (MANY_TUBES - 1))]
-KINDS = (ReadyAges, Client, Job, JobHeap, ColdState, ReadyQueue, Tube, TubeSet)
+KINDS = (Client, Job, JobIndex, ColdState, ReadyQueue, Tube, TubeSet)
 TTR = 60 * SECOND
 
 
 @pytest.fixture(autouse=True)
 def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("greenstalk_server.core.job.untrack", lambda job: None)  # else we could not count them
+    monkeypatch.setattr("greenstalk_server.core.job.untrack", lambda job: None)  # or get_objects omits jobs
     gc.collect()
     gc.disable()
     yield
@@ -51,11 +50,11 @@ def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
     return id
 
 
-# Operations on each of the tubes that a client uses one after the other
+# Operations on a tube: a client uses several tubes in turn, and runs one operation on each
 
 
 def use(broker: Broker, client: Client) -> None:
-    """Nothing but that."""
+    """Do nothing else."""
 
 
 def put_and_delete(broker: Broker, client: Client) -> None:
@@ -87,14 +86,14 @@ def bury_and_delete(broker: Broker, client: Client) -> None:
     broker.delete(client, id, START)
 
 
-def come_back_behind_a_later_one(broker: Broker, client: Client) -> None:
+def release_behind_a_later_job(broker: Broker, client: Client) -> None:
     first, later = put(broker, client), put(broker, client)
     assert broker.reserve_job(client, first, START) is not None and broker.release(client, first, 0, 0, START)
     broker.delete(client, first, START)
     broker.delete(client, later, START)
 
 
-def move_away(broker: Broker, client: Client) -> None:
+def move_to_another_tube(broker: Broker, client: Client) -> None:
     id = put(broker, client, delay=1000)
     assert broker.edit_job(id, START, tube=b"elsewhere") == EditOutcome.DONE
     broker.delete(client, id, START)
@@ -104,7 +103,7 @@ def pause(broker: Broker, client: Client) -> None:
     broker.pause_tube(client.used.name, 1000 * SECOND, START)
 
 
-def wait_in_vain(broker: Broker, client: Client) -> None:
+def wait_and_cancel(broker: Broker, client: Client) -> None:
     broker.watch(client, client.used.name)
     assert broker.reserve(client, START) is None
     assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
@@ -112,28 +111,28 @@ def wait_in_vain(broker: Broker, client: Client) -> None:
     broker.ignore(client, client.used.name)
 
 
-LIVES = [
+OPERATIONS = [
     use,
     put_and_delete,
     delay_and_delete,
     kick_and_delete,
     reserve_and_delete,
     bury_and_delete,
-    come_back_behind_a_later_one,
-    move_away,
+    release_behind_a_later_job,
+    move_to_another_tube,
     pause,
-    wait_in_vain,
+    wait_and_cancel,
 ]
 
 
-@pytest.mark.parametrize("live", LIVES)
-def test_dropped_tube_and_its_jobs_are_freed(live: Callable[[Broker, Client], None]) -> None:
+@pytest.mark.parametrize("operate", OPERATIONS)
+def test_dropped_tube_and_its_jobs_are_freed(operate: Callable[[Broker, Client], None]) -> None:
     broker = make_broker()
     client = connect(broker)
     before = alive()
     for name in NAMES:
         broker.use(client, name)
-        live(broker, client)
+        operate(broker, client)
     broker.use(client, b"default")
     assert list(broker.tubes) == [b"default"]
     assert alive() == before
@@ -162,7 +161,7 @@ def test_dropped_tube_set_is_freed() -> None:
 
 @pytest.mark.parametrize("count", [1, 2 * (MANY_TUBES - 1)])
 def test_disconnected_client_is_freed(count: int) -> None:
-    """Though it has waited, got a job by that, held others, and its timer was set."""
+    """The client has waited, has got a job from the wait, holds other jobs, and its timer was armed."""
     broker = make_broker()
     before = alive()
     for turn in range(3):

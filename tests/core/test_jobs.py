@@ -1,4 +1,4 @@
-"""The table of jobs against a plain dict, and the walk over all ids while it changes."""
+"""JobTable compared with a plain dict, and iteration over ids while the table changes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def table_of(ids: range) -> JobTable:
     return table
 
 
-PLACES = (1, PAGE - 30, 3 * PAGE, SHARD - 1, SHARD, 5 * SHARD)
+FIRST_IDS = (1, PAGE - 30, 3 * PAGE, SHARD - 1, SHARD, 5 * SHARD)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("share_kept", [0.1, 0.5, 0.9])
-def test_table_behaves_as_a_dict(seed: int, share_kept: float) -> None:
-    """Whether ids come in order or late, stand close or apart."""
+def test_table_behaves_like_a_dict(seed: int, share_kept: float) -> None:
+    """Ids are dense or sparse, and increase or not."""
     random, table, plain = Random(seed), JobTable(), dict[int, Job]()  # noqa: S311
     width = random.choice((40, PAGE, SHARD))
     for step in range(20_000):
-        id = random.choice(PLACES) + random.randrange(width) + (step // 4 if seed % 2 else 0)
+        id = random.choice(FIRST_IDS) + random.randrange(width) + (step // 4 if seed % 2 else 0)
         if id in plain and random.random() > share_kept:
             del table[id], plain[id]
         else:
@@ -77,7 +77,7 @@ def test_empty_table_keeps_no_pages(ids: range) -> None:
         table[id] = job(id)
         table[id + 1] = job(id + 1)
         del table[id], table[id + 1]
-    assert not table._shards and len(table._pages) <= 1  # the page that new ids go to
+    assert not table._shards and len(table._pages) <= 1  # the page for new ids
 
 
 def test_sparse_table_takes_little_memory() -> None:
@@ -90,7 +90,7 @@ def test_sparse_table_takes_little_memory() -> None:
 
 
 def test_dense_late_jobs_take_little_memory() -> None:
-    """As when a journal is read: a copy of an old job stands behind later ones."""
+    """In a journal, a copy of an old job follows later jobs, so recovery adds ids out of order."""
     table = table_of(range(5 * SHARD, 5 * SHARD + 10))
     for id in range(SHARD, 3 * SHARD):
         table[id] = job(id)
@@ -99,12 +99,12 @@ def test_dense_late_jobs_take_little_memory() -> None:
 
 
 def test_iteration_over_ids_survives_changes() -> None:
-    """It has every job that is there all along once, and stops, though jobs are put and deleted between any two."""
+    """It yields each job that exists throughout exactly once, and ends, although jobs are put and deleted."""
     table, seen, last = table_of(range(1, 3 * SHARD)), [], 3 * SHARD
     for id in table.ids_above(0):
         seen.append(id)
         table.pop(id - 1, None)
         table.pop(last - 2 * id, None)
         table[last + id] = job(last + id)
-    stayed = {id for id in range(1, 3 * SHARD) if id in table}
-    assert stayed <= set(seen) and len(seen) == len(set(seen)) and len(seen) < 4 * SHARD
+    present = {id for id in range(1, 3 * SHARD) if id in table}
+    assert present <= set(seen) and len(seen) == len(set(seen)) and len(seen) < 4 * SHARD

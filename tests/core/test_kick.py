@@ -1,4 +1,4 @@
-"""Kick: how many, of which state, a slice at a time."""
+"""Kick: number, state and tube of the kicked jobs, and the limit per call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_kick_moves_up_to_its_bound(world: World, state: int, present: int, boun
     assert (world.buried() or world.delayed()) == ids[kicked:]
 
 
-def test_kick_moves_a_slice_at_most(world: World) -> None:
+def test_kick_moves_at_most_a_slice_per_call(world: World) -> None:
     client = world.client()
     with world.in_bulk():
         for _ in range(2 * SLICE + 1):
@@ -55,15 +55,15 @@ def test_kick_moves_only_jobs_of_the_used_tube(world: World) -> None:
     assert client.kick(BURIED, 1) == 1
 
 
-def test_kicks_are_counted_per_job_and_exclude_ended_delays(world: World) -> None:
+def test_kicks_of_a_job_do_not_count_the_end_of_its_delay(world: World) -> None:
     client = world.client()
-    kicked, waited = client.put(delay=5), client.put(delay=6)
+    kicked, delayed = client.put(delay=5), client.put(delay=6)
     client.kick(DELAYED, 1)
     world.advance(6)
-    assert [world.stats_job(id).kicks for id in (kicked, waited)] == [1, 0]
+    assert [world.stats_job(id).kicks for id in (kicked, delayed)] == [1, 0]
 
 
-def test_a_kicked_job_keeps_the_delay_it_was_put_with(world: World) -> None:
+def test_kicked_job_keeps_the_delay_of_its_put(world: World) -> None:
     client = world.client()
     id = client.put(delay=5)
     client.kick_job(id)

@@ -30,7 +30,7 @@ def packed(events: list[Event]) -> bytes:
 
 
 def events_of(world: World, id: int) -> list[tuple[str, float, int]]:
-    """The events of job *id*: kind, seconds since the start, client."""
+    """Return the events of job *id*: kind, seconds since START, number of the client."""
     events = job_history.unpack(world.broker.jobs[id].events)
     return [(job_history.KINDS[event.kind], (event.at - START) / 10**9, event.client) for event in events]
 
@@ -39,7 +39,7 @@ def events_of(world: World, id: int) -> list[tuple[str, float, int]]:
 
 
 @given(EVENTS)
-def test_the_newest_events_are_kept(events: list[Event]) -> None:
+def test_newest_events_are_kept(events: list[Event]) -> None:
     found = packed(events)
     assert job_history.unpack(found) == events[-job_history.MAX_EVENTS :]
     assert len(found) in job_history.SIZES
@@ -70,10 +70,10 @@ def test_new_job_has_no_events() -> None:
     assert not job_history.is_reserved(b"")
 
 
-# What is noted
+# Recorded events
 
 
-def test_job_that_is_put_reserved_touched_and_deleted_has_no_events(world: World) -> None:
+def test_put_reserve_touch_and_delete_record_no_event(world: World) -> None:
     client = world.client()
     id = client.put(delay=1)
     world.advance(1)
@@ -153,7 +153,7 @@ def test_operations_of_an_operator_are_recorded(world: World) -> None:
     ]
 
 
-def test_edit_of_a_reserved_job_precedes_the_end_of_the_reservation(world: World) -> None:
+def test_edit_of_a_reserved_job_is_recorded_before_its_reservation(world: World) -> None:
     client = world.client()
     id = client.put()
     client.reserve()
@@ -186,7 +186,7 @@ def test_oldest_events_are_dropped(world: World) -> None:
 
 
 @pytest.mark.parametrize("connected", [0, 5])
-def test_clients_are_numbered_as_they_connect(world: World, connected: int) -> None:
+def test_clients_are_numbered_in_the_order_of_connection(world: World, connected: int) -> None:
     for _ in range(connected):
         world.client().disconnect()
     assert [world.client().client.number for _ in range(3)] == [connected + 1, connected + 2, connected + 3]

@@ -1,4 +1,4 @@
-"""Any sequence of commands and time: the broker and a plain model of it agree after every step."""
+"""Random commands and delays: the broker and a plain model of it agree after each step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from unittest.mock import patch
 
+import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -34,15 +35,15 @@ TIMEOUTS = st.sampled_from([None, None, 0, 1, 4])
 PAUSES = st.sampled_from([0, 1, 5])
 MAYBE = st.booleans()
 PICKS = st.integers(0, 2**16)
-"""A number that picks one of whatever there is to pick from."""
+"""Numbers that select one of the available clients or jobs."""
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """Commands of clients that do not wait; waits that are cancelled, connections that break, and time.
+    """Commands of clients, cancelled waits, disconnects, operations of an operator, and time.
 
-    One client at least does not wait, so that there is always something to do. No two commands happen in one instant
-    and no two jobs have the same time to run, so hardly ever do two things fall due at once, which would leave open
-    what happens; then the example is given up.
+    At least one client does not wait, so that commands are always possible. All commands run at different times, and
+    all jobs have different TTRs, so two events are rarely due at the same time. Their order would be undefined, so
+    such an example is abandoned.
     """
 
     def __init__(self) -> None:
@@ -53,14 +54,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.connected = 0
         self.commands = 0
 
-    # Picking
+    # Selection
 
-    def begin(self) -> None:
-        """Let a moment pass before a command, a different one each time."""
+    def begin_command(self) -> None:
+        """Advance the time before a command, by a different duration each time."""
         self.commands += 1
-        self.let_pass(1000 * self.commands)
+        self.advance_by(1000 * self.commands)
 
-    def let_pass(self, nanoseconds: int) -> None:
+    def advance_by(self, nanoseconds: int) -> None:
         until = self.world.now + nanoseconds
         try:
             self.model.advance_to(until)
@@ -72,7 +73,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return [number for number in self.actors if number not in self.model.waiting]
 
     def held(self) -> list[tuple[int, int]]:
-        """Clients that do not wait, and jobs that they hold."""
+        """Return the reserved jobs of clients that do not wait: number of the client, id."""
         return [(number, job.id) for number in self.idle() for job in self.model.clients[number].reserved]
 
     def pick_idle(self, pick: int) -> tuple[int, Actor]:
@@ -81,14 +82,14 @@ class BrokerMachine(RuleBasedStateMachine):
         return number, self.actors[number]
 
     def pick_job(self, pick: int, states: set[str]) -> int:
-        """A job in one of *states*; now and then any job, or one that is not there."""
+        """Return a job in one of *states*; sometimes any job, or an unknown id."""
         fitting = [job.id for job in self.model.jobs.values() if job.state in states]
         if pick % 8 == 7 or not fitting:
             fitting = [*self.model.jobs, 10**6]
         return fitting[pick // 8 % len(fitting)]
 
     def pick_held(self, pick: int) -> tuple[int, Actor, int]:
-        """A client and a job that it holds; now and then any of either."""
+        """Return a client and a job that it holds; sometimes any client and any job."""
         held = self.held()
         if pick % 8 == 7 or not held:
             return *self.pick_idle(pick // 8), self.pick_job(pick // 8, {"reserved"})
@@ -115,7 +116,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.actors) > 2)
     @rule(pick=PICKS)
     def disconnect(self, pick: int) -> None:
-        self.begin()
+        self.begin_command()
         numbers = [number for number in self.actors if [number] != self.idle()]
         number = numbers[pick % len(numbers)]
         self.model.disconnect(number)
@@ -144,7 +145,7 @@ class BrokerMachine(RuleBasedStateMachine):
         number, actor = self.pick_idle(pick)
         self.use(pick, tube)
         for pri, delay, ttr in jobs:
-            self.begin()
+            self.begin_command()
             distinct = ttr + self.world.broker.next_id / SECOND
             id = actor.put(pri, delay, distinct)
             self.model.put(number, id, pri, delay * SECOND, round(distinct * SECOND))
@@ -152,13 +153,13 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.idle()) > 1)
     @rule(pick=PICKS, timeout=TIMEOUTS)
     def reserve(self, pick: int, timeout: int | None) -> None:
-        self.begin()
+        self.begin_command()
         self.reserve_as(self.pick_idle(pick)[0], timeout)
 
     @precondition(lambda self: self.held() and len(self.idle()) > 1)
     @rule(pick=PICKS, timeout=TIMEOUTS)
     def reserve_one_more(self, pick: int, timeout: int | None) -> None:
-        self.begin()
+        self.begin_command()
         self.reserve_as(self.pick_held(pick)[0], timeout)
 
     def reserve_as(self, number: int, timeout: int | None) -> None:
@@ -174,7 +175,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS, job=PICKS)
     def reserve_job(self, pick: int, job: int) -> None:
-        self.begin()
+        self.begin_command()
         number, actor = self.pick_idle(pick)
         id = self.pick_job(job, {"ready", "delayed", "buried"})
         assert actor.reserve_job(id) == self.model.reserve_job(number, id)
@@ -188,7 +189,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.held()))
     @rule(pick=PICKS, pri=PRIS, delay=DELAYS)
     def release(self, pick: int, pri: int, delay: int) -> None:
-        self.begin()
+        self.begin_command()
         number, actor, id = self.pick_held(pick)
         assert actor.release(id, pri, delay) == self.model.release(number, id, pri, delay * SECOND)
 
@@ -207,26 +208,26 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.held()))
     @rule(pick=PICKS)
     def touch(self, pick: int) -> None:
-        self.begin()
+        self.begin_command()
         number, actor, id = self.pick_held(pick)
         assert actor.touch(id) == self.model.touch(number, id)
 
     @rule(pick=PICKS, state=st.sampled_from(["buried", "delayed"]), bound=st.sampled_from([0, 1, 2, 2**32 - 1]))
     def kick(self, pick: int, state: str, bound: int) -> None:
-        self.begin()
+        self.begin_command()
         number, actor = self.pick_idle(pick)
         assert actor.kick(BURIED if state == "buried" else DELAYED, bound) == self.model.kick(number, state, bound)
 
     @rule(pick=PICKS, job=PICKS)
     def kick_job(self, pick: int, job: int) -> None:
-        self.begin()
+        self.begin_command()
         _, actor = self.pick_idle(pick)
         id = self.pick_job(job, {"delayed", "buried"})
         assert actor.kick_job(id) == self.model.kick_job(id)
 
     @rule(pick=PICKS, tube=TUBES, delay=PAUSES)
     def pause_tube(self, pick: int, tube: str, delay: int) -> None:
-        self.begin()
+        self.begin_command()
         _, actor = self.pick_idle(pick)
         assert actor.pause_tube(tube.encode(), delay) == self.model.pause_tube(tube, delay * SECOND)
 
@@ -234,7 +235,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(job=PICKS, tube=st.none() | TUBES, pri=st.none() | PRIS, delay=st.none() | DELAYS, ttr=st.none() | TTRS)
     def edit_job(self, job: int, tube: str | None, pri: int | None, delay: int | None, ttr: int | None) -> None:
-        self.begin()
+        self.begin_command()
         id = self.pick_job(job, {"ready", "delayed", "buried", "reserved"})
         distinct = None if ttr is None else ttr + self.commands / SECOND
         expected = self.model.edit_job(
@@ -250,19 +251,19 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(job=PICKS, is_forced=MAYBE)
     def bury_job(self, job: int, is_forced: bool) -> None:
-        self.begin()
+        self.begin_command()
         id = self.pick_job(job, {"ready", "delayed", "reserved"})
         assert self.world.bury_job(id, is_forced) == self.model.bury_job(id, is_forced)
 
     @rule(job=PICKS)
     def release_job(self, job: int) -> None:
-        self.begin()
+        self.begin_command()
         id = self.pick_job(job, {"reserved"})
         assert self.world.release_job(id) == self.model.release_job(id)
 
     @rule(job=PICKS, is_forced=MAYBE)
     def delete_job(self, job: int, is_forced: bool) -> None:
-        self.begin()
+        self.begin_command()
         id = self.pick_job(job, {"reserved"})
         assert self.world.delete_job(id, is_forced) == self.model.delete_job(id, is_forced)
 
@@ -270,9 +271,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 1, 2, 4, 40]))
     def advance(self, seconds: float) -> None:
-        self.let_pass(round(seconds * SECOND))
+        self.advance_by(round(seconds * SECOND))
 
-    # Agreement
+    # Comparison
 
     @invariant()
     def broker_keeps_its_own_invariants(self) -> None:
@@ -302,7 +303,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for name in self.model.tubes():
             tube, counted = self.world.broker.tubes[name.encode()], self.model.counts(name)
             oldest, expected = tube.oldest_ready(), self.model.oldest_ready(name)
-            assert (oldest and oldest.deadline) == (expected and expected.since)  # of several, any
+            assert (oldest and oldest.deadline) == (expected and expected.since)  # any of several
             assert {key: getattr(tube, key) for key in COUNTED} == {key: counted.counts[key] for key in COUNTED}
             assert (tube.wait_time, tube.run_time) == (sum(counted.waits), sum(counted.runs))
             assert tube.waits == Counter(wait.bit_length() for wait in counted.waits)
@@ -325,9 +326,9 @@ class BrokerMachine(RuleBasedStateMachine):
             events = job_history.unpack(self.world.broker.jobs[id].events)
             assert [(event.at, job_history.KINDS[event.kind], event.client) for event in events] == job.events
             stats = asdict(self.world.stats_job(id))
-            runs_out = job.state in ("reserved", "delayed")
+            has_deadline = job.state in ("reserved", "delayed")
             expected = asdict(job) | {
-                "time_left": self.model.seconds_to(job.deadline) if runs_out else 0,
+                "time_left": self.model.seconds_to(job.deadline) if has_deadline else 0,
                 "delay": job.delay // SECOND,
                 "ttr": job.ttr // SECOND,
             }
@@ -338,7 +339,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert (server.total_jobs, server.job_timeouts) == (self.model.total_jobs, self.model.job_timeouts)
 
     def teardown(self) -> None:
-        """When all have gone and all delays and pauses have ended, every job not buried is ready."""
+        """Disconnect all clients and end all delays and pauses: every job that is not buried is ready."""
         for number, actor in self.actors.items():
             self.model.disconnect(number)
             actor.disconnect()
@@ -356,8 +357,9 @@ class TestBroker(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
+@pytest.mark.pure
 class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc, valid-type]
-    """Clients share tube sets. The compiled build inlines MANY_TUBES, so there the test repeats the one above."""
+    """Clients share tube sets. The compiled build inlines MANY_TUBES."""
 
     settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
@@ -367,8 +369,9 @@ class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc,
         self.addCleanup(patched.stop)
 
 
+@pytest.mark.pure
 class TestBrokerWithOneTubeSet(TestBrokerWithTubeSetsOfTwo):
-    """There is one tube set. Other clients that watch two tubes look at each, and wait in each."""
+    """There is only one tube set. Other clients that watch two tubes search each of them, and wait in each."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -11,13 +11,13 @@ from greenstalk_server.core.transitions import SLICE
 from tests.support.world import World
 
 
-def test_ready_jobs_go_by_priority_and_then_by_id(world: World) -> None:
+def test_ready_jobs_are_ordered_by_priority_then_id(world: World) -> None:
     client = world.client()
     late, urgent, later, least = client.put(pri=5), client.put(pri=0), client.put(pri=5), client.put(pri=2**32 - 1)
     assert client.take(4) == [urgent, late, later, least]
 
 
-def test_every_order_of_arrival_gives_the_same_order_of_priority(world: World) -> None:
+def test_order_of_arrival_does_not_change_the_order_of_priority(world: World) -> None:
     client = world.client()
     for pris in itertools.permutations(range(4)):
         by_pri = {pri: client.put(pri) for pri in pris}
@@ -50,14 +50,14 @@ def test_reserve_ignores_tubes_that_are_not_watched(world: World) -> None:
     assert worker.reserve(0) == 1
 
 
-@pytest.mark.parametrize("way", ["release", "kick", "kick-job", "timeout", "disconnect", "delay"])
-def test_returned_job_regains_its_place(world: World, way: str) -> None:
-    """Its old place, not the tail."""
+@pytest.mark.parametrize("returned_by", ["release", "kick", "kick-job", "timeout", "disconnect", "delay"])
+def test_returned_job_is_ordered_by_its_id(world: World, returned_by: str) -> None:
+    """It does not go to the end of the queue."""
     producer, worker = world.client(), world.client()
     first = producer.put(ttr=5)
     assert worker.reserve() == first
     second = producer.put()
-    match way:
+    match returned_by:
         case "release":
             worker.release(first)
         case "kick":
@@ -76,7 +76,7 @@ def test_returned_job_regains_its_place(world: World, way: str) -> None:
     assert world.ready() == [first, second]
 
 
-def test_release_and_bury_give_a_new_priority(world: World) -> None:
+def test_release_and_bury_set_a_new_priority(world: World) -> None:
     client = world.client()
     a, b, c = client.put(1), client.put(2), client.put(3)
     assert client.take(3) == [a, b, c]
@@ -87,7 +87,7 @@ def test_release_and_bury_give_a_new_priority(world: World) -> None:
     assert world.ready() == [c, b, a]
 
 
-def test_delayed_jobs_go_by_deadline_and_then_by_id(world: World) -> None:
+def test_delayed_jobs_are_ordered_by_deadline_then_id(world: World) -> None:
     client = world.client()
     slow, quick, quick_too = client.put(delay=9), client.put(delay=2), client.put(delay=2)
     assert world.delayed() == [quick, quick_too, slow]
@@ -104,7 +104,7 @@ def test_delayed_jobs_are_kicked_by_deadline_and_not_by_priority(world: World) -
     assert world.delayed() == [slow]
 
 
-def test_first_buried_is_first_kicked_and_first_peeked(world: World) -> None:
+def test_first_buried_job_is_kicked_and_peeked_first(world: World) -> None:
     client = world.client()
     a, b, c = client.put(), client.put(), client.put()
     assert client.take(3) == [a, b, c]
@@ -118,7 +118,7 @@ def test_first_buried_is_first_kicked_and_first_peeked(world: World) -> None:
     assert world.ready() == [b, c]
 
 
-def test_a_job_buried_again_goes_to_the_end(world: World) -> None:
+def test_job_buried_again_is_last(world: World) -> None:
     client = world.client()
     for id in (client.put(), client.put()):
         client.reserve()
@@ -128,7 +128,7 @@ def test_a_job_buried_again_goes_to_the_end(world: World) -> None:
     assert world.buried() == [2, 1]
 
 
-def test_job_reserved_from_the_middle_and_released_is_in_one_place(world: World) -> None:
+def test_released_job_is_in_the_queue_once(world: World) -> None:
     client = world.client()
     ids = [client.put(pri=10) for _ in range(5)]
     for pri in (3, 10, 3, 20, 10):
@@ -141,7 +141,7 @@ def test_job_reserved_from_the_middle_and_released_is_in_one_place(world: World)
     assert client.reserve(0) == "TIMED_OUT"
 
 
-def test_a_disconnected_clients_jobs_are_offered_in_the_order_it_reserved_them(world: World) -> None:
+def test_jobs_of_a_disconnected_client_are_handed_out_in_the_order_of_reservation(world: World) -> None:
     producer, holder = world.client(), world.client()
     least, middle, most = producer.put(pri=3), producer.put(pri=2), producer.put(pri=1)
     for id in (middle, least, most):

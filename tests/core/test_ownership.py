@@ -1,4 +1,4 @@
-"""Operations on jobs by state and holder."""
+"""The operations that are allowed on a job, by its state and holder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALLOWED = {
     "buried": {"delete", "reserve-job", "kick-job"},
     "reserved by me": {"delete", "release", "bury", "touch"},
     "reserved by another": set(),
-    "reserved by one gone": {"delete", "reserve-job"},
+    "reserved by a disconnected client": {"delete", "reserve-job"},
     "timed out": {"delete", "reserve-job"},
     "deleted": set(),
     "never put": set(),
@@ -32,7 +32,7 @@ ALLOWED = {
 
 
 def prepare(world: World, me: Actor, situation: str) -> int:
-    """A job in the tube `elsewhere`, which *me* neither uses nor watches, in *situation*; return its id."""
+    """Put a job into the tube `elsewhere`, which *me* neither uses nor watches, in *situation*; return its id."""
     other = world.client(use=b"elsewhere", watch=[b"elsewhere"])
     if situation == "never put":
         return 99
@@ -43,7 +43,7 @@ def prepare(world: World, me: Actor, situation: str) -> int:
             other.bury(id)
         case "reserved by another":
             other.reserve()
-        case "reserved by one gone":
+        case "reserved by a disconnected client":
             other.reserve()
             other.disconnect()
         case "reserved by me":
@@ -85,7 +85,7 @@ def test_reserve_job_takes_from_a_paused_tube(world: World, situation: str) -> N
     assert me.reserved == [id]
 
 
-def test_reserve_job_inside_the_safety_margin_is_served(world: World) -> None:
+def test_reserve_job_inside_the_safety_margin_gets_the_job(world: World) -> None:
     me = world.client()
     me.put(ttr=1)
     other = me.put()
@@ -93,7 +93,7 @@ def test_reserve_job_inside_the_safety_margin_is_served(world: World) -> None:
     assert me.reserve_job(other)
 
 
-def test_a_delayed_job_reserved_by_id_does_not_turn_ready_when_its_delay_ends(world: World) -> None:
+def test_delayed_job_reserved_by_id_stays_reserved_when_its_delay_ends(world: World) -> None:
     me = world.client()
     id = me.put(delay=2, ttr=60)
     me.reserve_job(id)
@@ -115,7 +115,7 @@ def test_ids_increase_and_are_never_reused(world: World) -> None:
     assert (first, third, client.put()) == (1, 3, 4)
 
 
-def test_invariants_hold_when_clients_leave_while_the_server_stops() -> None:
+def test_invariants_hold_when_clients_disconnect_while_the_server_stops() -> None:
     broker = make_broker()
     worker = broker.connect(lambda: None)
     broker.watch(worker, b"mail")

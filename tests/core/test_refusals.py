@@ -42,7 +42,7 @@ def test_put_into_a_tube_beyond_the_limit_of_tubes_is_refused(world: World) -> N
 
 
 def test_put_without_memory_is_refused_and_counts_no_limit(world: World) -> None:
-    world.broker.bodies = Bodies(JOB_COST + BODY_COST + len(BODY), can_let_go=False)
+    world.broker.bodies = Bodies(JOB_COST + BODY_COST + len(BODY), can_evict=False)
     assert put(world) == 1
     assert put(world) == Refusal.MEMORY
     assert not any(world.broker.limit_counters.counts().values())
@@ -64,9 +64,9 @@ def test_watch_returns_the_limit_that_refused_it(world: World) -> None:
     assert client.watch(b"first") == 2
 
 
-def test_asking_for_room_changes_nothing() -> None:
-    """The pages of the dashboard ask; only a put may end `is_exhausted`."""
-    bodies = Bodies(10_000, can_let_go=True)
+def test_query_for_room_changes_nothing() -> None:
+    """The dashboard queries for room. Only a put may reset `is_exhausted`."""
+    bodies = Bodies(10_000, can_evict=True)
     bodies.is_exhausted = True
     assert bodies.has_room(0) and bodies.is_exhausted
     assert bodies.admit(0) and not bodies.is_exhausted

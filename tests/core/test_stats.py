@@ -1,4 +1,4 @@
-"""Counters and snapshots equal what has happened."""
+"""Counters and gauges in the stats of the server, tubes and jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from greenstalk_server.core.job import URGENT_BELOW
 from tests.support.world import START, FullJournal, World
 
 
-def test_jobs_are_counted_per_state_and_urgent_ones_are_ready_ones(world: World) -> None:
+def test_jobs_are_counted_by_state_and_only_ready_jobs_are_urgent(world: World) -> None:
     client = world.client(use=b"a", watch=[b"a"])
     for pri in (0, URGENT_BELOW - 1, URGENT_BELOW, URGENT_BELOW):
         client.put(pri)
@@ -76,7 +76,7 @@ def test_disconnect_increments_no_counter_of_a_job(world: World) -> None:
     assert world.stats().job_timeouts == 0
 
 
-def test_only_successful_deletes_count_for_the_tube(world: World) -> None:
+def test_tube_counts_only_successful_deletes(world: World) -> None:
     client, other = world.client(), world.client()
     client.put()
     client.put()
@@ -87,14 +87,14 @@ def test_only_successful_deletes_count_for_the_tube(world: World) -> None:
     assert world.stats_tube().cmd_delete == 1
 
 
-def test_pauses_count_for_the_tube(world: World) -> None:
+def test_tube_counts_its_pauses(world: World) -> None:
     client = world.client()
     for delay in (5, 0, 5):
         client.pause_tube(b"default", delay)
     assert world.stats_tube().cmd_pause_tube == 3
 
 
-def test_producers_and_workers_count_while_connected(world: World) -> None:
+def test_producers_and_workers_are_counted_while_connected(world: World) -> None:
     client, other = world.client(), world.client()
     for _ in range(2):
         world.broker.note_producer(client.client)
@@ -122,7 +122,7 @@ def test_drain_is_shown_in_stats(world: World) -> None:
     assert world.stats().draining
 
 
-def test_a_journal_without_room_refuses_the_put_and_changes_nothing(world: World) -> None:
+def test_put_refused_by_the_journal_changes_nothing(world: World) -> None:
     client = world.client()
     world.broker.journal = FullJournal()
     id = world.broker.allocate_id()

@@ -1,11 +1,11 @@
-"""Timers: each target is called on once, at the soonest time it was armed for."""
+"""Timers: each target is due once, at the soonest time for which it was armed."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.timers import SLACK, Timers
+from greenstalk_server.core.timers import SWEEP_SLACK, Timers
 
 
 class Target:
@@ -21,7 +21,7 @@ def pop_all(timers: Timers, now: int) -> list[Target]:
     return popped
 
 
-def test_targets_come_due_soonest_first() -> None:
+def test_targets_are_due_in_the_order_of_time() -> None:
     timers, targets = Timers(), [Target() for _ in range(3)]
     for target, when in zip(targets, (30, 10, 20), strict=True):
         timers.arm(target, when)
@@ -83,22 +83,22 @@ def test_target_armed_when_returned_is_returned_again() -> None:
     assert pop_all(timers, 10) == [target]
 
 
-def test_dead_entries_are_bounded_however_often_a_target_is_armed() -> None:
+def test_dead_entries_are_bounded_when_a_target_is_armed_often() -> None:
     timers, target, other = Timers(), Target(), Target()
     timers.arm(other, 1)
     for when in range(10_000, 1, -1):
         timers.arm(target, when)
-        assert len(timers._entries) <= 2 * 2 + SLACK + 1
+        assert len(timers._entries) <= 2 * 2 + SWEEP_SLACK + 1
     for when in range(2, 10_000):
         timers.disarm(target)
         timers.arm(target, when)
-        assert len(timers._entries) <= 2 * 2 + SLACK + 1
+        assert len(timers._entries) <= 2 * 2 + SWEEP_SLACK + 1
     assert pop_all(timers, 10_000) == [other, target]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20) | st.none()), max_size=200))
-def test_any_arming_agrees_with_a_table(steps: list[tuple[int, int | None]]) -> None:
-    """A step arms a target for a time, or disarms it; the fifth target's time is when the due are called on."""
+def test_any_sequence_of_operations_agrees_with_a_table(steps: list[tuple[int, int | None]]) -> None:
+    """A step arms a target for a time, or disarms it. For number 4 it pops the targets that are due at that time."""
     timers, targets, table = Timers(), [Target() for _ in range(5)], dict[Target, int]()
     for number, when in steps:
         target = targets[number]

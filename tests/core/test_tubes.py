@@ -1,4 +1,4 @@
-"""Tubes: when they come and go, watching and using them, pausing them."""
+"""Tubes: creation, drop, use, watch, ignore and pause."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.world import World
 INSTANT = 1 / SECOND
 
 
-def test_only_default_exists_at_first_and_always(world: World) -> None:
+def test_default_tube_always_exists(world: World) -> None:
     assert world.tubes() == [b"default"]
     client = world.client(use=b"a", watch=[b"a"])
     assert world.tubes() == [b"default", b"a"]
@@ -68,14 +68,14 @@ def test_using_the_used_tube_again_keeps_it(world: World) -> None:
     assert world.stats_tube(b"a").pause == 60
 
 
-def test_a_job_stays_in_its_tube_when_its_producer_uses_another(world: World) -> None:
+def test_job_stays_in_its_tube_when_its_producer_uses_another(world: World) -> None:
     client = world.client(use=b"a")
     client.put()
     client.use(b"b")
     assert world.ready(b"a") == [1]
 
 
-def test_tube_of_a_disconnected_clients_reserved_job_exists(world: World) -> None:
+def test_tube_with_a_job_of_a_disconnected_client_exists(world: World) -> None:
     client = world.client(use=b"a", watch=[b"a"])
     id = client.put()
     client.reserve()
@@ -83,26 +83,26 @@ def test_tube_of_a_disconnected_clients_reserved_job_exists(world: World) -> Non
     assert world.ready(b"a") == [id]
 
 
-def test_watching_twice_counts_once(world: World) -> None:
+def test_watching_a_tube_twice_counts_once(world: World) -> None:
     client = world.client()
     assert client.watch(b"a") == 2
     assert client.watch(b"a") == 2
     assert client.ignore(b"a") == 1
 
 
-def test_ignoring_a_tube_not_watched_changes_nothing(world: World) -> None:
+def test_ignoring_an_unwatched_tube_changes_nothing(world: World) -> None:
     client = world.client()
     assert client.ignore(b"missing") == 1
     assert world.tubes() == [b"default"]
 
 
-def test_the_only_watched_tube_is_not_ignored(world: World) -> None:
+def test_only_watched_tube_cannot_be_ignored(world: World) -> None:
     client = world.client()
     assert client.ignore(b"default") == 0
     assert list(client.client.watched) == [b"default"]
 
 
-def test_using_and_watching_are_counted(world: World) -> None:
+def test_tube_counts_the_clients_that_use_and_watch_it(world: World) -> None:
     client, other = world.client(use=b"a", watch=[b"a", b"b"]), world.client(watch=[b"default", b"b"])
     counted = [(stats.current_using, stats.current_watching) for stats in map(world.stats_tube, world.tubes())]
     assert (world.tubes(), counted) == ([b"default", b"a", b"b"], [(1, 1), (1, 1), (0, 2)])
@@ -114,7 +114,7 @@ def test_using_and_watching_are_counted(world: World) -> None:
 # Pause
 
 
-def test_a_paused_tube_gives_nothing_until_the_pause_ends(world: World) -> None:
+def test_paused_tube_gives_no_job_until_the_pause_ends(world: World) -> None:
     client = world.client()
     id = client.put()
     assert client.pause_tube(b"default", 5)
@@ -125,7 +125,7 @@ def test_a_paused_tube_gives_nothing_until_the_pause_ends(world: World) -> None:
     assert client.reserve(0) == id
 
 
-def test_the_end_of_a_pause_serves_those_who_wait_in_order(world: World) -> None:
+def test_end_of_a_pause_serves_waiting_clients_in_order(world: World) -> None:
     producer, first, second, third = (world.client() for _ in range(4))
     producer.pause_tube(b"default", 5)
     first.reserve()
@@ -137,7 +137,7 @@ def test_the_end_of_a_pause_serves_those_who_wait_in_order(world: World) -> None
     assert (first.ended, second.ended, third.ended) == ([early], [late], ["TIMED_OUT"])
 
 
-def test_pausing_for_zero_ends_a_pause_at_once_and_serves_those_who_wait(world: World) -> None:
+def test_pause_of_zero_ends_the_pause_and_serves_waiting_clients(world: World) -> None:
     producer, worker = world.client(), world.client()
     producer.pause_tube(b"default", 5)
     worker.reserve()
@@ -148,7 +148,7 @@ def test_pausing_for_zero_ends_a_pause_at_once_and_serves_those_who_wait(world: 
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 20), (20, 5)])
-def test_a_new_pause_replaces_the_old_one(world: World, first: float, second: float) -> None:
+def test_new_pause_replaces_the_old_one(world: World, first: float, second: float) -> None:
     client = world.client()
     id = client.put()
     client.pause_tube(b"default", first)
@@ -161,7 +161,7 @@ def test_a_new_pause_replaces_the_old_one(world: World, first: float, second: fl
     assert client.ended == [id]
 
 
-def test_pause_time_left_is_cut_to_whole_seconds(world: World) -> None:
+def test_pause_time_left_is_rounded_down_to_seconds(world: World) -> None:
     world.client().pause_tube(b"default", 5)
     for seconds, left in ((0.5, 4), (1, 3), (3, 0)):
         world.advance(seconds)
@@ -170,7 +170,7 @@ def test_pause_time_left_is_cut_to_whole_seconds(world: World) -> None:
     assert (world.stats_tube().pause, world.stats_tube().pause_time_left) == (0, 0)
 
 
-def test_other_tubes_go_on_when_one_is_paused(world: World) -> None:
+def test_pause_does_not_affect_other_tubes(world: World) -> None:
     producer, worker = world.client(), world.client(watch=[b"a", b"b"])
     for name, pri in ((b"a", 0), (b"b", 9)):
         producer.use(name)
@@ -180,7 +180,7 @@ def test_other_tubes_go_on_when_one_is_paused(world: World) -> None:
 
 
 @pytest.mark.parametrize("operation", ["put", "release", "kick", "timeout", "delay"])
-def test_jobs_that_turn_ready_in_a_paused_tube_are_not_handed_out(world: World, operation: str) -> None:
+def test_job_that_becomes_ready_in_a_paused_tube_is_not_reserved(world: World, operation: str) -> None:
     holder, worker = world.client(), world.client()
     id = holder.put(ttr=5, delay=5 if operation == "delay" else 0)
     if operation in ("release", "kick", "timeout"):
@@ -199,7 +199,7 @@ def test_jobs_that_turn_ready_in_a_paused_tube_are_not_handed_out(world: World, 
     assert worker.is_waiting
 
 
-def test_delays_and_times_to_run_go_on_during_a_pause(world: World) -> None:
+def test_delays_and_ttrs_run_during_a_pause(world: World) -> None:
     client = world.client()
     delayed, reserved = client.put(delay=5), client.put(ttr=5)
     client.reserve()
@@ -208,19 +208,19 @@ def test_delays_and_times_to_run_go_on_during_a_pause(world: World) -> None:
     assert world.ready() == [delayed, reserved]
 
 
-def test_pausing_a_missing_tube_finds_nothing(world: World) -> None:
+def test_pausing_a_missing_tube_is_refused(world: World) -> None:
     assert not world.client().pause_tube(b"missing", 5)
     assert world.tubes() == [b"default"]
 
 
-def test_a_client_that_watches_many_tubes_leaves_them_slice_by_slice(world: World) -> None:
+def test_tubes_of_a_disconnected_client_are_dropped_slice_by_slice(world: World) -> None:
     client = world.client()
     with world.in_bulk():
         for number in range(3 * SLICE):
             client.watch(b"tube-%d" % number)
     client.disconnect()
     world.broker.check()
-    assert len(world.broker.tubes) == 2 * SLICE + 2  # `default` was one of those left at once
+    assert len(world.broker.tubes) == 2 * SLICE + 2  # `default` is in the first slice
     ticks = 0
     while len(world.broker.tubes) > 1:
         world.broker.tick(world.now)

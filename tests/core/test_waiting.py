@@ -1,4 +1,4 @@
-"""Clients that wait: who is served, what ends a wait, and that it ends once."""
+"""Waiting clients: the order in which they are served, and the ends of waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.world import Actor, World
 INSTANT = 1 / SECOND
 
 
-def test_who_waits_longest_is_served_first(world: World) -> None:
+def test_client_that_waits_longest_is_served_first(world: World) -> None:
     producer = world.client()
     workers = [world.client() for _ in range(3)]
     for worker in workers:
@@ -21,7 +21,7 @@ def test_who_waits_longest_is_served_first(world: World) -> None:
     assert [worker.ended for worker in workers] == [[id] for id in ids]
 
 
-def test_who_waits_again_waits_last(world: World) -> None:
+def test_client_that_waits_again_is_served_last(world: World) -> None:
     producer, first, second = world.client(), world.client(), world.client()
     first.reserve()
     second.reserve()
@@ -42,7 +42,7 @@ def test_one_job_wakes_one_client(world: World) -> None:
     assert first.reserved == [id]
 
 
-def test_a_client_that_watches_several_tubes_gets_one_job(world: World) -> None:
+def test_waiting_client_that_watches_several_tubes_gets_one_job(world: World) -> None:
     worker = world.client(watch=[b"a", b"b"])
     worker.reserve()
     a, b = world.client(use=b"a").put(), world.client(use=b"b").put()
@@ -50,7 +50,7 @@ def test_a_client_that_watches_several_tubes_gets_one_job(world: World) -> None:
     assert world.ready(b"b") == [b]
 
 
-def test_a_job_goes_past_those_who_do_not_watch_its_tube(world: World) -> None:
+def test_job_goes_to_a_waiting_client_that_watches_its_tube(world: World) -> None:
     other, worker = world.client(watch=[b"a"]), world.client(watch=[b"b"])
     other.reserve()
     worker.reserve()
@@ -81,7 +81,7 @@ def _disconnect(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("operation", [_put, _release, _kick, _kick_job, _disconnect])
-def test_every_job_that_turns_ready_goes_to_a_waiting_client(world: World, operation: Callable[[Actor], None]) -> None:
+def test_job_that_becomes_ready_goes_to_a_waiting_client(world: World, operation: Callable[[Actor], None]) -> None:
     holder, worker = world.client(), world.client()
     if operation is not _put:
         holder.put()
@@ -91,7 +91,7 @@ def test_every_job_that_turns_ready_goes_to_a_waiting_client(world: World, opera
     assert worker.ended == [1]
 
 
-def test_wait_times_out_at_its_second_and_not_before(world: World) -> None:
+def test_wait_times_out_exactly_at_its_timeout(world: World) -> None:
     worker = world.client()
     assert worker.reserve(3) == "WAITING"
     world.advance(3 - INSTANT)
@@ -100,7 +100,7 @@ def test_wait_times_out_at_its_second_and_not_before(world: World) -> None:
     assert worker.ended == ["TIMED_OUT"]
 
 
-def test_wait_without_a_timeout_lasts(world: World) -> None:
+def test_wait_without_a_timeout_does_not_end(world: World) -> None:
     worker = world.client()
     worker.reserve()
     world.advance(10_000_000)
@@ -111,7 +111,7 @@ def test_timeout_of_zero_never_waits(world: World) -> None:
     assert world.client().reserve(0) == "TIMED_OUT"
 
 
-def test_an_earlier_wait_leaves_no_timer_that_ends_a_later_one(world: World) -> None:
+def test_timer_of_an_earlier_wait_does_not_end_a_later_one(world: World) -> None:
     worker = world.client()
     worker.reserve(3)
     worker.put()
@@ -124,7 +124,7 @@ def test_an_earlier_wait_leaves_no_timer_that_ends_a_later_one(world: World) -> 
     assert worker.ended == [1, "TIMED_OUT"]
 
 
-def test_cancelled_wait_ends_without_a_wake_and_gets_nothing(world: World) -> None:
+def test_cancelled_wait_ends_without_a_wake_and_gets_no_job(world: World) -> None:
     producer, worker = world.client(), world.client()
     worker.reserve(5)
     worker.cancel_wait()
@@ -132,10 +132,10 @@ def test_cancelled_wait_ends_without_a_wake_and_gets_nothing(world: World) -> No
     world.advance(10)
     assert worker.ended == []
     assert world.ready() == [id]
-    worker.cancel_wait()  # of one who does not wait: nothing
+    worker.cancel_wait()  # no effect: the client does not wait
 
 
-def test_disconnected_waiter_gets_nothing(world: World) -> None:
+def test_disconnected_waiting_client_gets_no_job(world: World) -> None:
     producer, worker = world.client(), world.client()
     worker.reserve(5)
     worker.disconnect()
@@ -145,7 +145,7 @@ def test_disconnected_waiter_gets_nothing(world: World) -> None:
     assert world.stats().current_waiting == 0
 
 
-def test_a_client_that_got_a_job_and_went_before_it_knew_gives_it_back(world: World) -> None:
+def test_job_of_a_client_that_disconnects_before_its_wake_goes_to_the_next(world: World) -> None:
     producer, worker, next_worker = world.client(), world.client(), world.client()
     worker.reserve()
     id = producer.put()
@@ -154,7 +154,7 @@ def test_a_client_that_got_a_job_and_went_before_it_knew_gives_it_back(world: Wo
     assert next_worker.ended == [id]
 
 
-def test_waiting_clients_are_counted_for_the_server_and_for_each_tube(world: World) -> None:
+def test_waiting_clients_are_counted_by_the_server_and_by_each_tube(world: World) -> None:
     worker, other = world.client(watch=[b"a", b"default"]), world.client()
     worker.reserve()
     other.reserve(1)

@@ -1,4 +1,4 @@
-"""Many tubes watched together: the first job of them all, and who waits longest, against looking at each tube."""
+"""Tube sets of clients that watch many tubes, compared with a search of each tube: first job, order of waits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.job import READY, Job
+from greenstalk_server.core.timers import SWEEP_SLACK
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS, SLACK, TubeSet
+from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS, TubeSet
 from tests.support.world import Actor, World
 
 NAMES = [b"tube-%d" % number for number in range(3 * (MANY_TUBES - 1))]
 
 
 def watching(world: World, names: list[bytes] = NAMES) -> Actor:
-    """A client that watches these tubes and no other."""
+    """Return a client that watches only the tubes *names*."""
     actor = world.client()
     for name in names:
         world.broker.watch(actor.client, name)
@@ -30,7 +31,7 @@ def first_of_all(world: World, actor: Actor) -> Job | None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
+def test_reserve_gets_the_first_job_of_all_watched_tubes(seed: int) -> None:
     random, world = Random(seed), World()  # noqa: S311
     broker = world.broker
     producer, some = world.client(), NAMES[: (MANY_TUBES - 1) + 3]
@@ -65,20 +66,20 @@ def test_a_reserve_gets_the_first_job_of_all_tubes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
-    """Some watch few tubes, and wait at each; most watch many, and wait in a watch; but not those who come too late."""
+    """Clients with few tubes wait in each tube. Most others wait in a tube set, up to the maximum number of sets."""
     random, world = Random(seed), World()  # noqa: S311
     broker, producer, names = world.broker, world.client(), NAMES[: (MANY_TUBES - 1) + MAX_TUBE_SETS + 4]
     watched = [names[: MANY_TUBES + number] for number in range(MAX_TUBE_SETS + 4)]
     watched += [names[:1], names[1:4], names[2:4], names]
     workers = [watching(world, some) for some in watched]
-    line: list[Actor] = []
+    waiters: list[Actor] = []
     ready: dict[bytes, list[int]] = {name: [] for name in names}
     paused: set[bytes] = set()
 
     def hand_out(name: bytes) -> None:
-        for worker in [worker for worker in line if name in worker.client.watched]:
+        for worker in [worker for worker in waiters if name in worker.client.watched]:
             if ready[name] and name not in paused:
-                line.remove(worker)
+                waiters.remove(worker)
                 assert worker.ended == ready[name][:1]
                 broker.delete(worker.client, ready[name].pop(0), world.now)
                 worker.ended.clear()
@@ -86,28 +87,29 @@ def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
     with world.in_bulk():
         for step in range(3000):
             verb, name = random.random(), random.choice(names[:6] + names[-2:])
-            at = random.randrange(len(workers))
-            worker = workers[at]
+            number = random.randrange(len(workers))
+            worker = workers[number]
             if verb < 0.35:
                 broker.use(producer.client, name)
                 ready[name].append(producer.put())
                 hand_out(name)
             elif verb < 0.85 and not worker.is_waiting:
-                there = [ids[0] for name, ids in ready.items() if ids and name in worker.client.watched.keys() - paused]
+                served = worker.client.watched.keys() - paused
+                candidates = [ids[0] for name, ids in ready.items() if ids and name in served]
                 outcome = worker.reserve()
-                assert outcome == min(there, default="WAITING")
+                assert outcome == min(candidates, default="WAITING")
                 if isinstance(outcome, int):
                     ready[broker.jobs[outcome].tube.name].remove(outcome)
                     broker.delete(worker.client, outcome, world.now)
                 else:
-                    line.append(worker)
+                    waiters.append(worker)
             elif verb < 0.9 and worker.is_waiting:
                 worker.cancel_wait()
-                line.remove(worker)
+                waiters.remove(worker)
             elif verb < 0.93:
-                workers[at] = watching(world, watched[at])
+                workers[number] = watching(world, watched[number])
                 worker.disconnect()
-                line = [other for other in line if other is not worker]
+                waiters = [other for other in waiters if other is not worker]
             elif verb < 0.96:
                 broker.pause_tube(name, 10**9, world.now)
                 paused.add(name)
@@ -116,15 +118,15 @@ def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
                 broker.pause_tube(name, 0, world.now)
                 hand_out(name)
             assert not any(worker.ended for worker in workers)
-            assert {worker for worker in workers if worker.is_waiting} == set(line)
-            waiting = sum(name in worker.client.watched for worker in line)
+            assert {worker for worker in workers if worker.is_waiting} == set(waiters)
+            waiting = sum(name in worker.client.watched for worker in waiters)
             assert world.stats_tube(name).current_waiting == waiting
             if step % 100 == 0:
                 broker.check()
 
 
-def test_who_watches_many_tubes_does_not_wait_at_each() -> None:
-    """So that to wait and be woken costs no more than with one."""
+def test_client_that_watches_many_tubes_waits_in_one_tube_set() -> None:
+    """So a wait and a wake cost the same as with one tube."""
     world = World()
     worker, few = watching(world), watching(world, NAMES[:1])
     assert worker.reserve() == few.reserve() == "WAITING"
@@ -135,7 +137,7 @@ def test_who_watches_many_tubes_does_not_wait_at_each() -> None:
     assert [world.stats_tube(NAMES[0]).current_waiting, world.stats().current_waiting] == [1, 1]
 
 
-def test_those_who_watch_the_same_share_a_watch_that_ends_with_the_last() -> None:
+def test_clients_that_watch_the_same_tubes_share_a_tube_set() -> None:
     world = World()
     first, second = watching(world), watching(world, NAMES[::-1])
     assert world.broker.reserve(first.client, world.now) is world.broker.reserve(second.client, world.now) is None
@@ -147,7 +149,7 @@ def test_those_who_watch_the_same_share_a_watch_that_ends_with_the_last() -> Non
     assert not any(tube.tube_sets for tube in world.broker.tubes.values())
 
 
-def test_there_are_no_more_watches_than_a_put_can_bear() -> None:
+def test_number_of_tube_sets_is_bounded() -> None:
     world = World()
     workers = [watching(world, NAMES[: MANY_TUBES + number]) for number in range(MAX_TUBE_SETS + 3)]
     ids = []
@@ -160,11 +162,11 @@ def test_there_are_no_more_watches_than_a_put_can_bear() -> None:
     world.broker.check()
 
 
-def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
-    """Each time after a more urgent job was added and removed, while there are many other dead entries."""
+def test_dead_entries_of_a_job_that_is_often_first_are_bounded() -> None:
+    """More urgent jobs are added and removed in turn, while there are many other dead entries."""
     jobs: dict[int, Job] = {}
     tubes = [Tube(name, jobs) for name in NAMES]
-    watch = TubeSet(frozenset(tubes))
+    tube_set = TubeSet(frozenset(tubes))
 
     def add(tube: Tube, pri: int) -> Job:
         job = Job(len(jobs) + 1, tube, b"", pri, 0, 1, 0)
@@ -173,22 +175,22 @@ def test_a_job_that_comes_first_again_and_again_leaves_bounded_rests() -> None:
         return job
 
     others, least = [add(tube, 1) for tube in tubes[1:]], add(tubes[0], 2)
-    for _ in range(SLACK + 2 * (MANY_TUBES - 1)):
+    for _ in range(SWEEP_SLACK + 2 * (MANY_TUBES - 1)):
         tubes[0].remove_ready(add(tubes[0], 0))
-        assert watch.first(0) is others[0]
+        assert tube_set.first(0) is others[0]
     for other in others:
         other.tube.remove_ready(other)
-    assert watch.first(0) is least
+    assert tube_set.first(0) is least
     add(tubes[1], 3)
-    assert len(watch._entries) <= 2 * len(watch._keys) + SLACK
+    assert len(tube_set._entries) <= 2 * len(tube_set._keys) + SWEEP_SLACK
 
 
-def test_a_tube_whose_first_job_changes_for_ever_leaves_bounded_rests() -> None:
+def test_dead_entries_of_a_tube_whose_first_job_often_changes_are_bounded() -> None:
     jobs: dict[int, Job] = {}
     tubes = [Tube(name, jobs) for name in NAMES]
-    watch = TubeSet(frozenset(tubes))
+    tube_set = TubeSet(frozenset(tubes))
     for id in range(1, 5000):
         jobs[id] = Job(id, tubes[id % 5], b"", 5000 - id, 0, 1, id)
         tubes[id % 5].add_ready(jobs[id])
-        assert len(watch._entries) <= 2 * len(watch._keys) + SLACK
-    assert watch.first(0) is jobs[4999]
+        assert len(tube_set._entries) <= 2 * len(tube_set._keys) + SWEEP_SLACK
+    assert tube_set.first(0) is jobs[4999]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from tests.crash.ledger import BURIED, DELAYED, GONE, READY, Known, Ledger, State
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 SHARED_TUBES: Final = (b"shared-a", b"shared-b")
 MAX_LIVE: Final = 1500
@@ -83,14 +83,14 @@ class Agent:
 
     def join(self) -> None:
         """Wait until the client has ended, soon after the server; raise the exception that ended it, if any."""
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT)
         assert not self._thread.is_alive(), f"client {self._number} has not ended"
         if self._failure is not None:
             raise AssertionError(f"client {self._number}: {self._failure!r}") from self._failure
 
     def _run(self) -> None:
         try:
-            with socket.create_connection(("127.0.0.1", self._port), PATIENCE) as sock, sock.makefile("rb") as reader:
+            with socket.create_connection(("127.0.0.1", self._port), TIMEOUT) as sock, sock.makefile("rb") as reader:
                 self._sock, self._reader = sock, reader
                 self._exchange([self._watch(tube) for tube in (self._private, *SHARED_TUBES)])
                 while True:

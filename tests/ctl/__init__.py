@@ -1,1 +1,1 @@
-"""greenstalkctl against real servers: ours, and Debian's beanstalkd."""
+"""greenstalkctl with real servers: Greenstalk Server, and Debian's beanstalkd."""

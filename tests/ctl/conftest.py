@@ -1,4 +1,4 @@
-"""Fixtures: Greenstalk Server, by the protocol and by its API, and beanstalkd; each is empty when a test starts."""
+"""Fixtures: Greenstalk Server, over the protocol and over its API, and beanstalkd; each is empty when a test starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["ours", "beanstalkd"])
 def server(request: pytest.FixtureRequest, _servers: dict[str, Server]) -> Server:
-    """Greenstalk Server and beanstalkd in turn; in modules that set BOTH_WAYS, Greenstalk Server by its API too."""
+    """Greenstalk Server and beanstalkd in turn; with BY_PROTOCOL_AND_API, also Greenstalk Server by its API."""
     server = _servers[request.param]
     server.reset()
     return server

@@ -10,8 +10,7 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
@@ -41,7 +40,8 @@ from tests.ctl.world import (
     run,
     spawn,
 )
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
+from tests.support.peer import eventually
 from tests.support.servers import Server
 
 ADMIN, VIEWER = "admins-token", "viewers-token"
@@ -72,7 +72,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def by_both(server: WithApi, *args: str) -> tuple[dict[str, object], dict[str, object]]:
-    """Return the JSON of a command by the protocol, and by the API."""
+    """Return the JSON of a command over the protocol, and over the API."""
     ways = (run("--server", address(server), *args, "--json"), ctl(server, *args, "--json"))
     return ways[0].json, ways[1].json
 
@@ -80,7 +80,7 @@ def by_both(server: WithApi, *args: str) -> tuple[dict[str, object], dict[str, o
 @pytest.mark.parametrize(
     ("command", "missing"), [(["stats"], set()), (["tube", "mail"], {"cmd-pause-tube"}), (["peek", "{}"], {"file"})]
 )
-def test_statistics_have_the_names_and_types_of_the_protocol(
+def test_statistics_have_the_same_names_and_types_by_protocol_and_api(
     with_api: WithApi, mail: Client, command: list[str], missing: set[str]
 ) -> None:
     job_id = mail.put(b"hello", delay=100)
@@ -120,7 +120,7 @@ def test_pause_with_a_reason(with_api: WithApi, mail: Client) -> None:
 # Lists
 
 
-def test_jobs_of_a_tube_in_a_state_come_in_its_order(with_api: WithApi, mail: Client) -> None:
+def test_jobs_are_listed_in_the_order_of_their_state(with_api: WithApi, mail: Client) -> None:
     last, first = mail.put(b"last", priority=9), mail.put(b"first", priority=1)
     assert [job["id"] for job in ctl(with_api, "jobs", "mail", "--state", "ready", "--json").lines] == [first, last]
     assert [job["id"] for job in ctl(with_api, "jobs", "--json").lines] == [last, first]
@@ -173,7 +173,7 @@ def put_many(server: Server, tube: str, count: int = JOB_COUNT) -> None:
             assert replies.readline()
 
 
-def test_a_hostile_body_is_shown_escaped_in_a_list(with_api: WithApi, mail: Client) -> None:
+def test_hostile_body_is_escaped_in_a_list(with_api: WithApi, mail: Client) -> None:
     mail.put(b"\x1b[2J\xe2\x80\xae" + b"long" * 99)
     view = ctl(with_api, "jobs").text
     assert (r"\x1b[2J\u202e" in view, "…" in view, "\x1b" in view) == (True, True, False)
@@ -182,7 +182,7 @@ def test_a_hostile_body_is_shown_escaped_in_a_list(with_api: WithApi, mail: Clie
 # Changes
 
 
-def test_move_keeps_the_job_itself(with_api: WithApi, mail: Client) -> None:
+def test_move_keeps_ids_counters_and_bodies(with_api: WithApi, mail: Client) -> None:
     fill(mail)
     mail.release(mail.reserve(0), priority=10)
     before = {job["id"]: job for job in ctl(with_api, "jobs", "mail", "--json").lines}
@@ -207,9 +207,9 @@ def test_count_selects_the_next_jobs(with_api: WithApi, mail: Client) -> None:
 @pytest.mark.parametrize(
     "command",
     [("clear", "mail"), ("delete", "--tube", "mail", "--state", "ready", "--count", "100")],
-    ids=lambda it: it[0],
+    ids=lambda command: command[0],
 )
-def test_delete_spares_jobs_put_during_the_confirmation(
+def test_delete_keeps_jobs_put_during_the_confirmation(
     with_api: WithApi, mail: Client, command: tuple[str, ...]
 ) -> None:
     """Jobs put while the confirmation is pending are not deleted."""
@@ -219,15 +219,15 @@ def test_delete_spares_jobs_put_during_the_confirmation(
         for body in (b"new", b"newer"):
             mail.put(body)
         terminal.press("y\n")
-        code, said = terminal.end()
-    assert (code, "deleted 1 job" in said) == (0, True), said
+        code, view = terminal.end()
+    assert (code, "deleted 1 job" in view) == (0, True), view
     assert [body for _, body, *_ in jobs(with_api, "mail")] == [b"new", b"newer"]
     assert ctl(with_api, "clear", "mail", "--yes").code == 0
 
 
 @pytest.mark.parametrize("option", ["--server", "--api", "--api-token-file"])
-def test_an_empty_option_is_refused(option: str) -> None:
-    """A script with an unset variable passes an empty option, and does not mean the default server."""
+def test_empty_option_is_refused(option: str) -> None:
+    """A script with an unset variable passes an empty option. It must not select the default server."""
     done = run(option, "", "tubes")
     assert (done.code, done.out) == (2, b"")
     assert option in done.err
@@ -279,18 +279,18 @@ def test_ctrl_c_cancels_the_change(busy: WithApi) -> None:
     with connect(busy, "post") as post:
         post.put(b"dear")
         process = spawn(busy, "clear", "mail", "post", "--yes", "--json")
-        wait_until(lambda: post.stats_tube("mail")["current-jobs-ready"] < 10 * JOB_COUNT)
+        eventually(lambda: post.stats_tube("mail")["current-jobs-ready"] < 10 * JOB_COUNT, "the change has begun")
         done = finish(process, signal.SIGINT)
         deleted = 10 * JOB_COUNT - post.stats_tube("mail")["current-jobs-ready"]
         assert (done.code, done.json, 0 < deleted < 10 * JOB_COUNT) == (130, {"deleted": deleted}, True)
         assert "the other jobs are unchanged" in done.err
-        assert post.peek_ready().body == b"dear", "nothing more begins"
+        assert post.peek_ready().body == b"dear", "the change of the second tube has not begun"
 
 
 def test_task_cancelled_by_another_client_is_exit_code_1(busy: WithApi) -> None:
     process = spawn(busy, "move", "mail", "post", "--json")
     with connect(busy, "post") as post:
-        wait_until(lambda: bool(post.stats_tube("post")["current-jobs-ready"]))
+        eventually(lambda: bool(post.stats_tube("post")["current-jobs-ready"]), "the change has begun")
         cancel_tasks(busy)
         done = finish(process)
         moved = post.stats_tube("post")["current-jobs-ready"]
@@ -300,17 +300,17 @@ def test_task_cancelled_by_another_client_is_exit_code_1(busy: WithApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"), [(signal.SIGUSR1, 4, "draining"), (signal.SIGKILL, 3, "continues on the server")]
+    ("number", "code", "message"), [(signal.SIGUSR1, 4, "draining"), (signal.SIGKILL, 3, "continues on the server")]
 )
-def test_server_that_stops_during_a_task(number: signal.Signals, code: int, said: str) -> None:
+def test_server_that_stops_during_a_task_is_reported(number: signal.Signals, code: int, message: str) -> None:
     with closing(WithApi()) as server, under_load(server), connect(server, "mail") as mail:
         process = spawn(server, "bury", "--tube", "mail", "--all", "--json")
-        wait_until(lambda: has_polled(server))
+        eventually(lambda: has_polled(server), "the command has requested the progress")
         assert mail.stats_tube("mail")["current-jobs-buried"]
         os.kill(server.pid, number)
         done = finish(process)
     assert (done.code, 0 < done.json["buried"] < 10 * JOB_COUNT) == (code, True)
-    assert said in done.err
+    assert message in done.err
 
 
 def has_polled(server: WithApi) -> bool:
@@ -319,16 +319,9 @@ def has_polled(server: WithApi) -> bool:
         return b'endpoint="api_get_task"' in metrics.read()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 def cancel_tasks(server: WithApi) -> None:
     """Cancel the running tasks, as another client of the API."""
-    with closing(HttpClient(parse_url(server.dashboard), "", PATIENCE)) as channel:
+    with closing(HttpClient(parse_url(server.dashboard), "", TIMEOUT)) as channel:
         for task in channel.request("GET", "/tasks").data["tasks"]:
             if task["state"] == "running":
                 channel.request("DELETE", f"/tasks/{task['id']}")
@@ -378,9 +371,9 @@ def test_tail_follow_starts_with_new_jobs(with_api: WithApi, mail: Client) -> No
     assert finish(process).code == 130
 
 
-def test_ctrl_c_ends_a_long_look_back(with_api: WithApi, mail: Client) -> None:
+def test_ctrl_c_ends_the_search_for_the_last_jobs(with_api: WithApi, mail: Client) -> None:
     mail.put(b"")
-    with Api(parse_url(with_api.dashboard), "", PATIENCE) as api, Interrupt() as interrupt:
+    with Api(parse_url(with_api.dashboard), "", TIMEOUT) as api, Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Interrupted):
             ApiFollower(api, "mail", interrupt).last(1)
@@ -398,7 +391,7 @@ def test_api_alone_is_sufficient(with_api: WithApi, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("command", ["bench", "drain-to 127.0.0.1:1", "tail mail --consume"])
-def test_commands_that_need_the_protocol_say_so(with_api: WithApi, command: str) -> None:
+def test_command_that_needs_the_protocol_names_the_option(with_api: WithApi, command: str) -> None:
     done = ctl(with_api, *command.split(), "--yes")
     assert (done.code, "--server HOST:PORT" in done.err) == (2, True)
     done = ctl(with_api, *command.split(), "--yes", "--server", "127.0.0.1:1")
@@ -442,7 +435,7 @@ def test_completion_by_the_api(guarded: str, token: str) -> None:
         env=os.environ | environ | {"GREENSTALKCTL_API": guarded},
         capture_output=True,
         check=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert done.stdout == b"plain,mail\n"
 
@@ -468,7 +461,7 @@ def test_viewer_token_reads_but_changes_nothing(guarded: str, monkeypatch: pytes
         assert (done.code, "admin token" in done.err) == (4, True)
 
 
-def test_a_token_in_a_file(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_read_from_a_file(guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENSTALKCTL_API_TOKEN", "wrong")
     (tmp_path / "token").write_text(f"{ADMIN}\nand more\n")
     (tmp_path / "empty").write_text("\n")
@@ -500,7 +493,7 @@ def test_hidden_bodies_and_read_only_server() -> None:
 # Other servers and failures
 
 
-def test_a_body_above_a_mib_is_shown_whole(tmp_path: Path) -> None:
+def test_body_above_a_mib_is_complete(tmp_path: Path) -> None:
     body = bytes(range(256)) * 5000
     (tmp_path / "body").write_bytes(body)
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-z", "2000000") as daemon:
@@ -525,7 +518,7 @@ def test_timeout_is_exit_code_3() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "message"),
     [
         ("", "closed the connection"),
         ("SSH-2.0-OpenSSH\r\n", "does not speak HTTP"),
@@ -539,10 +532,10 @@ def test_timeout_is_exit_code_3() -> None:
         ("HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 0\r\n\r\n", "may not be running"),
     ],
 )  # fmt: skip
-def test_other_http_server_is_one_line_error(reply: str, said: str) -> None:
+def test_other_http_server_is_one_line_error(reply: str, message: str) -> None:
     done = against(reply)
     assert (done.code, "\x1b" in done.err, len(done.err.splitlines())) == (3, False, 1)
-    assert said in done.err
+    assert message in done.err
 
 
 def test_problem_of_any_form_is_exit_code_4() -> None:
@@ -576,7 +569,7 @@ def against(*replies: str, command: str = "tubes") -> Done:
     """Run a command against a server that sends these *replies*, then repeats the last one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def answer() -> None:
+        def respond() -> None:
             sock, _ = listener.accept()
             with sock:
                 for reply in replies[:-1]:
@@ -587,10 +580,10 @@ def against(*replies: str, command: str = "tubes") -> Done:
                     if len(replies) == 1:
                         sock.shutdown(socket.SHUT_WR)
 
-        answering = threading.Thread(target=answer)
-        answering.start()
+        thread = threading.Thread(target=respond)
+        thread.start()
         done = run("--api", f"http://127.0.0.1:{listener.getsockname()[1]}", *command.split())
-        answering.join()
+        thread.join()
     return done
 
 
@@ -602,11 +595,11 @@ def test_closed_idle_connection_is_reopened(with_api: WithApi, mail: Client, is_
     assert (done.code, done.out) == (0, b"hello")
 
 
-def test_a_change_is_not_sent_twice(with_api: WithApi, mail: Client) -> None:
+def test_change_is_not_sent_twice(with_api: WithApi, mail: Client) -> None:
     id = mail.put(b"hello")
     with front(with_api.dashboard, is_late=True) as proxy:
         url = parse_url(f"http://{proxy}")
-        with closing(HttpClient(url, "", PATIENCE)) as channel:
+        with closing(HttpClient(url, "", TIMEOUT)) as channel:
             assert channel.request("GET", f"/jobs/{id}").is_success
             with pytest.raises(Unreachable, match="the change may have been made"):
                 channel.request("DELETE", f"/jobs/{id}")
@@ -640,7 +633,7 @@ def test_https_verifies_the_certificate(with_api: WithApi, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("written", "meant", "shown"),
+    ("written", "expected", "shown"),
     [
         ("http://127.0.0.1:8080", Url("127.0.0.1", 8080), "http://127.0.0.1:8080"),
         ("http://queue/", Url("queue", 80), "http://queue"),
@@ -649,10 +642,10 @@ def test_https_verifies_the_certificate(with_api: WithApi, tmp_path: Path, monke
         ("https://queue:80/a/api/v1/", Url("queue", 80, "/a/api/v1", is_secure=True), "https://queue:80/a"),
     ],
 )
-def test_urls(written: str, meant: Url, shown: str) -> None:
-    assert parse_url(written) == meant
-    assert str(meant) == shown
-    assert parse_url(shown) == meant
+def test_url_is_parsed(written: str, expected: Url, shown: str) -> None:
+    assert parse_url(written) == expected
+    assert str(expected) == shown
+    assert parse_url(shown) == expected
 
 
 @pytest.mark.parametrize(

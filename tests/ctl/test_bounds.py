@@ -1,4 +1,4 @@
-"""Replies are bounded in time and memory, whatever the server is; a larger one is a one-line error and an exit code."""
+"""Replies of any server are bounded in time and memory; beyond the bounds there is a one-line error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from greenstalkctl.server import MAX_STATS
 from tests.ctl.world import COMMAND, Done, ctl, run
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 from tests.support.servers import Server
 
 MIB = 2**20
@@ -25,10 +25,10 @@ BYTES = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
 
 
 @contextmanager
-def hostile(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[int]:
+def hostile_server(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[int]:
     """Yield the port of a server that sends all pieces, then repeats the last one every *pause* seconds."""
 
-    def answer() -> None:
+    def serve() -> None:
         sock, _ = listener.accept()
         with sock, suppress(OSError):
             sock.recv(1000)
@@ -40,7 +40,7 @@ def hostile(*pieces: bytes, pause: float = 0, repeats: bool = True) -> Iterator[
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()[1]
         thread.join()
@@ -54,7 +54,7 @@ def bounded(*args: str) -> Done:
         cwd=REPOSITORY,
         capture_output=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     return Done(done.returncode, done.stdout, done.stderr.decode())
 
@@ -80,7 +80,7 @@ def of(port: int, is_http: bool) -> tuple[str, str]:
     ids=lambda value: str(value)[:50],
 )
 def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> None:
-    with hostile(*pieces, repeats=bool(pieces[-1])) as port:
+    with hostile_server(*pieces, repeats=bool(pieces[-1])) as port:
         done = bounded("--server", f"127.0.0.1:{port}", *command.split())
     assert (done.code, done.out) == (3, b"")
     (line,) = done.err.splitlines()
@@ -103,7 +103,7 @@ def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> No
     ids=lambda value: str(value)[:50],
 )
 def test_too_large_http_response_is_exit_code_3(pieces: list[bytes]) -> None:
-    with hostile(*pieces) as port:
+    with hostile_server(*pieces) as port:
         done = bounded("--api", f"http://127.0.0.1:{port}", "stats")
     assert (done.code, done.out) == (3, b"")
     (line,) = done.err.splitlines()
@@ -123,12 +123,12 @@ def test_too_large_http_response_is_exit_code_3(pieces: list[bytes]) -> None:
     ],
 )
 def test_timeout_applies_to_a_slow_reply(is_http: bool, pieces: list[bytes]) -> None:
-    with hostile(*pieces, pause=0.2) as port:
+    with hostile_server(*pieces, pause=0.2) as port:
         start = time.monotonic()
         done = run(*of(port, is_http), "--timeout", "1s", "stats")
-        lasted = time.monotonic() - start
+        duration = time.monotonic() - start
     assert (done.code, "did not answer within 1 s" in done.err, len(done.err.splitlines())) == (3, True, 1)
-    assert 1 <= lasted < 3
+    assert 1 <= duration < 3
 
 
 def test_timeout_applies_to_a_slow_reader() -> None:
@@ -148,17 +148,17 @@ def test_timeout_applies_to_a_slow_reader() -> None:
         start = time.monotonic()
         port = listener.getsockname()[1]
         done = run("--server", f"127.0.0.1:{port}", "--timeout", "1s", "put", stdin=b"x" * 16 * MIB)
-        lasted = time.monotonic() - start
+        duration = time.monotonic() - start
         is_over.set()
         thread.join()
     assert (done.code, "did not answer within 1 s" in done.err) == (3, True)
-    assert 1 <= lasted < 3
+    assert 1 <= duration < 3
 
 
 def test_out_of_memory_is_one_line() -> None:
     """A body of 1 GiB is allowed, but this process has less memory."""
     reply = b"FOUND 1 1073741824\r\n"
-    with hostile(reply, b"x" * 65536) as port:
+    with hostile_server(reply, b"x" * 65536) as port:
         done = bounded("--server", f"127.0.0.1:{port}", "peek", "1")
     assert (done.code, done.err) == (1, "greenstalkctl: out of memory\n")
 

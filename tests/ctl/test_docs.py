@@ -1,4 +1,4 @@
-"""Examples in the documents are valid command lines, and every command has one."""
+"""Examples in the documents are valid command lines, and each command has one."""
 
 from __future__ import annotations
 

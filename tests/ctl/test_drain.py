@@ -1,10 +1,9 @@
-"""drain-to loses no job, between all pairs of servers, and through crashes and interrupts."""
+"""drain-to between all pairs of servers loses no job, also after crashes and interrupts."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -14,7 +13,8 @@ from greenstalkctl.server import Server as Connection
 from greenstalkctl.transfer import Outcome, Transfer, TransferCounts
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import Client, address, connect, ctl, finish, ids, jobs, old_server, run, spawn
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
+from tests.support.peer import eventually
 from tests.support.servers import Server, peer
 
 JOB_COUNT = 900
@@ -75,15 +75,15 @@ def test_killed_drain_can_be_repeated_without_loss(server: Server, other: Server
     process = start_drain(server, other)
     assert finish(process, signal.SIGKILL).code == -signal.SIGKILL
     wait_until_released(server)
-    assert jobs(server, "mail"), "it was killed too late to show anything"
+    assert jobs(server, "mail"), "the command was killed too late: all jobs have been moved"
     assert ctl(server, "--yes", "drain-to", address(other)).code == 0
     bodies = [job[1] for job in jobs(other, "mail")]
     assert set(bodies) == all_bodies
-    assert len(bodies) - JOB_COUNT <= 1, "more than one job is doubled"
+    assert len(bodies) - JOB_COUNT <= 1, "more than one job is duplicated"
     assert jobs(server, "mail") == []
 
 
-def test_interrupted_drain_reports_counts_and_doubles_no_job(server: Server, other: Server) -> None:
+def test_interrupted_drain_reports_counts_and_duplicates_no_job(server: Server, other: Server) -> None:
     all_bodies = fill_many(server)
     done = finish(start_drain(server, other), signal.SIGINT)
     moved = sum(done.json["moved"].values())
@@ -111,23 +111,17 @@ def fill_many(server: Server) -> set[bytes]:
 
 def start_drain(server: Server, other: Server) -> subprocess.Popen[bytes]:
     """Start to drain *server* to *other*; return when some jobs have been moved."""
-    until = time.monotonic() + PATIENCE
     with connect(other) as client:
         before = client.stats()["total-jobs"]
         process = spawn(server, "--yes", "drain-to", address(other), "--json")
-        while client.stats()["total-jobs"] - before < 20:
-            assert time.monotonic() < until
-            time.sleep(0.002)
+        eventually(lambda: client.stats()["total-jobs"] - before >= 20, "some jobs are moved")
     return process
 
 
 def wait_until_released(server: Server) -> None:
-    """Return once the server has seen the end of the command, and has released its reserved job."""
-    until = time.monotonic() + PATIENCE
+    """Return once the server has released the job that the ended command had reserved."""
     with connect(server) as client:
-        while client.stats()["current-jobs-reserved"]:
-            assert time.monotonic() < until
-            time.sleep(0.002)
+        eventually(lambda: not client.stats()["current-jobs-reserved"], "no job is reserved")
 
 
 def test_too_big_job_stays_and_other_states_move(one: Server) -> None:
@@ -135,7 +129,7 @@ def test_too_big_job_stays_and_other_states_move(one: Server) -> None:
     try:
         with connect(one, "mail") as mail:
             mail.put(b"x" * 11, priority=5)
-            mail.put(b"behind it", priority=9)
+            mail.put(b"after it", priority=9)
             mail.put(b"delayed", delay=100)
             done = ctl(one, "--yes", "drain-to", address(small), "--json")
             assert (done.code, done.json["moved"]) == (4, {"ready": 0, "delayed": 1, "buried": 0})
@@ -160,7 +154,7 @@ def test_draining_target_leaves_all_jobs_at_the_source(one: Server) -> None:
         draining.close()
 
 
-def test_the_same_server_is_refused(server: Server) -> None:
+def test_drain_to_the_same_server_is_refused(server: Server) -> None:
     done = ctl(server, "--yes", "drain-to", address(server))
     assert (done.code, "same server" in done.err) == (2, True)
 
@@ -171,7 +165,7 @@ def test_unreachable_target_is_exit_code_3(server: Server, mail: Client) -> None
     assert (done.code, "127.0.0.1:1" in done.err) == (3, True)
 
 
-def test_to_an_old_server_buried_jobs_stay(server: Server, other: Server, mail: Client) -> None:
+def test_drain_to_an_old_server_keeps_buried_jobs_at_the_source(server: Server, other: Server, mail: Client) -> None:
     fill(mail)
     with old_server(other) as old:
         done = ctl(server, "--yes", "drain-to", old, "--json")
@@ -180,7 +174,7 @@ def test_to_an_old_server_buried_jobs_stay(server: Server, other: Server, mail: 
     assert [job[0] for job in jobs(server, "mail")] == ["buried", "buried"]
 
 
-def test_from_an_old_server_everything_moves(server: Server, other: Server, mail: Client) -> None:
+def test_drain_from_an_old_server_moves_all_jobs(server: Server, other: Server, mail: Client) -> None:
     fill(mail)
     before = jobs(server, "mail")
     with old_server(server) as old:
@@ -188,7 +182,7 @@ def test_from_an_old_server_everything_moves(server: Server, other: Server, mail
     assert jobs(other, "mail") == before
 
 
-def test_an_old_server_cannot_bury(server: Server, mail: Client) -> None:
+def test_bury_and_move_are_refused_by_an_old_server(server: Server, mail: Client) -> None:
     fill(mail)
     with old_server(server) as old:
         done = run("--server", old, "bury", str(mail.peek_ready().id))
@@ -199,7 +193,7 @@ def test_an_old_server_cannot_bury(server: Server, mail: Client) -> None:
 
 
 class TargetWithWorker(Connection):
-    """A target during whose put a worker takes the job at the source; with `copier`, another worker takes the copy."""
+    """During a put to this target, a worker reserves the job at the source; with `copier`, another one the copy."""
 
     worker: Client
     copier: Client | None = None
@@ -219,8 +213,8 @@ def test_job_taken_by_a_worker_during_the_move(server: Server, other: Server, ma
     mail.put(b"once", delay=100)
     here, there = (parse(address(each)) for each in (server, other))
     with (
-        Connection(here, PATIENCE) as source,
-        TargetWithWorker(there, PATIENCE) as target,
+        Connection(here, TIMEOUT) as source,
+        TargetWithWorker(there, TIMEOUT) as target,
         connect(other, "mail") as copier,
     ):
         target.worker, target.copier = mail, copier if is_quick else None
@@ -231,7 +225,7 @@ def test_job_taken_by_a_worker_during_the_move(server: Server, other: Server, ma
 
 
 class SourceWithKicker(Connection):
-    """A source at which the job is kicked just before its statistics are requested."""
+    """A source at which the job is kicked just before its next statistics are requested."""
 
     kicker: Client | None = None
 
@@ -245,7 +239,7 @@ class SourceWithKicker(Connection):
 def test_job_that_changes_state_during_the_move_is_skipped(server: Server, mail: Client) -> None:
     mail.put(b"", delay=100)
     here = parse(address(server))
-    with SourceWithKicker(here, PATIENCE) as source, Connection(here, PATIENCE) as target:
+    with SourceWithKicker(here, TIMEOUT) as source, Connection(here, TIMEOUT) as target:
         source.kicker = mail
         transfer = Transfer(source, "mail", target, "post")
         assert transfer.move_next("delayed") is None

@@ -1,4 +1,4 @@
-"""Exit codes, and the one-line message that comes with each."""
+"""Exit codes, and the one-line message of each error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from greenstalkctl.address import Address, parse
 from greenstalkctl.cli import cli
 from tests.ctl.test_looking import wait_for_poll
 from tests.ctl.world import COMMAND, Done, address, connect, ctl, finish, run, spawn
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 from tests.support.servers import Server, peer
 
-BUFFERED_OR_NOT = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+BUFFERED_AND_UNBUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 
 
 def test_help_lists_the_exit_codes() -> None:
@@ -38,11 +38,11 @@ def test_every_command_has_help(command: str) -> None:
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
 def test_every_help_option_and_command_prints_help(command: list[str]) -> None:
-    asked = run(*command, "--help")
-    assert asked.code == 0
+    expected = run(*command, "--help")
+    assert expected.code == 0
     for other in ((*command, "-h"), ("help", *command)):
         done = run(*other)
-        assert (done.code, done.err, done.text) == (0, "", asked.text)
+        assert (done.code, done.err, done.text) == (0, "", expected.text)
 
 
 def test_help_of_an_unknown_command_suggests_a_similar_one() -> None:
@@ -58,7 +58,7 @@ def test_help_explains_each_argument_and_option(command: str) -> None:
     has_arguments = any(isinstance(param, click.Argument) for param in own)
     assert ("\nPositional arguments:\n" in text) == has_arguments
     for line in text.splitlines():
-        assert line.strip() not in {param.make_metavar(click.Context(cli)) for param in own}, "without a text"
+        assert line.strip() not in {param.make_metavar(click.Context(cli)) for param in own}, "no explanation"
 
 
 def test_error_message_is_a_sentence_followed_by_a_hint(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_tubes_and_top_share_sort_columns() -> None:
     assert choices["tubes"] - choices["top"] == {"urgent", "total"}
 
 
-def test_ping(server: Server) -> None:
+def test_ping_measures_a_round_trip(server: Server) -> None:
     done = ctl(server, "ping")
     assert done.code == 0
     assert re.fullmatch(rf"{address(server)} answered in [0-9.]+ ms\n", done.text)
@@ -91,7 +91,7 @@ def test_no_arguments_print_the_help() -> None:
     assert (done.code, "Commands:" in done.err) == (2, True)
 
 
-def test_the_version() -> None:
+def test_version_is_printed() -> None:
     assert run("--version").text.startswith("greenstalkctl, version ")
 
 
@@ -217,20 +217,20 @@ def test_ctrl_c_is_exit_code_130(one: Server) -> None:
     assert (done.code, done.err) == (130, "greenstalkctl: interrupted\n")
 
 
-def redirected(how: str, *command: str, **variables: str) -> Done:
-    """Run *command* with its streams redirected by the shell syntax *how*."""
+def redirected(syntax: str, *command: str, **variables: str) -> Done:
+    """Run *command* with its streams redirected by the shell *syntax*."""
     done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {how}', "sh", *command],
+        ["sh", "-c", f'exec "$@" {syntax}', "sh", *command],
         cwd=REPOSITORY,
         env=os.environ | variables,
         capture_output=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr.decode())
 
 
-@BUFFERED_OR_NOT
+@BUFFERED_AND_UNBUFFERED
 @pytest.mark.parametrize("arguments", ["stats", "tubes", "put x", "--help", "--version", "tail --help", "top --once"])
 def test_full_disk_is_exit_code_1(one: Server, arguments: str, unbuffered: str) -> None:
     command = (*COMMAND, "--server", address(one), *arguments.split())
@@ -238,7 +238,7 @@ def test_full_disk_is_exit_code_1(one: Server, arguments: str, unbuffered: str) 
     assert (done.code, done.err) == (1, "greenstalkctl: cannot write to stdout: No space left on device\n")
 
 
-@BUFFERED_OR_NOT
+@BUFFERED_AND_UNBUFFERED
 @pytest.mark.parametrize("arguments", ["--help", "--version", "config", "journal check {}"])
 def test_full_disk_is_exit_code_1_for_the_server(tmp_path: Path, arguments: str, unbuffered: str) -> None:
     command = (sys.executable, "-m", "greenstalk_server", *arguments.format(tmp_path).split())
@@ -253,7 +253,7 @@ def test_full_disk_for_stderr_keeps_the_exit_code(one: Server, arguments: str, c
     assert redirected(">/dev/full 2>&1", *command).code == code
 
 
-@BUFFERED_OR_NOT
+@BUFFERED_AND_UNBUFFERED
 def test_partially_written_job_is_not_deleted(one: Server, tmp_path: Path, unbuffered: str) -> None:
     job_id = ctl(one, "put", "x" * 5000, "--tube", "mail").text.strip()
     consume = (*COMMAND, "--server", address(one), "--yes", "tail", "mail", "--consume", "--json")
@@ -293,7 +293,7 @@ def test_closed_stderr_keeps_the_exit_code(one: Server) -> None:
     assert redirected("2>&-", *COMMAND, "--server", address(one), "--yes", "clear", "mail").code == 0
 
 
-@BUFFERED_OR_NOT
+@BUFFERED_AND_UNBUFFERED
 def test_closed_pipe_ends_the_command_quietly(one: Server, unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -304,13 +304,13 @@ def test_closed_pipe_ends_the_command_quietly(one: Server, unbuffered: str) -> N
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
+def test_server_may_be_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with Daemon("-l", f"unix:{path}", "--no-web"):
         assert run("--server", f"unix:{path}", "put", "hello", "--tube", "mail").code == 0
@@ -322,7 +322,7 @@ def test_body_argument_may_contain_any_bytes(one: Server) -> None:
     assert ctl(one, "peek", done.text.strip(), "--raw").out == b"\xff\xfe"
 
 
-def test_locale_without_the_characters_of_a_body(one: Server) -> None:
+def test_characters_missing_in_the_locale_are_escaped(one: Server) -> None:
     job_id = ctl(one, "put", stdin="schön ☺".encode()).text.strip()
     done = subprocess.run(
         [*COMMAND, "--server", address(one), "tail", "default"],
@@ -330,13 +330,13 @@ def test_locale_without_the_characters_of_a_body(one: Server) -> None:
         env=os.environ | {"PYTHONIOENCODING": "latin-1"},
         capture_output=True,
         check=False,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert (done.returncode, done.stdout) == (0, f"{job_id}\tready\tschön \\u263a\n".encode("latin-1"))
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "expected"),
     [
         ("queue:11301", Address("queue", 11301)),
         ("queue", Address("queue", 11300)),
@@ -351,9 +351,9 @@ def test_locale_without_the_characters_of_a_body(one: Server) -> None:
         ("tls", Address("tls", 11300)),
     ],
 )
-def test_addresses(written: str, meant: Address) -> None:
-    assert parse(written) == meant
-    assert parse(str(meant)) == meant
+def test_address_is_parsed(written: str, expected: Address) -> None:
+    assert parse(written) == expected
+    assert parse(str(expected)) == expected
 
 
 @pytest.mark.parametrize(

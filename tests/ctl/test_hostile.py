@@ -1,4 +1,4 @@
-"""Untrusted bodies reach the terminal as text only, and no tube name becomes a command."""
+"""Untrusted bodies are escaped on the terminal, and tube names cannot inject commands."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, run
 from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
-HARMLESS = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x0d\x08[bold]x[/bold]"
+ESCAPED = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\x0d\x08[bold]x[/bold]"
 
 
 @pytest.mark.parametrize("command", [["peek", "{}"], ["peek", "--tube", "mail"], ["tail", "mail"]])
-def test_a_hostile_body_is_shown_escaped(server: Server, mail: Client, command: list[str]) -> None:
+def test_hostile_body_is_escaped(server: Server, mail: Client, command: list[str]) -> None:
     job_id = mail.put(BODY)
     done = ctl(server, *(word.format(job_id) for word in command))
     assert done.code == 0
-    assert HARMLESS in done.text
+    assert ESCAPED in done.text
     assert all(char.isprintable() or char in "\n\t" for char in done.text)
 
 
-def test_a_hostile_body_in_json_is_ascii_and_whole(server: Server, mail: Client) -> None:
+def test_hostile_body_in_json_is_complete_and_ascii(server: Server, mail: Client) -> None:
     job_id = mail.put(BODY + b"\x7f")
     done = ctl(server, "peek", str(job_id), "--json")
     assert all(0x20 <= byte < 0x7F for byte in done.out.rstrip(b"\n"))
     assert done.json["body"] == HOSTILE + "\x7f"
 
 
-def test_hostile_json_is_escaped_too(server: Server, mail: Client) -> None:
+def test_hostile_json_body_is_escaped(server: Server, mail: Client) -> None:
     done = ctl(server, "peek", str(mail.put(json.dumps([HOSTILE]).encode())))
     assert all(char.isprintable() or char == "\n" for char in done.text)
 
@@ -55,8 +55,8 @@ def test_raw_refuses_control_characters_on_a_terminal(one: Server) -> None:
     for body, code in bodies.items():
         job_id = ctl(one, "put", "--json", stdin=body).json["id"]
         with Terminal("--server", address(one), "peek", str(job_id), "--raw") as terminal:
-            ended, view = terminal.end()
-        assert ended == code
+            exit_code, view = terminal.end()
+        assert exit_code == code
         assert "\x1b" not in view
 
 
@@ -94,10 +94,10 @@ def test_every_valid_tube_name_is_accepted(server: Server, name: str) -> None:
 )
 def test_other_server_is_one_line_error(reply: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answering = threading.Thread(target=_answer, args=(listener, reply))
-        answering.start()
+        server = threading.Thread(target=_reply, args=(listener, reply))
+        server.start()
         done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", "tubes")
-        answering.join()
+        server.join()
     assert done.code == 3
     assert "\x1b" not in done.err
     assert len(done.err.splitlines()) == 1
@@ -111,14 +111,14 @@ FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers:
 def test_incomplete_statistics_are_one_line_error(command: str, document: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reply = b"OK %d\r\n%b\r\n" % (len(document), document)
-        answering = threading.Thread(target=_answer, args=(listener, reply))
-        answering.start()
+        server = threading.Thread(target=_reply, args=(listener, reply))
+        server.start()
         done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", *command.split())
-        answering.join()
+        server.join()
     assert (done.code, len(done.err.splitlines())) == (3, 1)
 
 
-def _answer(listener: socket.socket, reply: bytes) -> None:
+def _reply(listener: socket.socket, reply: bytes) -> None:
     sock, _ = listener.accept()
     with sock:
         sock.recv(1000)

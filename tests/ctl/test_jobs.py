@@ -1,4 +1,4 @@
-"""Commands that change or show jobs, with both servers and by the API."""
+"""Commands that change or show jobs, with both servers and over the API."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import greenstalk
 import pytest
 
 from greenstalkctl.commands import put
-from tests.ctl.world import EITHER_WAY, Client, ctl, ids, jobs
+from tests.ctl.world import BY_PROTOCOL_AND_API, Client, ctl, ids, jobs
 from tests.support.servers import Server
 
-pytestmark = EITHER_WAY
+pytestmark = BY_PROTOCOL_AND_API
 
 
 def test_put_reads_its_body_from_the_argument(server: Server, mail: Client) -> None:
@@ -90,7 +90,7 @@ def test_peek_of_a_missing_job_is_exit_code_1(server: Server) -> None:
     assert ctl(server, "peek", "--tube", "mail").code == 1
 
 
-def test_kick_by_id(server: Server, mail: Client) -> None:
+def test_kick_by_id_reports_missed_jobs(server: Server, mail: Client) -> None:
     delayed, ready = mail.put(b"", delay=100), mail.put(b"")
     done = ctl(server, "kick", str(delayed), str(ready), "--json")
     assert (done.code, done.json) == (1, {"kicked": 1, "missed": [ready]})
@@ -98,7 +98,7 @@ def test_kick_by_id(server: Server, mail: Client) -> None:
     assert mail.stats_job(delayed)["state"] == "ready"
 
 
-def test_kick_count_takes_buried_before_delayed(server: Server, mail: Client) -> None:
+def test_kick_count_kicks_buried_before_delayed_jobs(server: Server, mail: Client) -> None:
     bury(mail, 3)
     delayed = mail.put(b"", delay=100)
     assert ctl(server, "kick", "--tube", "mail", "--count", "2", "--json").json == {"kicked": 2}
@@ -108,7 +108,7 @@ def test_kick_count_takes_buried_before_delayed(server: Server, mail: Client) ->
     assert ctl(server, "kick", "--tube", "mail", "--all").code == 1
 
 
-def test_kick_delayed_past_buried_ones(server: Server, mail: Client) -> None:
+def test_kick_of_delayed_jobs_leaves_buried_ones(server: Server, mail: Client) -> None:
     buried, delayed = bury(mail, 1), mail.put(b"", delay=100)
     assert ctl(server, "kick", "--tube", "mail", "--state", "delayed", "--all").code == 0
     assert (ids(mail, "mail", "buried"), ids(mail, "mail", "ready")) == (buried, [delayed])
@@ -122,7 +122,7 @@ def test_bury_by_id_keeps_the_pri(server: Server, mail: Client) -> None:
     assert ctl(server, "bury", str(job_id)).code == 1
 
 
-def test_bury_of_a_tube(server: Server, mail: Client) -> None:
+def test_bury_of_a_tube_buries_up_to_the_count(server: Server, mail: Client) -> None:
     for number in range(4):
         mail.put(b"", priority=number)
     first = ids(mail, "mail", "ready")[:2]
@@ -132,7 +132,7 @@ def test_bury_of_a_tube(server: Server, mail: Client) -> None:
     assert ctl(server, "bury", "--tube", "mail", "--all").code == 1
 
 
-def test_delete_by_id(server: Server, mail: Client) -> None:
+def test_delete_by_id_reports_missed_jobs(server: Server, mail: Client) -> None:
     job_id, held = mail.put(b"", priority=5), mail.put(b"", priority=1)
     mail.reserve(0)
     done = ctl(server, "--yes", "delete", str(job_id), str(held), "--json")
@@ -141,7 +141,7 @@ def test_delete_by_id(server: Server, mail: Client) -> None:
 
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "buried"])
-def test_delete_of_a_tube_in_a_state(server: Server, mail: Client, state: str) -> None:
+def test_delete_of_a_tube_deletes_one_state(server: Server, mail: Client, state: str) -> None:
     fill(mail)
     assert ctl(server, "delete", "--tube", "mail", "--state", state, "--count", "1", "--yes").code == 0
     assert [job[0] for job in jobs(server, "mail")].count(state) == 1
@@ -159,7 +159,7 @@ def test_clear_keeps_reserved_jobs(server: Server, mail: Client) -> None:
     assert [job[0] for job in jobs(server, "mail")] == ["reserved"]
 
 
-def test_clear_of_one_state(server: Server, mail: Client) -> None:
+def test_clear_of_one_state_keeps_the_others(server: Server, mail: Client) -> None:
     fill(mail)
     assert ctl(server, "clear", "mail", "--state", "buried", "--yes", "--json").json == {"deleted": 2}
     assert [job[0] for job in jobs(server, "mail")] == ["delayed", "delayed", "ready", "ready"]
@@ -185,14 +185,14 @@ def test_move_keeps_state_pri_ttr_and_order(server: Server, mail: Client) -> Non
     assert all(995 < seconds <= 1000 for seconds in left), left
 
 
-def test_move_a_number_of_one_state(server: Server, mail: Client) -> None:
+def test_move_of_one_state_moves_up_to_the_count(server: Server, mail: Client) -> None:
     fill(mail)
     assert ctl(server, "move", "mail", "post", "--state", "delayed", "--count", "1").code == 0
     assert [job[:2] for job in jobs(server, "post")] == [("delayed", b"delayed 0")]
     assert len(jobs(server, "mail")) == 5
 
 
-def test_move_takes_jobs_of_a_paused_tube(server: Server, mail: Client) -> None:
+def test_move_moves_jobs_of_a_paused_tube(server: Server, mail: Client) -> None:
     mail.put(b"")
     mail.pause_tube("mail", 100)
     assert ctl(server, "move", "mail", "post").code == 0
@@ -204,7 +204,7 @@ def test_move_without_jobs_is_exit_code_1(server: Server, mail: Client) -> None:
     assert ctl(server, "move", "nothing", "post").code == 1
 
 
-def test_a_numeric_tube_name_stays_a_name(server: Server) -> None:
+def test_numeric_tube_name_is_not_a_number(server: Server) -> None:
     """The library reads a tube name 1_0 as the number 10 if the server does not quote names."""
     assert ctl(server, "put", "x", "--tube", "1_0").code == 0
     assert ctl(server, "peek", "--tube", "1_0", "--json").json["tube"] == "1_0"

@@ -1,4 +1,4 @@
-"""Commands that show statistics, follow, measure and pause, with both servers and by the API."""
+"""Commands that show statistics, follow, measure and pause, with both servers and over the API."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from greenstalkctl.commands.bench import summary
 from greenstalkctl.follower import EXTRA_IDS, ProtocolFollower
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
-from tests.ctl.world import EITHER_WAY, Client, address, connect, ctl, finish, spawn
-from tests.support.daemon import PATIENCE
+from tests.ctl.world import BY_PROTOCOL_AND_API, Client, address, connect, ctl, finish, spawn
+from tests.support.daemon import TIMEOUT
+from tests.support.peer import eventually
 from tests.support.servers import Server
 
 
-@EITHER_WAY
-def test_stats(server: Server) -> None:
+@BY_PROTOCOL_AND_API
+def test_stats_shows_the_server(server: Server) -> None:
     done = ctl(server, "stats")
     assert done.code == 0
     assert f"pid {server.pid}" in " ".join(done.text.split())
     assert ctl(server, "stats", "--json").json["max-job-size"] == 65535
 
 
-@EITHER_WAY
-def test_tubes(server: Server, mail: Client) -> None:
+@BY_PROTOCOL_AND_API
+def test_tubes_lists_each_tube_with_its_counts(server: Server, mail: Client) -> None:
     mail.put(b"")
     mail.put(b"", delay=100)
     (default, found) = ctl(server, "tubes", "--json").json
@@ -39,21 +40,21 @@ def test_tubes(server: Server, mail: Client) -> None:
     ]
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_tubes_sort_by_a_column(server: Server, mail: Client) -> None:
     mail.put(b"")
     assert [tube["name"] for tube in ctl(server, "tubes", "--sort", "ready", "--json").json] == ["mail", "default"]
 
 
-@EITHER_WAY
-def test_tube(server: Server, mail: Client) -> None:
+@BY_PROTOCOL_AND_API
+def test_tube_shows_statistics(server: Server, mail: Client) -> None:
     mail.put(b"")
     assert "total-jobs" in ctl(server, "tube", "mail").text
     assert ctl(server, "tube", "mail", "--json").json["total-jobs"] == 1
     assert ctl(server, "tube", "nothing").code == 1
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_pause_and_resume(server: Server, mail: Client) -> None:
     assert ctl(server, "pause", "mail", "5m", "--json").json == {"tube": "mail", "pause": 300}
     assert 295 < mail.stats_tube("mail")["pause-time-left"] <= 300
@@ -63,7 +64,7 @@ def test_pause_and_resume(server: Server, mail: Client) -> None:
     assert ctl(server, "resume", "nothing").code == 1
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_top_once_has_rates(server: Server, mail: Client) -> None:
     stop = threading.Event()
 
@@ -94,8 +95,8 @@ def test_top_once_is_a_table(server: Server, mail: Client) -> None:
 def test_top_streams_json(one: Server) -> None:
     process = spawn(one, "top", "--json", "--interval", "0.1")
     assert process.stdout is not None
-    looks = [json.loads(process.stdout.readline()) for _ in range(2)]
-    assert [take_snapshot["tubes"][0]["tube"] for take_snapshot in looks] == ["default", "default"]
+    snapshots = [json.loads(process.stdout.readline()) for _ in range(2)]
+    assert [snapshot["tubes"][0]["tube"] for snapshot in snapshots] == ["default", "default"]
     assert finish(process, signal.SIGINT).code == 130
 
 
@@ -113,22 +114,19 @@ def test_bench_measures_and_leaves_no_job(server: Server) -> None:
 def test_interrupted_bench_leaves_no_job(one: Server) -> None:
     process = spawn(one, "bench", "--jobs", "10000000")
     with connect(one) as client:
-        until = time.monotonic() + PATIENCE
-        while client.stats()["current-jobs-ready"] < 100:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        eventually(lambda: client.stats()["current-jobs-ready"] >= 100, "the benchmark has put 100 jobs")
         process.terminate()
         assert finish(process).code == 130
         assert client.stats()["current-jobs-ready"] == 0
 
 
-def test_percentiles() -> None:
+def test_summary_has_rate_and_percentiles() -> None:
     figures = summary([number * 1000 for number in range(1, 101)])
     assert figures == {"per_second": round(100 * 1e9 / 5_050_000, 1), "p50": 51, "p90": 91, "p99": 100, "max": 100}
     assert summary([5000])["p50"] == summary([5000])["max"] == 5
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_tail_shows_the_last_jobs_of_the_tube(server: Server, mail: Client) -> None:
     with connect(server, "post") as post:
         for number in range(4):
@@ -139,14 +137,14 @@ def test_tail_shows_the_last_jobs_of_the_tube(server: Server, mail: Client) -> N
     assert ctl(server, "tail", "mail").text.splitlines()[0].split("\t")[1:] == ["ready", "0"]
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_tail_reserves_no_job(server: Server, mail: Client) -> None:
     job_id = mail.put(b"")
     assert ctl(server, "tail", "mail").code == 0
     assert (mail.stats_job(job_id)["reserves"], mail.stats()["current-tubes"]) == (0, 2)
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_tail_of_an_empty_tube_is_exit_code_1(server: Server, mail: Client) -> None:
     assert ctl(server, "tail", "nothing").code == 1
     assert ctl(server, "tail", "mail").code == 1
@@ -186,12 +184,14 @@ def test_tail_follow_consume_deletes_printed_jobs(server: Server) -> None:
 
 def wait_for_poll(client: Client) -> None:
     """Return once another client has requested the server's statistics, which a follower does in each poll."""
-    looks, until = client.stats()["cmd-stats"], time.monotonic() + PATIENCE
-    asked = 0
-    while client.stats()["cmd-stats"] < looks + asked + 4:
-        asked += 1
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    before, own = client.stats()["cmd-stats"], 0
+
+    def has_polled() -> bool:
+        nonlocal own
+        own += 1
+        return client.stats()["cmd-stats"] >= before + own + 3
+
+    eventually(has_polled, "the other client has requested the statistics")
 
 
 def test_follower_sees_each_job_once(server: Server, mail: Client) -> None:
@@ -206,7 +206,7 @@ def test_follower_sees_each_job_once(server: Server, mail: Client) -> None:
         assert bodies(follower) == []
 
 
-def test_follower_sees_jobs_behind_many_deleted_ones(server: Server, mail: Client) -> None:
+def test_follower_sees_jobs_after_many_deleted_ones(server: Server, mail: Client) -> None:
     with follow(server) as connection:
         follower = ProtocolFollower(connection, "mail")
         for _ in range(10 * EXTRA_IDS):
@@ -216,7 +216,7 @@ def test_follower_sees_jobs_behind_many_deleted_ones(server: Server, mail: Clien
 
 
 def test_follower_skips_ids_without_a_job(server: Server, mail: Client) -> None:
-    """A put without a body uses up an id, and is not counted as a job."""
+    """A put without a body uses an id, and is not counted as a job."""
     with follow(server) as connection:
         follower = ProtocolFollower(connection, "mail")
         for round_ in range(3):
@@ -226,7 +226,7 @@ def test_follower_skips_ids_without_a_job(server: Server, mail: Client) -> None:
             for _ in range(3 * EXTRA_IDS):
                 mail.delete(mail.put(b"gone"))
             job_id = mail.put(b"%d" % round_)
-            assert job_id - before == EXTRA_IDS + 3 * EXTRA_IDS, "it costs no id"
+            assert job_id - before == EXTRA_IDS + 3 * EXTRA_IDS, "the follower uses no id"
             assert bodies(follower) == [b"%d" % round_]
 
 
@@ -240,7 +240,7 @@ def put_without_bodies(server: Server, count: int) -> None:
 
 
 class ServerWithConcurrentPut(Connection):
-    """A connection on which *mail* puts a job, and two elsewhere, just before the second count is read."""
+    """A connection; before its next `tube` query, *mail* puts a job into the tube, and two into another tube."""
 
     mail: Client | None = None
 
@@ -255,7 +255,7 @@ class ServerWithConcurrentPut(Connection):
 
 
 def test_follower_sees_jobs_put_between_two_counts(server: Server, mail: Client) -> None:
-    with ServerWithConcurrentPut(parse(address(server)), PATIENCE) as connection:
+    with ServerWithConcurrentPut(parse(address(server)), TIMEOUT) as connection:
         follower = ProtocolFollower(connection, "mail")
         for _ in range(3 * EXTRA_IDS):
             connection.mail = mail
@@ -276,7 +276,7 @@ def test_follower_of_a_new_tube_sees_its_first_job(server: Server) -> None:
 
 
 def follow(server: Server) -> Connection:
-    return Connection(parse(address(server)), PATIENCE)
+    return Connection(parse(address(server)), TIMEOUT)
 
 
 def bodies(follower: ProtocolFollower) -> list[bytes]:

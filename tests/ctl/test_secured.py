@@ -1,4 +1,4 @@
-"""greenstalkctl by TLS: to the beanstalk port, to the API, and between servers; and its failures."""
+"""greenstalkctl over TLS: to the beanstalk port, to the API, and between servers; and its failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.ctl.world import Terminal, WithApi, address, connect, ctl, front, jobs, run
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.servers import Server
 from tests.support.tls import make_certificates
 
@@ -22,10 +22,10 @@ from tests.support.tls import make_certificates
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Certificates made as in docs/security.md, and invalid ones."""
-    made = tmp_path_factory.mktemp("certificates")
-    make_certificates(made)
-    (made / "stranger").mkdir()
-    make_certificates(made / "stranger")
+    directory = tmp_path_factory.mktemp("certificates")
+    make_certificates(directory)
+    (directory / "stranger").mkdir()
+    make_certificates(directory / "stranger")
     sign = "openssl x509 -req -in server.csr -CA authority.pem -CAkey authority.key -days 1 -copy_extensions copy"
     commands = (
         f"faketime -f -3d {sign} -out expired.pem",
@@ -34,8 +34,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cat mail-1.pem mail-1.key > both.pem",
     )
     for command in commands:
-        subprocess.run(["sh", "-c", command], cwd=made, check=True, capture_output=True, timeout=PATIENCE)
-    return made
+        subprocess.run(["sh", "-c", command], cwd=directory, check=True, capture_output=True, timeout=TIMEOUT)
+    return directory
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_every_kind_of_command_by_tls(plain_client: str, directory: Path) -> Non
         assert terminal.end()[0] == 0
 
 
-def test_a_certificate_and_its_key_in_one_file(mutual: str, directory: Path) -> None:
+def test_certificate_and_key_may_be_in_one_file(mutual: str, directory: Path) -> None:
     given = ["--cafile", str(directory / "authority.pem"), "--cert", str(directory / "both.pem")]
     assert run("--tls", "-s", mutual, *given, "stats").code == 0
 
@@ -128,8 +128,8 @@ def test_ssl_cert_file_replaces_the_system_authorities(
     assert run("--tls", "-s", plain_client, *stranger, "stats").code == 3
 
 
-@pytest.mark.parametrize("way", ["plain to TLS", "TLS to plain", "both by TLS"])
-def test_drain_to_by_tls(one: Server, plain_client: str, directory: Path, way: str) -> None:
+@pytest.mark.parametrize("way", ["plain to TLS", "TLS to plain", "both over TLS"])
+def test_drain_to_over_tls(one: Server, plain_client: str, directory: Path, way: str) -> None:
     authority = ["--cafile", str(directory / "authority.pem")]
     secured, plain = ["-s", f"tls:{plain_client}", *authority], ["-s", address(one)]
     source, target = (plain, secured) if way == "plain to TLS" else (secured, plain)
@@ -150,7 +150,7 @@ def test_drain_to_by_tls(one: Server, plain_client: str, directory: Path, way: s
     assert run(*target, "clear", "mail", "--yes").code == 0
 
 
-def test_the_api_by_https_with_the_same_files(with_api: WithApi, directory: Path) -> None:
+def test_api_over_https_uses_the_same_files(with_api: WithApi, directory: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=directory / "authority.pem")
     context.load_cert_chain(directory / "server.pem", directory / "server.key")
     context.verify_mode = ssl.CERT_REQUIRED
@@ -177,25 +177,25 @@ def error_line(code: int, *args: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("cert", "said", "advice"),
+    ("cert", "message", "advice"),
     [
         ("expired.pem", "certificate has expired", "renew it"),
         ("early.pem", "certificate is not yet valid", "the clock"),
         ("stranger/server.pem", "unable to get local issuer certificate", "--cafile"),
     ],
 )
-def test_invalid_certificate_is_refused(directory: Path, cert: str, said: str, advice: str) -> None:
+def test_invalid_certificate_is_refused(directory: Path, cert: str, message: str, advice: str) -> None:
     where = directory / cert
     key = where.parent / "server.key"
     flags = ("--tls-cert", str(where), "--tls-key", str(key), "-l", "127.0.0.1", "-p", "0", "--no-web")
     with Daemon(*flags) as daemon:
         authority = ["--cafile", str(directory / "authority.pem")]
         line = error_line(3, "--tls", "-s", f"localhost:{port(daemon)}", *authority, "stats")
-    assert f"the certificate of tls:localhost:{port(daemon)} is not valid: {said}; " in line
+    assert f"the certificate of tls:localhost:{port(daemon)} is not valid: {message}; " in line
     assert advice in line
 
 
-def test_the_name_must_be_in_the_certificate(plain_client: str, directory: Path) -> None:
+def test_server_name_must_be_in_the_certificate(plain_client: str, directory: Path) -> None:
     authority = ["--cafile", str(directory / "authority.pem")]
     line = error_line(3, "--tls", "-s", plain_client.replace("localhost", "127.0.0.2"), *authority, "stats")
     assert "cannot connect" in line  # the server listens on 127.0.0.1 only
@@ -206,7 +206,7 @@ def test_the_name_must_be_in_the_certificate(plain_client: str, directory: Path)
     assert "IP address mismatch" in line and "connect with a name that the certificate contains" in line
 
 
-def test_without_the_authority_the_certificate_is_refused(plain_client: str) -> None:
+def test_certificate_is_refused_without_its_authority(plain_client: str) -> None:
     assert "--cafile" in error_line(3, "--tls", "-s", plain_client, "stats")
 
 
@@ -228,12 +228,12 @@ def test_plain_client_on_a_tls_port_is_advised_to_add_tls(plain_client: str) -> 
 
 def test_tls_alert_is_distinguished_from_other_replies() -> None:
     """The TLS alert is what stunnel and nginx send to a client without TLS."""
-    with answering(b"\x15\x03\x03\x00\x02\x02\x46") as where:
+    with one_reply_server(b"\x15\x03\x03\x00\x02\x02\x46") as where:
         assert "if it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
 
 
 @contextmanager
-def answering(reply: bytes) -> Iterator[str]:
+def one_reply_server(reply: bytes) -> Iterator[str]:
     """Yield the address of a server that sends *reply* after the first data, and closes the connection."""
 
     def answer() -> None:
@@ -253,8 +253,8 @@ def answering(reply: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("reply", [b"UNKNOWN_COMMAND\r\n", b"BAD_FORMAT\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-def test_tls_to_a_plain_port_that_answers(reply: bytes) -> None:
-    with answering(reply) as where:
+def test_tls_to_a_plain_port_that_replies(reply: bytes) -> None:
+    with one_reply_server(reply) as where:
         line = error_line(3, "--tls", "-s", where, "stats")
     assert f"tls:{where} does not speak TLS; remove --tls, or write plain:HOST:PORT" in line
 
@@ -265,7 +265,7 @@ def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--tls", "--cafile", "{}/missing"], "cannot read --cafile"),
         (["--tls", "--cafile", "{}/server.key"], "there is no certificate in --cafile"),
@@ -279,9 +279,11 @@ def test_tls_to_a_plain_server_that_waits_for_a_line(server: Server) -> None:
         (["--api", "http://127.0.0.1:1", "--cafile", "{}/authority.pem"], "write https://"),
     ],
 )
-def test_unusable_tls_file_is_exit_code_2(directory: Path, plain_client: str, arguments: list[str], said: str) -> None:
+def test_unusable_tls_file_is_exit_code_2(
+    directory: Path, plain_client: str, arguments: list[str], message: str
+) -> None:
     where = [] if "--api" in arguments else ["-s", plain_client]
-    assert said in error_line(2, *where, *(word.format(directory) for word in arguments), "stats")
+    assert message in error_line(2, *where, *(word.format(directory) for word in arguments), "stats")
 
 
 def test_encrypted_key_is_refused_without_a_prompt(directory: Path, plain_client: str) -> None:
@@ -291,7 +293,7 @@ def test_encrypted_key_is_refused_without_a_prompt(directory: Path, plain_client
     assert (code, "decrypt it" in view) == (2, True)
 
 
-def test_a_unix_socket_stays_plain(tmp_path: Path) -> None:
+def test_unix_socket_does_not_use_tls(tmp_path: Path) -> None:
     path = tmp_path / "queue"
     with Daemon("-l", f"unix:{path}", "--no-web"):
         assert run("--tls", "-s", f"unix:{path}", "stats").code == 0

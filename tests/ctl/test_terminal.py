@@ -1,4 +1,4 @@
-"""Behaviour on a terminal: confirmations, keys, colours, progress bars; and shell completion."""
+"""Behaviour on a terminal: confirmations, keys, colours, progress bars, and shell completion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.ctl.test_drain import fill_many
 from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, finish, jobs, run
-from tests.support.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
+from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
 from tests.support.servers import Server
 
 
@@ -29,7 +29,7 @@ def test_destructive_command_asks_for_confirmation(one: Server, answer: str, cod
     assert len(jobs(one, "mail")) == left
 
 
-def test_ctrl_c_at_the_confirmation(one: Server) -> None:
+def test_ctrl_c_at_the_confirmation_deletes_nothing(one: Server) -> None:
     ctl(one, "put", "dear", "--tube", "mail")
     with Terminal("--server", address(one), "clear", "mail") as terminal:
         terminal.wait_for(r"\[y/N\]: ")
@@ -65,14 +65,14 @@ def test_top_sorts_by_key_and_quits_with_q(one: Server) -> None:
             sorted_by_ready = terminal.wait_for(r"by ready(.|\n)*default[^\n]*\n")
             assert sorted_by_ready.index("zz ") < sorted_by_ready.index("aa ")
             terminal.press("r")
-            turned = terminal.wait_for(r"by ready(.|\n)*zz[^\n]*\n")
-            assert turned.index("aa ") < turned.index("zz ")
+            reversed_ = terminal.wait_for(r"by ready(.|\n)*zz[^\n]*\n")
+            assert reversed_.index("aa ") < reversed_.index("zz ")
             terminal.press("q")
             code, view = terminal.end()
     assert (code, "\x1b[?1049l" in view, "Traceback" in view) == (0, True, False)
 
 
-def test_top_updates_by_itself(one: Server) -> None:
+def test_top_updates_periodically(one: Server) -> None:
     with connect(one, "mail") as client, Terminal("--server", address(one), "top", "--interval", "0.1") as terminal:
         terminal.wait_for(r"mail +\x1b\[2m +0")
         client.put(b"")
@@ -91,7 +91,9 @@ def test_ctrl_c_quits_top_with_exit_code_0(one: Server) -> None:
     ("arguments", "variables", "is_coloured"),
     [([], {}, True), (["--no-color"], {}, False), ([], {"NO_COLOR": "1"}, False)],
 )
-def test_colours(one: Server, arguments: list[str], variables: dict[str, str], is_coloured: bool) -> None:
+def test_colours_can_be_disabled(
+    one: Server, arguments: list[str], variables: dict[str, str], is_coloured: bool
+) -> None:
     with Terminal("--server", address(one), "stats", *arguments, variables=variables) as terminal:
         code, view = terminal.end()
     assert (code, "\x1b[" in view) == (0, is_coloured)
@@ -101,17 +103,17 @@ INTERRUPTIBLE = """
 import os
 import sys
 
-import greenstalkctl.__main__ as it
+import greenstalkctl.__main__ as program
 
-real = it.signal.signal
+install = program.signal.signal
 
 def announced(*args):
-    result = real(*args)
+    result = install(*args)
     os.write(1, b"x")
     return result
 
-it.signal.signal = announced
-sys.exit(it.run())
+program.signal.signal = announced
+sys.exit(program.run())
 """
 """Run the program, and write a byte once it has installed its SIGINT handler."""
 
@@ -147,7 +149,7 @@ def test_put_prompts_on_a_terminal(one: Server, arguments: list[str], hint: str)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell: str) -> None:
+def test_completion_prints_a_script(shell: str) -> None:
     done = run("completion", shell)
     assert (done.code, f"_GREENSTALKCTL_COMPLETE={shell}_complete" in done.text) == (0, True)
 
@@ -161,7 +163,7 @@ def complete(one: Server, words: str) -> list[str]:
         "GREENSTALKCTL_SERVER": address(one),
     }
     done = subprocess.run(
-        COMMAND, cwd=REPOSITORY, env=os.environ | environ, capture_output=True, text=True, check=True, timeout=PATIENCE
+        COMMAND, cwd=REPOSITORY, env=os.environ | environ, capture_output=True, text=True, check=True, timeout=TIMEOUT
     )
     assert done.stderr == ""
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
@@ -181,5 +183,5 @@ def test_bash_accepts_the_completion_script(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(run("completion", "bash").text)
     command = f"source {script} && complete -p greenstalkctl"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=TIMEOUT)
     assert done.stdout.strip().endswith("greenstalkctl")

@@ -10,12 +10,12 @@ from tests.support.servers import Server
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "expected"),
     [("0", 0), ("90", 90), ("0.5", 0.5), (".5", 0.5), ("50ms", 0.05), ("30s", 30), ("5m", 300), ("1h30m", 5400),
      ("2d", 172800), ("1d2h3m4s5ms", 93784.005), ("90m", 5400), ("0s", 0)],
 )  # fmt: skip
-def test_durations(written: str, meant: float) -> None:
-    assert units.seconds(written) == meant
+def test_duration_is_parsed(written: str, expected: float) -> None:
+    assert units.seconds(written) == expected
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_invalid_duration_is_rejected(written: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "expected"),
     [("0", 0), ("65535", 65535), ("64K", 65536), ("64k", 65536), ("64KB", 65536), ("64KiB", 65536),
      ("10MB", 10485760), ("10m", 10485760), ("1GiB", 2**30), ("1gb", 2**30), ("1T", 2**40)],
 )  # fmt: skip
-def test_sizes(written: str, meant: int) -> None:
-    assert units.size(written) == meant
+def test_size_is_parsed(written: str, expected: int) -> None:
+    assert units.size(written) == expected
 
 
 @pytest.mark.parametrize("written", ["", "K", "-1", "1.5M", "1P", "10B", "1ib", "1 K", "64KK", "٣", "9" * 5000])
@@ -43,7 +43,7 @@ def test_invalid_size_is_rejected(written: str) -> None:
         units.size(written)
 
 
-def test_durations_of_commands(server: Server) -> None:
+def test_commands_accept_durations_and_sizes(server: Server) -> None:
     with connect(server, "mail") as mail:
         job_id = ctl(server, "put", "x", "--tube", "mail", "--delay", "1h30m", "--ttr", "2m").json
         stats = mail.stats_job(job_id)
@@ -55,7 +55,7 @@ def test_durations_of_commands(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("pause mail 50ms", "is not a whole number of seconds"),
         ("put x --delay 1.5", "is not a whole number of seconds"),
@@ -68,6 +68,6 @@ def test_durations_of_commands(server: Server) -> None:
         ("bench --size 1P", "such as 65535, 64K, 10MB or 1GiB"),
     ],
 )
-def test_invalid_duration_or_size_is_exit_code_2(one: Server, arguments: str, said: str) -> None:
+def test_invalid_duration_or_size_is_exit_code_2(one: Server, arguments: str, message: str) -> None:
     done = ctl(one, *arguments.split())
-    assert (done.code, len(done.err.splitlines()), said in done.err) == (2, 1, True), done.err
+    assert (done.code, len(done.err.splitlines()), message in done.err) == (2, 1, True), done.err

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalkctl.table import ELLIPSIS, GAP, MIN_WIDTHS, Column, fit
-from tests.ctl.world import EITHER_WAY, Client, Terminal, WithApi, connect, ctl, where
+from tests.ctl.world import BY_PROTOCOL_AND_API, Client, Terminal, WithApi, connect, ctl, where
 from tests.support.servers import Server
 
 LONG = "production.eu-west-1." + "x" * 158 + ".thumbnails.retry-low"
@@ -33,7 +33,7 @@ def wide(server: Server, mail: Client) -> Iterator[Server]:
         yield server
 
 
-def shown(server: Server, columns: int, *args: str) -> list[str]:
+def lines_on_terminal(server: Server, columns: int, *args: str) -> list[str]:
     """Return the lines that a command writes to a terminal of *columns* characters; none may be wider."""
     with Terminal(*where(server), *args, "--no-color", columns=columns) as terminal:
         code, view = terminal.end()
@@ -44,7 +44,7 @@ def shown(server: Server, columns: int, *args: str) -> list[str]:
     return [line for line in lines if line]
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 @pytest.mark.parametrize(
     ("columns", "titles"),
     [
@@ -54,7 +54,7 @@ def shown(server: Server, columns: int, *args: str) -> list[str]:
     ],
 )
 def test_tubes_has_a_line_for_each_tube_at_any_width(wide: Server, columns: int, titles: list[str]) -> None:
-    head, rule, *rows = shown(wide, columns, "tubes")
+    head, rule, *rows = lines_on_terminal(wide, columns, "tubes")
     assert all(title in head for title in titles)
     assert set(rule) == {RULE}
     assert [row.split()[0] for row in rows if ELLIPSIS not in row] == ["default", "mail"]
@@ -65,10 +65,10 @@ def test_tubes_has_a_line_for_each_tube_at_any_width(wide: Server, columns: int,
     assert abs(len(begin) - len(end)) <= 1
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 @pytest.mark.parametrize("columns", [20, 40, 60, 80])
 def test_sort_column_is_never_dropped(wide: Server, columns: int) -> None:
-    head, _, *rows = shown(wide, columns, "tubes", "--sort", "pause-left")
+    head, _, *rows = lines_on_terminal(wide, columns, "tubes", "--sort", "pause-left")
     assert "pause left" in head
     assert re.search(r"429496729\d$", rows[0])
 
@@ -76,7 +76,7 @@ def test_sort_column_is_never_dropped(wide: Server, columns: int) -> None:
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize("command", [["top", "--once", "--interval", "0.1"], ["bench", "--jobs", "20"]])
 def test_other_tables_fit_the_terminal(wide: Server, columns: int, command: list[str]) -> None:
-    assert any(set(line) == {RULE} for line in shown(wide, columns, *command))
+    assert any(set(line) == {RULE} for line in lines_on_terminal(wide, columns, *command))
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -99,7 +99,7 @@ def test_jobs_has_a_line_for_each_job_at_any_width(with_api: WithApi, columns: i
     with connect(with_api, LONG) as client:
         client.put(b"y" * 300, priority=LARGE)
         client.put(b"z" * 300, priority=LARGE)
-    head, _, *rows = shown(with_api, columns, "jobs")
+    head, _, *rows = lines_on_terminal(with_api, columns, "jobs")
     assert head.split() == titles
     assert len(rows) == 2
     for row, body in zip(rows, "yz", strict=True):
@@ -108,7 +108,7 @@ def test_jobs_has_a_line_for_each_job_at_any_width(with_api: WithApi, columns: i
         assert len(last) >= MIN_WIDTHS["text"] and last == body * (len(last) - 1) + ELLIPSIS
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_pipe_gets_all_columns_uncut(wide: Server) -> None:
     tubes, top = ctl(wide, "tubes").text, ctl(wide, "top", "--once", "--interval", "0.1").text
     for text in (tubes, top):
@@ -117,17 +117,17 @@ def test_pipe_gets_all_columns_uncut(wide: Server) -> None:
     assert "pause left" in tubes and "urgent" in tubes and "total" in tubes
 
 
-@EITHER_WAY
+@BY_PROTOCOL_AND_API
 def test_no_header_leaves_one_line_per_tube(wide: Server) -> None:
     rows = ctl(wide, "tubes", "--no-header").text.splitlines()
     assert {row.split()[0] for row in rows} == {LONG, "default", "mail"}
     assert len({len(row.split()) for row in rows}) == 1
     assert rows == ctl(wide, "--no-header", "tubes").text.splitlines()
-    assert shown(wide, 60, "tubes", "--no-header")[0].startswith("default ")
+    assert lines_on_terminal(wide, 60, "tubes", "--no-header")[0].startswith("default ")
 
 
 @pytest.mark.parametrize("columns", [60, 80])
-def test_tube_shows_the_whole_name(wide: Server, columns: int) -> None:
+def test_tube_prints_the_whole_name(wide: Server, columns: int) -> None:
     """The terminal wraps the name, so that it can be copied; the command breaks no line."""
     with Terminal(*where(wide), "tube", LONG, "--no-color", columns=columns) as terminal:
         code, view = terminal.end()
@@ -140,17 +140,17 @@ TABLES = st.lists(
 
 
 @given(TABLES, st.integers(20, 200), st.booleans())
-def test_shown_columns_fit(table: list[tuple[int, str, int]], room: int, keeps: bool) -> None:
+def test_selected_columns_fit(table: list[tuple[int, str, int]], room: int, keeps_last: bool) -> None:
     columns = [Column("name", 0, "name")]
     columns += [Column(f"column {i}", rank + 1, kind) for i, (rank, kind, _) in enumerate(table)]  # type: ignore[arg-type]
     natural = [200, *(min(width, 20) if kind == "figure" else width for _, kind, width in table)]
-    keep = columns[-1].title if keeps else ""
+    keep = columns[-1].title if keeps_last else ""
     widths = fit(columns, natural, room, keep)
     assert sum(widths.values()) + GAP * (len(widths) - 1) <= max(room, 20 + GAP + 1)
-    assert 0 in widths and (not keeps or len(columns) - 1 in widths)
+    assert 0 in widths and (not keeps_last or len(columns) - 1 in widths)
     for index, width in widths.items():
         least = MIN_WIDTHS.get(columns[index].kind, 200)
-        assert width >= (1 if index == 0 and keeps else min(natural[index], least))
+        assert width >= (1 if index == 0 and keeps_last else min(natural[index], least))
         assert width <= natural[index]
     dropped = [column.rank for index, column in enumerate(columns) if index not in widths]
     kept = [column.rank for index, column in enumerate(columns) if index in widths and column.title != keep]

@@ -1,4 +1,4 @@
-"""Run greenstalkctl in this process, in a child process or on a terminal; and servers to run it against."""
+"""Functions that run greenstalkctl in this process, in a child process or on a terminal, and servers for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ import greenstalk
 import pytest
 
 from greenstalkctl.cli import main
-from tests.support.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY
+from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
+from tests.support.pages import free_ports
 from tests.support.servers import Baseline, Kind, Server, ours
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
@@ -39,23 +40,22 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08[bold]x[/bold]"
 
 Client = greenstalk.Client[bytes]
 
-EITHER_WAY = pytest.mark.parametrize("server", ["ours", "beanstalkd", "api"], indirect=True)
-"""The mark of a module whose tests run by the protocol and by the API."""
+BY_PROTOCOL_AND_API = pytest.mark.parametrize("server", ["ours", "beanstalkd", "api"], indirect=True)
+"""Mark of a test or module that runs with both servers over the protocol, and over the API."""
 
 
 class WithApi(Server):
     """Greenstalk Server, reached by its API; `dashboard` is its URL."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         command = (*ours().command, "--web-host", "127.0.0.1", "--web-port", str(port))
         super().__init__(Kind("ours with its API", command))
         self.dashboard = f"http://127.0.0.1:{port}"
 
     def reset(self) -> Baseline:
         """Reset the server; if that restarts it, also wait for its dashboard."""
-        baseline, until = super().reset(), time.monotonic() + PATIENCE
+        baseline, until = super().reset(), time.monotonic() + TIMEOUT
         while True:
             try:
                 socket.create_connection(("127.0.0.1", int(self.dashboard.rpartition(":")[2]))).close()
@@ -114,7 +114,7 @@ def run(*args: str, stdin: bytes = b"") -> Done:
 
 
 def where(server: Server) -> tuple[str, str]:
-    """Return the option that selects *server*, by the protocol or by the API."""
+    """Return the option that selects *server*, over the protocol or over the API."""
     return ("--api", server.dashboard) if isinstance(server, WithApi) else ("--server", address(server))
 
 
@@ -136,7 +136,7 @@ def jobs(server: Server, tube: str) -> list[tuple[str, bytes, int, int]]:
 
 
 def _stats(client: Client, tube: str) -> Iterator[greenstalk.StatsJob]:
-    """Yield the statistics of all jobs of *tube*, by looking up every possible id."""
+    """Yield the statistics of all jobs of *tube*; look up each possible id."""
     newest = client.put(b"")
     client.delete(newest)
     for job_id in range(1, newest):
@@ -183,7 +183,7 @@ class Terminal:
 
     def interrupt(self) -> None:
         """Send SIGINT until the command ends: a signal just before a read does not interrupt the read."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while self.process.poll() is None and time.monotonic() < until:
             self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
@@ -191,7 +191,7 @@ class Terminal:
 
     def wait_for(self, pattern: str) -> str:
         """Read until the output matches *pattern*; return and clear the output since the last call."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while (match := re.search(pattern, self.view)) is None:
             assert time.monotonic() < until and self._read(), f"no {pattern!r} in {self.view!r}"
         view, self.view = self.view[: match.end()], self.view[match.end() :]
@@ -201,10 +201,10 @@ class Terminal:
         """Wait for the command to end; return the exit code, and the output since the last call."""
         while self._read():
             pass
-        return self.process.wait(PATIENCE), self.view
+        return self.process.wait(TIMEOUT), self.view
 
     def _read(self) -> bool:
-        readable, _, _ = select.select([self._master], [], [], PATIENCE)
+        readable, _, _ = select.select([self._master], [], [], TIMEOUT)
         try:
             data = os.read(self._master, 65536) if readable else b""
         except OSError:  # the command has closed the terminal
@@ -225,16 +225,16 @@ def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], number: signal.Signals | None = None) -> Done:
-    """Send the signal *number* if given, and wait for the process to end."""
+    """Send the signal *number*, if any, and wait for the process to end; return its exit code and output."""
     if number is not None:
         process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     return Done(process.returncode, out, err.decode())
 
 
 @contextmanager
 def old_server(server: Server) -> Iterator[str]:
-    """Yield the address of a proxy that makes *server* behave as beanstalkd 1.11, which has no reserve-job."""
+    """Yield the address of a proxy that makes *server* behave like beanstalkd 1.11, which has no reserve-job."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         threading.Thread(target=_accept, args=(listener, server.address), daemon=True).start()
@@ -269,15 +269,15 @@ class _Front(BaseHTTPRequestHandler):
     target: ClassVar[str]
     is_brief: ClassVar[bool]
     is_late: ClassVar[bool]
-    has_answered = False
+    has_responded = False
 
     def do_GET(self) -> None:
-        if self.is_late and self.has_answered:
+        if self.is_late and self.has_responded:
             self.close_connection = True
             return
-        self.has_answered = True
+        self.has_responded = True
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        far = HTTPConnection(self.target.removeprefix("http://"), timeout=PATIENCE)
+        far = HTTPConnection(self.target.removeprefix("http://"), timeout=TIMEOUT)
         far.request(self.command, self.path, body, dict(self.headers))
         response = far.getresponse()
         content = response.read()
@@ -298,7 +298,7 @@ def front(
 ) -> Iterator[str]:
     """Yield the address of a proxy in front of the API at *target*.
 
-    One that *is_brief* ends a connection after each answer, one that *is_late* only when the next request is there.
+    With *is_brief* it closes a connection after each response, with *is_late* only when the next request arrives.
     """
     handler = type("Front", (_Front,), {"target": target, "is_brief": is_brief, "is_late": is_late})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

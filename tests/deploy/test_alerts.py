@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.daemon import PATIENCE, REPOSITORY
+from tests.support.daemon import REPOSITORY, TIMEOUT
 
 RULES = REPOSITORY / "docs" / "prometheus-alerts.yml"
 SERIES = Path(__file__).with_name("alerts.yml")
@@ -37,7 +37,7 @@ FIRES: dict[str, tuple[str, dict[str, str]]] = {
 def promtool(*arguments: str) -> str:
     """Run promtool; return its output, and fail if it fails."""
     assert shutil.which("promtool"), "promtool is missing: apt-get install prometheus"
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

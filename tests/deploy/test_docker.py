@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from tests.packaging.test_wheel import NEEDED_TO_BUILD, SOURCES
-from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment
 
 DOCKERFILE = REPOSITORY / "deploy" / "Dockerfile"
 INSTRUCTIONS = [
@@ -34,7 +34,7 @@ def health_check(port: int) -> int:
     done = subprocess.run(
         [sys.executable, *arguments],
         env=environment(PORT=str(port)),
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         capture_output=True,
         check=False,
     )
@@ -43,7 +43,7 @@ def health_check(port: int) -> int:
 
 def test_dockerfile_passes_the_linter() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
@@ -87,12 +87,12 @@ def test_command_serves_as_process_1_and_stops_on_sigterm(tmp_path: Path) -> Non
         assert daemon.dashboard.startswith("http://0.0.0.0:")
         (server,) = psutil.Process(daemon.process.pid).children()
         server.send_signal(signal.SIGTERM)
-        assert daemon.process.wait(PATIENCE) == 0
+        assert daemon.process.wait(TIMEOUT) == 0
 
 
 def test_missing_password_names_the_variable(tmp_path: Path) -> None:
     done = subprocess.run(
-        COMMAND, env=image_environment(tmp_path), capture_output=True, text=True, timeout=PATIENCE, check=False
+        COMMAND, env=image_environment(tmp_path), capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert done.returncode == 5
     assert "set GREENSTALK_WEB_PASSWORD" in done.stderr

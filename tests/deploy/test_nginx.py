@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.nodes import wait_until
 from tests.support.pages import free_ports
 
@@ -58,7 +58,7 @@ class Proxy:
         headers["Authorization"] = "Basic " + base64.b64encode(f"admin:{password}".encode()).decode()
         if body is not None:
             headers["Content-Type"] = "application/json"
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)) as connection:
             connection.request(method, self.prefix + path, json.dumps(body) if body is not None else None, headers)
             with connection.getresponse() as response:
                 yield response

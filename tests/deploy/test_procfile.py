@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_command import PUT
 from tests.support.cluster import Cluster
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, ask, environment
 from tests.support.nodes import wait_until
 
 BIN = Path(sys.executable).parent
@@ -44,13 +44,13 @@ def platform(app: Path, port: int, **variables: str) -> Daemon:
 
 def ask_queue(app: Path, request: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(PATIENCE)
+        sock.settimeout(TIMEOUT)
         sock.connect(str(app / "queue"))
         return ask(sock, request)
 
 
 def status(port: int, path: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         connection.request("GET", path)
         return connection.getresponse().status
@@ -64,7 +64,7 @@ def test_procfile_serves_on_port_keeps_jobs_and_stops_gracefully(tmp_path: Path)
         assert (status(port, "/healthz"), status(port, "/")) == (200, 401)
         assert ask_queue(tmp_path, PUT) == b"INSERTED 1"
         first.process.send_signal(signal.SIGTERM)
-        said, _ = first.process.communicate(timeout=PATIENCE)
+        said, _ = first.process.communicate(timeout=TIMEOUT)
         assert b"stopped (rc=0)" in said
     assert (tmp_path / "data" / "journal.1").exists()
     with platform(tmp_path, port, **PASSWORD):

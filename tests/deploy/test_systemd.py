@@ -18,7 +18,7 @@ import pytest
 from greenstalk_server.config.definitions import DEFINITIONS
 from tests.cli.test_command import PUT
 from tests.cli.test_listening import activation_command
-from tests.support.daemon import COMMAND, PATIENCE, REPOSITORY, Daemon, ask, environment
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, ask, environment
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
 SOCKET = REPOSITORY / "deploy" / "greenstalk-server.socket"
@@ -154,11 +154,11 @@ def test_server_accepts_connections_on_systemd_socket(tmp_path: Path) -> None:
             assert process.stderr is not None
             assert process.stderr.readline().startswith(b"Listening on ")
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(PATIENCE)
+                sock.settimeout(TIMEOUT)
                 sock.connect(str(path))
                 assert ask(sock, PUT) == b"INSERTED 1"
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE)
+            _, said = process.communicate(timeout=TIMEOUT)
         finally:
             process.kill()
     assert process.returncode == 0, said
@@ -172,11 +172,11 @@ def test_new_clients_wait_while_the_server_restarts(tmp_path: Path) -> None:
         with Daemon("--no-web", "-b", str(tmp_path), command=command, pass_fds=[listener.fileno()]) as first:
             assert first.ask(PUT) == b"INSERTED 1"
             assert first.stop()[0] == 0
-        with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
             client.sendall(b"reserve\r\n")
             with Daemon("--no-web", "-b", str(tmp_path), command=command, pass_fds=[listener.fileno()]):
                 assert ask(client, b"") == b"RESERVED 1 2"
 
 
 def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT, check=False)

@@ -1,1 +1,1 @@
-"""The pages of docs/: every command in them runs as written, and prints what the page shows."""
+"""The pages of docs/: each command runs as written, and prints the output that the page shows."""

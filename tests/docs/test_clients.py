@@ -1,10 +1,9 @@
-"""The worker of docs/clients.md, run as written: it does jobs, buries failed ones, reconnects, and stops gracefully."""
+"""The worker of docs/clients.md, run as written: it does jobs, buries failed jobs, reconnects, and stops gracefully."""
 
 from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from typing import Any
 import greenstalk
 import pytest
 
-from tests.support.daemon import MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment
+from tests.support.pages import free_ports
 from tests.support.peer import eventually
 
 PAGE = REPOSITORY / "docs" / "clients.md"
@@ -23,8 +23,7 @@ PAGE = REPOSITORY / "docs" / "clients.md"
 @pytest.fixture
 def port() -> int:
     """A free port for consecutive servers."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def test_worker_survives_failing_jobs_and_a_restart(worker: subprocess.Popen[str
         put(port, b"three")
         assert worker.stdout.readline() == "did three\n"
         worker.send_signal(signal.SIGTERM)
-        _, log = worker.communicate(timeout=PATIENCE)
+        _, log = worker.communicate(timeout=TIMEOUT)
         assert worker.returncode == 0
         assert counts(port) == (2, 2)
     assert "job 1 failed and is buried" in log

@@ -1,4 +1,4 @@
-"""The examples of docs/ that a reader copies: each runs as written, and prints what the page shows.
+"""The examples of the pages: each runs as written, and prints the output that the page shows.
 
 To add a page, add a row to PAGES; examples.py says which comments a page may use.
 """
@@ -29,28 +29,28 @@ PAGES: Mapping[str, bool] = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_of_a_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+def test_commands_of_a_page_print_the_shown_output(page: str, tmp_path: Path) -> None:
     for command, package in (("curl", "curl"), ("openssl", "openssl"), ("socat", "socat")):
         assert shutil.which(command), f"{command} is missing: apt-get install {package}"
     found = examples((REPOSITORY / "docs" / page).read_text())
     assert found
     if not PAGES[page]:
         ports = _ports()
-        instead = ports | {"/run/greenstalk.sock": str(tmp_path / "socket")}
-        printed = run(found, tmp_path, instead, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
+        replacements = ports | {"/run/greenstalk.sock": str(tmp_path / "socket")}
+        printed = run(found, tmp_path, replacements, GREENSTALK_LISTEN_PORT=ports["11300"], PORT=ports["8080"])
     else:
-        with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # as `make run`, on free ports
+        with Daemon("-b", str(tmp_path), *LOOPBACK) as server:  # like `make run`, on free ports
             web, queue = urlsplit(server.dashboard).port, f"127.0.0.1:{server.port}"
-            instead = {"127.0.0.1:11300": queue, ":8080": f":{web}", ".venv/bin/": ""}
-            printed = run(found, tmp_path, instead, GREENSTALKCTL_SERVER=queue)
+            replacements = {"127.0.0.1:11300": queue, ":8080": f":{web}", ".venv/bin/": ""}
+            printed = run(found, tmp_path, replacements, GREENSTALKCTL_SERVER=queue)
     for example, text in zip(found, printed, strict=True):
         assert matches(example, text), f"line {example.line} printed {text}, and the page shows {example.shown}"
 
 
 def _ports() -> dict[str, str]:
     """Return a free port for each port in the pages."""
-    written = ("11300", "11301", "8080")
-    return {port: str(free) for port, free in zip(written, free_ports(len(written)), strict=True)}
+    ports = ("11300", "11301", "8080")
+    return {port: str(free) for port, free in zip(ports, free_ports(len(ports)), strict=True)}
 
 
 # Tests of examples.py

@@ -47,9 +47,9 @@ echo picture > picture.jpg
 printf 'ann\\nbob\\n' > addresses
 """
 
-INSTEAD = {
-    "-eq 0": "-gt 0",  # the page's test that no job is buried would end the block here
-    "age:>2h reserves:>3 body:~route": "age:<2h reserves:>0 body:~ann",  # finds the jobs of this test
+REPLACEMENTS = {
+    "-eq 0": "-gt 0",  # otherwise the page's test for buried jobs would end the block
+    "age:>2h reserves:>3 body:~route": "age:<2h reserves:>0 body:~ann",  # matches the jobs of this test
 }
 """Replacements in examples that look for jobs which a new server does not have."""
 
@@ -60,9 +60,9 @@ def test_each_block_of_examples_succeeds(block: Example, tmp_path: Path) -> None
     preamble = Example(0, PREAMBLE.format(python=shlex.quote(sys.executable)), None, "", "")
     flags = ("-l", "127.0.0.1", "-p", "0")
     with Daemon(*flags, "--web-port", "0") as server, Daemon(*flags, "--no-web") as other:
-        instead = INSTEAD | {"queue2:11300": f"127.0.0.1:{other.port}"}
-        instead["http://127.0.0.1:8080"] = server.dashboard.rstrip("/")
+        replacements = REPLACEMENTS | {"queue2:11300": f"127.0.0.1:{other.port}"}
+        replacements["http://127.0.0.1:8080"] = server.dashboard.rstrip("/")
         variables = {"GREENSTALKCTL_SERVER": f"127.0.0.1:{server.port}", "PORT_OF_QUEUE": str(server.port)}
-        _, printed = run([preamble, block], tmp_path, instead, **variables)
+        _, printed = run([preamble, block], tmp_path, replacements, **variables)
     print(printed)
     assert printed or ">" in block.commands

@@ -36,7 +36,7 @@ TIMEOUT = 60.0
 
 SUDO = """\
 #!/bin/sh
-# The database administrator, who types the password twice.
+# Runs a command as the database administrator, and types the password twice.
 test "$1 $2" = "-u postgres" || exit 1
 shift 2
 if [ "$(id -u)" = 0 ]; then set -- setpriv --reuid=postgres --regid=postgres --clear-groups "$@"; fi
@@ -59,8 +59,8 @@ BACKUP_TO = "/var/lib/postgresql/15/main"
 HANDOVER = block("sh", "greenstalk-server handover")
 COMMANDS = (CREATE, SERVE, MOVE, BASE_BACKUP, HANDOVER)
 
-SETTINGS, LET_IN = block("text", "# postgresql.conf; requires a restart").split("\n\n")
-LET_REPLICATE, WAIT_FOR_STANDBY = block("text", "# pg_hba.conf\nhost  replication").split("\n\n")
+SETTINGS, ALLOW_SERVERS = block("text", "# postgresql.conf; requires a restart").split("\n\n")
+ALLOW_REPLICATION, WAIT_FOR_STANDBY = block("text", "# pg_hba.conf\nhost  replication").split("\n\n")
 WHO_LEADS, SESSIONS = block("sql", "SELECT name, holder_name").split("\n\n")
 CREATE_REPLICATOR = "sudo -u postgres createuser --replication --pwprompt replicator"
 SYNC_STATE = "SELECT application_name, sync_state FROM pg_stat_replication"
@@ -78,8 +78,8 @@ class Backup(Cluster):
 
     def _run(self, program: str, *arguments: str) -> None:
         if program == "pg_basebackup":
-            here = {"host=db1": f"host=127.0.0.1 port={self._upstream.port}", BACKUP_TO: str(self.directory / "data")}
-            self._shell.run(replaced(BASE_BACKUP, here), TYPED=PASSWORD)
+            local = {"host=db1": f"host=127.0.0.1 port={self._upstream.port}", BACKUP_TO: str(self.directory / "data")}
+            self._shell.run(replaced(BASE_BACKUP, local), TYPED=PASSWORD)
         else:
             super()._run(program, *arguments)
 
@@ -148,7 +148,7 @@ def replaced(text: str, written: dict[str, str]) -> str:
     return text
 
 
-def let_in(cluster: Cluster, lines: str) -> None:
+def allow_access(cluster: Cluster, lines: str) -> None:
     """Insert *lines* of the page at the top of pg_hba.conf, with the address of this machine."""
     file = cluster.directory / "data" / "pg_hba.conf"
     file.write_text(re.sub(r"10\.0\.0\.\d+/32", "127.0.0.1/32", lines) + "\n" + file.read_text())
@@ -171,11 +171,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             connection.execute("DROP DATABASE greenstalk")  # the page creates it
         shell.run(CREATE, TYPED=PASSWORD)
         append_settings(db1, SETTINGS)
-        let_in(db1, LET_IN)
+        allow_access(db1, ALLOW_SERVERS)
         db1.stop()
         db1.start()
         shell.run(CREATE_REPLICATOR, TYPED=PASSWORD)
-        let_in(db1, LET_REPLICATE)
+        allow_access(db1, ALLOW_REPLICATION)
         append_settings(db1, "")
         with Backup(shell, db1) as db2:
             append_settings(db1, WAIT_FOR_STANDBY)
@@ -194,7 +194,7 @@ def lead(site: Site, journal: str) -> tuple[object, ...]:
     return row[1:]
 
 
-def look(*nodes: Node) -> str:
+def status_command(*nodes: Node) -> str:
     """Return the page's command that shows the active server, for *nodes*."""
     (command,) = re.findall(r"`(curl -s http\S+; curl -s \S+)`", PAGE)
     addresses = zip(("10.0.0.5:8080", "10.0.0.6:8080"), nodes, strict=True)
@@ -220,8 +220,8 @@ def test_two_servers_hand_over_and_the_queries_show_who_leads(site: Site, tmp_pa
         (second,) = [node for node in nodes.nodes if node is not first]
         assert put(first) == b"INSERTED 1"
         assert [node.gauge("leader") for node in (first, second)] == [1, 0]
-        said = site.shell.run(look(first, second))
-        assert re.fullmatch(rf"ready\nstandby of .*:{first.port} is active, [0-9.]+ s behind\n", said)
+        output = site.shell.run(status_command(first, second))
+        assert re.fullmatch(rf"ready\nstandby of .*:{first.port} is active, [0-9.]+ s behind\n", output)
         holder_name, uuid, _epoch, _until, is_over = lead(site, "default")
         assert str(holder_name).endswith(f":{first.port}")
         assert is_over is False
@@ -301,7 +301,7 @@ def test_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_path
 
 
 def blockers(site: Site) -> set[int]:
-    """Return the process ids of sessions that block the servers', by the page's query; servers may block each other."""
+    """Return the process ids that block sessions of the servers, from the page's query, without the servers' own."""
     rows = site.db1.ask(SESSIONS)
     ours = {row[0] for row in rows if str(row[1]).startswith("greenstalk-server")}
     named = {pid for row in rows if row[0] in ours and isinstance(row[5], list) for pid in row[5]}

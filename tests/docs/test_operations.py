@@ -52,7 +52,7 @@ def test_upgrade_restarts_the_server_only_if_the_check_succeeds(variables: str, 
     (command,) = re.findall(r"^(\( set -a; .*?restart greenstalk-server)$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "queue").mkdir()
     (tmp_path / "file.env").write_text(variables)
-    for written, here in {
+    for written, local in {
         "runuser -u greenstalk -- /opt/greenstalk/bin/greenstalk-server": "greenstalk-server",
         "/etc/greenstalk-server.env": shlex.quote(str(tmp_path / "file.env")),
         "/var/lib/greenstalk": shlex.quote(str(tmp_path / "queue")),
@@ -60,7 +60,7 @@ def test_upgrade_restarts_the_server_only_if_the_check_succeeds(variables: str, 
         "-b ": "-l 127.0.0.1 -p 0 --web-port 0 -b ",
     }.items():
         assert command.count(written) == 1
-        command = command.replace(written, here)
+        command = command.replace(written, local)
     out, err = shell(command, tmp_path)
     assert out.endswith(printed) and bool(out) == bool(printed)
     assert bool(err) != bool(printed), err

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.definitions import DEFINITIONS
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 
 README = (REPOSITORY / "README.md").read_text()
-COMPILE = "GREENSTALK_COMPILE"
-"""The variables that setup.py reads."""
+OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
+"""The variables that setup.py and greenstalk_server/build.py read."""
 
 PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
 
@@ -41,12 +41,12 @@ def test_first_example_of_the_readme_runs() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:
         source = source.replace("11300", str(daemon.port))
         done = subprocess.run(
-            [sys.executable, "-c", source], capture_output=True, text=True, timeout=PATIENCE, check=False
+            [sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     assert (done.stdout, done.stderr, done.returncode) == (expected, "", 0)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_variable_on_a_page_exists(page: Path) -> None:
-    known = {definition.variable for definition in DEFINITIONS} | {COMPILE}
+    known = {definition.variable for definition in DEFINITIONS} | OF_THE_BUILD
     assert set(re.findall(r"\bGREENSTALK_[A-Z_]+", page.read_text())) <= known

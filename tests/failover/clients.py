@@ -62,9 +62,9 @@ class Client(threading.Thread):
 
     def _visit(self, port: int) -> None:
         """Use one server as long as it replies."""
-        patience = PROBE_TIMEOUT if self._is_probe else REPLY_TIMEOUT
+        timeout = PROBE_TIMEOUT if self._is_probe else REPLY_TIMEOUT
         try:
-            sock = socket.create_connection(("127.0.0.1", port), patience)
+            sock = socket.create_connection(("127.0.0.1", port), timeout)
         except OSError:
             time.sleep(0.01)
             return

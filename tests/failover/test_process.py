@@ -34,7 +34,7 @@ from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.runtime.clock import Clock
 from tests.postgresql.test_journal import Member
 from tests.support.cluster import Cluster
-from tests.support.daemon import PATIENCE, REPOSITORY, ask, environment
+from tests.support.daemon import REPOSITORY, TIMEOUT, ask, environment
 from tests.support.nodes import ACTIVE, Node, Nodes, run_command, wait_until
 from tests.support.world import make_broker
 
@@ -81,14 +81,14 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
         assert active.role == ACTIVE
 
 
-class Kept:
+class CyclicQueue:
     """A queue in a reference cycle, like one with a dashboard."""
 
     def __init__(self, rows: Rows, clock: Clock) -> None:
         self.rows: Rows = rows
         self.broker: Broker = make_broker()
         self.binlog: SharedBinlog = SharedBinlog(rows, 4096, 0, os.urandom)
-        self.itself: Kept = self
+        self.itself: CyclicQueue = self
 
     def prepare(self, role: Callable[[], ClusterStatus]) -> None:
         pass
@@ -96,7 +96,7 @@ class Kept:
 
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Let greenlets run until *is_so*."""
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(TIMEOUT):
         while not is_so():
             gevent.sleep(0.01)
 
@@ -106,12 +106,12 @@ def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Clust
     leader.lead()
     leader.put(b"a")
     leader.commit()
-    made: list[weakref.ref[Kept]] = []
+    made: list[weakref.ref[CyclicQueue]] = []
     gc.collect()
     before = tables()
 
-    def make(rows: Rows, clock: Clock) -> Kept:
-        queue = Kept(rows, clock)
+    def make(rows: Rows, clock: Clock) -> CyclicQueue:
+        queue = CyclicQueue(rows, clock)
         made.append(weakref.ref(queue))
         return queue
 
@@ -123,7 +123,7 @@ def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Clust
     standby = gevent.spawn(candidate.run, stopping)
     try:
         wait_for(lambda: candidate.status().behind is not None)
-        cluster.ask(f"UPDATE greenstalk_batch SET segment = segment + 1 WHERE journal = {leader.seat.journal}")  # noqa: S608
+        cluster.ask(f"UPDATE greenstalk_batch SET segment = segment + 1 WHERE journal = {leader.lease.journal}")  # noqa: S608
         wait_for(lambda: len(made) == 2 and candidate.status().behind is not None)
         wait_for(lambda: candidate.status().leader == "leader")
         assert [queue() is None for queue in made] == [True, False]
@@ -132,14 +132,14 @@ def test_standby_that_reads_from_the_start_frees_what_it_had_read(cluster: Clust
         gc.set_threshold(*thresholds)
         stopping.set()
         standby.get()
-        for link in candidate.links:
-            link.close()
+        for connection in candidate.connections:
+            connection.close()
         leader.close()
 
 
 def tables() -> int:
     """Return the number of job tables in memory."""
-    return sum(isinstance(one, JobTable) for one in gc.get_objects())
+    return sum(type(one) is JobTable for one in gc.get_objects())  # isinstance takes every mapping for a compiled one
 
 
 def test_server_name_contains_only_characters_that_a_database_accepts() -> None:
@@ -155,7 +155,7 @@ import sys
 from types import SimpleNamespace
 from greenstalk_server.cluster.leadership import ProcessLifetime
 sys.executable = "/nowhere/python"
-ProcessLifetime(SimpleNamespace(lead=None, links=[], lease=SimpleNamespace(me="me"))).execute_again()
+ProcessLifetime(SimpleNamespace(lead=None, links=[], lease=SimpleNamespace(holder_id="me"))).execute_again()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Final
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import Peer
 
 OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY"
@@ -57,7 +57,7 @@ def states(peer: Peer, ids: list[int]) -> list[str]:
 def readiness(server: Daemon) -> tuple[int, str]:
     """The status and text of /readyz."""
     try:
-        with urllib.request.urlopen(server.dashboard + "readyz", timeout=PATIENCE) as page:  # noqa: S310  on loopback
+        with urllib.request.urlopen(server.dashboard + "readyz", timeout=TIMEOUT) as page:  # noqa: S310  on loopback
             return page.status, page.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -61,7 +61,7 @@ def one(data: bytes) -> None:
 def _use(directory: Path, archive: bytes) -> None:
     reader = Reader(archive.splitlines(keepends=True))
     next_id = reader.head()
-    listed: dict[int, Any] = {each.id: facts(each) for each in reader.rest(next_id) if isinstance(each, Job)}
+    listed: dict[int, Any] = {each.id: facts(each) for each in reader.entries(next_id) if isinstance(each, Job)}
     assert sum(len(body) for _, body, _, _ in listed.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
     broker, binlog = started(disk)
@@ -69,7 +69,7 @@ def _use(directory: Path, archive: bytes) -> None:
     assert {id: facts(job) for id, job in broker.jobs.items()} == listed
     exported = list(Writer().lines(START, broker.next_id, [], [broker.jobs[id] for id in sorted(broker.jobs)]))
     again = Reader(exported)
-    assert {each.id: facts(each) for each in again.rest(again.head()) if isinstance(each, Job)} == listed
+    assert {each.id: facts(each) for each in again.entries(again.head()) if isinstance(each, Job)} == listed
     put_one(broker)
     _command(broker)
     startup.write_out(binlog)

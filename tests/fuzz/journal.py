@@ -35,7 +35,7 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk, seeded
-from tests.journal.workload import SMALL, Bench, Look
+from tests.journal.workload import SMALL_SEGMENT, Bench, JobSnapshot
 from tests.support.world import START, make_broker
 
 SEEDS: Final = (1, 2, 3, 4)
@@ -62,14 +62,14 @@ def base(seed: int) -> Base:
     """Return the journal of the server with *seed*; always the same."""
     bench = Bench(Disk(), seeded(seed))
     for _ in range(TURNS):
-        bench.turn()
+        bench.step()
     bench.settle(3)
-    files = {name_of(number): bench.disk.everything()[name_of(number)] for number in numbers(bench.disk.list())}
+    files = {name_of(number): bench.disk.contents()[name_of(number)] for number in numbers(bench.disk.list())}
     looks = {id: {facts(look) for _, look in entries if look is not None} for id, entries in bench.history.jobs.items()}
     return Base(files, {name: _records(data) for name, data in files.items()}, looks)
 
 
-def facts(job: Job | Look) -> tuple[bytes, bytes, int, int]:
+def facts(job: Job | JobSnapshot) -> tuple[bytes, bytes, int, int]:
     """Return the facts of a job that only its JOB record has."""
     tube = job.tube.name if isinstance(job, Job) else job.tube
     return tube, job.body, job.ttr, job.created_at
@@ -276,7 +276,7 @@ def _start(files: dict[str, bytes], recovery: Recovery) -> None:
 def started(disk: Disk) -> tuple[Broker, Binlog]:
     """Return a server on *disk*, whose broker keeps its invariants."""
     broker = make_broker()
-    binlog = Binlog(disk, SMALL, 0, seeded(7).randbytes)
+    binlog = Binlog(disk, SMALL_SEGMENT, 0, seeded(7).randbytes)
     broker.journal = binlog
     startup.recover(disk, broker, binlog, LATER, is_strict=False)
     broker.check()

@@ -341,7 +341,7 @@ class Oracle:
         if job is None:
             return codec.NOT_FOUND
         runs_out = job.state in ("reserved", "delayed")
-        facts: dict[str, object] = {"id": job.id, "tube": f'"{job.tube}"', "state": job.state, "pri": job.pri}
+        facts: dict[str, object] = {"id": job.id, "tube": job.tube, "state": job.state, "pri": job.pri}
         facts |= {"delay": job.delay // SECOND, "ttr": job.ttr // SECOND}
         facts |= {"time-left": model.seconds_to(job.deadline) if runs_out else 0}
         facts |= {name: getattr(job, name) for name in ("reserves", "timeouts", "releases", "buries", "kicks")}
@@ -373,5 +373,5 @@ def _ok(data: str) -> bytes:
 def _agreeing(reply: bytes, facts: Mapping[str, object]) -> bytes:
     """Return *reply* if it has *facts*; else the reply that was expected."""
     listed = dict(line.split(": ", 1) for line in reply.decode().split("\n") if ": " in line)
-    wrong = {name: value for name, value in facts.items() if listed.get(name) != str(value)}
+    wrong = {name: value for name, value in facts.items() if listed.get(name, "").strip('"') != str(value)}
     return repr(wrong).encode() if wrong else reply

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import Peer, eventually, open_files
 
 FILES = 40
@@ -23,7 +23,7 @@ def test_journal_without_file_descriptors_retries(tmp_path: Path) -> None:
         _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (FILES, hard))
         for _ in range(COMERS):
-            comers.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE))
+            comers.enter_context(socket.create_connection(("127.0.0.1", server.port), TIMEOUT))
         eventually(lambda: open_files(server) >= FILES, "all are used up")
         for _ in range(20):  # each needs a file of its own
             good.send(b"put 0 0 60 4000\r\n%b\r\n" % bytes(4000))

@@ -20,7 +20,7 @@ from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.http import MAX_HEAD, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
-from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
@@ -35,7 +35,7 @@ FLOODS = {
 def to_web(server: Daemon) -> socket.socket:
     """A connection to the dashboard's port."""
     parts = urlsplit(server.dashboard)
-    return socket.create_connection((parts.hostname, parts.port), PATIENCE)
+    return socket.create_connection((parts.hostname, parts.port), TIMEOUT)
 
 
 @pytest.mark.parametrize("flood", FLOODS)
@@ -74,7 +74,7 @@ def test_http_connections_do_not_keep_workers_out() -> None:
             worker.sock.settimeout(10)
             assert worker.ask(b"list-tube-used") == b"USING default"
         silent.close()
-        connection = HTTPConnection(urlsplit(server.dashboard).netloc, timeout=PATIENCE)
+        connection = HTTPConnection(urlsplit(server.dashboard).netloc, timeout=TIMEOUT)
         connection.request("GET", "/api/v1/server")
         with connection.getresponse() as answer:
             assert json.load(answer)["limited"]["files"] > 0
@@ -112,7 +112,7 @@ class Served:
         self.port = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self.is_ready.wait(PATIENCE)
+        assert self.is_ready.wait(TIMEOUT)
 
     def _run(self) -> None:
         def app(environ: Any, start_response: Any) -> list[bytes]:
@@ -184,7 +184,7 @@ def test_request_that_trickles_times_out(
 ) -> None:
     """Each byte arrives soon after the previous one, but the whole request takes too long."""
     monkeypatch.setattr(http, "REQUEST_TIMEOUT", 0.5)
-    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock, suppress(OSError):
+    with socket.create_connection(("127.0.0.1", served.port), TIMEOUT) as sock, suppress(OSError):
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n")
         sock.setblocking(False)
         eventually(lambda: _drip(sock), "it is closed")
@@ -202,7 +202,7 @@ def _drip(sock: socket.socket) -> bool:
 
 def test_client_that_does_not_read_the_response_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SEND_TIMEOUT", 0.2)
-    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+    with socket.create_connection(("127.0.0.1", served.port), TIMEOUT) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         eventually(lambda: served.limited.counts()["request_timeout"] == 1, "it is given up")
 
@@ -244,7 +244,7 @@ def test_ambiguous_request_is_refused(served: Served, fields: bytes) -> None:
 
 
 def test_truncated_head_is_refused(served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+    with socket.create_connection(("127.0.0.1", served.port), TIMEOUT) as sock:
         sock.sendall(b"POST / HTTP/1.1\r\nContent-Le")
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(100).startswith(b"HTTP/1.1 400")
@@ -253,7 +253,7 @@ def test_truncated_head_is_refused(served: Served) -> None:
 def test_slow_reader_gets_the_whole_response(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket is not writable for longer than the timeout."""
     monkeypatch.setattr(http, "SEND_TIMEOUT", 0.5)
-    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+    with socket.create_connection(("127.0.0.1", served.port), TIMEOUT) as sock:
         sock.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
         size = 0
         for _ in range(80):  # four seconds, and no half a megabyte in any 0.5 of them
@@ -294,7 +294,7 @@ def test_malformed_chunks_end_the_connection_without_a_log_line(
     served: Served, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], path: bytes, chunks: bytes
 ) -> None:
     rest = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", served.port), PATIENCE) as sock:
+    with socket.create_connection(("127.0.0.1", served.port), TIMEOUT) as sock:
         sock.sendall(b"POST %b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" % path + chunks + rest)
         sock.shutdown(socket.SHUT_WR)
         answer = b""

@@ -22,7 +22,7 @@ from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 TUBES = 2000
 SLICES = 100
@@ -61,7 +61,7 @@ class Client:
 
     def __init__(self, address: str) -> None:
         self._sock = patient.socket(socket.AF_UNIX)
-        self._sock.settimeout(PATIENCE)
+        self._sock.settimeout(TIMEOUT)
         self._sock.connect(address)
         self._reader = self._sock.makefile("rb")
 

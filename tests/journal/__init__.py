@@ -1,1 +1,1 @@
-"""Durability: codecs proof against any bytes, and directories that real servers wrote."""
+"""Tests of durability: the codec and recovery with any input, simulated disks, and directories of real servers."""

@@ -1,8 +1,8 @@
-"""A disk in memory that remembers what was synced, loses power, fills up and fails.
+"""A simulated disk, which loses unsynced data when power fails, fills up, and returns errors.
 
-What is written is in the page cache until `sync` of its file, and what is created or removed is in the cache of
-the directory until `sync_directory`. `crash` gives the disk as the next start may find it: of all that was not
-synced each sector may be there or not, in any order, and so may each change of the directory.
+Written bytes stay in the page cache until `sync` of their file. Created, renamed and removed names stay in the cache of
+the directory until `sync_directory`. `crash` returns the disk as the next start may find it: each unsynced sector, and
+each unsynced change of the directory, has survived or is lost, in any combination.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from random import Random
 from typing import Final
 
 SECTOR: Final = 512
-"""What a disk writes whole or not at all, bytes."""
+"""Bytes that a disk writes atomically."""
 
 UNLIMITED: Final = 2**62
 
 
 class PowerLostError(Exception):
-    """No OSError: nobody handles it."""
+    """The simulated machine has lost power. Not an OSError, so no code of the product handles it."""
 
 
 class Chance:
-    """Decides what of the unsynced survives: each thing with probability *share*, torn writes included."""
+    """Decides which unsynced sectors and changes survive a loss of power: each with probability *share*."""
 
     def __init__(self, random: Random, share: float) -> None:
-        """*share* 0.0 loses all, 1.0 keeps all."""
+        """A *share* of 0.0 loses all unsynced changes, 1.0 keeps all."""
         self._random: Random = random
         self._share: float = share
 
@@ -36,12 +36,18 @@ class Chance:
         return self._random.random() < self._share
 
     def prefix_of(self, count: int) -> int:
-        """How many of *count* changes that must come in order have come."""
+        """Return how many of *count* changes survive, if each survives only together with all earlier ones."""
         return next((index for index in range(count) if not self.survives()), count)
 
 
 class Inode:
-    """One file: as programs see it, as it is on disk, and the writes between the two."""
+    """One file.
+
+    cached      its content as programs see it.
+    stable      its content on disk.
+    pending     unsynced writes: offset and bytes.
+    sizes       unsynced changes of its size.
+    """
 
     def __init__(self) -> None:
         self.cached: bytearray = bytearray()
@@ -59,15 +65,15 @@ class Inode:
 
     def sync(self) -> None:
         self.stable = bytearray(self.cached)
-        self.forget()
+        self.discard_pending()
 
-    def forget(self) -> None:
-        """Drop what is not on disk yet from what a sync would write, as a kernel does after a failed one."""
+    def discard_pending(self) -> None:
+        """Discard the unsynced changes, so that no later sync writes them. A kernel does that after a failed sync."""
         self.pending.clear()
         self.sizes.clear()
 
     def after_crash(self, chance: Chance) -> bytes:
-        """What it may hold when the power is back."""
+        """Return the content that the next start may find."""
         found = bytearray(self.stable)
         for size in self.sizes[: chance.prefix_of(len(self.sizes))]:
             _resize(found, size)
@@ -83,17 +89,17 @@ class Inode:
 
 
 class Disk:
-    """A journal.files.Files in memory.
+    """An implementation of journal.files.Files in memory.
 
-    calls       how many changes were asked for, failed ones included.
-    before      called before each change; it may raise what the change is to raise.
-    capacity    bytes that all files may take.
+    calls       number of calls that change the disk, failed ones included.
+    before      called with the name of each such call before it takes effect; may raise the error of the call.
+    capacity    maximum bytes of all files together.
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        """*files* are there, and on disk."""
+        """Create a disk that has *files*, synced: contents by name."""
         self.calls: int = 0
-        self.before: Callable[[str], None] = nothing
+        self.before: Callable[[str], None] = no_fault
         self.capacity: int = UNLIMITED
         self.random: Random = seeded(0)
         self._names: dict[str, Inode] = {}
@@ -122,7 +128,7 @@ class Disk:
         if name in self._names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         if self.used + size > self.capacity:
-            raise failure(errno.ENOSPC, name)
+            raise os_error(errno.ENOSPC, name)
         inode = Inode()
         inode.resize(size)
         self._set(name, inode)
@@ -135,7 +141,7 @@ class Disk:
         self._change("grow")
         inode = self._handles[handle]
         if self.used + size - len(inode.cached) > self.capacity:
-            raise failure(errno.ENOSPC, "grow")
+            raise os_error(errno.ENOSPC, "grow")
         inode.resize(size)
 
     def open(self, name: str) -> int:
@@ -150,7 +156,7 @@ class Disk:
             inode.write(offset, data[: self.random.randrange(len(data) + 1)])
             raise
         if offset + len(data) > len(inode.cached) and self.used + len(data) > self.capacity:
-            raise failure(errno.ENOSPC, "write")
+            raise os_error(errno.ENOSPC, "write")
         inode.write(offset, data)
 
     def truncate(self, handle: int, size: int) -> None:
@@ -163,7 +169,7 @@ class Disk:
             self._change("sync")
         except OSError:
             inode.stable = bytearray(inode.after_crash(Chance(self.random, 0.5)))
-            inode.forget()
+            inode.discard_pending()
             raise
         inode.sync()
 
@@ -188,23 +194,27 @@ class Disk:
         for name in list(self._changes):
             self._settle(name)
 
-    # What a test asks
+    # Queries of tests
 
     @property
     def used(self) -> int:
-        """Bytes of all files, removed ones that are still open included."""
+        """Bytes of all files, including removed ones that are still open."""
         return sum(len(inode.cached) for inode in {*self._names.values(), *self._handles.values()})
 
     @property
     def open_files(self) -> int:
         return len(self._handles)
 
-    def everything(self) -> dict[str, bytes]:
-        """All files, those in subdirectories too, as programs see them."""
+    def contents(self) -> dict[str, bytes]:
+        """Return the content of all files by name, including files in subdirectories, as programs see it."""
         return {name: bytes(inode.cached) for name, inode in self._names.items()}
 
+    def cached(self, name: str) -> bytearray:
+        """Return the content of the file *name* as programs see it; a test may change it to simulate damage."""
+        return self._names[name].cached
+
     def crash(self, chance: Chance) -> Disk:
-        """The disk as it may be when the power is back."""
+        """Return a disk as the next start may find it after a loss of power."""
         names = dict(self._stable_names)
         for name, changes in self._changes.items():
             for inode in changes[: chance.prefix_of(len(changes))]:
@@ -230,14 +240,17 @@ class Disk:
 
 
 class Fault:
-    """What `Disk.before` may be: call number *at* from now on fails with *code*, and if *is_lasting* all later ones.
+    """A value for `Disk.before` that makes calls fail.
 
-    has_struck  whether it has failed anything.
-    calls       that it concerns; all if empty.
+    has_triggered   a call has failed.
     """
 
     def __init__(self, at: int, code: int, is_lasting: bool, calls: tuple[str, ...] = ()) -> None:
-        self.has_struck: bool = False
+        """Fail the *at*th call from now with errno *code*; if *is_lasting*, fail all later calls too.
+
+        Only the *calls* with these names count and fail; all if empty.
+        """
+        self.has_triggered: bool = False
         self._left: int = at
         self._code: int = code
         self._is_lasting: bool = is_lasting
@@ -248,12 +261,12 @@ class Fault:
             return
         self._left -= 1
         if self._left == 0 or (self._left < 0 and self._is_lasting):
-            self.has_struck = True
-            raise failure(self._code, call)
+            self.has_triggered = True
+            raise os_error(self._code, call)
 
 
 def power_lost_at(call: int) -> Callable[[str], None]:
-    """Lose power before the *call*th call from now."""
+    """Return a value for `Disk.before` that loses power before the *call*th call from now."""
     calls = itertools.count(1)
 
     def lose_power(_: str) -> None:
@@ -263,17 +276,17 @@ def power_lost_at(call: int) -> Callable[[str], None]:
     return lose_power
 
 
-def nothing(call: str) -> None:
-    """Stand in for a fault that is over."""
+def no_fault(call: str) -> None:
+    """Do nothing: the value of `Disk.before` for a healthy disk."""
 
 
 def seeded(seed: int) -> Random:
-    """Chances that are the same in each run."""
+    """Return a random number generator with the same sequence in each run."""
     return Random(seed)  # noqa: S311
 
 
-def failure(code: int, what: str) -> OSError:
-    """The OSError of this errno."""
+def os_error(code: int, what: str) -> OSError:
+    """Return the OSError of errno *code* for the file or call *what*."""
     return OSError(code, os.strerror(code), what)
 
 
@@ -298,6 +311,6 @@ def _resize(content: bytearray, size: int) -> None:
 
 
 def _pieces(offset: int, data: bytes) -> list[tuple[int, bytes]]:
-    """*data* cut where sectors end, each piece with its offset."""
+    """Split *data* at the ends of sectors; return each piece with its offset."""
     cuts = [offset, *range(offset // SECTOR * SECTOR + SECTOR, offset + len(data), SECTOR), offset + len(data)]
     return [(at, data[at - offset : end - offset]) for at, end in itertools.pairwise(cuts)]

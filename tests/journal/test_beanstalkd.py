@@ -1,7 +1,7 @@
-"""beanstalkd's binlog: files made by hand, damaged in every way, and directories that the real one wrote.
+"""The reader of beanstalkd's binlog: generated files, every kind of damage, and directories that beanstalkd wrote.
 
-The oracle for a directory is beanstalkd itself, restarted on a copy of it: what it says of each job by stats-job
-and peek, and the order in which it has the buried ones.
+For a directory, beanstalkd itself is the oracle. It is restarted on a copy, and the import must match its replies to
+stats-job and peek, and its order of buried jobs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.journal.beanstalkd import BeanstalkdBinlog, ImportedJob, find
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
+from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import recovered
+from tests.support.peer import eventually
 from tests.support.servers import Server, peer
 from tests.support.wire import Connection
 from tests.support.world import START
@@ -44,23 +45,27 @@ versions = pytest.mark.parametrize("version", [V5, V7])
 
 SMALL_FILES = ("-s", "4096")
 START_SECONDS = 20.0
+"""Seconds that may pass between the decoding of a directory and the replies of the oracle."""
 
 
-# Making files by hand
+# Generated files
 
 
-def made(id: int, body: bytes = b"body", tube: bytes = b"default", state: int = READY, **changes: Any) -> ImportedJob:
-    """A job as its records are to tell of it."""
+def make_job(
+    id: int, body: bytes = b"body", tube: bytes = b"default", state: int = READY, **changes: Any
+) -> ImportedJob:
+    """Return a job to encode; *changes* are its other fields."""
     job = ImportedJob(id, tube, body, 100, 0, 60 * SECOND, CREATED + id * 1000, 0, 1, 2, 3, 4, 5, state)
     return replace(job, **changes)
 
 
-def start(version: int) -> bytes:
+def header(version: int) -> bytes:
+    """Return the header of a file."""
     return struct.pack("<i", version)
 
 
 def short(version: int, job: ImportedJob, size: int | None = None, tube: bytes = b"") -> bytes:
-    """A short record, or with *tube* the head of a full one."""
+    """Return a short record, or with *tube* a full one up to its body. *size* is that of the body with its CRLF."""
     unit = UNIT[version]
     id, _, body, pri, delay, ttr, created_at, deadline, *counts, state = astuple(job)
     if size is None:
@@ -70,34 +75,37 @@ def short(version: int, job: ImportedJob, size: int | None = None, tube: bytes =
 
 
 def full(version: int, job: ImportedJob, end: bytes = b"\r\n") -> bytes:
+    """Return a full record whose body is followed by *end*."""
     head = short(version, job)[LENGTH[version].size :]
     return LENGTH[version].pack(len(job.tube)) + job.tube + head + job.body + end
 
 
-def gone(version: int, job: ImportedJob) -> bytes:
+def deletion(version: int, job: ImportedJob) -> bytes:
+    """Return the short record that deletes *job*."""
     return short(version, replace(job, state=INVALID))
 
 
-def read(*files: bytes) -> BeanstalkdBinlog:
+def read_files(*files: bytes) -> BeanstalkdBinlog:
+    """Return the binlog of *files*, which are numbered from 1 on."""
     binlog = BeanstalkdBinlog()
     for number, data in enumerate(files, 1):
         binlog.read(f"binlog.{number}", data)
     return binlog
 
 
-def sample(version: int) -> tuple[bytes, list[ImportedJob]]:
-    """A small file with every kind of record, and the jobs it leaves, in order."""
+def sample_file(version: int) -> tuple[bytes, list[ImportedJob]]:
+    """Return a small file with every kind of record, and its jobs in order."""
     jobs = [
-        made(1, b"", b"default"),
-        made(2, b"reserved", b"a-tube", RESERVED),
-        made(3, b"\0\r\n\0", b"/x;y.$_()+-0", BURIED),
-        made(4, b"later", b"default", DELAYED, delay=5 * SECOND, deadline=CREATED + 5 * SECOND, pri=2**32 - 1),
-        made(5, b"deleted"),
-        made(6, b"moved", b"t"),
+        make_job(1, b"", b"default"),
+        make_job(2, b"reserved", b"a-tube", RESERVED),
+        make_job(3, b"\0\r\n\0", b"/x;y.$_()+-0", BURIED),
+        make_job(4, b"later", b"default", DELAYED, delay=5 * SECOND, deadline=CREATED + 5 * SECOND, pri=2**32 - 1),
+        make_job(5, b"deleted"),
+        make_job(6, b"moved", b"t"),
     ]
     buried = replace(jobs[0], state=BURIED, pri=7, buries=9)
-    data = start(version) + b"".join(full(version, job) for job in jobs)
-    data += short(version, made(99)) + short(version, buried) + gone(version, jobs[4]) + full(version, jobs[5])
+    data = header(version) + b"".join(full(version, job) for job in jobs)
+    data += short(version, make_job(99)) + short(version, buried) + deletion(version, jobs[4]) + full(version, jobs[5])
     return data, [buried, replace(jobs[1], state=READY), jobs[2], jobs[3], jobs[5]]
 
 
@@ -126,8 +134,8 @@ def test_file_name_with_too_many_digits_is_ignored() -> None:
 
 @versions
 def test_every_state_and_kind_of_record_is_read(version: int) -> None:
-    data, jobs = sample(version)
-    binlog = read(data)
+    data, jobs = sample_file(version)
+    binlog = read_files(data)
     assert list(binlog.jobs.values()) == jobs
     assert list(binlog.jobs) == [job.id for job in jobs]
     assert (binlog.files, binlog.records, binlog.unknown, binlog.highest_id) == (1, 10, 1, 99)
@@ -136,51 +144,55 @@ def test_every_state_and_kind_of_record_is_read(version: int) -> None:
 
 @versions
 def test_zero_tail_of_any_length_ends_the_file(version: int) -> None:
-    data, jobs = sample(version)
+    data, jobs = sample_file(version)
     for length in (1, 3, 4, 8, 80, 84, 4096):
-        binlog = read(data + bytes(length))
+        binlog = read_files(data + bytes(length))
         assert list(binlog.jobs.values()) == jobs
         assert binlog.warnings() == []
 
 
 def test_change_in_a_later_file_counts() -> None:
-    job = made(1)
-    binlog = read(start(V7) + full(V7, job), start(V7) + short(V7, replace(job, state=BURIED, pri=3)))
+    job = make_job(1)
+    binlog = read_files(header(V7) + full(V7, job), header(V7) + short(V7, replace(job, state=BURIED, pri=3)))
     assert binlog.jobs[1] == replace(job, state=BURIED, pri=3)
 
 
 def test_files_of_both_versions_are_read_together() -> None:
-    job = made(1)
-    binlog = read(start(V5) + full(V5, job), start(V7) + short(V7, replace(job, state=BURIED)) + full(V7, made(2)))
-    assert list(binlog.jobs.values()) == [replace(job, state=BURIED), made(2)]
+    job = make_job(1)
+    binlog = read_files(
+        header(V5) + full(V5, job), header(V7) + short(V7, replace(job, state=BURIED)) + full(V7, make_job(2))
+    )
+    assert list(binlog.jobs.values()) == [replace(job, state=BURIED), make_job(2)]
     assert binlog.warnings() == []
 
 
 def test_repeated_full_record_replaces_the_job_in_its_place() -> None:
-    first, second = made(1), made(2)
+    first, second = make_job(1), make_job(2)
     moved = replace(first, state=BURIED, buries=77)
-    binlog = read(start(V7) + full(V7, first) + full(V7, second), start(V7) + full(V7, moved))
+    binlog = read_files(header(V7) + full(V7, first) + full(V7, second), header(V7) + full(V7, moved))
     assert list(binlog.jobs.values()) == [moved, second]
 
 
-def test_short_record_without_full_record_reserves_only_the_id() -> None:
-    binlog = read(start(V7) + short(V7, made(41, state=BURIED)) + gone(V7, made(42)))
+def test_short_record_without_full_record_only_raises_the_highest_id() -> None:
+    binlog = read_files(header(V7) + short(V7, make_job(41, state=BURIED)) + deletion(V7, make_job(42)))
     assert (binlog.jobs, binlog.unknown, binlog.highest_id, binlog.warnings()) == ({}, 2, 42, [])
 
 
-def test_id_of_a_deleted_job_counts() -> None:
-    assert read(start(V7) + full(V7, made(7)) + gone(V7, made(7))).highest_id == 7
+def test_highest_id_includes_deleted_jobs() -> None:
+    assert read_files(header(V7) + full(V7, make_job(7)) + deletion(V7, make_job(7))).highest_id == 7
 
 
 def test_deadline_counts_only_for_a_delayed_job() -> None:
-    jobs = [made(id, state=state, deadline=CREATED) for id, state in enumerate((READY, RESERVED, BURIED, DELAYED), 1)]
-    binlog = read(start(V7) + b"".join(full(V7, job) for job in jobs))
+    jobs = [
+        make_job(id, state=state, deadline=CREATED) for id, state in enumerate((READY, RESERVED, BURIED, DELAYED), 1)
+    ]
+    binlog = read_files(header(V7) + b"".join(full(V7, job) for job in jobs))
     assert [job.deadline for job in binlog.jobs.values()] == [0, 0, 0, CREATED]
 
 
 def test_longest_tube_name_is_read() -> None:
     name = b"n" * 200
-    assert read(start(V7) + full(V7, made(1, tube=name))).jobs[1].tube == name
+    assert read_files(header(V7) + full(V7, make_job(1, tube=name))).jobs[1].tube == name
 
 
 # Files that are not read
@@ -192,24 +204,24 @@ def test_longest_tube_name_is_read() -> None:
         (b"", "empty"),
         (bytes(3), "zeroed"),
         (bytes(4096), "zeroed"),
-        (bytes(4) + full(V7, made(1)), "unknown version 0"),
-        (start(6) + full(V7, made(1)), "unknown version 6"),
-        (start(-1), "unknown version -1"),
+        (bytes(4) + full(V7, make_job(1)), "unknown version 0"),
+        (header(6) + full(V7, make_job(1)), "unknown version 6"),
+        (header(-1), "unknown version -1"),
         (b"\0\0\0\7" + bytes(80), "written on a big-endian machine"),
         (b"\7\0", "unknown version 7"),
     ],
 )
 def test_file_of_unknown_version_is_skipped_with_a_reason(data: bytes, reason: str) -> None:
-    binlog = read(data, start(V7) + full(V7, made(1)))
+    binlog = read_files(data, header(V7) + full(V7, make_job(1)))
     assert [str(skipped) for skipped in binlog.skipped] == [f"binlog.1: not read: {reason}"]
     assert list(binlog.jobs) == [1]
     assert binlog.files == 1
 
 
 @versions
-def test_blank_file_is_no_damage(version: int) -> None:
-    for data in (start(version), start(version) + bytes(4092)):
-        binlog = read(data)
+def test_blank_file_is_not_damage(version: int) -> None:
+    for data in (header(version), header(version) + bytes(4092)):
+        binlog = read_files(data)
         assert (binlog.files, binlog.jobs, binlog.warnings()) == (1, {}, [])
 
 
@@ -218,31 +230,31 @@ def test_blank_file_is_no_damage(version: int) -> None:
 
 @versions
 def test_truncation_at_every_byte_keeps_the_records_before(version: int) -> None:
-    """Whether the file is cut or has zeros from there on."""
-    data, _ = sample(version)
-    whole = _ends(version)
+    """The file is truncated there, or contains zeros from there on."""
+    data, _ = sample_file(version)
+    ends = _record_ends(version)
     for size in range(4, len(data)):
-        binlog = read(data[:size])
-        at = max(end for end in whole if end <= size)
-        assert binlog.records == whole.index(at)
-        assert astuple(read(data[:at]))[:2] == astuple(binlog)[:2]
+        binlog = read_files(data[:size])
+        at = max(end for end in ends if end <= size)
+        assert binlog.records == ends.index(at)
+        assert astuple(read_files(data[:at]))[:2] == astuple(binlog)[:2]
         if data[at:size].strip(b"\0"):
             (damage,) = binlog.damage
             assert (damage.offset, damage.is_torn_tail) == (at, True)
         else:
             assert not binlog.damage
-        _assert_sane(read(data[:size] + bytes(len(data) - size)), data)
+        _assert_sane(read_files(data[:size] + bytes(len(data) - size)), data)
 
 
 @versions
 def test_flip_of_any_bit_loses_no_more_than_reported_and_invents_no_job(version: int) -> None:
-    data, jobs = sample(version)
+    data, jobs = sample_file(version)
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        binlog = read(bytes(flipped))
+        binlog = read_files(bytes(flipped))
         _assert_sane(binlog, data)
-        assert binlog.skipped or binlog.damage or _differing(binlog, jobs) <= 1
+        assert binlog.skipped or binlog.damage or _count_differences(binlog, jobs) <= 1
 
 
 @pytest.mark.parametrize(
@@ -259,45 +271,48 @@ def test_flip_of_any_bit_loses_no_more_than_reported_and_invents_no_job(version:
 )
 @versions
 def test_impossible_full_record_with_a_certain_end_is_skipped(version: int, change: dict[str, Any]) -> None:
-    binlog = read(
-        start(version) + full(version, made(1)) + full(version, replace(made(2), **change)) + full(version, made(3))
+    binlog = read_files(
+        header(version)
+        + full(version, make_job(1))
+        + full(version, replace(make_job(2), **change))
+        + full(version, make_job(3))
     )
     assert list(binlog.jobs) == [1, 3]
     (damage,) = binlog.damage
-    assert damage.offset == 4 + len(full(version, made(1)))
+    assert damage.offset == 4 + len(full(version, make_job(1)))
     assert not damage.is_torn_tail
 
 
 @pytest.mark.parametrize("size", [-(2**31), -1, 0, 1, 100_000, 2**31 - 1])
 @versions
 def test_impossible_body_size_ends_the_file(version: int, size: int) -> None:
-    head = short(version, made(2), size, b"default")
-    binlog = read(start(version) + full(version, made(1)) + head + b"body\r\n" + full(version, made(3)))
+    head = short(version, make_job(2), size, b"default")
+    binlog = read_files(header(version) + full(version, make_job(1)) + head + b"body\r\n" + full(version, make_job(3)))
     assert list(binlog.jobs) == [1]
     assert len(binlog.damage) == 1
 
 
 @pytest.mark.parametrize("length", [201, 2**31 - 1, -1, -(2**31)])
 def test_impossible_name_length_ends_the_file(length: int) -> None:
-    data = start(V7) + full(V7, made(1)) + struct.pack("<i", length) + full(V7, made(2))[4:]
-    binlog = read(data, start(V7) + full(V7, made(3)))
+    data = header(V7) + full(V7, make_job(1)) + struct.pack("<i", length) + full(V7, make_job(2))[4:]
+    binlog = read_files(data, header(V7) + full(V7, make_job(3)))
     assert list(binlog.jobs) == [1, 3]
     (damage,) = binlog.damage
     assert (damage.file, damage.offset + damage.bytes_lost) == ("binlog.1", len(data))
 
 
 def test_body_without_crlf_is_kept_as_beanstalkd_shows_it_and_reported() -> None:
-    zeroed = made(1, bytes(50))
-    binlog = read(start(V7) + full(V7, zeroed, b"\0\0") + full(V7, made(2)))
-    assert list(binlog.jobs.values()) == [zeroed, made(2)]
-    assert binlog.unended == {1}
+    zeroed = make_job(1, bytes(50))
+    binlog = read_files(header(V7) + full(V7, zeroed, b"\0\0") + full(V7, make_job(2)))
+    assert list(binlog.jobs.values()) == [zeroed, make_job(2)]
+    assert binlog.unterminated == {1}
     assert "1: 1" in binlog.warnings()[0]
 
 
 def test_body_without_crlf_is_forgotten_once_its_job_is_deleted_or_replaced() -> None:
-    torn = start(V7) + full(V7, made(1, bytes(50)), b"\0\0")
-    assert not read(torn, start(V7) + gone(V7, made(1, bytes(50)))).unended
-    assert not read(torn, start(V7) + full(V7, made(1, b"x" * 50))).unended
+    torn = header(V7) + full(V7, make_job(1, bytes(50)), b"\0\0")
+    assert not read_files(torn, header(V7) + deletion(V7, make_job(1, bytes(50)))).unterminated
+    assert not read_files(torn, header(V7) + full(V7, make_job(1, b"x" * 50))).unterminated
 
 
 @pytest.mark.parametrize(
@@ -314,16 +329,16 @@ def test_body_without_crlf_is_forgotten_once_its_job_is_deleted_or_replaced() ->
 def test_impossible_duration_is_corrected_if_the_body_ends_with_crlf(
     version: int, change: dict[str, Any], delay: int, ttr: int
 ) -> None:
-    binlog = read(start(version) + full(version, replace(made(1), **change)) + full(version, made(2)))
-    assert binlog.jobs[1] == made(1, delay=delay * SECOND, ttr=ttr * SECOND)
-    assert binlog.mended == {1}
+    binlog = read_files(header(version) + full(version, replace(make_job(1), **change)) + full(version, make_job(2)))
+    assert binlog.jobs[1] == make_job(1, delay=delay * SECOND, ttr=ttr * SECOND)
+    assert binlog.corrected == {1}
     assert "1: 1" in binlog.warnings()[0]
     assert list(binlog.jobs) == [1, 2]
 
 
-def test_impossible_durations_without_crlf_are_no_record() -> None:
-    nonsense = full(V7, made(1, ttr=12345), b"\0\0")
-    binlog = read(start(V7) + nonsense + full(V7, made(2)))
+def test_impossible_durations_without_crlf_are_not_a_record() -> None:
+    nonsense = full(V7, make_job(1, ttr=12345), b"\0\0")
+    binlog = read_files(header(V7) + nonsense + full(V7, make_job(2)))
     assert not binlog.jobs
     assert binlog.damage[0].reason == "not a record"
 
@@ -331,23 +346,25 @@ def test_impossible_durations_without_crlf_are_no_record() -> None:
 @pytest.mark.parametrize("change", [{"created_at": CREATED}, {"state": 9}])
 @versions
 def test_change_that_does_not_match_its_job_is_skipped(version: int, change: dict[str, Any]) -> None:
-    """Else one bit in an id would delete another job."""
-    wrong = replace(made(1, state=INVALID), **change)
-    binlog = read(start(version) + full(version, made(1)) + short(version, wrong) + full(version, made(2)))
-    assert list(binlog.jobs.values()) == [made(1), made(2)]
+    """Otherwise a flipped bit in an id would change or delete another job."""
+    wrong = replace(make_job(1, state=INVALID), **change)
+    binlog = read_files(
+        header(version) + full(version, make_job(1)) + short(version, wrong) + full(version, make_job(2))
+    )
+    assert list(binlog.jobs.values()) == [make_job(1), make_job(2)]
     assert len(binlog.damage) == 1
 
 
 def test_change_of_another_size_with_impossible_durations_ends_the_file() -> None:
-    wrong = short(V7, made(1, state=BURIED, ttr=1), size=99)
-    binlog = read(start(V7) + full(V7, made(1)) + wrong + full(V7, made(2)))
-    assert list(binlog.jobs.values()) == [made(1)]
+    wrong = short(V7, make_job(1, state=BURIED, ttr=1), size=99)
+    binlog = read_files(header(V7) + full(V7, make_job(1)) + wrong + full(V7, make_job(2)))
+    assert list(binlog.jobs.values()) == [make_job(1)]
 
 
 def test_another_job_with_the_same_id_does_not_replace_the_first() -> None:
-    other = made(1, b"other", created_at=CREATED + 999_000)
-    binlog = read(start(V7) + full(V7, made(1)) + full(V7, other) + full(V7, made(2)))
-    assert list(binlog.jobs.values()) == [made(1), made(2)]
+    other = make_job(1, b"other", created_at=CREATED + 999_000)
+    binlog = read_files(header(V7) + full(V7, make_job(1)) + full(V7, other) + full(V7, make_job(2)))
+    assert list(binlog.jobs.values()) == [make_job(1), make_job(2)]
     assert len(binlog.damage) == 1
 
 
@@ -356,40 +373,40 @@ def test_impossible_times_are_limited_to_the_range_of_the_journal(version: int) 
     extreme = 2**63 - 1
     unit = UNIT[version]
     jobs = [
-        made(1, state=DELAYED, deadline=extreme * unit, created_at=extreme * unit),
-        made(2, state=DELAYED, deadline=-(2**63) * unit, created_at=-(2**63) * unit),
+        make_job(1, state=DELAYED, deadline=extreme * unit, created_at=extreme * unit),
+        make_job(2, state=DELAYED, deadline=-(2**63) * unit, created_at=-(2**63) * unit),
     ]
-    binlog = read(start(version) + b"".join(full(version, job) for job in jobs))
+    binlog = read_files(header(version) + b"".join(full(version, job) for job in jobs))
     assert [(job.deadline, job.created_at) for job in binlog.jobs.values()] == [(extreme, extreme), (0, 0)]
-    assert binlog.mended >= {2}
+    assert binlog.corrected >= {2}
 
 
 def test_record_inside_a_body_is_not_read() -> None:
-    """Even behind damage: no search for where the next record begins."""
-    bait = made(1, full(V7, made(666, tube=b"bait")))
+    """A record in a body is not read even after damage: the reader does not search for the next record."""
+    bait = make_job(1, full(V7, make_job(666, tube=b"bait")))
     damaged = b"\xff" * 4 + full(V7, bait)[4:]
-    assert list(read(start(V7) + full(V7, bait)).jobs) == [1]
-    assert not read(start(V7) + damaged).jobs
+    assert list(read_files(header(V7) + full(V7, bait)).jobs) == [1]
+    assert not read_files(header(V7) + damaged).jobs
 
 
 @given(st.sampled_from([V5, V7, 0]), st.binary(max_size=400))
 @example(V7, bytes(300) + b"\1")
 @example(V5, bytes(300) + b"\1")
 def test_any_input_is_read_without_an_exception(version: int, data: bytes) -> None:
-    binlog = read(start(version) + data if version else data)
+    binlog = read_files(header(version) + data if version else data)
     _assert_sane(binlog, data)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(-40, 40)), max_size=12))
 def test_shuffled_truncated_and_repeated_records_are_read_without_an_exception(pieces: list[tuple[int, int]]) -> None:
-    data, _ = sample(V7)
-    ends = _ends(V7)
+    data, _ = sample_file(V7)
+    ends = _record_ends(V7)
     shuffled = b"".join(data[max(0, ends[index] + shift) : ends[index + 1]] for index, shift in pieces)
-    _assert_sane(read(start(V7) + shuffled), data)
+    _assert_sane(read_files(header(V7) + shuffled), data)
 
 
-def _ends(version: int) -> list[int]:
-    """Where the records of the sample end, the file's head first."""
+def _record_ends(version: int) -> list[int]:
+    """Return the offset of the end of each record of the sample, after that of the file's header."""
     names = {1: b"default", 2: b"a-tube", 3: b"/x;y.$_()+-0", 4: b"default", 5: b"default", 6: b"t"}
     bodies = {1: 0, 2: 8, 3: 4, 4: 5, 5: 7, 6: 5}
     shortest = LENGTH[version].size + FIELDS[version].size
@@ -399,47 +416,47 @@ def _ends(version: int) -> list[int]:
 
 
 def _assert_sane(binlog: BeanstalkdBinlog, data: bytes) -> None:
-    """All jobs are such as a broker may have, and their names and bodies stood in *data*, but for one bit."""
+    """Assert that a broker may have all jobs, and that their tube names are in *data*, except for one flipped bit."""
     for id, job in binlog.jobs.items():
         assert id == job.id
         assert 0 < id <= binlog.highest_id < 2**63
         assert is_tube_name(job.tube)
-        assert _stands_in(data, job.tube)
+        assert _contains_name(data, job.tube)
         assert job.state in (READY, DELAYED, BURIED)
         assert 0 <= job.pri < 2**32
         assert 0 <= job.delay < 2**32 * SECOND
         assert SECOND <= job.ttr < 2**32 * SECOND
         assert 0 <= job.created_at < 2**63
         assert 0 <= job.deadline < 2**63
-    assert binlog.unended <= binlog.jobs.keys()
+    assert binlog.unterminated <= binlog.jobs.keys()
     assert all(damage.bytes_lost > 0 for damage in binlog.damage)
 
 
-def _stands_in(data: bytes, name: bytes) -> bool:
-    """Whether *name*, one bit of it changed or none, has stood behind its own length in *data*."""
+def _contains_name(data: bytes, name: bytes) -> bool:
+    """Return whether *data* contains the length of *name* followed by *name*, with at most one bit flipped."""
     for version in (V5, V7):
         at = data.find(LENGTH[version].pack(len(name)))
         while at >= 0:
             begin = at + LENGTH[version].size
-            stood = data[begin : begin + len(name)]
-            differing = int.from_bytes(stood) ^ int.from_bytes(name)
-            if len(stood) == len(name) and differing.bit_count() <= 1:
+            found = data[begin : begin + len(name)]
+            flipped = int.from_bytes(found) ^ int.from_bytes(name)
+            if len(found) == len(name) and flipped.bit_count() <= 1:
                 return True
             at = data.find(LENGTH[version].pack(len(name)), at + 1)
     return False
 
 
-def _differing(binlog: BeanstalkdBinlog, jobs: Sequence[ImportedJob]) -> int:
-    """How many of *jobs* are not as they were."""
+def _count_differences(binlog: BeanstalkdBinlog, jobs: Sequence[ImportedJob]) -> int:
+    """Return how many of *jobs* are changed or missing in *binlog*, plus the number of additional jobs."""
     return sum(binlog.jobs.get(job.id) != job for job in jobs) + max(0, len(binlog.jobs) - len(jobs))
 
 
-# Directories that the real one wrote
+# Directories that beanstalkd wrote
 
 
 @contextlib.contextmanager
 def beanstalkd(directory: Path, *flags: str) -> Iterator[Server]:
-    """The real one on *directory*. Without Debian's package `beanstalkd` this fails, and says so."""
+    """Run beanstalkd on *directory*; raise ServerError if the Debian package `beanstalkd` is not installed."""
     directory.mkdir(exist_ok=True)
     server = Server(peer(), ("-b", str(directory), "-z", "300000", *flags))
     try:
@@ -455,7 +472,7 @@ def client_of(server: Server, **options: str) -> Iterator[greenstalk.Client]:
 
 
 def kill(server: Server) -> None:
-    """End this very process at once."""
+    """Send SIGKILL to the process of *server*."""
     os.kill(server.pid, signal.SIGKILL)
 
 
@@ -470,8 +487,8 @@ def binlog_files(directory: Path) -> list[str]:
     return find(path.name for path in directory.iterdir())
 
 
-def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> BeanstalkdBinlog:
-    """Hold what is decoded against what beanstalkd makes of a copy of the directory."""
+def assert_matches_beanstalkd(directory: Path, copy: Path) -> BeanstalkdBinlog:
+    """Return the binlog in *directory*; assert that its jobs are those of a beanstalkd on *copy*, a new copy of it."""
     shutil.copytree(directory, copy)
     binlog = decoded(directory)
     with beanstalkd(copy) as oracle, client_of(oracle) as client:
@@ -484,20 +501,20 @@ def assert_as_beanstalkd_has_it(directory: Path, copy: Path) -> BeanstalkdBinlog
             _assert_stats(client.stats_job(job.id), job, now)
         for tube in sorted({job.tube for job in binlog.jobs.values()}):
             ids = [job.id for job in binlog.jobs.values() if (job.tube, job.state) == (tube, BURIED)]
-            assert _buried(client, tube) == ids
+            assert _kick_all(client, tube) == ids
     return binlog
 
 
 def _body(server: Server, id: int) -> bytes:
-    """The body as peek shows it, whatever stands where its CRLF should."""
-    connection = Connection(server.address, patience=5.0)
+    """Return the body that peek shows, whatever two bytes follow it instead of CRLF."""
+    connection = Connection(server.address, timeout=5.0)
     head, _, rest = connection.ask(b"peek %d" % id).partition(b"\r\n")
     connection.close()
     return rest[: int(head.split()[2])]
 
 
 def _assert_stats(stats: Any, job: ImportedJob, now: int) -> None:
-    """*stats* were asked for after *now*: a delay may have ended since."""
+    """Assert that *stats*, a reply of stats-job after *now*, match *job*. A delay may have ended since *now*."""
     is_over = [job.state == DELAYED and job.deadline <= at for at in (now, time.time_ns())]
     assert stats["state"] in [STATE_NAMES[READY if is_so else job.state] for is_so in is_over]
     expected = {
@@ -509,7 +526,7 @@ def _assert_stats(stats: Any, job: ImportedJob, now: int) -> None:
         "reserves": job.reserves,
         "timeouts": job.timeouts,
         "releases": job.releases,
-        "buries": job.buries + (job.state == BURIED),  # a restarted beanstalkd counts the burial anew
+        "buries": job.buries + (job.state == BURIED),  # a restarted beanstalkd counts the burial again
         "kicks": job.kicks,
     }
     assert {key: stats[key] for key in expected} == expected
@@ -518,7 +535,8 @@ def _assert_stats(stats: Any, job: ImportedJob, now: int) -> None:
     assert abs(int(str(stats["time-left"])) - left) <= START_SECONDS
 
 
-def _buried(client: greenstalk.Client, tube: bytes) -> list[int]:
+def _kick_all(client: greenstalk.Client, tube: bytes) -> list[int]:
+    """Kick all buried jobs of *tube*; return their ids in order."""
     client.use(tube.decode())
     ids: list[int] = []
     with contextlib.suppress(greenstalk.NotFoundError):
@@ -529,7 +547,7 @@ def _buried(client: greenstalk.Client, tube: bytes) -> list[int]:
 
 
 def change_all_ways(server: Server) -> None:
-    """Jobs in several tubes, in every state and by every way into it."""
+    """Put jobs in several tubes, and bring them into every state by every command."""
     for tube in ("default", "mail", "n" * 200, "/x;y.$_()+-0"):
         with client_of(server, use=tube) as client:
             for index in range(12):
@@ -558,7 +576,7 @@ def change_all_ways(server: Server) -> None:
 def test_jobs_changed_in_every_way_are_imported_after_a_clean_stop(tmp_path: Path) -> None:
     with beanstalkd(tmp_path / "b", "-f", "0") as server:
         change_all_ways(server)
-    binlog = assert_as_beanstalkd_has_it(tmp_path / "b", tmp_path / "copy")
+    binlog = assert_matches_beanstalkd(tmp_path / "b", tmp_path / "copy")
     assert len(binlog.jobs) == 4 * (16 - 3)
     assert {job.state for job in binlog.jobs.values()} == {READY, DELAYED, BURIED}
     assert binlog.highest_id == 64
@@ -573,17 +591,17 @@ def test_jobs_reserved_at_a_kill_are_imported_as_ready(tmp_path: Path) -> None:
                 client.put(b"held")
             held = [client.reserve(timeout=0).id for _ in range(5)]
             kill(server)
-    binlog = assert_as_beanstalkd_has_it(tmp_path / "b", tmp_path / "copy")
+    binlog = assert_matches_beanstalkd(tmp_path / "b", tmp_path / "copy")
     assert [binlog.jobs[id].state for id in held] == [READY] * 5
 
 
 def test_small_files_with_gaps_and_a_compacted_job_are_imported(tmp_path: Path) -> None:
-    """Ancient jobs stay among many that come and go: beanstalkd writes them anew, and drops the old files."""
+    """Old jobs stay among many short-lived ones: beanstalkd copies them to new files, and removes their files."""
     directory = tmp_path / "b"
     with beanstalkd(directory, "-F", *SMALL_FILES) as server, client_of(server) as client:
-        ancient = [client.put(b"ancient %d" % index, priority=2**32 - 1, delay=3000) for index in range(20)]
-        client.kick_job(ancient[4])
-        client.bury(client.reserve_job(ancient[4]))
+        old = [client.put(b"old %d" % index, priority=2**32 - 1, delay=3000) for index in range(20)]
+        client.kick_job(old[4])
+        client.bury(client.reserve_job(old[4]))
         for index in range(3000):
             id = client.put(b"x" * (index % 300))
             if index % 50:
@@ -594,7 +612,7 @@ def test_small_files_with_gaps_and_a_compacted_job_are_imported(tmp_path: Path) 
     numbers = [int(name.removeprefix("binlog.")) for name in binlog_files(directory)]
     assert len(numbers) > 2
     assert numbers[0] > 1
-    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
     assert len(binlog.jobs) == 80
     assert binlog.warnings() == []
 
@@ -614,7 +632,7 @@ def test_directory_of_several_beanstalkd_runs_is_imported(tmp_path: Path) -> Non
                     client.kick(3)
             if turn % 2:
                 kill(server)
-    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
     assert len(binlog.jobs) == 120
     assert binlog.files > 3
 
@@ -635,62 +653,59 @@ def test_every_acknowledged_job_is_imported_after_a_kill_under_load(tmp_path: Pa
     with beanstalkd(directory, "-f", "0", "-s", "65536") as server:
         thread = threading.Thread(target=load, args=(server,))
         thread.start()
-        until = time.monotonic() + 30
-        while len(put) < 1500 and time.monotonic() < until:
-            time.sleep(0.01)
+        eventually(lambda: len(put) >= 1500, "1500 jobs were put")
         kill(server)
         thread.join(30)
         assert not thread.is_alive()
-    assert len(put) >= 1500
-    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
     missing = set(put) - set(deleted) - binlog.jobs.keys()
-    assert missing <= {put[-1]}  # its delete may have been written and not acknowledged
+    assert missing <= {put[-1]}  # its DELETE may have been written but not acknowledged
     assert not set(deleted) & binlog.jobs.keys()
-    assert len(binlog.jobs.keys() - set(put)) <= 1  # written and not acknowledged
+    assert len(binlog.jobs.keys() - set(put)) <= 1  # it was written but not acknowledged
 
 
 @versions
 def test_beanstalkd_reads_the_test_files_in_the_same_way(tmp_path: Path, version: int) -> None:
-    """So the files of these tests are what they say, and a damaged body is what beanstalkd shows."""
+    """This verifies the encoders above, and that a damaged body is imported as beanstalkd shows it."""
     now = time.time_ns() // SECOND * SECOND
     jobs = [
-        made(1, b"ready", created_at=now),
-        made(2, b"reserved", b"other", RESERVED, created_at=now),
-        made(9, b"buried", state=BURIED, created_at=now - 86400 * SECOND),
-        made(4, b"delayed", state=DELAYED, created_at=now, delay=500 * SECOND, deadline=now + 400 * SECOND),
-        made(5, b"due", state=DELAYED, created_at=now - 9 * SECOND, delay=SECOND, deadline=now - 8 * SECOND),
-        made(6, b"deleted", created_at=now),
-        made(7, b"buried later", state=BURIED, created_at=now),
+        make_job(1, b"ready", created_at=now),
+        make_job(2, b"reserved", b"other", RESERVED, created_at=now),
+        make_job(9, b"buried", state=BURIED, created_at=now - 86400 * SECOND),
+        make_job(4, b"delayed", state=DELAYED, created_at=now, delay=500 * SECOND, deadline=now + 400 * SECOND),
+        make_job(5, b"due", state=DELAYED, created_at=now - 9 * SECOND, delay=SECOND, deadline=now - 8 * SECOND),
+        make_job(6, b"deleted", created_at=now),
+        make_job(7, b"buried later", state=BURIED, created_at=now),
     ]
     directory = tmp_path / "b"
     directory.mkdir()
-    zeroed = made(8, bytes(40), created_at=now)
-    first = start(version) + b"".join(full(version, job) for job in jobs) + full(version, zeroed, b"\0\0") + bytes(999)
-    second = start(version) + gone(version, jobs[5]) + short(version, replace(jobs[0], state=BURIED, pri=1))
-    second += full(version, replace(jobs[6], pri=3)) + short(version, made(77)) + full(version, made(10))[:-9]
+    zeroed = make_job(8, bytes(40), created_at=now)
+    first = header(version) + b"".join(full(version, job) for job in jobs) + full(version, zeroed, b"\0\0") + bytes(999)
+    second = header(version) + deletion(version, jobs[5]) + short(version, replace(jobs[0], state=BURIED, pri=1))
+    second += full(version, replace(jobs[6], pri=3)) + short(version, make_job(77)) + full(version, make_job(10))[:-9]
     for number, data in {3: first, 11: second, 12: bytes(4096)}.items():
         (directory / f"binlog.{number}").write_bytes(data)
-    binlog = assert_as_beanstalkd_has_it(directory, tmp_path / "copy")
+    binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
     assert list(binlog.jobs) == [1, 2, 9, 4, 5, 7, 8]
-    assert len(binlog.damage) == len(binlog.skipped) == len(binlog.unended) == 1
+    assert len(binlog.damage) == len(binlog.skipped) == len(binlog.unterminated) == 1
 
 
 # An import that fails
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         ("create", "cannot import beanstalkd's jobs: cannot allocate journal.2: .*Input/output error"),
         ("write", "journal: .*: Input/output error"),
     ],
 )
-def test_failed_import_gives_the_reason_and_keeps_the_files(call: str, said: str) -> None:
-    files = {"binlog.1": start(7) + b"".join([full(7, made(id, bytes(1000))) for id in range(1, 20)])}
+def test_failed_import_gives_the_reason_and_keeps_the_files(call: str, message: str) -> None:
+    files = {"binlog.1": header(7) + b"".join([full(7, make_job(id, bytes(1000))) for id in range(1, 20)])}
     disk = Disk(dict(files))
     disk.before = Fault(2, errno.EIO, is_lasting=True, calls=(call,))
-    with pytest.raises(StartError, match=said):
+    with pytest.raises(StartError, match=message):
         recovered(disk, START)
     assert disk.read("binlog.1") == files["binlog.1"]
-    disk.before = nothing
+    disk.before = no_fault
     assert len(recovered(disk.crash(Chance(seeded(0), 1.0)), START).jobs) == 19

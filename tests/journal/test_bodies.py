@@ -1,4 +1,4 @@
-"""Bodies on disk alone, with nothing kept in memory that may go: the journal's promises hold, and each is read back."""
+"""Eviction of bodies and reading them back, while every body that can be evicted is evicted."""
 
 from __future__ import annotations
 
@@ -15,47 +15,50 @@ from greenstalk_server.journal import rewrite
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.net import body_loader
-from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
-from tests.journal.test_power_loss import KEPT, resume, sync_intervals
-from tests.journal.workload import Bench, recovered
+from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
+from tests.journal.test_power_loss import SHARES, assert_recovers, sync_intervals
+from tests.journal.workload import SMALL_SEGMENT, Bench, recovered
 from tests.support.world import START, make_broker
 
 
 @pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Torn tails by the thousand are news to nobody."""
+def ignore_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Suppress the log: the starts of these tests would log thousands of torn tails."""
     with caplog.at_level(logging.CRITICAL):
         yield
 
 
-def lean(disk: Disk, random: Random, sync_interval: int = 0) -> Bench:
-    return Bench(disk, random, sync_interval=sync_interval, is_memory_short=True)
+def memory_limited_bench(disk: Disk, random: Random, sync_interval: int = 0, max_size: int = SMALL_SEGMENT) -> Bench:
+    """Return a bench that evicts every body that can be evicted."""
+    return Bench(disk, random, max_size=max_size, sync_interval=sync_interval, is_memory_short=True)
 
 
-def on_disk(bench: Bench) -> list[Job]:
+def evicted_jobs(bench: Bench) -> list[Job]:
+    """Return the jobs whose bodies are on disk only."""
     return [job for job in bench.broker.jobs.values() if job.body is None]
 
 
-def filled(jobs: int, size: int = 900) -> Bench:
-    """A bench with so many jobs, each with a body of its own; those of finished segments are on disk alone."""
-    bench = lean(Disk(), seeded(1))
+def filled_bench(jobs: int, size: int = 900, max_size: int = SMALL_SEGMENT) -> Bench:
+    """Return a bench with *jobs* jobs of *size* bytes; the bodies in finished segments are on disk only."""
+    bench = memory_limited_bench(Disk(), seeded(1), max_size=max_size)
     client = bench.clients[0]
     for _ in range(jobs):
         id = bench.broker.allocate_id()
         assert bench.broker.put(client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now) > 0
         bench.commit()
-        bench.keep_up()
-    bench.binlog.let_go(10 * jobs)
+        bench.run_upkeep()
+    bench.binlog.evict(10 * jobs)
     return bench
 
 
 def read_back(bench: Bench, jobs: list[Job], *, are_ahead: bool = False) -> None:
+    """Read back the bodies of *jobs*; with *are_ahead* no client waits for them yet."""
     read = bench.binlog.read(jobs)
     read.run()
-    bench.binlog.have_read(read, [job.id for job in jobs] if are_ahead else ())
+    bench.binlog.complete_read(read, [job.id for job in jobs] if are_ahead else ())
 
 
-# The journal's promises
+# Durability
 
 
 @sync_intervals
@@ -63,20 +66,20 @@ def read_back(bench: Bench, jobs: list[Job], *, are_ahead: bool = False) -> None
 def test_power_loss_at_any_call_loses_nothing_acknowledged(seed: int, sync_interval: int) -> None:
     random = seeded(seed)
     disk = Disk()
-    bench = lean(disk, random, sync_interval)
-    alone = 0
+    bench = memory_limited_bench(disk, random, sync_interval)
+    evicted = 0
 
     def check(call: str) -> None:
-        for share in KEPT[1:3]:
+        for share in SHARES[1:3]:
             bench.check_after_crash(disk.crash(Chance(random, share)))
 
     disk.before = check
     for _ in range(120):
-        bench.turn()
-        bench.check_told()
+        bench.step()
+        bench.check_recorded()
         bench.broker.check()
-        alone += len(on_disk(bench))
-    assert alone > 50
+        evicted += len(evicted_jobs(bench))
+    assert evicted > 50
     assert bench.binlog.stats().records_migrated > 0
 
 
@@ -87,43 +90,43 @@ def test_failure_of_any_call_loses_nothing_acknowledged(sync_interval: int, code
         random = seeded(at)
         disk = Disk()
         disk.random = random
-        bench = lean(disk, random, sync_interval)
+        bench = memory_limited_bench(disk, random, sync_interval)
         fault = Fault(at, code, is_lasting=at % 2 == 0)
         disk.before = fault
-        while not fault.has_struck:
-            bench.turn()
+        while not fault.has_triggered:
+            bench.step()
         for _ in range(random.randrange(8)):
-            bench.turn()
-        disk.before = nothing
-        resume(bench)
+            bench.step()
+        disk.before = no_fault
+        assert_recovers(bench)
         for _ in range(5):
-            bench.turn()
+            bench.step()
             bench.broker.check()
-            bench.check_after_crash(disk.crash(Chance(random, random.choice(KEPT))))
+            bench.check_after_crash(disk.crash(Chance(random, random.choice(SHARES))))
 
 
 def test_start_leaves_bodies_on_disk_that_exceed_memory() -> None:
-    """And has each body of the others, and reads each of them back."""
-    bench = filled(60)
+    """The other bodies are in memory, and each body on disk can be read back."""
+    bench = filled_bench(60)
     bodies = {id: b"%d:" % id + bytes(900) for id in bench.broker.jobs}
-    after = lean(bench.disk, bench.random)
+    after = memory_limited_bench(bench.disk, bench.random)
     after.broker.check()
-    assert not on_disk(after)  # there is room for all
-    found = recovered(bench.disk, START, bodies=Bodies(30_000, can_let_go=True))
+    assert not evicted_jobs(after)  # there is room for all
+    found = recovered(bench.disk, START, bodies=Bodies(30_000, can_evict=True))
     found.check()
-    alone = [job for job in found.jobs.values() if job.body is None]
-    assert 20 < len(alone) < 60
+    evicted = [job for job in found.jobs.values() if job.body is None]
+    assert 20 < len(evicted) < 60
     assert found.bodies is not None and found.bodies.taken <= found.bodies.limit + 60 * 300
     read = found.journal.read(found.jobs.values())  # type: ignore[attr-defined]
     read.run()
-    assert read.errors == {} and read.bodies == {job.id: bodies[job.id] for job in alone}
+    assert read.errors == {} and read.bodies == {job.id: bodies[job.id] for job in evicted}
 
 
-# Letting go and reading back
+# Eviction and reading back
 
 
 def test_only_as_many_bodies_as_needed_are_evicted_newest_first() -> None:
-    bench = filled(0)
+    bench = filled_bench(0)
     assert bench.broker.bodies is not None
     bench.broker.bodies.margin = 0
     client = bench.clients[0]
@@ -131,52 +134,52 @@ def test_only_as_many_bodies_as_needed_are_evicted_newest_first() -> None:
         id = bench.broker.allocate_id()
         bench.broker.put(client, id, 0, 0, SECOND, bytes(900), bench.now)
         bench.commit()
-        bench.keep_up()
+        bench.run_upkeep()
     bench.broker.bodies.limit = bench.broker.bodies.taken - 20_000
-    bench.binlog.let_go(1000)
+    bench.binlog.evict(1000)
     assert bench.broker.bodies.taken <= bench.broker.bodies.limit < bench.broker.bodies.taken + 2000
-    gone = [job.id for job in on_disk(bench)]
-    kept = [job.id for job in bench.broker.jobs.values() if job.body is not None]
-    assert len(gone) > 15 and min(gone) > max(id for id in kept if id < min(gone))
-    assert all(id > max(gone) or id < min(gone) for id in kept)
+    evicted = [job.id for job in evicted_jobs(bench)]
+    in_memory = [job.id for job in bench.broker.jobs.values() if job.body is not None]
+    assert len(evicted) > 15 and min(evicted) > max(id for id in in_memory if id < min(evicted))
+    assert all(id > max(evicted) or id < min(evicted) for id in in_memory)
 
 
 def test_small_body_is_not_evicted() -> None:
-    bench = filled(300, size=SMALL // 2)
-    assert on_disk(bench) == []
+    bench = filled_bench(300, size=SMALL // 2)
+    assert evicted_jobs(bench) == []
 
 
 def test_body_read_ahead_is_evicted_only_after_its_reservation() -> None:
-    bench = filled(60)
-    jobs = on_disk(bench)[:5]
+    bench = filled_bench(60)
+    jobs = evicted_jobs(bench)[:5]
     read_back(bench, jobs, are_ahead=True)
-    bench.binlog.let_go(1000)
+    bench.binlog.evict(1000)
     assert all(held_body(job) == b"%d:" % job.id + bytes(900) for job in jobs)
     assert bench.broker.bodies is not None and bench.broker.bodies.ahead_bytes == sum(job.size for job in jobs)
     for job in jobs:
         bench.broker.reserve_job(bench.clients[0], job.id, bench.now)
-    bench.binlog.let_go(1000)
+    bench.binlog.evict(1000)
     assert all(job.body is None for job in jobs)
     assert bench.broker.bodies.ahead_bytes == 0 and not bench.broker.bodies.back
     bench.broker.check()
 
 
 def test_body_read_back_is_evicted_first() -> None:
-    bench = filled(60)
-    (job,) = on_disk(bench)[:1]
+    bench = filled_bench(60)
+    (job,) = evicted_jobs(bench)[:1]
     read_back(bench, [job])
     assert job.body is not None
-    bench.binlog.let_go(1)
+    bench.binlog.evict(1)
     assert job.body is None
 
 
 def test_newest_body_of_a_job_with_two_records_in_a_segment_is_read_back() -> None:
-    bench = filled(1)
+    bench = filled_bench(1)
     assert bench.broker.edit_job(1, bench.now, body=b"1+" + bytes(900)) == 0
     for _ in range(40):
         bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), bench.now)
         bench.commit()
-    bench.binlog.let_go(1000)
+    bench.binlog.evict(1000)
     job = bench.broker.jobs[1]
     assert job.body is None
     read = bench.binlog.read([job])
@@ -185,21 +188,21 @@ def test_newest_body_of_a_job_with_two_records_in_a_segment_is_read_back() -> No
 
 
 def test_unused_bodies_read_ahead_are_evicted_for_other_tubes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody reserves from the first tube any more; so in the end jobs of the second are read ahead."""
+    """No client reserves from the first tube any longer, so jobs of the second one are read ahead in the end."""
     monkeypatch.setattr(body_loader, "MAX_READ_AHEAD", 5000)
     monkeypatch.setattr(body_loader, "READ_AHEAD_BYTES", 64 * 900)
-    bench = filled(40)
+    bench = filled_bench(40)
     bodies, tube, client = bench.broker.bodies, bench.broker.jobs[1].tube, bench.clients[0]
     assert bodies is not None
     reader = body_loader.Loader(bench.broker, bench.binlog, bodies)
-    jobs = on_disk(bench)
+    jobs = evicted_jobs(bench)
     read_back(bench, jobs[:8], are_ahead=True)
     before = bodies.ahead_bytes
     assert before > 5000 and reader._next_of(tube) == []
     assert before - 2000 < bodies.ahead_bytes < before
     while bodies.ahead_bytes > 5000:
         assert reader._next_of(tube) == []
-    bench.binlog.let_go(1000)
+    bench.binlog.evict(1000)
     assert [job.body is None for job in jobs[:8]] == [True] * 3 + [False] * 5
     assert reader._next_of(tube)[:3] == jobs[:3]
     for job in jobs:
@@ -209,8 +212,8 @@ def test_unused_bodies_read_ahead_are_evicted_for_other_tubes(monkeypatch: pytes
 
 
 def test_read_ahead_is_small_under_a_low_limit() -> None:
-    """What is read ahead stays, so puts would be refused for its sake."""
-    bench = filled(60)
+    """Bodies that were read ahead stay in memory, so too many of them would cause refused puts."""
+    bench = filled_bench(60)
     bodies = bench.broker.bodies
     assert bodies is not None
     bodies.limit = 40_000
@@ -221,36 +224,36 @@ def test_read_ahead_is_small_under_a_low_limit() -> None:
 
 
 def test_replaced_body_is_no_longer_lost() -> None:
-    """Else compaction would wait for it for ever."""
-    bench = filled(60)
-    job = on_disk(bench)[0]
-    data = bench.disk._names[name_of(job.segment)].cached
+    """Otherwise compaction would wait forever for the body to be read back."""
+    bench = filled_bench(60)
+    job = evicted_jobs(bench)[0]
+    data = bench.disk.cached(name_of(job.segment))
     data[data.index(b"%d:" % job.id + bytes(900))] ^= 1
     read_back(bench, [job])
     assert job.id in bench.binlog._eviction.lost
-    assert bench.broker.edit_job(job.id, bench.now, body=b"anew") == 0
+    assert bench.broker.edit_job(job.id, bench.now, body=b"new") == 0
     assert not bench.binlog._eviction.lost
     bench.broker.check()
 
 
 @pytest.mark.parametrize("part", ["header", "fields", "body"])
 def test_body_of_a_damaged_record_is_not_read(part: str) -> None:
-    bench = filled(60)
-    job, *others = on_disk(bench)
-    data = bench.disk._names[name_of(job.segment)].cached
+    bench = filled_bench(60)
+    job, *others = evicted_jobs(bench)
+    data = bench.disk.cached(name_of(job.segment))
     at = data.index(b"%d:" % job.id + bytes(900))
     data[at + {"header": -90, "fields": -20, "body": 500}[part]] ^= 1
     read = bench.binlog.read([job, *others])
     read.run()
     assert read.errors.keys() == {job.id} and read.bodies.keys() == {other.id for other in others}
-    bench.binlog.have_read(read)
+    bench.binlog.complete_read(read)
     assert job.body is None
     bench.broker.check()
 
 
 def test_unreadable_file_does_not_affect_bodies_of_others() -> None:
-    bench = filled(60)
-    jobs = on_disk(bench)
+    bench = filled_bench(60)
+    jobs = evicted_jobs(bench)
     read = bench.binlog.read(jobs)
     number = jobs[0].segment
 
@@ -266,16 +269,16 @@ def test_unreadable_file_does_not_affect_bodies_of_others() -> None:
 
 
 def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
-    """The file of the copy is there, and full for good, but nobody knows what it holds."""
-    bench = filled(60)
-    job = on_disk(bench)[0]
+    """The segment of the copy is full, but its content is unknown after the failure."""
+    bench = filled_bench(60)
+    job = evicted_jobs(bench)[0]
     bench.binlog._log.begin_segment(0)
-    assert bench.put(100) and bench.commit()  # so something was promised on that file, and it stays
+    assert bench.put(100) and bench.commit()  # clients depend on a record of that segment, so it is not dropped
     read_back(bench, [job])
     assert bench.broker.bodies is not None and job in bench.broker.bodies.back
     bench.binlog._compaction._copy_next(bench.binlog._log.segments[job.segment])
-    bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
-    bench.binlog.let_go(1000)
+    bench.binlog.note_failure(OSError(errno.EIO, "Input/output error"))
+    bench.binlog.evict(1000)
     assert held_body(job) == b"%d:" % job.id + bytes(900)
     assert bench.commit()
     bench.broker.check()
@@ -283,31 +286,30 @@ def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
 
 
 def test_rewrite_reads_back_a_limited_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All were kicked, and the file that tells of it is in doubt; of those not read back that alone is told again."""
-    bench = filled(0)
-    bench.binlog._log.max_size = 2**20
+    """All jobs were kicked, and those records are in doubt. Jobs beyond the limit get only an UPDATE record again."""
+    bench = filled_bench(0, max_size=2**20)
     for _ in range(60):
         assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1) > 0
         bench.commit()
     bench.binlog._log.begin_segment(0)
     bench.commit()
-    bench.binlog.let_go(1000)
-    assert len(on_disk(bench)) == 60
+    bench.binlog.evict(1000)
+    assert len(evicted_jobs(bench)) == 60
     for id in range(1, 61):
         assert bench.broker.kick_job(id, bench.now)
     bench.commit()
     monkeypatch.setattr(rewrite, "REWRITE_BODIES", 9000)
-    bench.binlog.failed(OSError(errno.EIO, "Input/output error"))
+    bench.binlog.note_failure(OSError(errno.EIO, "Input/output error"))
     assert bench.commit()
-    assert len(on_disk(bench)) == 50
+    assert len(evicted_jobs(bench)) == 50
     bench.broker.check()
     found = recovered(bench.disk.crash(Chance(bench.random, 0.0)), START)
     assert [(job.state, job.kicks, job.size) for job in found.jobs.values()] == [(READY, 1, 900)] * 60
 
 
 def test_body_without_a_record_in_its_segment_is_lost() -> None:
-    bench = filled(60)
-    job, other = on_disk(bench)[:2]
+    bench = filled_bench(60)
+    job, other = evicted_jobs(bench)[:2]
     del bench.binlog._log.segments[job.segment].ids[:1]
     assert job.segment == other.segment
     read = bench.binlog.read([job])
@@ -318,43 +320,42 @@ def test_body_without_a_record_in_its_segment_is_lost() -> None:
 # Compaction
 
 
-class Counted(dict[int, Job]):
-    """Jobs, and how often one was looked for."""
+class CountingJobs(dict[int, Job]):
+    """A table of jobs that counts its lookups."""
 
-    looks = 0
+    lookups = 0
 
     def get(self, id: int, default: Job | None = None) -> Job | None:  # type: ignore[override]
-        self.looks += 1
+        self.lookups += 1
         return super().get(id, default)
 
 
-def test_compaction_looks_at_each_deleted_job_once() -> None:
-    bench = filled(0)
+def test_compaction_examines_each_deleted_job_once() -> None:
+    bench = filled_bench(0)
     bench.binlog._log.begin_segment(2**21)
     for _ in range(3000):
         assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1) > 0
     bench.commit()
     bench.binlog._log.begin_segment(0)
     bench.commit()
-    bench.binlog.let_go(10_000)
+    bench.binlog.evict(10_000)
     for id in range(1, 3000):
         bench.broker.delete(None, id, bench.now)
     bench.commit()
-    bench.keep_up()
-    jobs = bench.binlog._log.jobs = Counted(bench.broker.jobs)
+    bench.run_upkeep()
+    jobs = bench.binlog._log.jobs = CountingJobs(bench.broker.jobs)
     assert not bench.binlog.compact(10**6)
     assert bench.binlog.wants_bodies
-    assert 3000 <= jobs.looks < 3 * 3000
+    assert 3000 <= jobs.lookups < 3 * 3000
 
 
 def test_compaction_reads_back_no_more_than_one_batch() -> None:
-    bench = filled(0, size=READ_BATCH // 4)
-    bench.binlog._log.max_size = 4 * READ_BATCH
+    bench = filled_bench(0, max_size=4 * READ_BATCH)
     for _ in range(64):
         bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_BATCH // 4), 1)
         bench.commit()
-        bench.keep_up()
-    bench.binlog.let_go(1000)
+        bench.run_upkeep()
+    bench.binlog.evict(1000)
     for id in range(1, 61):
         if id % 3:
             bench.broker.delete(None, id, bench.now)
@@ -364,30 +365,30 @@ def test_compaction_reads_back_no_more_than_one_batch() -> None:
     read = bench.binlog.read_for_compaction()
     assert read is not None and 1 <= len(read.jobs) <= 4
     read.run()
-    bench.binlog.have_read(read)
+    bench.binlog.complete_read(read)
     bench.binlog.compact(READ_BATCH)
     assert bench.binlog.stats().records_migrated == copied + len(read.jobs)
-    bench.binlog.let_go(1000)
+    bench.binlog.evict(1000)
     bench.broker.check()
 
 
-# The limit
+# The memory limit
 
 
 def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
-    bodies = Bodies(100_000, can_let_go=True)
-    bench = filled(0)
-    bench.broker.bodies = bench.binlog._eviction.bodies = bodies
+    bodies = Bodies(100_000, can_evict=True)
+    bench = Bench(Disk(), seeded(1), bodies=bodies)
     bodies.margin = 0
-    done = 0
+    accepted = 0
     while (
-        done < 2000 and bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1) > 0
+        accepted < 2000
+        and bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1) > 0
     ):
-        done += 1
+        accepted += 1
         bench.commit()
-        bench.keep_up()
-        bench.binlog.let_go(100)
-    assert 200 < done < 400 and bodies.is_exhausted and len(on_disk(bench)) > done / 2
+        bench.run_upkeep()
+        bench.binlog.evict(100)
+    assert 200 < accepted < 400 and bodies.is_exhausted and len(evicted_jobs(bench)) > accepted / 2
     bench.delete_all()
     assert bench.put(900)
     bench.broker.check()
@@ -395,7 +396,7 @@ def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
 
 def test_puts_without_a_journal_are_refused_at_the_limit() -> None:
     broker = make_broker()
-    broker.bodies = Bodies(10_000, can_let_go=False)
+    broker.bodies = Bodies(10_000, can_evict=False)
     client = broker.connect(lambda: None)
     sizes = [broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 1) > 0 for _ in range(10)]
     assert sizes == [True] * 7 + [False] * 3

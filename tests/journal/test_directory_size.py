@@ -1,4 +1,4 @@
-"""What the directory takes while clients put and delete as fast as they are answered."""
+"""The size of the directory while clients put and delete as fast as the committer replies."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tests.journal.workload import Bench
 
 SEGMENT: Final = 65_536
 
-PATIENCE: Final = 60
-"""Seconds within which a batch is answered."""
+COMMIT_TIMEOUT: Final = 60
+"""Seconds that the commit of a batch may take."""
 
-TURNS: Final = 16
-"""Batches of each client of which the largest number of live bytes counts."""
+RECENT_BATCHES: Final = 16
+"""Batches of each client over which the maximum of the live bytes is taken."""
 
 
 class Load:
-    """Clients of a committer, who wait for the reply to each batch, and the most that the disk took beyond the bound.
+    """Clients of a committer, each of which waits for the reply to each of its batches.
 
-    batch   bytes of jobs that all clients together put or delete in one batch.
-    excess  bytes of files beyond three times the live bytes, three files and three batches, at any call.
+    batch   bytes of the jobs that all clients together put or delete in one batch.
+    excess  maximum bytes of the directory above its bound: three times the live bytes, three files and three batches.
     """
 
     def __init__(self, sync_interval: int | None, clients: int, jobs: int, size: int) -> None:
-        """In a batch each client puts or deletes *jobs* jobs of *size* bytes."""
+        """In each batch a client puts or deletes *jobs* jobs of *size* bytes."""
         self.disk: Disk = Disk()
         self.bench: Bench = Bench(self.disk, seeded(0), max_size=SEGMENT, sync_interval=sync_interval)
         self.committer: Committer = Committer(self.bench.binlog)
@@ -40,16 +40,16 @@ class Load:
         self.size: int = size
         self.batch: int = clients * jobs * size
         self.excess: int = 0
-        self._live: deque[int] = deque([0], maxlen=TURNS * clients)
+        self._live: deque[int] = deque([0], maxlen=RECENT_BATCHES * clients)
         self._client: Client = self.bench.clients[0]
 
-    def run(self, kept: int, rounds: int) -> None:
-        """Put *kept* jobs; then have each client put and delete *rounds* batches, or delete all if that is 0."""
+    def run(self, backlog: int, rounds: int) -> None:
+        """Put *backlog* jobs; then let each client put and delete *rounds* batches, or delete the backlog if 0."""
         self.committer.start()
         self._put(100)
         ids: list[int] = []
-        while len(ids) < kept:
-            ids += [self._put(self.size) for _ in range(min(self.jobs, kept - len(ids)))]
+        while len(ids) < backlog:
+            ids += [self._put(self.size) for _ in range(min(self.jobs, backlog - len(ids)))]
             self._wait()
         self.disk.before = self._measure
         parts = [ids[at :: self.clients] for at in range(self.clients)]
@@ -73,11 +73,11 @@ class Load:
 
     def _put(self, size: int) -> int:
         id = self.bench.broker.allocate_id()
-        assert self.bench.broker.put(self._client, id, 0, 0, SECOND, bytes(size), self.bench.now)
+        assert self.bench.broker.put(self._client, id, 0, 0, SECOND, bytes(size), self.bench.now) > 0
         return id
 
     def _wait(self) -> None:
-        assert self.committer.wait(PATIENCE)
+        assert self.committer.wait(COMMIT_TIMEOUT)
         self._live.append(self.bench.binlog.live_bytes)
 
     def _measure(self, call: str) -> None:
@@ -88,18 +88,18 @@ class Load:
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
 @pytest.mark.parametrize(
-    ("clients", "jobs", "size", "kept", "rounds"),
+    ("clients", "jobs", "size", "backlog", "rounds"),
     [
-        pytest.param(4, 1, 65_000, 0, 60, id="large bodies and one ancient job"),
+        pytest.param(4, 1, 65_000, 0, 60, id="large bodies and one old job"),
         pytest.param(32, 1, 65_000, 0, 12, id="large bodies of many clients"),
-        pytest.param(32, 3, 60_000, 200, 15, id="large batches among jobs that stay"),
-        pytest.param(8, 20, 2_000, 3_000, 0, id="a wave of deletes"),
+        pytest.param(32, 3, 60_000, 200, 15, id="large batches and a backlog"),
+        pytest.param(8, 20, 2_000, 3_000, 0, id="deletion of the whole backlog"),
     ],
 )
-def test_directory_stays_within_the_tested_bound_under_load(
-    sync_interval: int | None, clients: int, jobs: int, size: int, kept: int, rounds: int
+def test_directory_stays_within_its_bound_under_load(
+    sync_interval: int | None, clients: int, jobs: int, size: int, backlog: int, rounds: int
 ) -> None:
     load = Load(sync_interval, clients, jobs, size)
-    load.run(kept, rounds)
+    load.run(backlog, rounds)
     assert load.disk.calls > 50
-    assert load.excess == 0, f"{load.excess / load.batch:.1f} batches"
+    assert load.excess == 0, f"{load.excess / load.batch:.1f} batches above the bound"

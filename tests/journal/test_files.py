@@ -1,4 +1,4 @@
-"""The files of a directory: what is written is there, in however many pieces and calls."""
+"""Writes to the files of a directory, in any number of pieces and of short writes."""
 
 from __future__ import annotations
 

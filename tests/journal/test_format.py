@@ -1,4 +1,4 @@
-"""docs/journal-format.md is the format: its tables are the codec's, its example what the codec writes and reads."""
+"""The tables and the example of docs/journal-format.md match the codec."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TABLES = {
 
 
 def example() -> bytes:
-    """The bytes of the example, whose offsets must be right."""
+    """Return the bytes of the example in the document; assert that its offsets are right."""
     section = DOCUMENT.partition("\n## Example\n")[2]
     block = section.partition("```text\n")[2].partition("```")[0]
     data = b""
@@ -47,8 +47,8 @@ def example() -> bytes:
     return data
 
 
-def written() -> bytes:
-    """What the codec makes of the story that the document tells."""
+def encoded() -> bytes:
+    """Return the bytes that the codec writes for the example's records."""
     encoder = record.Encoder(SALT)
     tube = Tube(b"mail", {})
     job = Job(43, tube, b"hello", 1024, 0, 60 * SECOND, PUT_AT)
@@ -65,7 +65,7 @@ def written() -> bytes:
 
 
 def test_codec_writes_the_example() -> None:
-    assert example() == written()
+    assert example() == encoded()
 
 
 def test_codec_reads_the_example() -> None:
@@ -98,18 +98,18 @@ def test_tables_match_the_layouts_of_the_codec(heading: str) -> None:
 
 def test_version_and_kinds_match_the_codec() -> None:
     assert f"Version {record.VERSION}." in DOCUMENT
-    named = {
+    kinds = {
         int(number): name
         for text in re.findall(r"^### Kinds? (.*?)(?::.*)?$", DOCUMENT, re.MULTILINE)
         for number, name in re.findall(r"(\d+),? ([A-Z_]+)", text)
     }
-    assert set(named) == set(record.MIN_PAYLOAD)
-    assert all(getattr(record, name) == number for number, name in named.items())
-    assert f"| kind | 1 to {max(named)}, below |" in DOCUMENT
+    assert set(kinds) == set(record.MIN_PAYLOAD)
+    assert all(getattr(record, name) == number for number, name in kinds.items())
+    assert f"| kind | 1 to {max(kinds)}, below |" in DOCUMENT
     assert f"| version | {record.VERSION} |" in DOCUMENT
 
 
 def test_kinds_of_events_match_the_codec() -> None:
-    told = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
-    assert [(int(number), name) for number, name in told] == list(enumerate(job_history.KINDS))[1:]
+    kinds = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
+    assert [(int(number), name) for number, name in kinds] == list(enumerate(job_history.KINDS))[1:]
     assert f"keeps its last {job_history.MAX_EVENTS}" in DOCUMENT

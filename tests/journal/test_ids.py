@@ -1,4 +1,4 @@
-"""No id is given twice: over a loss of power with any -f, and over restarts; and none at the end of all ids."""
+"""Ids are never assigned twice, after a loss of power with any -f or a restart; puts are refused when none are left."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Chance, Disk, seeded
-from tests.journal.test_power_loss import KEPT
+from tests.journal.test_power_loss import SHARES
 from tests.journal.workload import Bench, recovered
 from tests.support.daemon import Daemon
 from tests.support.peer import Peer
 from tests.support.world import START, make_broker
 
 VERSION_2: Path = Path(__file__).with_name("version2_files")
-"""A journal that the last server of version 2 wrote."""
+"""A journal that the last server with version 2 of the format wrote."""
 
-SOME_BLOCK = 6
-"""Ids set aside at once, so that blocks end all the time."""
+SMALL_BLOCK = 6
+"""Ids in a reserved block: few, so that many blocks are reserved."""
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_log, "ID_BLOCK", SOME_BLOCK)
+    monkeypatch.setattr(segment_log, "ID_BLOCK", SMALL_BLOCK)
 
 
 def acknowledged(bench: Bench) -> int:
-    """The highest id that a client knows, whose job may be lost."""
-    given = [id for id, entries in bench.history.jobs.items() if entries[0][0] <= bench.binlog.safe]
-    return max(given, default=0)
+    """Return the highest id that a client knows. Its job may be lost at a loss of power."""
+    known = [id for id, entries in bench.history.jobs.items() if entries[0][0] <= bench.binlog.safe]
+    return max(known, default=0)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -47,22 +47,22 @@ def test_power_loss_at_any_call_reuses_no_id(seed: int, sync_interval: int | Non
     bench = Bench(disk, random, sync_interval=sync_interval)
 
     def check(call: str) -> None:
-        for share in KEPT:
+        for share in SHARES:
             after = recovered(disk.crash(Chance(random, share)), bench.now, is_strict=False)
             assert after.next_id > acknowledged(bench)
 
     disk.before = check
     for _ in range(80):
-        bench.turn()
+        bench.step()
     assert bench.binlog.stats().records_migrated > 0
-    assert acknowledged(bench) > 4 * SOME_BLOCK
+    assert acknowledged(bench) > 4 * SMALL_BLOCK
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20, None], ids=["-f 0", "-f 50", "-F"])
 @pytest.mark.parametrize("seed", range(2))
 def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | None) -> None:
-    """Records that do not fit are rewritten, and each removal leaves a segment on disk that has the next id."""
+    """Records that do not fit are rewritten. Each removal of a segment leaves a later one on disk with the next id."""
     random = seeded(seed)
     disk = Disk()
     disk.capacity = (12, 20)[seed] * 16384
@@ -70,7 +70,7 @@ def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | 
 
     def check(call: str) -> None:
         if random.random() < 0.01 or call == "remove":
-            after = recovered(disk.crash(Chance(random, random.choice(KEPT))), bench.now, is_strict=False)
+            after = recovered(disk.crash(Chance(random, random.choice(SHARES))), bench.now, is_strict=False)
             assert after.next_id > acknowledged(bench)
 
     disk.before = check
@@ -80,7 +80,7 @@ def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | 
             assert bench.broker.delete(None, id, bench.now) or bench.broker.jobs[id].holder is not None
         for _ in range(8):
             bench.compact()
-            bench.keep_up()
+            bench.run_upkeep()
             assert bench.commit()
             bench.sync()
     assert bench.refused > 0
@@ -99,16 +99,16 @@ def test_batch_is_synced_only_if_its_ids_are_not_reserved_on_disk(sync_interval:
     synced = []
     for number in range(3 * segment_log.ID_BLOCK // 1000):
         put(bench, 1000)
-        batch = bench.binlog.take(is_synced=False)
+        batch = bench.binlog.take_batch(is_synced=False)
         batch.run()
-        bench.binlog.done(batch)
-        bench.keep_up()
+        bench.binlog.complete_batch(batch)
+        bench.run_upkeep()
         if batch.is_synced:
             synced.append(number * 1000)
         elif sync_interval is not None:
             bench.sync()
     if sync_interval is not None:
-        assert synced == []  # each block was recorded, and synced by the way, before its first id
+        assert synced == []  # the record of each block was synced with other records before its first id was used
     else:
         assert 2 <= len(synced) <= 4 and synced[0] >= segment_log.ID_BLOCK // 2
 
@@ -139,25 +139,25 @@ def test_id_put_after_the_release_of_ids_is_safe() -> None:
 @pytest.mark.parametrize("flag", ["-f50", "-F"])
 def test_ids_continue_after_sigterm_and_skip_the_rest_of_a_block_after_sigkill(tmp_path: Path, flag: str) -> None:
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), flag)
-    given = []
+    ids = []
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGTERM):
         with Daemon(*flags) as server, Peer(server) as peer:
-            given.append(int(peer.ask(b"put 0 0 60 0\r\n").split()[1]))
+            ids.append(int(peer.ask(b"put 0 0 60 0\r\n").split()[1]))
             server.stop(number)
-    assert given[:3] == [1, 2, 3]
-    assert 3 < given[3] <= 3 + segment_log.ID_BLOCK
-    assert given[4] == given[3] + 1
+    assert ids[:3] == [1, 2, 3]
+    assert 3 < ids[3] <= 3 + segment_log.ID_BLOCK
+    assert ids[4] == ids[3] + 1
 
 
-# The end of all ids
+# The maximum id
 
 
 def job_of(id: int) -> Job:
     return Job(id, Tube(b"default", {}), b"body", 0, 0, SECOND, START)
 
 
-def on(records: bytes, next_id: int = 5) -> Disk:
-    """A journal of one segment of *records*, whose salt is `salt`."""
+def disk_with(records: bytes, next_id: int = 5) -> Disk:
+    """Return a disk with a journal of one segment, which has the salt `salt` and *records*."""
     return Disk({"journal.1": SegmentHeader(b"salt", 1, 1, next_id).encode() + records})
 
 
@@ -165,15 +165,15 @@ def on(records: bytes, next_id: int = 5) -> Disk:
 def test_record_of_an_impossible_id_is_skipped(id: int) -> None:
     encoder = Encoder(b"salt")
     for data in (encoder.job(job_of(id), 1), encoder.delete(id, 1)):
-        disk = on(data)
+        disk = disk_with(data)
         broker = recovered(disk, START)
         assert (list(broker.jobs), broker.next_id) == ([], 5)
-    assert recovered(on(encoder.ids(min(id + 1, 2**64 - 1), 1)), START).next_id == 5
+    assert recovered(disk_with(encoder.ids(min(id + 1, 2**64 - 1), 1)), START).next_id == 5
 
 
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
 def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
-    disk = on(Encoder(b"salt").job(job_of(record.ID_LIMIT - 3), 1))
+    disk = disk_with(Encoder(b"salt").job(job_of(record.ID_LIMIT - 3), 1))
     broker, journal = started(disk, sync_interval)
     client = broker.connect(lambda: None)
     accepted = []
@@ -182,9 +182,9 @@ def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
         if broker.put(client, id, 0, 0, SECOND, b"body", START) > 0:
             accepted.append(id)
     assert accepted == [record.ID_LIMIT - 2, record.ID_LIMIT - 1]
-    batch = journal.take(is_synced=True)
+    batch = journal.take_batch(is_synced=True)
     batch.run()
-    journal.done(batch)
+    journal.complete_batch(batch)
     assert set(recovered(disk, START).jobs) == {record.ID_LIMIT - 3, *accepted}
 
 
@@ -195,7 +195,7 @@ def started(disk: Disk, sync_interval: int) -> tuple[Broker, Binlog]:
     return broker, journal
 
 
-# Version 2, which had no IDS
+# Version 2, which has no IDS records
 
 
 def test_journal_of_version_2_is_read() -> None:

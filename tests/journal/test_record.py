@@ -1,4 +1,4 @@
-"""The codec: what is written is read, and nothing that is not a header passes for one."""
+"""The codec: every encoded record and header is decoded to the same values, and damaged headers are refused."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def jobs(draw: st.DrawFn) -> Job:
     return job
 
 
-def hold(job: Job, at: int, client: int) -> None:
-    """Have *job* reserved by the client with the number *client*."""
+def reserve_job(job: Job, at: int, client: int) -> None:
+    """Reserve *job* for the client with the number *client* at the time *at*."""
     job.state, job.reserved_at, job.holder = RESERVED, at, Client(job.tube, lambda: None, client)
 
 
@@ -49,15 +49,15 @@ def change_counts(job: Job, *counts: int) -> None:
     job.reserves, job.timeouts, job.releases, job.buries, job.kicks = counts
 
 
-def look(job: Job) -> tuple[object, ...]:
-    """All that a JOB record tells."""
+def recorded_fields(job: Job) -> tuple[object, ...]:
+    """Return the values that a JOB record has."""
     counts = (job.reserves, job.timeouts, job.releases, job.buries, job.kicks)
     times = (job.delay, job.ttr, job.created_at, job.deadline)
     return (job.id, job.tube.name, job.body, job.pri, *times, *counts, job.state, job.events)
 
 
-def replayed(salt: bytes, *records: bytes) -> Recovery:
-    """What a segment of *records*, numbered from 1 on, holds; it has to be without damage."""
+def replay(salt: bytes, *records: bytes) -> Recovery:
+    """Replay a segment of *records*, numbered from 1 on; assert that it has no damage."""
     table: dict[int, Job] = {}
     recovery = Recovery(lambda name: Tube(name, table), table)
     header = SegmentHeader(salt, number=1, first_sequence=1, next_id=1)
@@ -92,7 +92,7 @@ def test_truncated_header_is_refused() -> None:
             decode_segment_header(data[:size])
 
 
-def test_header_of_a_newer_version_names_it() -> None:
+def test_error_names_the_unknown_version_of_a_header() -> None:
     for version in (0, 4, 2**32 - 1):
         with pytest.raises(BadSegment, match=f"version {version}, but this server reads 1 to 3"):
             decode_segment_header(of_version(version))
@@ -103,14 +103,14 @@ def test_header_of_an_older_version_is_read() -> None:
 
 
 def of_version(version: int) -> bytes:
-    """HEADER as a server of *version* would have written it."""
+    """Return HEADER as encoded by a server with *version* of the format."""
     data = HEADER.encode()[: record.SEGMENT_HEADER_SIZE - 4]
     data = data[:8] + version.to_bytes(4, "little") + data[12:]
     return data + crc32(data).to_bytes(4, "little")
 
 
 @given(st.binary())
-def test_any_input_is_a_header_or_refused(data: bytes) -> None:
+def test_any_other_input_is_refused(data: bytes) -> None:
     with pytest.raises(BadSegment):
         decode_segment_header(data)
 
@@ -123,8 +123,8 @@ def test_job_round_trip(salt: bytes, job: Job) -> None:
     data = Encoder(salt).job(job, 1, job.events)
     assert data[record.HEADER_SIZE - 1] == (record.JOB_WITH_EVENTS if job.events else record.JOB)
     assert len(data) == record.job_size(job) + record.events_size(job.events)
-    recovery = replayed(salt, data)
-    assert [look(each) for each in recovery.jobs.values()] == [look(job)]
+    recovery = replay(salt, data)
+    assert [recorded_fields(each) for each in recovery.jobs.values()] == [recorded_fields(job)]
     assert recovery.jobs[job.id].segment == 1
     assert record.recorded_size(recovery.jobs[job.id]) == len(data)
     assert recovery.next_id == job.id + 1
@@ -140,10 +140,10 @@ def test_record_encoded_in_two_parts_has_the_same_bytes(salt: bytes, job: Job) -
 
 @given(SALTS, jobs(), U64, U32)
 def test_reserved_job_has_the_reservation_as_its_last_event(salt: bytes, job: Job, at: int, client: int) -> None:
-    hold(job, at, client)
+    reserve_job(job, at, client)
     data = Encoder(salt).job(job, 1, record.events_of(job))
     assert record.job_size(job) < len(data) <= record.job_size(job) + 1 + 208
-    found = replayed(salt, data).jobs[job.id]
+    found = replay(salt, data).jobs[job.id]
     assert (
         job_history.unpack(found.events)
         == [*job_history.unpack(job.events), job_history.Event(at, job_history.RESERVED, client)][
@@ -162,7 +162,7 @@ def test_update_round_trip(salt: bytes, job: Job, other: Job) -> None:
     job.events = job_history.add(job.events, job_history.BURIED, other.created_at, job_history.LAST_CLIENT)
     update = encoder.update(job, 2)
     assert len(update) == record.UPDATE_SIZE
-    assert look(replayed(salt, data, update).jobs[job.id]) == look(job)
+    assert recorded_fields(replay(salt, data, update).jobs[job.id]) == recorded_fields(job)
 
 
 @given(SALTS, jobs(), U32, U32, U64, U32)
@@ -170,20 +170,20 @@ def test_reservation_round_trip(salt: bytes, job: Job, reserves: int, timeouts: 
     encoder, state = Encoder(salt), job.state
     data = encoder.job(job, 1, job.events)
     job.reserves, job.timeouts = reserves, timeouts
-    hold(job, at, client)
+    reserve_job(job, at, client)
     reserve = encoder.reserve(job, 2)
     assert len(reserve) == record.RESERVE_SIZE
     job.events = job_history.add(job.events, job_history.RESERVED, at, client)
     if state == BURIED or (state == DELAYED and job.deadline > at):
         job.state = state  # which `settle` returns it to
-    assert look(replayed(salt, data, reserve).jobs[job.id]) == look(job)
+    assert recorded_fields(replay(salt, data, reserve).jobs[job.id]) == recorded_fields(job)
 
 
 @given(SALTS, jobs(), U32, st.sampled_from([job_history.TIMED_OUT, job_history.RETURNED]), U64, U32)
 def test_end_of_a_reservation_round_trip(salt: bytes, job: Job, timeouts: int, kind: int, at: int, client: int) -> None:
     encoder = Encoder(salt)
     data = encoder.job(job, 1, job.events)
-    hold(job, at - 1 if at else 0, client)
+    reserve_job(job, at - 1 if at else 0, client)
     reserve = encoder.reserve(job, 2)
     job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
     job.timeouts, job.holder = timeouts, None
@@ -191,7 +191,7 @@ def test_end_of_a_reservation_round_trip(salt: bytes, job: Job, timeouts: int, k
     lapse = encoder.lapse(job, 3)
     assert len(lapse) == record.RESERVE_SIZE
     job.state, job.deadline = READY, at
-    assert look(replayed(salt, data, reserve, lapse).jobs[job.id]) == look(job)
+    assert recorded_fields(replay(salt, data, reserve, lapse).jobs[job.id]) == recorded_fields(job)
 
 
 @given(SALTS, jobs(), jobs())
@@ -200,30 +200,30 @@ def test_changes_of_version_1_are_read(salt: bytes, job: Job, other: Job) -> Non
     job.pri, job.delay, job.deadline, job.state = other.pri, other.delay, other.deadline, other.state
     change_counts(job, other.reserves, other.timeouts, other.releases, other.buries, other.kicks)
     update = version1.update(salt, job, 2)
-    assert look(replayed(salt, data, update).jobs[job.id]) == look(job)
+    assert recorded_fields(replay(salt, data, update).jobs[job.id]) == recorded_fields(job)
     job.reserves, job.timeouts, job.state = other.kicks, other.reserves, RESERVED
     reserve = version1.reserve(salt, job, 3)
-    assert look(replayed(salt, data, update, reserve).jobs[job.id]) == look(job)
+    assert recorded_fields(replay(salt, data, update, reserve).jobs[job.id]) == recorded_fields(job)
 
 
 @pytest.mark.parametrize("length", [1, 12, 14, 207, 255])
 def test_job_with_a_partial_event_is_skipped(length: int) -> None:
-    """No writer makes it."""
+    """No server writes such a record."""
     job = Job(1, Tube(b"default", {}), b"body" * 100, 0, 0, 0, 0)
     job.events = job_history.add(b"", job_history.KICKED, 1, 0)
     data = bytearray(Encoder(b"salt").job(job, 1, job.events))
     data[record.HEADER_SIZE + record.JOB_FIELDS.size] = length
     data[4:8] = crc32(data[8:], record.seed_of(b"salt")).to_bytes(4, "little")
-    assert not replayed(b"salt", bytes(data)).jobs
+    assert not replay(b"salt", bytes(data)).jobs
 
 
 @pytest.mark.parametrize("kind", [0, len(job_history.KINDS), 255])
 def test_event_of_unknown_kind_is_not_shown(kind: int) -> None:
-    """Nor does a job that only such a one tells of turn reserved."""
+    """A job whose only event it is does not become reserved either."""
     encoder, job = Encoder(b"salt"), Job(1, Tube(b"default", {}), b"", 0, 0, 0, 5)
     data = encoder.job(job, 1)
     job.events = job_history.EVENT.pack(7, kind, 1)
-    recovery = replayed(b"salt", data, encoder.lapse(job, 2))
+    recovery = replay(b"salt", data, encoder.lapse(job, 2))
     recovery.settle(9)
     assert (recovery.jobs[1].state, job_history.unpack(recovery.jobs[1].events)) == (READY, [])
 
@@ -232,7 +232,7 @@ def test_event_of_unknown_kind_is_not_shown(kind: int) -> None:
 def test_delete_round_trip(salt: bytes, job: Job) -> None:
     delete = Encoder(salt).delete(job.id, 2)
     assert len(delete) == record.DELETE_SIZE
-    recovery = replayed(salt, Encoder(salt).job(job, 1, job.events), delete)
+    recovery = replay(salt, Encoder(salt).job(job, 1, job.events), delete)
     assert not recovery.jobs
     assert recovery.next_id == job.id + 1
 
@@ -243,15 +243,15 @@ def test_pause_round_trip(salt: bytes, name: bytes, until: int, length: int) -> 
     tube.paused_until, tube.pause = until, length
     data = Encoder(salt).pause(tube, 1)
     assert len(data) == record.pause_size(tube)
-    assert replayed(salt, data).pauses == {name: (until, length)}
+    assert replay(salt, data).pauses == {name: (until, length)}
     tube.paused_until = tube.pause = 0
-    assert replayed(salt, data, Encoder(salt).pause(tube, 2)).pauses == {}
+    assert replay(salt, data, Encoder(salt).pause(tube, 2)).pauses == {}
 
 
 def test_counts_are_limited_to_32_bits() -> None:
     job = Job(1, Tube(b"default", {}), b"", 0, 0, 0, 0)
     encoder = Encoder(b"salt")
-    hold(job, 1, 1)
+    reserve_job(job, 1, 1)
     job.events = job_history.add(b"", job_history.RETURNED, 1, 1)
     for write in (encoder.job, encoder.update, encoder.reserve, encoder.lapse):
         change_counts(job, *[2**32] * 5)
@@ -260,6 +260,6 @@ def test_counts_are_limited_to_32_bits() -> None:
 
 
 def test_salt_is_part_of_every_record() -> None:
-    """So a record of another segment, or one that a client has made up, is none."""
+    """So a record of another segment, or one that a client has forged, does not count."""
     assert Encoder(b"abcd").delete(1, 1) != Encoder(b"abce").delete(1, 1)
     assert Encoder(b"abcd").delete(1, 1)[4:] != Encoder(b"abce").delete(1, 1)[4:]

@@ -1,4 +1,4 @@
-"""Restarts of real processes: ours against beanstalkd's, and ours on a directory that beanstalkd wrote."""
+"""Restarts of real servers: ours compared with beanstalkd, and ours on a directory that beanstalkd wrote."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from greenstalk_server.journal.beanstalkd import find
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.startup import IMPORTED_DIRECTORY
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.journal.disk import Chance, Disk, Fault, PowerLostError, nothing, power_lost_at, seeded
-from tests.journal.test_beanstalkd import V7, binlog_files, change_all_ways, client_of, full, gone, made, start
+from tests.journal.disk import Chance, Disk, Fault, PowerLostError, no_fault, power_lost_at, seeded
+from tests.journal.test_beanstalkd import V7, binlog_files, change_all_ways, client_of, deletion, full, header, make_job
 from tests.journal.workload import recovered
-from tests.support.daemon import PATIENCE
+from tests.support.peer import eventually
 from tests.support.servers import Kind, Server, ours, peer
 from tests.support.world import START
 
 LARGE = ("-z", "300000")
 
-Snapshot = dict[int, dict[str, object]]
-"""By id: what stats-job says, and `body`; times that pass are left out."""
+JobStats = dict[int, dict[str, object]]
+"""Replies of stats-job by id, each with the additional key `body`."""
 
-SLACK = 20
-"""Seconds that may pass between two looks."""
+TIME_TOLERANCE = 20
+"""Maximum difference in seconds of an age or a remaining time between two replies of stats-job."""
 
 
 @pytest.fixture(params=["on disk", "in PostgreSQL"])
 def url(request: pytest.FixtureRequest) -> str | None:
-    """The address of the database that is to have our journal, None if it is on disk."""
+    """The address of the database that holds our journal; None for a journal on disk."""
     if request.param == "on disk":
         return None
     found: str = request.getfixturevalue("cluster").url
@@ -49,6 +49,7 @@ def url(request: pytest.FixtureRequest) -> str | None:
 
 @contextlib.contextmanager
 def serving(kind: Kind, directory: Path, *flags: str, url: str | None = None) -> Iterator[Server]:
+    """Run a server with its journal in *directory*, or in the database at *url* under that name."""
     directory.mkdir(exist_ok=True)
     where = ("-b", str(directory)) if url is None else ("--journal", url, "--journal-name", str(directory))
     server = Server(kind, (*where, *LARGE, *flags))
@@ -58,9 +59,9 @@ def serving(kind: Kind, directory: Path, *flags: str, url: str | None = None) ->
         server.close()
 
 
-def snapshot(server: Server, last: int) -> Snapshot:
-    """All jobs up to id *last*."""
-    found: Snapshot = {}
+def snapshot(server: Server, last: int) -> JobStats:
+    """Return the state of all jobs up to id *last*."""
+    found: JobStats = {}
     with client_of(server) as client:
         for id in range(1, last + 1):
             with contextlib.suppress(greenstalk.NotFoundError):
@@ -69,29 +70,29 @@ def snapshot(server: Server, last: int) -> Snapshot:
     return found
 
 
-def steady(shown: Snapshot) -> Snapshot:
-    """Without what depends on the time, or on the server's files."""
+def without_times(shown: JobStats) -> JobStats:
+    """Return *shown* without the keys that depend on the time, and without `file`."""
     return {id: {key: job[key] for key in job if key not in ("age", "time-left", "file")} for id, job in shown.items()}
 
 
-def assert_times_agree(first: Snapshot, second: Snapshot) -> None:
+def assert_times_agree(first: JobStats, second: JobStats) -> None:
     for id, job in first.items():
         for key in ("age", "time-left"):
-            assert abs(int(str(job[key])) - int(str(second[id][key]))) <= SLACK, (id, key)
+            assert abs(int(str(job[key])) - int(str(second[id][key]))) <= TIME_TOLERANCE, (id, key)
 
 
-def orders(server: Server, shown: Snapshot) -> dict[str, list[list[int]]]:
-    """By tube: its ready, buried and delayed jobs, in the order in which they are given out. All are deleted."""
+def delete_in_order(server: Server, shown: JobStats) -> dict[str, list[list[int]]]:
+    """Delete all jobs; return by tube the ids of the ready, the buried and the delayed ones, in their order."""
     found = {}
     for tube in sorted({str(job["tube"]) for job in shown.values()}):
         with client_of(server, use=tube, watch=tube) as client:
             finds = (partial(client.reserve, timeout=0), client.peek_buried, client.peek_delayed)
-            found[tube] = [list(taken(client, find)) for find in finds]
+            found[tube] = [list(delete_each(client, find)) for find in finds]
     return found
 
 
-def taken(client: greenstalk.Client[bytes], find: Callable[[], greenstalk.Job[bytes]]) -> Iterator[int]:
-    """The ids of what *find* finds, each deleted, until there is no more."""
+def delete_each(client: greenstalk.Client[bytes], find: Callable[[], greenstalk.Job[bytes]]) -> Iterator[int]:
+    """Delete each job that *find* returns, until it finds none; yield the ids."""
     with contextlib.suppress(greenstalk.NotFoundError, greenstalk.TimedOutError):
         while True:
             id = find().id
@@ -100,47 +101,51 @@ def taken(client: greenstalk.Client[bytes], find: Callable[[], greenstalk.Job[by
 
 
 def last_id(server: Server) -> int:
-    """The highest id so far, of a job that is deleted again."""
+    """Put and delete a job; return its id, which is the highest so far."""
     with client_of(server) as client:
         id = client.put(b"last")
         client.delete(id)
         return id
 
 
-# The same restart
+# The same restart of both servers
 
-JOBS_A_TUBE = 16
-"""That `change_all_ways` puts."""
+JOBS_PER_TUBE = 16
+"""Number of jobs that `change_all_ways` puts into each tube."""
 
 UNRECORDED = {
     5: {"pri", "reserves", "releases"},  # released without a delay
-    11: {"reserves"},  # its holder has gone
+    11: {"reserves"},  # its holder has disconnected
 }
-"""What version 1.12 of beanstalkd does not write, by the place of the job in its tube."""
+"""Keys of stats-job that beanstalkd 1.12 does not write to its binlog, by the index of the job in its tube."""
 
 
 def differing(job: dict[str, object], other: dict[str, object]) -> set[str]:
+    """Return the keys whose values differ."""
     return {key for key in job if job[key] != other[key]}
 
 
 def wait_for_delays(server: Server, last: int) -> None:
-    """Until the delays of a second have run out."""
-    until = time.monotonic() + PATIENCE
+    """Wait until no job below id *last* is delayed by a delay of one second."""
     with client_of(server) as client:
         for id in range(1, last):
             with contextlib.suppress(greenstalk.NotFoundError):
-                while (stats := client.stats_job(id))["state"] == "delayed" and stats["delay"] == 1:
-                    assert time.monotonic() < until
-                    time.sleep(0.02)
+                eventually(partial(is_delay_over, client, id), f"the delay of job {id} is over")
+
+
+def is_delay_over(client: greenstalk.Client[bytes], id: int) -> bool:
+    """Return whether the job *id* is not delayed, or has a delay of more than a second; raise NotFoundError."""
+    stats = client.stats_job(id)
+    return stats["state"] != "delayed" or stats["delay"] != 1
 
 
 def test_restart_shows_the_same_as_beanstalkd(tmp_path: Path, url: str | None) -> None:
-    """Jobs, states, orders and all of stats-job, but for what beanstalkd does not keep (UNRECORDED).
+    """Jobs, states, orders and stats-job are equal, except for keys that beanstalkd does not record (UNRECORDED).
 
-    And it counts the burial of a buried job once more, and has the buried in the order in which they were put.
+    A restarted beanstalkd also counts the burial of a buried job once more, and orders buried jobs by id.
     """
-    before: list[Snapshot] = []
-    after: list[Snapshot] = []
+    before: list[JobStats] = []
+    after: list[JobStats] = []
     order: list[dict[str, list[list[int]]]] = []
     for kind, where in ((ours(), url), (peer(), None)):
         directory = tmp_path / kind.name
@@ -151,34 +156,34 @@ def test_restart_shows_the_same_as_beanstalkd(tmp_path: Path, url: str | None) -
             before.append(snapshot(server, last))
         with serving(kind, directory, "-f", "0", url=where) as server:
             after.append(snapshot(server, last))
-            order.append(orders(server, after[-1]))
+            order.append(delete_in_order(server, after[-1]))
     assert_times_agree(before[0], after[0])
     assert_times_agree(*after)
-    assert steady(before[0]) == steady(before[1]) == steady(after[0])
-    unlike = set()
+    assert without_times(before[0]) == without_times(before[1]) == without_times(after[0])
+    other_pri = set()
     assert after[0].keys() == after[1].keys()
-    for id, job in steady(after[0]).items():
-        expected = set(UNRECORDED.get((id - 1) % JOBS_A_TUBE, ()))
+    for id, job in without_times(after[0]).items():
+        expected = set(UNRECORDED.get((id - 1) % JOBS_PER_TUBE, ()))
         if job["state"] == "buried":
             expected.add("buries")
             assert after[1][id]["buries"] == int(str(job["buries"])) + 1
         assert differing(job, after[1][id]) == expected, id
         if "pri" in expected:
-            unlike.add(id)
+            other_pri.add(id)
     for tube, (ready, buried, delayed) in order[0].items():
         first = min(id for id in after[0] if after[0][id]["tube"] == tube)
         assert buried == [first + 3, first + 1, first + 10]
         assert order[1][tube][1:] == [sorted(buried), delayed]
-        assert [id for id in ready if id not in unlike] == [id for id in order[1][tube][0] if id not in unlike]
+        assert [id for id in ready if id not in other_pri] == [id for id in order[1][tube][0] if id not in other_pri]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_restart_keeps_pauses_and_reuses_no_id(tmp_path: Path, number: signal.Signals, url: str | None) -> None:
-    """As beanstalkd does not: its pauses are lost, and the ids of deleted jobs come again."""
+    """A restarted beanstalkd has lost all pauses, and reuses the ids of deleted jobs."""
     directory = tmp_path / "b"
     with serving(ours(), directory, "-f", "0", url=url) as server:
         with client_of(server, use="paused") as client:
-            client.put(b"held back")
+            client.put(b"in a paused tube")
             client.pause_tube("paused", 3600)
             assert last_id(server) == 2
             os.kill(server.pid, number)
@@ -186,17 +191,17 @@ def test_restart_keeps_pauses_and_reuses_no_id(tmp_path: Path, number: signal.Si
     with serving(ours(), directory, url=url) as server, client_of(server, use="paused", watch="paused") as client:
         stats = client.stats_tube("paused")
         assert stats["pause"] == 3600
-        assert 3600 - SLACK <= int(str(stats["pause-time-left"])) <= 3600
+        assert 3600 - TIME_TOLERANCE <= int(str(stats["pause-time-left"])) <= 3600
         with pytest.raises(greenstalk.TimedOutError):
             client.reserve(timeout=0)
         assert client.put(b"") == 3
 
 
-# What has happened to a job
+# Events
 
 
-def live(server: Server) -> None:
-    """Have something happen to each of six jobs, by one client each, and kill the server while the last is held."""
+def record_events(server: Server) -> None:
+    """Let six clients each reserve a job and end five of the reservations; kill the server during the sixth."""
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(client_of(server)) for _ in range(6)]
         released, buried, kicked, timed_out, returned, held = clients
@@ -208,16 +213,14 @@ def live(server: Server) -> None:
         kicked.bury(greenstalk.Job(3, b""))
         kicked.kick_job(3)
         returned.close()
-        until = time.monotonic() + PATIENCE
-        while held.stats_job(4)["timeouts"] == 0 or held.stats_job(5)["state"] != "ready":
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        held.put(b"so that all before is written")
+        eventually(lambda: held.stats_job(4)["timeouts"] == 1, "the reservation of job 4 has timed out")
+        eventually(lambda: held.stats_job(5)["state"] == "ready", "job 5 is ready")
+        held.put(b"its reply waits until all earlier records are on disk")
         os.kill(server.pid, signal.SIGKILL)
         server.stop()
 
 
-LIFE = {
+EXPECTED_EVENTS = {
     1: ["reserved", "released"],
     2: ["reserved", "buried"],
     3: ["reserved", "buried", "kicked"],
@@ -229,10 +232,10 @@ LIFE = {
 
 
 def test_events_of_a_job_survive_restarts(tmp_path: Path) -> None:
-    """The counts of stats-job over the wire; and, which no command tells, the events, as two restarts later found."""
+    """stats-job shows the counts. No command shows the events: they are read from the directory after two restarts."""
     directory, began = tmp_path / "b", time.time_ns()
     with serving(ours(), directory, "-f", "0") as server:
-        live(server)
+        record_events(server)
     copy, killed = tmp_path / "copy", time.time_ns()
     shutil.copytree(directory, copy)
     counts = ("state", "pri", "delay", "reserves", "timeouts", "releases", "buries", "kicks")
@@ -250,53 +253,53 @@ def test_events_of_a_job_survive_restarts(tmp_path: Path) -> None:
             7: ("ready", 65536, 0, 0, 0, 0, 0, 0),
         }
     found = recovered(Directory(str(directory)), time.time_ns())
-    told = {id: job_history.unpack(job.events) for id, job in found.jobs.items()}
-    assert {id: [job_history.KINDS[event.kind] for event in events] for id, events in told.items()} == LIFE
-    clients = [told[id][0].client for id in range(1, 7)]
+    events = {id: job_history.unpack(job.events) for id, job in found.jobs.items()}
+    assert {id: [job_history.KINDS[event.kind] for event in of_job] for id, of_job in events.items()} == EXPECTED_EVENTS
+    clients = [events[id][0].client for id in range(1, 7)]
     assert clients == sorted(set(clients)) and clients[0] > job_history.NOBODY
     for id in (1, 2, 4, 5):
-        assert told[id][1].client == clients[id - 1]
-        assert began < told[id][0].at <= told[id][1].at < killed
-    assert (told[6][1].client, told[3][2].client) == (job_history.NOBODY, job_history.NOBODY)
-    assert killed < told[6][1].at == found.jobs[6].deadline
+        assert events[id][1].client == clients[id - 1]
+        assert began < events[id][0].at <= events[id][1].at < killed
+    assert (events[6][1].client, events[3][2].client) == (job_history.NOBODY, job_history.NOBODY)
+    assert killed < events[6][1].at == found.jobs[6].deadline
     assert found.connect(lambda: None).number > max(clients)
-    at_once = recovered(Directory(str(copy)), killed)
-    assert {id: job_history.unpack(job.events) for id, job in at_once.jobs.items() if id != 6} == {
-        id: events for id, events in told.items() if id != 6
+    after_kill = recovered(Directory(str(copy)), killed)
+    assert {id: job_history.unpack(job.events) for id, job in after_kill.jobs.items() if id != 6} == {
+        id: of_job for id, of_job in events.items() if id != 6
     }
 
 
-# From beanstalkd to us
+# Import of beanstalkd's directory
 
 
-def assert_taken_over(directory: Path, copy: Path) -> None:
-    """Start ours on *directory*, twice, and hold it against beanstalkd started on a copy."""
+def assert_migrated(directory: Path, copy: Path) -> None:
+    """Start our server on *directory* twice; assert that it matches a beanstalkd on *copy*, a new copy of it."""
     shutil.copytree(directory, copy)
     files = {name: (directory / name).read_bytes() for name in binlog_files(directory)}
     with serving(peer(), copy) as oracle:
         last = last_id(oracle)
         expected = snapshot(oracle, last)
-        order = orders(oracle, expected)
+        order = delete_in_order(oracle, expected)
     for job in expected.values():
         job["buries"] = int(str(job["buries"])) - (job["state"] == "buried")
     for _ in range(2):
         with serving(ours(), directory, "-f", "0") as server:
             shown = snapshot(server, last)
-            assert steady(shown) == steady(expected)
+            assert without_times(shown) == without_times(expected)
             assert_times_agree(shown, expected)
         assert binlog_files(directory) == []
         moved = {path.name: path.read_bytes() for path in (directory / IMPORTED_DIRECTORY).iterdir()}
         assert moved == files
     with serving(ours(), directory, "-f", "0") as server:
         assert last_id(server) >= last
-        assert orders(server, expected) == order
+        assert delete_in_order(server, expected) == order
 
 
 def test_import_after_an_orderly_stop_of_beanstalkd(tmp_path: Path) -> None:
     with serving(peer(), tmp_path / "b", "-f", "0", "-s", "300000") as server:
         change_all_ways(server)
         wait_for_delays(server, last_id(server))
-    assert_taken_over(tmp_path / "b", tmp_path / "copy")
+    assert_migrated(tmp_path / "b", tmp_path / "copy")
 
 
 def test_import_after_a_kill_of_beanstalkd(tmp_path: Path) -> None:
@@ -310,43 +313,45 @@ def test_import_after_a_kill_of_beanstalkd(tmp_path: Path) -> None:
             client.reserve(timeout=0)
         os.kill(server.pid, signal.SIGKILL)
     assert len(binlog_files(tmp_path / "b")) > 1
-    assert_taken_over(tmp_path / "b", tmp_path / "copy")
+    assert_migrated(tmp_path / "b", tmp_path / "copy")
 
 
-# An import that is cut short
+# Interrupted imports
 
 
-def foreign_files() -> dict[str, bytes]:
-    """Two of beanstalkd's files: ten jobs, two of them buried, and one deleted that has the highest id."""
-    jobs = [made(id, b"%d" % id, created_at=START - id, state=BURIED if id % 5 == 0 else READY) for id in range(1, 12)]
+def beanstalkd_files() -> dict[str, bytes]:
+    """Return two files of beanstalkd: ten jobs, two of them buried, and a deleted job with the highest id."""
+    jobs = [
+        make_job(id, b"%d" % id, created_at=START - id, state=BURIED if id % 5 == 0 else READY) for id in range(1, 12)
+    ]
     first = b"".join(full(V7, job) for job in jobs[:6])
-    second = b"".join(full(V7, job) for job in jobs[6:]) + gone(V7, jobs[10])
-    return {"binlog.3": start(V7) + first, "binlog.4": start(V7) + second + bytes(500)}
+    second = b"".join(full(V7, job) for job in jobs[6:]) + deletion(V7, jobs[10])
+    return {"binlog.3": header(V7) + first, "binlog.4": header(V7) + second + bytes(500)}
 
 
 def assert_imported(disk: Disk) -> None:
-    """A start shows all jobs, and the files have been moved away, whole."""
+    """Assert that two starts on *disk* recover all jobs, and that beanstalkd's files were moved unchanged."""
     for _ in range(2):
         broker = recovered(disk, START)
         broker.check()
         assert {id: job.body for id, job in broker.jobs.items()} == {id: b"%d" % id for id in range(1, 11)}
         assert list(broker.tubes[b"default"].buried) == [5, 10]
         assert broker.next_id == 12
-        assert {f"{IMPORTED_DIRECTORY}/{name}": data for name, data in foreign_files().items()}.items() <= (
-            disk.everything().items()
+        assert {f"{IMPORTED_DIRECTORY}/{name}": data for name, data in beanstalkd_files().items()}.items() <= (
+            disk.contents().items()
         )
         assert not find(disk.list())
         disk = disk.crash(Chance(seeded(0), 1.0))
 
 
 def test_import_from_files_in_memory() -> None:
-    assert_imported(Disk(foreign_files()))
+    assert_imported(Disk(beanstalkd_files()))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_import_is_repeated_after_power_loss_at_any_call(share: float) -> None:
     for at in itertools.count(1):
-        disk = Disk(foreign_files())
+        disk = Disk(beanstalkd_files())
         disk.before = power_lost_at(at)
         try:
             recovered(disk, START)
@@ -360,16 +365,17 @@ def test_import_is_repeated_after_power_loss_at_any_call(share: float) -> None:
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 def test_import_is_repeated_by_the_next_start_after_failure_of_any_call(code: int) -> None:
     for at in itertools.count(1):
-        disk = Disk(foreign_files())
+        disk = Disk(beanstalkd_files())
         disk.before = fault = Fault(at, code, is_lasting=False)
-        if not fault_stops_start(disk) and not fault.has_struck:
+        if not fault_stops_start(disk) and not fault.has_triggered:
             assert at > 5
             return
-        disk.before = nothing
+        disk.before = no_fault
         assert_imported(disk)
 
 
 def fault_stops_start(disk: Disk) -> bool:
+    """Start on *disk*; return whether the start has failed."""
     try:
         recovered(disk, START)
     except StartError:
@@ -378,15 +384,15 @@ def fault_stops_start(disk: Disk) -> bool:
 
 
 def test_import_of_ids_that_the_journal_uses_is_refused() -> None:
-    disk = Disk(foreign_files())
+    disk = Disk(beanstalkd_files())
     recovered(disk, START)
-    other = full(V7, made(3, b"another")) + full(V7, made(99))
-    files = disk.everything() | {"binlog.1": start(V7) + other}
+    other = full(V7, make_job(3, b"another")) + full(V7, make_job(99))
+    files = disk.contents() | {"binlog.1": header(V7) + other}
     with pytest.raises(StartError, match="have 1 jobs whose ids are in the journal too; the first is 3"):
         recovered(Disk(files), START)
 
 
 def test_ids_of_jobs_deleted_before_the_import_are_not_reused() -> None:
-    disk = Disk(foreign_files())
+    disk = Disk(beanstalkd_files())
     assert recovered(disk, START).next_id == 12
     assert recovered(disk, START).next_id == 12

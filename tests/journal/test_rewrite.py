@@ -1,4 +1,4 @@
-"""A rewrite after a failed sync: how much of it runs in one stretch, and what may change meanwhile."""
+"""A rewrite after a failed sync: it yields to the event loop, and commands run between its slices."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import gevent
 import pytest
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.journal import batch, rewrite, segment_log
+from greenstalk_server.journal import batch, rewrite, segment, segment_log
 from greenstalk_server.journal.segment import LARGE_BODY
 from greenstalk_server.net.committer import Committer
-from tests.journal.disk import Chance, Disk, Fault, nothing, seeded
+from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import Bench, recovered
 
 JOBS: Final = 30_000
 SEGMENT: Final = 10 * 2**20
 
-CALLS_PER_STRETCH: Final = 40_000
-"""Calls of functions that take about 4 ms, with the profiler off."""
+MAX_CALLS: Final = 40_000
+"""Maximum calls of functions in one iteration of the event loop: about 4 ms without the profiler."""
 
 
-class Stretches:
-    """Counts the calls of functions between two turns of the event loop.
+class CallCounter:
+    """Counts the calls of functions in each iteration of the event loop.
 
-    longest     the largest count so far.
+    maximum     largest count of an iteration so far.
     """
 
     def __init__(self) -> None:
-        self.longest: int = 0
+        self.maximum: int = 0
         self._calls: int = 0
 
     def watch(self) -> None:
-        """End a stretch in each turn of the loop. Switches."""
+        """Reset the count in each iteration of the loop. Never returns; switches."""
         while True:
             self._calls = 0
             gevent.sleep(0)
-            self.longest = max(self.longest, self._calls)
+            self.maximum = max(self.maximum, self._calls)
 
     def count(self, frame: FrameType, event: str, argument: object) -> None:
         """Count one event of the profiler."""
@@ -49,18 +49,18 @@ class Stretches:
             self._calls += 1
 
 
-def longest_stretch(run: Callable[[], object]) -> int:
-    """The largest number of calls between two turns of the event loop while *run* runs. Switches."""
-    stretches = Stretches()
-    watcher = gevent.spawn(stretches.watch)
+def max_calls_per_iteration(run: Callable[[], object]) -> int:
+    """Return the maximum number of calls in one iteration of the event loop while *run* runs. Switches."""
+    counter = CallCounter()
+    watcher = gevent.spawn(counter.watch)
     gevent.sleep(0)
-    sys.setprofile(stretches.count)
+    sys.setprofile(counter.count)
     try:
         run()
     finally:
         sys.setprofile(None)
         watcher.kill()
-    return stretches.longest
+    return counter.maximum
 
 
 @pytest.mark.parametrize("has_updates", [False, True], ids=["puts", "releases"])
@@ -82,12 +82,12 @@ def test_rewrite_of_many_jobs_yields_every_few_milliseconds(has_updates: bool) -
     committer = Committer(bench.binlog)
     committer.start()
     try:
-        longest = longest_stretch(lambda: committer.wait(30))
+        calls = max_calls_per_iteration(lambda: committer.wait(30))
     finally:
         committer.stop()
     assert bench.binlog.trouble is None
     assert bench.binlog.safe >= bench.binlog.promised
-    assert longest < CALLS_PER_STRETCH
+    assert calls < MAX_CALLS
     jobs = recovered(disk.crash(Chance(seeded(0), 0.0)), bench.now).jobs
     assert len(jobs) == JOBS
     assert {job.pri for job in jobs.values()} == {7 if has_updates else 0}
@@ -97,14 +97,14 @@ def test_rewrite_of_many_jobs_yields_every_few_milliseconds(has_updates: bool) -
 @pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
 @pytest.mark.parametrize("capacity", [2**62, 30 * 16384], ids=["", "small disk"])
 @pytest.mark.parametrize("large_body", [8, LARGE_BODY], ids=["large bodies", ""])
-def test_commands_and_power_cuts_between_the_slices_of_a_rewrite_lose_nothing(
+def test_commands_and_power_loss_between_slices_of_a_rewrite_lose_nothing(
     capacity: int, sync_interval: int, is_memory_short: bool, large_body: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slices hold one or two jobs here; any call may fail again, and power may be lost at any call."""
+    """Slices have one or two jobs here. Calls may fail again during the rewrite, and power may be lost at any call."""
     monkeypatch.setattr(rewrite, "REWRITE_SLICE", 10)
-    monkeypatch.setattr(segment_log, "LARGE_BODY", large_body)
-    monkeypatch.setattr(batch, "LARGE_BODY", large_body)
-    sliced = 0
+    for module in (segment, segment_log, batch):  # the compiled build reads the first one's
+        monkeypatch.setattr(module, "LARGE_BODY", large_body)
+    rewrites = 0
     for seed in range(12):
         random = seeded(seed)
         disk = Disk()
@@ -117,21 +117,21 @@ def test_commands_and_power_cuts_between_the_slices_of_a_rewrite_lose_nothing(
 
         for _ in range(3):
             for _ in range(10):
-                bench.turn()
+                bench.step()
             disk.before = Fault(random.randrange(1, 4), errno.EIO, is_lasting=False, calls=("write", "sync"))
-            while not bench.binlog.wants_rewrite and disk.before.has_struck is False:
-                bench.work(2)
+            while not bench.binlog.wants_rewrite and disk.before.has_triggered is False:
+                bench.run_commands(2)
                 bench.commit()
                 bench.sync()
             disk.before = check
             for _ in range(20):
                 if bench.commit(2):
-                    sliced += 1
+                    rewrites += 1
                     break
-                bench.keep_up()
-            disk.before = nothing
+                bench.run_upkeep()
+            disk.before = no_fault
             bench.settle(3)
             assert bench.binlog.trouble is None
-            bench.check_told()
+            bench.check_recorded()
             bench.check_after_crash(disk.crash(Chance(random, 0.0)))
-    assert sliced > 30
+    assert rewrites > 30

@@ -1,8 +1,8 @@
-"""A broker over a journal on a disk in memory, a random workload, and what a restart must show of it.
+"""A random workload on a broker whose journal is on a simulated disk, and a check of the jobs after a restart.
 
-Everything runs in turn, in one thread: `Bench.commit` and `Bench.keep_up` do what the committer does. The journal
-is a witness that notes, with each record's sequence number, how the job it is about looks from then on;
-so what a restart shows can be held against every state that was ever recorded, and against what was acknowledged.
+Everything runs in one thread: `Bench.commit`, `Bench.compact` and `Bench.run_upkeep` stand in for the committer. The
+journal notes the state of a job under the sequence number of each record. So the state after a restart can be compared
+with every recorded state, and with the acknowledged ones.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Disk
 from tests.support.world import START, make_broker
 
-SMALL: Final = 4096
-"""Bytes of a segment, so that all that happens to segments happens soon."""
+SMALL_SEGMENT: Final = 4096
+"""Bytes of a segment: small, so that segments fill, are compacted and are removed often."""
 
 T = TypeVar("T")
 
 TUBES: Final = (b"default", b"mail", b"a" * 200)
-ON_DISK: Final = b"\0on disk alone"
-"""Stands in for a body that a look does not see."""
+ON_DISK: Final = b"\0only on disk"
+"""Stands in a snapshot for a body that is not in memory."""
 
 ELSEWHERE: Final = b"elsewhere"
 """A tube that no client uses or watches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """All that a journal is told of a job; `at` is what a restart has to show of that.
+class JobSnapshot:
+    """The state of a job as the journal records it.
 
-    state   of a job that reserve-job took while it was buried or delayed: that state, which a restart returns it to.
-    place   the deadline if delayed, the burial's number if buried, else 0.
-    events  with that of a reservation that goes on.
+    state   RESERVED if a client holds the job; but if reserve-job took it while it was buried or delayed, that former
+            state, to which a restart returns the job.
+    place   deadline if delayed, burial number if buried, else 0.
+    events  events, including the current reservation.
     """
 
     tube: bytes = field(repr=False)
@@ -66,8 +67,8 @@ class Look:
     events: bytes
 
     @staticmethod
-    def of(job: Job) -> Look:
-        """How *job* looks; one that nobody holds any more is ready, though it may not know yet."""
+    def of(job: Job) -> JobSnapshot:
+        """Return the snapshot of *job*. A reserved job without a holder counts as ready."""
         state, deadline, events = job.state, job.deadline, job.events
         if job.former_state:
             state, deadline = job.former_state, job.former_deadline
@@ -75,7 +76,7 @@ class Look:
             events = job_history.add(events, job_history.RESERVED, job.reserved_at, job.holder.number)
         elif state == RESERVED:
             state = READY
-        return Look(
+        return JobSnapshot(
             job.tube.name,
             ON_DISK if job.body is None else job.body,
             job.pri,
@@ -92,8 +93,8 @@ class Look:
             events,
         )
 
-    def at(self, now: int) -> Look:
-        """What a restart at *now* has to show."""
+    def after_restart(self, now: int) -> JobSnapshot:
+        """Return the snapshot that the job must have after a restart at *now*."""
         events = self.events
         if job_history.is_reserved(events):
             events = job_history.add(events, job_history.RETURNED, now, job_history.NOBODY)
@@ -101,12 +102,12 @@ class Look:
             return replace(self, state=READY, place=0, events=events)
         return replace(self, events=events)
 
-    def forgetting(self, events: bytes) -> Look:
-        """How it looks with *events* alone, if these are the newest of its own."""
+    def without_oldest_events(self, events: bytes) -> JobSnapshot:
+        """Return the snapshot with *events* alone, if these are its newest ones; else return it unchanged."""
         return replace(self, events=events) if self.events.endswith(events) else self
 
-    def unreturned(self) -> Look:
-        """How it looked before a restart gave it back."""
+    def before_return(self) -> JobSnapshot:
+        """Return the snapshot from before a restart ended its reservation."""
         assert job_history.last(self.events).kind == job_history.RETURNED
         state = RESERVED if self.state == READY else self.state
         return replace(self, state=state, events=self.events[: -job_history.EVENT.size])
@@ -114,70 +115,77 @@ class Look:
 
 @dataclass(slots=True)
 class History:
-    """What was recorded, in order: by job and by tube, each with the sequence number of its record.
+    """All recorded states in order, each with the sequence number of its record.
 
-    A job that is gone looks None; a pause is its end, 0 if there is none.
-
-    has_been_full   the disk was, and the oldest events of a job may be missing since.
-    has_been_shortened  a rewrite had no room for jobs whole, and any but the newest event may be missing since.
+    jobs        snapshots by job id; None for a deleted job.
+    pauses      ends of pauses by tube, nanoseconds; 0 for no pause.
+    has_been_full   the disk has been full, so the oldest events of a job may be missing.
+    has_been_shortened  a rewrite has recorded changes without bodies, so all events but the newest may be missing.
     """
 
-    jobs: dict[int, list[tuple[int, Look | None]]] = field(default_factory=dict)
+    jobs: dict[int, list[tuple[int, JobSnapshot | None]]] = field(default_factory=dict)
     pauses: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
     has_been_full: bool = False
     has_been_shortened: bool = False
 
     def begin(self, broker: Broker, sequence: int) -> None:
-        """Take what *broker* has recovered as recorded under *sequence*, but for what the start itself has recorded."""
+        """Note the state that *broker* has recovered as recorded under *sequence*.
+
+        Invariant: the reservations that the start has ended are the only records of this server so far.
+        """
         for id in range(1, broker.next_id):
             job = broker.jobs.get(id)
-            look = Look.of(job) if job is not None else None
-            given_back = self.jobs.get(id, [])
-            before = look.unreturned() if given_back and look is not None else look
-            self.jobs[id] = [(sequence, before), *given_back]
+            snapshot = JobSnapshot.of(job) if job is not None else None
+            returned = self.jobs.get(id, [])
+            before = snapshot.before_return() if returned and snapshot is not None else snapshot
+            self.jobs[id] = [(sequence, before), *returned]
         for tube in broker.tubes.values():
             self.pauses[tube.name] = [(sequence, tube.paused_until)]
 
     def check(self, broker: Broker, safe: int, now: int, acknowledged: int = 0) -> None:
-        """Assert that *broker*, recovered, shows all up to record *safe*, and nothing that never was.
+        """Assert that *broker*, after a restart, has all changes up to record *safe*, and only recorded states.
 
-        The next id is above those of all records up to number *acknowledged*, though these may be lost.
+        Its next id must exceed the ids in all records up to number *acknowledged*, even if these records are lost.
         """
         broker.check()
-        assert broker.jobs.keys() <= self.jobs.keys(), "a job was invented"
+        assert broker.jobs.keys() <= self.jobs.keys(), "recovery has created a job that was never put"
         for id, entries in self.jobs.items():
             job = broker.jobs.get(id)
-            found = Look.of(job) if job is not None else None
-            possible = [look.at(now) if look is not None else None for look in _since(entries, safe, None)]
-            assert found in possible or self._was_forgotten(found, possible), f"job {id}: {found} is none of {possible}"
+            found = JobSnapshot.of(job) if job is not None else None
+            possible = [
+                snapshot.after_restart(now) if snapshot is not None else None
+                for snapshot in _possible_values(entries, safe, None)
+            ]
+            assert found in possible or self._lacks_events(found, possible), f"job {id}: {found} is none of {possible}"
         for name, pauses in self.pauses.items():
             tube = broker.tubes.get(name)
-            ends = [end if end > now else 0 for end in _since(pauses, safe, 0)]
+            ends = [end if end > now else 0 for end in _possible_values(pauses, safe, 0)]
             assert (tube.paused_until if tube is not None else 0) in ends, f"pause of {name!r}"
-        given = [id for id, entries in self.jobs.items() if entries[0][0] <= max(safe, acknowledged)]
-        assert broker.next_id > max(given, default=0)
+        assigned = [id for id, entries in self.jobs.items() if entries[0][0] <= max(safe, acknowledged)]
+        assert broker.next_id > max(assigned, default=0)
         for tube in broker.tubes.values():
-            places = [job.deadline for job in tube.buried.values()]
-            assert places == sorted(set(places)), "the order of the buried jobs"
+            burials = [job.burial_number for job in tube.buried.values()]
+            assert burials == sorted(set(burials)), "buried jobs are out of order"
 
-    def _was_forgotten(self, found: Look | None, possible: list[Look | None]) -> bool:
-        """Whether *found* is a possible look but for its oldest events, which were left out when the disk was full."""
+    def _lacks_events(self, found: JobSnapshot | None, possible: list[JobSnapshot | None]) -> bool:
+        """Return whether *found* differs from a possible snapshot only in events that a full disk had no room for."""
         if not self.has_been_full or found is None:
             return False
-        looks = [look for look in possible if look is not None]
+        snapshots = [snapshot for snapshot in possible if snapshot is not None]
         if self.has_been_shortened:
             size = job_history.EVENT.size
             last = found.events[-size:]
-            return found in [replace(look, events=found.events) for look in looks if last in (b"", look.events[-size:])]
-        return any(look.forgetting(found.events) == found for look in looks)
+            similar = [snapshot for snapshot in snapshots if last in (b"", snapshot.events[-size:])]
+            return found in [replace(snapshot, events=found.events) for snapshot in similar]
+        return any(snapshot.without_oldest_events(found.events) == found for snapshot in snapshots)
 
-    def latest(self, id: int) -> Look | None:
-        """How the job *id* was recorded last."""
+    def latest(self, id: int) -> JobSnapshot | None:
+        """Return the snapshot that was recorded last for the job *id*; None if it was deleted."""
         return self.jobs[id][-1][1]
 
 
-class Witness(Binlog):
-    """A binlog that keeps a history of all that it is told."""
+class RecordingBinlog(Binlog):
+    """A binlog that notes each recorded state in `history`."""
 
     def __init__(self, disk: Disk, max_size: int, sync_interval: int, random: Random) -> None:
         super().__init__(disk, max_size, sync_interval, random.randbytes)
@@ -204,7 +212,7 @@ class Witness(Binlog):
     def put(self, job: Job) -> bool:
         if not super().put(job):
             return False
-        assert job.id not in self.history.jobs, "an id was given twice"
+        assert job.id not in self.history.jobs, "an id was assigned twice"
         self._note(job.id, job)
         return True
 
@@ -236,24 +244,24 @@ class Witness(Binlog):
         self.history.pauses.setdefault(tube.name, []).append((self._log.sequence, tube.paused_until))
 
     def _note(self, id: int, job: Job | None) -> None:
-        look = Look.of(job) if job is not None else None
-        if look is not None and look.body == ON_DISK:
+        snapshot = JobSnapshot.of(job) if job is not None else None
+        if snapshot is not None and snapshot.body == ON_DISK:
             before = self.history.latest(id)
             assert before is not None
-            look = replace(look, body=before.body)
-        self.history.jobs.setdefault(id, []).append((self._log.sequence, look))
+            snapshot = replace(snapshot, body=before.body)
+        self.history.jobs.setdefault(id, []).append((self._log.sequence, snapshot))
 
     @property
     def live_bytes(self) -> int:
-        """What it believes that the newest JOB records of all jobs take."""
-        return self._log.live_bytes
+        """Bytes of the newest JOB records of all jobs, by the binlog's own count."""
+        return self.stats().bytes_live
 
 
 class Bench:
-    """One life of a server: recovered from *disk*, worked on, committed.
+    """A server from its start on *disk* to a crash, with clients that send random commands.
 
-    safe        number of the last record that has to survive a loss of power.
-    refused     puts that were refused.
+    safe        number of the last record that must survive a loss of power.
+    refused     number of refused puts.
     """
 
     def __init__(
@@ -261,76 +269,82 @@ class Bench:
         disk: Disk,
         random: Random,
         now: int = START,
-        max_size: int = SMALL,
+        max_size: int = SMALL_SEGMENT,
         sync_interval: int = 0,
         *,
         is_memory_short: bool = False,
+        bodies: Bodies | None = None,
     ) -> None:
-        """If *is_memory_short*, no body stays in memory that may go."""
+        """*now*: start of the fake time. *bodies*: the memory limit, if any.
+
+        If *is_memory_short*, the limit is such that every body that can be evicted is evicted.
+        """
         self.disk: Disk = disk
         self.random: Random = random
         self.now: int = now
         self.refused: int = 0
-        self.binlog: Witness = Witness(disk, max_size, sync_interval, random)
+        self.binlog: RecordingBinlog = RecordingBinlog(disk, max_size, sync_interval, random)
         self.history: History = self.binlog.history
         self.broker: Broker = make_broker()
         self.broker.journal = self.binlog
-        if is_memory_short:
-            self.broker.bodies = short_of_memory()
+        self.broker.bodies = exhausted_bodies() if is_memory_short else bodies
         startup.recover(disk, self.broker, self.binlog, now, is_strict=False)
         self.safe: int = self.binlog.safe
         self.history.begin(self.broker, self.safe)
         self.clients: list[Client] = [self._connect() for _ in range(3)]
 
-    # The committer's part
+    # The work of the committer
 
     def commit(self, commands: int = 0) -> bool:
-        """Write and sync all there is, with so many *commands* meanwhile; False if the disk failed."""
+        """Write and sync all records; return False if the disk failed. Run *commands* commands during the batch."""
         if self.binlog.wants_rewrite and not self._rewrite(commands):
             return False
-        batch = self.binlog.take(is_synced=self.binlog.sync_interval == 0)
-        self.work(commands)
+        batch = self.binlog.take_batch(is_synced=self.binlog.sync_interval == 0)
+        self.run_commands(commands)
         try:
             batch.run()
         except OSError as error:
-            self.binlog.failed(error, batch)
+            self.binlog.note_failure(error, batch)
             if self.binlog.trouble is not None:
                 return False
         else:
-            self.binlog.done(batch)
+            self.binlog.complete_batch(batch)
         if self.binlog.wants_rewrite:
-            self.keep_up(commands)
+            self.run_upkeep(commands)
             return self.commit(commands)
         if batch.is_synced:
             self.safe = batch.sequence
         return True
 
     def _rewrite(self, commands: int) -> bool:
-        """Record the next step of a rewrite, with so many *commands* between its slices; False if it has no room."""
-        while not rewrite_step(self.binlog, lambda: self.work(commands)):
+        """Record the next step of a rewrite; return False if no step has room.
+
+        Run *commands* commands between two slices.
+        """
+        while not record_rewrite_step(self.binlog, lambda: self.run_commands(commands)):
             if (read := self.binlog.read_for_compaction()) is None:
                 return False
-            self.take_in(read)
+            self.read_back(read)
         return True
 
     def sync(self) -> bool:
-        """Sync what is written; False if the disk failed."""
+        """Sync all written records; return False if the disk failed."""
         sync = self.binlog.take_sync()
         if sync is not None:
             try:
                 sync.run()
             except OSError as error:
-                self.binlog.failed(error)
+                self.binlog.note_failure(error)
                 return False
-            self.binlog.synced(sync)
+            self.binlog.complete_sync(sync)
             self.safe = max(self.safe, sync.sequence)
         return True
 
     def fill_and_release(self, size: int, pri: int) -> None:
-        """Put bodies of *size* bytes until one is refused, release each job with priority *pri*, and commit."""
+        """Put jobs of *size* bytes until one is refused; release each job with priority *pri*, and commit."""
         while self.put(size, 0):
             assert self.commit()
-            self.keep_up()
+            self.run_upkeep()
         for id in list(self.broker.jobs):
             client = self.random.choice(self.clients)
             self.broker.cancel_wait(client)
@@ -339,38 +353,38 @@ class Bench:
         assert self.commit(30)
 
     def compact(self) -> None:
-        """Copy a slice, as the committer does after each batch."""
+        """Run a slice of compaction, as the committer does after each batch; if memory is short, first evict bodies."""
         if self.broker.bodies is not None and self.random.random() < 0.7:
-            self.binlog.let_go(self.random.choice((1, 10, 1000)))
+            self.binlog.evict(self.random.choice((1, 10, 1000)))
         read = self.binlog.read_for_compaction()
         if read is not None:
-            self.take_in(read)
+            self.read_back(read)
         self.binlog.compact(self.random.choice((100, 1000, 65536)))
 
-    def take_in(self, read: Read, ahead: tuple[int, ...] = ()) -> None:
-        """Read bodies back, with some commands meanwhile, after which some of the jobs may be gone."""
+    def read_back(self, read: Read, ahead: tuple[int, ...] = ()) -> None:
+        """Run *read*, then some commands, which may delete its jobs, and complete it."""
         read.run()
         assert read.errors == {}
-        self.work(self.random.choice((0, 0, 3)))
-        self.binlog.have_read(read, ahead)
+        self.run_commands(self.random.choice((0, 0, 3)))
+        self.binlog.complete_read(read, ahead)
 
-    def look_at(self, jobs: list[Job]) -> None:
-        """Read the bodies of some *jobs* back, some of them ahead of a reserve."""
-        some = self.random.sample(jobs, min(len(jobs), 5))
-        self.take_in(self.binlog.read(some), tuple(job.id for job in some[::2]))
+    def read_some_back(self, jobs: list[Job]) -> None:
+        """Read back the bodies of up to five random *jobs*, some of them ahead of their reservation."""
+        sample = self.random.sample(jobs, min(len(jobs), 5))
+        self.read_back(self.binlog.read(sample), tuple(job.id for job in sample[::2]))
 
-    def keep_up(self, commands: int = 0) -> None:
-        """Make and remove files, with so many *commands* meanwhile."""
+    def run_upkeep(self, commands: int = 0) -> None:
+        """Create and remove files; run *commands* commands in between."""
         upkeep = self.binlog.upkeep()
         if upkeep is not None:
-            self.work(commands)
+            self.run_commands(commands)
             upkeep.run()
-            self.binlog.kept(upkeep)
+            self.binlog.complete_upkeep(upkeep)
 
-    def turn(self) -> None:
-        """Some commands, and whatever the committer may do next."""
+    def step(self) -> None:
+        """Run some commands, then a random choice of the committer's tasks."""
         random = self.random
-        self.work(random.randrange(8))
+        self.run_commands(random.randrange(8))
         if random.random() < 0.8:
             self.commit(random.choice((0, 0, 3)))
         if random.random() < 0.7:
@@ -378,27 +392,27 @@ class Bench:
         if self.binlog.sync_interval and random.random() < 0.4:
             self.sync()
         if random.random() < 0.7:
-            self.keep_up(random.choice((0, 0, 3)))
+            self.run_upkeep(random.choice((0, 0, 3)))
         if self.broker.bodies is not None and random.random() < 0.3:
-            self.look_at(list(self.broker.jobs.values()))
+            self.read_some_back(list(self.broker.jobs.values()))
 
     def settle(self, turns: int = 30) -> None:
-        """Let the committer do all it has to do."""
+        """Repeat the tasks of the committer *turns* times, which is enough for all that is due."""
         for _ in range(turns):
             self.commit()
             self.sync()
             read = self.binlog.read_for_compaction()
             if read is not None:
-                self.take_in(read)
+                self.read_back(read)
             while self.binlog.compact(65536):
                 self.commit()
                 self.sync()
-            self.keep_up()
+            self.run_upkeep()
 
-    # The clients' part
+    # Commands of clients
 
-    def work(self, commands: int) -> None:
-        """So many random commands, and time that passes."""
+    def run_commands(self, commands: int) -> None:
+        """Run *commands* random commands; the fake time advances."""
         verbs = (
             self.put, self.put, self.put, self.put, self.reserve, self.reserve, self.reserve, self.wait, self.release,
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
@@ -410,7 +424,7 @@ class Bench:
             self.random.choice(verbs)()
 
     def put(self, size: int | None = None, delay: int | None = None) -> int:
-        """Put a job of *size* bytes, by default any; return its id, 0 if it was refused."""
+        """Put a job with *size* random bytes and *delay* in seconds, by default random; return its id, 0 if refused."""
         random, client = self.random, self._client()
         if size is None:
             size = random.choice((0, 1, 100, 500, random.randrange(2000), random.choice((100, 6000))))
@@ -462,17 +476,17 @@ class Bench:
             self.broker.delete(self._client(), self._any_id(), self.now)
 
     def edit(self) -> None:
-        """Change anything of any job; it is done, or nothing has changed."""
+        """Edit random fields of a random job; assert that the edit is complete, or has changed nothing."""
         if not self.broker.jobs:
             return
         random, id = self.random, self._any_id()
         job = self.broker.jobs[id]
         if job.body is None:
-            self.take_in(self.binlog.read([job]))
+            self.read_back(self.binlog.read([job]))
             if id not in self.broker.jobs:
                 return
             job = self.broker.jobs[id]
-        before, is_forced = Look.of(job), random.random() < 0.5
+        before, is_forced = JobSnapshot.of(job), random.random() < 0.5
         outcome = self.broker.edit_job(
             id,
             self.now,
@@ -486,7 +500,7 @@ class Bench:
         if outcome != EditOutcome.DONE:
             assert outcome == (EditOutcome.HELD if job.state == RESERVED and not is_forced else EditOutcome.NO_ROOM)
             assert self.broker.jobs[id] is job
-            assert Look.of(job) == before
+            assert JobSnapshot.of(job) == before
 
     def bury_job(self) -> None:
         if self.broker.jobs:
@@ -527,20 +541,20 @@ class Bench:
         for job in list(self.broker.jobs.values()):
             assert self.broker.delete(job.holder, job.id, self.now)
 
-    # What a test asks
+    # Checks of tests
 
-    def check_told(self) -> None:
-        """Assert that the broker has told the journal all that a restart has to show."""
+    def check_recorded(self) -> None:
+        """Assert that the journal has recorded the present state of all jobs and pauses."""
         for id, job in self.broker.jobs.items():
             recorded = self.history.latest(id)
             assert recorded is not None
-            look = Look.of(job)
+            snapshot = JobSnapshot.of(job)
             if job.body is None:
                 read = self.binlog.read([job])
                 read.run()
                 assert read.errors == {}
-                look = replace(look, body=read.bodies[id])
-            assert look.at(self.now) == recorded.at(self.now)
+                snapshot = replace(snapshot, body=read.bodies[id])
+            assert snapshot.after_restart(self.now) == recorded.after_restart(self.now)
         for id in self.history.jobs.keys() - self.broker.jobs.keys():
             assert self.history.latest(id) is None
         for name, entries in self.history.pauses.items():
@@ -551,12 +565,12 @@ class Bench:
         assert self.binlog.live_bytes == self.live_bytes
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
-        """Assert that a server that finds *disk* shows all that it has to; by default, that no damage is reported."""
+        """Assert that a server on *disk* recovers all that it must; with *is_strict*, that it reports no damage."""
         self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now, self.binlog.safe)
 
     @property
     def live_bytes(self) -> int:
-        """Bytes that the newest JOB records of all jobs take."""
+        """Bytes of the newest JOB records of all jobs, computed from the jobs."""
         return sum(recorded_size(job) for job in self.broker.jobs.values())
 
     def _connect(self) -> Client:
@@ -567,7 +581,7 @@ class Bench:
         return client
 
     def _client(self) -> Client:
-        """A client that does not wait; if all do, one whose wait ends."""
+        """Return a random client, and end its wait if it waits."""
         client = self.random.choice(self.clients)
         self.broker.cancel_wait(client)
         return client
@@ -584,35 +598,35 @@ class Bench:
         return self.random.choice(list(self.broker.jobs))
 
 
-def rewrite_step(binlog: Binlog, meanwhile: Callable[[], None] = lambda: None) -> bool:
-    """Have *binlog* record a step of a rewrite, and call *meanwhile* between slices; False if it has no room."""
+def record_rewrite_step(binlog: Binlog, between_slices: Callable[[], None] = lambda: None) -> bool:
+    """Record a step of a rewrite; call *between_slices* between two slices; return False if no step has room."""
     slices = binlog.rewrite()
     while True:
         try:
             next(slices)
         except StopIteration as end:
             return bool(end.value)
-        meanwhile()
+        between_slices()
 
 
-def short_of_memory() -> Bodies:
-    """Bodies that are always to be let go, and jobs that have room all the same."""
-    bodies = Bodies(2**40, can_let_go=True)
+def exhausted_bodies() -> Bodies:
+    """Return an account of memory that always asks for eviction, and never refuses a job."""
+    bodies = Bodies(2**40, can_evict=True)
     bodies.margin = bodies.limit
     return bodies
 
 
 def recovered(files: Files, now: int, is_strict: bool = True, bodies: Bodies | None = None) -> Broker:
-    """The broker of a server that starts on *files*."""
+    """Return the broker of a server that has started on *files*."""
     broker = make_broker()
     broker.bodies = bodies
-    binlog = broker.journal = Binlog(files, SMALL, 0, os.urandom)
+    binlog = broker.journal = Binlog(files, SMALL_SEGMENT, 0, os.urandom)
     startup.recover(files, broker, binlog, now, is_strict)
     return broker
 
 
-def _since(entries: list[tuple[int, T]], safe: int, before: T) -> list[T]:
-    """What stood after record *safe*, and all that came later; *before* stood before the first."""
+def _possible_values(entries: list[tuple[int, T]], safe: int, before: T) -> list[T]:
+    """Return the value as of record *safe*, and all later ones; *before* is the value before the first entry."""
     possible = [before]
     for sequence, value in entries:
         if sequence <= safe:

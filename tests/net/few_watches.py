@@ -1,6 +1,9 @@
-"""Run a command whose epoll_ctl fails with ENOSPC, as at fs.epoll.max_user_watches: python few_watches.py FD COMMAND...
+"""Run a command whose epoll_ctl fails with ENOSPC, as it does at the limit fs.epoll.max_user_watches.
 
-A seccomp filter refuses to add file descriptors from FD on. The sysctl itself would affect the whole machine.
+Usage: python few_watches.py FD COMMAND...
+
+
+A seccomp filter makes EPOLL_CTL_ADD fail for file descriptors from FD on. The sysctl would affect the whole machine.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Program(ctypes.Structure):
 
 
 def refuse_from(fd: int) -> None:
-    """Refuse epoll_ctl(epfd, EPOLL_CTL_ADD, n, event) for n >= *fd* in this process from now on."""
+    """Make epoll_ctl(epfd, EPOLL_CTL_ADD, n, event) fail in this process for n >= *fd*."""
     steps = [
         (LOAD, 0, 0, 0),  # offset of the system call's number in struct seccomp_data
         (JUMP_IF_EQUAL, 0, 5, EPOLL_CTL),

@@ -1,4 +1,4 @@
-"""A Server in the test's own process and event loop."""
+"""A Server in the test's process and event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.server import Server
 from greenstalk_server.net.tls import Certificates
 from greenstalk_server.runtime.clock import steady_clock
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 
 def listen(is_tls: bool = False) -> Listener:
@@ -26,7 +26,7 @@ def listen(is_tls: bool = False) -> Listener:
 
 
 def start_server(broker: Broker, listeners: Sequence[Listener], certificates: Certificates | None = None) -> Server:
-    """Start a server of *broker* without limits."""
+    """Start a server of *broker* without limits; return it."""
     files = DescriptorBudget(1000, broker.limit_counters)
     server = Server(broker, listeners, steady_clock(), files=files, limits=Limits(), certificates=certificates)
     server.start()
@@ -35,20 +35,20 @@ def start_server(broker: Broker, listeners: Sequence[Listener], certificates: Ce
 
 def wait_until(is_so: Callable[[], bool]) -> None:
     """Run the event loop until *is_so* returns True."""
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(TIMEOUT):
         while not is_so():
             gevent.sleep(0.001)
 
 
 def read_to_end(sock: socket.socket) -> bytes:
-    """Read without blocking the event loop."""
-    came = bytearray()
+    """Read from *sock* to the end of the stream without blocking the event loop."""
+    received = bytearray()
     while True:
         wait_until(lambda: is_readable(sock))
         data = sock.recv(1 << 20)
         if not data:
-            return bytes(came)
-        came += data
+            return bytes(received)
+        received += data
 
 
 def is_readable(sock: socket.socket) -> bool:

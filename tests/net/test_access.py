@@ -17,7 +17,7 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
 from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
 from greenstalk_server.protocol.session import HANDLERS
-from tests.support.daemon import PATIENCE, Daemon, environment, run
+from tests.support.daemon import TIMEOUT, Daemon, environment, run
 from tests.support.talk import CUTS, Talk
 from tests.support.tls import PAGE, connect, context, make_certificates
 from tests.support.world import START, make_broker
@@ -27,7 +27,7 @@ NOT_FOUND = b"NOT_FOUND\r\n"
 
 
 class Guarded(Talk):
-    """A connection to *broker* with grants, each a comma-separated list of tubes."""
+    """A connection to *broker* with grants; each grant is a comma-separated list of patterns of tube names."""
 
     def __init__(self, broker: Broker, produce: str = "", consume: str = "", inspect: str = "") -> None:
         super().__init__(broker)
@@ -38,7 +38,7 @@ class Guarded(Talk):
 
 @pytest.fixture
 def broker() -> Broker:
-    """With two jobs, ready in `mail` (1) and buried in `news` (2)."""
+    """A broker with two jobs: job 1 is ready in `mail`, job 2 is buried in `news`."""
     broker = make_broker()
     talk = Talk(broker)
     talk.send(b"use mail\r\nput 0 0 60 1\r\na\r\nuse news\r\nput 0 0 60 1\r\nb\r\nreserve-job 2\r\nbury 2 0\r\n")
@@ -105,20 +105,33 @@ def test_command_on_the_used_tube_requires_its_grant(
 
 def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:
     talk = Guarded(broker, produce="*", consume="*", inspect="*")
-    talk.session._handlers = guard({**HANDLERS, codec.KICK_JOB + b"s": HANDLERS[codec.QUIT]})
-    assert talk.session._handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
+    handlers = guard({**HANDLERS, codec.KICK_JOB + b"s": HANDLERS[codec.QUIT]})
+    assert handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
     assert refusals(broker) == 1
 
 
 def test_every_verb_has_a_row_in_the_access_table() -> None:
     """A verb is checked, or is named as one that needs no grant; never neither, never both."""
-    assert sorted([*_CHECKED, *_NEED_NO_GRANT]) == sorted(HANDLERS)
+    in_both, with_a_row = _CHECKED.keys() & _NEED_NO_GRANT, {*_CHECKED, *_NEED_NO_GRANT}
+    assert not in_both, f"in _CHECKED and in _NEED_NO_GRANT of restricted_session.py: {in_both}"
+    missing, stale = HANDLERS.keys() - with_a_row, with_a_row - HANDLERS.keys()
+    assert not missing, f"neither in _CHECKED nor in _NEED_NO_GRANT of restricted_session.py: {missing}"
+    assert not stale, f"in restricted_session.py, but not in HANDLERS of session.py: {stale}"
+
+
+def test_every_parsed_verb_has_a_handler() -> None:
+    parsed = codec._WITH_ARGUMENTS.keys() | {prefix for prefix, _ in codec._PREFIXES}
+    missing = parsed - HANDLERS.keys() - {codec.PUT}
+    assert not missing, f"parsed by codec.py, but not in HANDLERS of session.py: {missing}"
 
 
 def test_every_verb_is_in_the_documented_access_table() -> None:
     table = PAGE.read_text().partition("| command | wants |")[2].partition("\n\n")[0]
     verbs = [verb for row in table.splitlines() for verb in re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1:2]))]
-    assert set(verbs) == {verb.decode() for verb in (codec.PUT, *HANDLERS)}
+    handled = {verb.decode() for verb in (codec.PUT, *HANDLERS)}
+    missing, stale = handled - set(verbs), set(verbs) - handled
+    assert not missing, f"without a row in the table of {PAGE.name} (Who may use which tube): {missing}"
+    assert not stale, f"in the table of {PAGE.name}, but not in HANDLERS of session.py: {stale}"
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -165,15 +178,15 @@ def test_list_tubes_shows_only_granted_tubes(broker: Broker) -> None:
 
 
 def test_list_tubes_is_charged_for_each_examined_tube(broker: Broker) -> None:
-    """Few of many tubes are granted. The session yields between the slices of several pipelined list-tubes."""
+    """Few of many tubes are granted. The session yields between the slices of pipelined list-tubes commands."""
     for number in range(2000):
         broker.put_into(b"%d" % number, 0, 0, 60 * SECOND, b"", START)
     talk = Guarded(broker, consume="mail")
-    told = b"OK 11\r\n---\n- mail\n\r\n"
+    listed = b"OK 11\r\n---\n- mail\n\r\n"
     outs = [talk.session.receive(b"list-tubes\r\n" * 3, START)]
     while talk.session.has_more:
         outs.append(talk.session.resume(START))
-    assert b"".join(outs) == told * 3
+    assert b"".join(outs) == listed * 3
     assert len(outs) >= 6 and max(out.count(b"OK") for out in outs) == 1
 
 
@@ -232,10 +245,10 @@ def test_star_matches_any_characters_in_linear_time(pattern: str, matching: byte
     ("rule", "error"),
     [
         ('listener = "127.0.0.2"', "listener 127.0.0.2: must be one of 127.0.0.1"),
-        ('client = "mail-*"', "client mail-*: no client has a name without --tls-client-ca"),
+        ('client = "mail-*"', "client mail-*: without --tls-client-ca, clients have no names"),
     ],
 )
-def test_rule_without_a_client_is_a_start_error(tmp_path: Path, rule: str, error: str) -> None:
+def test_rule_that_no_client_can_match_is_a_start_error(tmp_path: Path, rule: str, error: str) -> None:
     path = tmp_path / "greenstalk.toml"
     path.write_text(f'listen = "127.0.0.1"\n[[access]]\n{rule}\n')
     done = run("--config", str(path), "-p", "0", "--no-web")
@@ -271,9 +284,9 @@ def ruled(certificates: Path) -> Iterator[Daemon]:
     path.write_text(text.replace("/run/greenstalk.sock", f"{certificates}/queue"))
     with Daemon("--config", str(path), "-p", "0", "--web-port", "0", environ=environment()) as daemon:
         yield daemon
-        code, said = daemon.stop()
-        assert code == 0 and "Traceback" not in said
-        assert "limit=access" in said and "what='watch report.daily by mail-1'" in said
+        code, stderr = daemon.stop()
+        assert code == 0 and "Traceback" not in stderr
+        assert "limit=access" in stderr and "what='watch report.daily by mail-1'" in stderr
 
 
 def port(daemon: Daemon) -> int:
@@ -313,7 +326,7 @@ def test_client_library_with_and_without_grants(ruled: Daemon, certificates: Pat
 
 @pytest.mark.parametrize("subject", ["/CN=stray", "/CN=monitoring/CN=stray", "/CN=mail-1/OU=monitoring/CN=stray"])
 def test_certificate_without_a_rule_has_no_access(ruled: Daemon, certificates: Path, subject: str) -> None:
-    """The certificate is of the same authority, but no rule has its name, the last of its common names."""
+    """The same authority has signed the certificate, but no rule matches its name, the last of its common names."""
     issue(certificates, subject)
     with closing(connect(port(ruled), context(certificates, "stray"))) as sock, sock.makefile("rb") as reader:
         sock.sendall(b"stats\r\nuse mail\r\nwatch mail\r\nreserve\r\nlist-tubes\r\n")
@@ -328,8 +341,8 @@ def test_last_common_name_of_a_certificate_is_its_name(ruled: Daemon, certificat
 
 
 def issue(certificates: Path, subject: str) -> None:
-    """Have the authority sign a certificate of *subject*, as `stray.pem`."""
+    """Create the certificate `stray.pem` for *subject*, signed by the authority."""
     new = ["openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-subj", subject]
     sign = ["openssl", "x509", "-req", "-in", "stray.csr", "-CA", "authority.pem", "-CAkey", "authority.key"]
     for command in ([*new, "-keyout", "stray.key", "-out", "stray.csr"], [*sign, "-days", "9", "-out", "stray.pem"]):
-        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)
+        subprocess.run(command, cwd=certificates, check=True, capture_output=True, timeout=TIMEOUT)

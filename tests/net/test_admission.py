@@ -1,4 +1,4 @@
-"""Quotas of connections, and which addresses count as one."""
+"""Limits on connections, in total and per address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from greenstalk_server.net.admission import Admission
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "are_one"),
+    ("one", "other", "share_quota"),
     [
         ("192.0.2.1", "192.0.2.1", True),
         ("192.0.2.1", "192.0.2.2", False),
@@ -20,17 +20,17 @@ from greenstalk_server.net.admission import Admission
         ("", "", False),
     ],
 )
-def test_quota_per_address_counts_ipv6_by_network(one: str, other: str, are_one: bool) -> None:
+def test_limit_per_address_counts_ipv6_by_network(one: str, other: str, share_quota: bool) -> None:
     admission = Admission(Limits(connections_per_address=1))
     assert admission.enter(one) is None
-    assert admission.enter(other) == ("connections_per_address" if are_one else None)
+    assert admission.enter(other) == ("connections_per_address" if share_quota else None)
     admission.leave(one)
-    if not are_one:
+    if not share_quota:
         admission.leave(other)
     assert admission.enter(other) is None
 
 
-def test_total_quota_counts_every_address() -> None:
+def test_total_limit_counts_connections_of_every_address() -> None:
     admission = Admission(Limits(connections=2))
     assert [admission.enter(f"192.0.2.{number}") for number in range(3)] == [None, None, "connections"]
     admission.leave("192.0.2.0")

@@ -1,4 +1,4 @@
-"""Many clients at once that put, reserve, time out, break off and do the rest: no job is lost, none is doubled."""
+"""Many concurrent clients with random commands, timeouts and disconnects: no job is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from dataclasses import dataclass, field
 import greenstalk
 from greenstalk import Client
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import Peer, connections, eventually
 
 CLIENTS = 32
-DEEDS = 800
+COMMANDS = 800
+"""Commands per client."""
 TUBES = ("default", "a", "b")
 
 
 @dataclass
 class Ledger:
-    """What one client knows; `sent` are puts and `tried` deletes whose reply it may not have waited for."""
+    """The bodies of one client's jobs.
+
+    sent      bodies of all puts; the client may have disconnected before the reply.
+    put       bodies of the puts that the server acknowledged.
+    tried     bodies of the jobs of all deletes, acknowledged or not.
+    deleted   bodies of the jobs of acknowledged deletes.
+    """
 
     sent: set[str] = field(default_factory=set)
     put: set[str] = field(default_factory=set)
@@ -29,74 +36,74 @@ class Ledger:
 
 
 class Agent:
-    """A client that does *DEEDS* random things, and now and then breaks its connection in the middle of one."""
+    """A client that sends COMMANDS random commands, and sometimes disconnects without waiting for a reply."""
 
-    def __init__(self, server: Daemon, number: int, may_leave: threading.Event) -> None:
+    def __init__(self, server: Daemon, number: int, may_exit: threading.Event) -> None:
         self.address = ("127.0.0.1", server.port)
         self.number = number
-        self.rng = random.Random(number)  # noqa: S311  (a seed, no secret)
+        self.rng = random.Random(number)  # noqa: S311  not for security
         self.ledger = Ledger()
         self.held: list[greenstalk.Job[str]] = []
         self.failure: BaseException | None = None
-        self.may_leave = may_leave
+        self.may_exit = may_exit
 
     def run(self) -> None:
         try:
             client = self.connect()
-            for number in range(DEEDS):
+            for number in range(COMMANDS):
                 if self.rng.random() < 0.02:
-                    self.break_off(client, f"{self.number}-{number}")
+                    self.disconnect(client, f"{self.number}-{number}")
                     client = self.connect()
                 else:
                     self.act(client, f"{self.number}-{number}")
-            self.may_leave.wait(PATIENCE)
+            self.may_exit.wait(TIMEOUT)
             client.close()
-        except BaseException as error:  # noqa: BLE001  (told by the test's own thread)
+        except BaseException as error:  # noqa: BLE001  the test reports it
             self.failure = error
 
     def connect(self) -> Client[str]:
         self.held = []
         client = Client(self.address, use=self.rng.choice(TUBES), watch=self.rng.sample(TUBES, self.rng.randint(1, 3)))
-        client._sock.settimeout(PATIENCE)
+        client._sock.settimeout(TIMEOUT)
         return client
 
     def act(self, client: Client[str], body: str) -> None:
         rng, held = self.rng, self.held
-        deed = rng.choices(
+        verb = rng.choices(
             ("put", "reserve", "delete", "release", "bury", "touch", "kick", "pause", "forget"),
             (9, 9, 8, 3, 1, 1, 2, 1, 1),
         )[0]
         try:
-            if deed == "put":
+            if verb == "put":
                 self.ledger.sent.add(body)
                 client.put(body, rng.randrange(3), delay=rng.choice((0, 0, 0, 1)), ttr=rng.choice((1, 60)))
                 self.ledger.put.add(body)
-            elif deed == "reserve":
+            elif verb == "reserve":
                 held.append(client.reserve(timeout=rng.choice((0, 0, 0, 1))))
-            elif deed == "kick":
+            elif verb == "kick":
                 client.kick(5)
-            elif deed == "pause":
+            elif verb == "pause":
                 client.pause_tube(client.using(), rng.choice((0, 0, 1)))
             elif held:
-                self.act_on(client, held.pop(rng.randrange(len(held))), deed)
+                self.act_on(client, held.pop(rng.randrange(len(held))), verb)
         except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError, greenstalk.NotFoundError):
             pass
 
-    def act_on(self, client: Client[str], job: greenstalk.Job[str], deed: str) -> None:
-        if deed == "delete":
+    def act_on(self, client: Client[str], job: greenstalk.Job[str], verb: str) -> None:
+        if verb == "delete":
             self.ledger.tried.add(job.body)
             client.delete(job)
             self.ledger.deleted.append(job.body)
-        elif deed == "release":
+        elif verb == "release":
             client.release(job, self.rng.randrange(3), delay=self.rng.choice((0, 0, 1)))
-        elif deed == "bury":
+        elif verb == "bury":
             client.bury(job)
-        elif deed == "touch":
+        elif verb == "touch":
             client.touch(job)
             self.held.append(job)
 
-    def break_off(self, client: Client[str], body: str) -> None:
-        """Send something, and do not wait for the reply."""
+    def disconnect(self, client: Client[str], body: str) -> None:
+        """Send a random request, and close the connection without waiting for the reply."""
         requests = [b"reserve\r\n", b"put 0 0 60 99\r\nhalf", b"put 0 0 1 %d\r\n%b\r\n" % (len(body), body.encode())]
         if self.held:
             self.ledger.tried.add(self.held[0].body)
@@ -107,7 +114,7 @@ class Agent:
 
 
 def drain(server: Daemon) -> list[str]:
-    """Delete every job that is left, and return their bodies."""
+    """Delete all remaining jobs; return their bodies."""
     left: list[str] = []
     with Client(("127.0.0.1", server.port), watch=TUBES) as client:
         for tube in TUBES:
@@ -124,25 +131,25 @@ def drain(server: Daemon) -> list[str]:
             left.append(job.body)
 
 
-def test_every_job_put_is_deleted_once_or_still_there(server: Daemon) -> None:
-    with Peer(server) as witness:
-        for tube in TUBES:  # watched, so that the tubes and their counters stay
-            witness.ask(b"watch " + tube.encode())
-        may_leave = threading.Event()
-        agents = [Agent(server, number, may_leave) for number in range(CLIENTS)]
+def test_each_job_is_deleted_exactly_once_or_remains(server: Daemon) -> None:
+    with Peer(server) as watcher:
+        for tube in TUBES:  # watched, so that the server keeps the tubes and their counters
+            watcher.ask(b"watch " + tube.encode())
+        may_exit = threading.Event()
+        agents = [Agent(server, number, may_exit) for number in range(CLIENTS)]
         threads = [threading.Thread(target=agent.run, daemon=True) for agent in agents]
         for thread in threads:
             thread.start()
-        eventually(lambda: int(witness.stats()["job-timeouts"]) > 0, "somebody has let a job time out")
-        may_leave.set()
+        eventually(lambda: int(watcher.stats()["job-timeouts"]) > 0, "a job has timed out")
+        may_exit.set()
         for thread in threads:
-            thread.join(2 * PATIENCE)
+            thread.join(2 * TIMEOUT)
             assert not thread.is_alive()
         assert [agent.failure for agent in agents if agent.failure is not None] == []
-        eventually(lambda: connections(server) == 1, "all have gone")
+        eventually(lambda: connections(server) == 1, "all agents have disconnected")
 
-        stats = witness.stats()
-        tubes = [witness.stats(b"stats-tube " + tube.encode()) for tube in TUBES]
+        stats = watcher.stats()
+        tubes = [watcher.stats(b"stats-tube " + tube.encode()) for tube in TUBES]
         present = sum(int(value) for key, value in stats.items() if key in PRESENT)
         deleted = sum(int(tube["cmd-delete"]) for tube in tubes)
         assert stats["current-jobs-reserved"] == stats["current-waiting"] == "0"
@@ -151,7 +158,7 @@ def test_every_job_put_is_deleted_once_or_still_there(server: Daemon) -> None:
         left = drain(server)
         check_ledgers([agent.ledger for agent in agents], left)
         assert len(left) == present
-        stats = witness.stats()
+        stats = watcher.stats()
         assert {stats[key] for key in PRESENT} == {"0"}
 
 
@@ -159,7 +166,7 @@ PRESENT = {f"current-jobs-{state}" for state in ("ready", "reserved", "delayed",
 
 
 def check_ledgers(ledgers: list[Ledger], left: list[str]) -> None:
-    """What was put for sure and not deleted perhaps is left, once; what was deleted for sure is not."""
+    """Assert that each acknowledged put remains unless a delete was tried, and each deleted job is gone."""
     sent = {body for ledger in ledgers for body in ledger.sent}
     put = {body for ledger in ledgers for body in ledger.put}
     tried = {body for ledger in ledgers for body in ledger.tried}

@@ -1,4 +1,4 @@
-"""Misbehaving clients: the server serves the others meanwhile, and leaks nothing."""
+"""Misbehaving clients: the server keeps serving the others, and leaks no connection, file or memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 BIG = 60_000
@@ -21,7 +21,7 @@ BIG = 60_000
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(server: Daemon) -> None:
-    """Run each kind of command once, so that memory and files that the server keeps are allocated."""
+    """Put and delete many jobs, so that the memory and files that the server keeps are allocated."""
     with Peer(server) as peer:
         for _ in range(300):
             peer.send(b"put 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))
@@ -62,7 +62,7 @@ def delete_all(peer: Peer, count: int) -> None:
 
 
 def reset(sock: socket.socket) -> None:
-    """Break the connection: the other side sees a reset, not an end."""
+    """Close the connection with a reset instead of a FIN."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
@@ -113,7 +113,7 @@ def test_half_close_while_waiting_is_answered_and_closed(server: Daemon, good: P
 
 
 def test_endless_body_takes_bounded_memory(server: Daemon, good: Peer) -> None:
-    """The job exists once its body is complete; a body that is too big is discarded as it arrives."""
+    """A job exists once its body is complete. A body that is too big is discarded as it arrives."""
     before = rss(server)
     with Peer(server) as small, Peer(server) as big:
         small.send(b"put 0 0 60 65535\r\n")
@@ -139,13 +139,13 @@ def test_line_of_ten_megabytes_is_refused(server: Daemon, good: Peer) -> None:
 
 
 def send_without_reading(peer: Peer, data: bytes) -> int:
-    """Send as many bytes as the server reads while its replies are unread; return their number."""
+    """Send *data* until the server stops reading, because its replies are unread; return the number of bytes sent."""
     peer.sock.setblocking(False)
     sent = 0
     while sent < len(data) and select.select([], [peer.sock], [], 0.5)[1]:
         with contextlib.suppress(BlockingIOError):
             sent += peer.sock.send(data[sent : sent + 65536])
-    peer.sock.settimeout(PATIENCE)
+    peer.sock.settimeout(TIMEOUT)
     return sent
 
 
@@ -168,7 +168,7 @@ def test_client_that_never_reads_takes_bounded_memory(server: Daemon, good: Peer
 
 
 def test_memory_of_deleted_jobs_is_reused(server: Daemon, good: Peer) -> None:
-    """It need not return to the system, but a second identical load needs no more memory."""
+    """The memory need not return to the system, but a second identical load does not need more."""
 
     def load() -> int:
         for _ in range(1000):
@@ -226,7 +226,7 @@ def test_input_of_a_waiting_client_is_bounded(server: Daemon, good: Peer) -> Non
 def test_random_bytes_get_error_replies(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
     """The server answers every line until the end of input, then closes."""
     with Peer(server) as peer:
-        with contextlib.suppress(ConnectionError):  # the bytes may hold a quit
+        with contextlib.suppress(ConnectionError):  # the bytes may contain quit
             for piece in pieces:
                 peer.send(piece)
             peer.sock.shutdown(socket.SHUT_WR)
@@ -236,7 +236,7 @@ def test_random_bytes_get_error_replies(server: Daemon, good: Peer, pieces: list
 
 
 def test_hundred_concurrent_clients_send_random_bytes(server: Daemon, good: Peer) -> None:
-    rng = random.Random(1)  # noqa: S311  (a seed, no secret)
+    rng = random.Random(1)  # noqa: S311  not for security
     peers = [Peer(server) for _ in range(100)]
     for _ in range(20):
         for peer in peers:
@@ -247,14 +247,14 @@ def test_hundred_concurrent_clients_send_random_bytes(server: Daemon, good: Peer
         reset(peer.sock)
 
 
-def test_disconnect_of_an_unread_waiting_client_is_noticed(server: Daemon, good: Peer) -> None:
+def test_disconnect_of_a_waiting_client_that_is_not_read_is_detected(server: Daemon, good: Peer) -> None:
     """The connection is not read, so no event reports that the peer disconnected."""
     before = connections(server)
-    deaf = Peer(server)
-    send_without_reading(deaf, b"watch nobody\r\nignore default\r\nreserve\r\n" + b"use x\r\n" * 100_000)
+    unreading = Peer(server)
+    send_without_reading(unreading, b"watch nobody\r\nignore default\r\nreserve\r\n" + b"use x\r\n" * 100_000)
     assert connections(server) == before + 1
-    reset(deaf.sock)
-    eventually(lambda: connections(server) == before, "the broken connection is closed")
+    reset(unreading.sock)
+    eventually(lambda: connections(server) == before, "the reset connection is closed")
     round_trip(good)
 
 
@@ -266,11 +266,11 @@ def test_memory_of_deleted_jobs_returns_to_the_system() -> None:
             peer.read_line()
         assert rss(fresh) > before + 50 * MIB
         delete_all(peer, 1000)
-        eventually(lambda: rss(fresh) < before + 10 * MIB, "memory is given back")
+        eventually(lambda: rss(fresh) < before + 10 * MIB, "the memory has returned to the system")
 
 
 def test_client_may_pipeline_before_it_reads(server: Daemon, good: Peer) -> None:
-    """Its commands still arrive while its replies are sent in pieces; it gets all replies, in order."""
+    """Commands still arrive while replies are sent in pieces. The client gets all replies, in order."""
     request = b"peek-ready\r\n"
     with Peer(server) as late:
         late.send(b"use late\r\nput 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))

@@ -1,7 +1,7 @@
-"""The wall clock of a running server jumps an hour forth and back, and nothing falls due early, or late.
+"""Jumps of the wall clock of a running server, by an hour forward and back, do not change when anything is due.
 
-libfaketime gives a real server a wall clock that a file sets, and leaves the monotonic one alone, as settimeofday(2)
-does.
+libfaketime gives a real server a wall clock that a file sets. The monotonic clock is not changed, as with
+settimeofday(2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.support.daemon import PATIENCE, Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
 
 HOUR = 3600
@@ -22,14 +22,14 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 class WallClock:
-    """What a server takes for the wall clock: *path* tells how far it is off."""
+    """The wall clock of a server. The file *path* contains its offset from the real time in seconds."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.set(0)
 
     def set(self, seconds: int) -> None:
-        """Have it be so far from the truth, all at once."""
+        """Set the offset in seconds; the clock jumps."""
         new = self.path.with_suffix(".new")
         new.write_text(f"{seconds:+d}\n")
         new.replace(self.path)
@@ -56,17 +56,17 @@ def server(wall: WallClock, tmp_path: Path) -> Iterator[Daemon]:
     flags = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-b", str(directory), "--log-format", "text")
     with Daemon(*flags, environ=wall.environment()) as daemon:
         yield daemon
-        code, said = daemon.stop()
-        assert code == 0 and "Traceback" not in said
+        code, stderr = daemon.stop()
+        assert code == 0 and "Traceback" not in stderr
 
 
-def waited(peer: Peer, begun: float, replies: int = 1) -> tuple[list[bytes], float]:
-    """The next replies, and how long after *begun* the last of them came, seconds."""
+def waited(peer: Peer, started_at: float, replies: int = 1) -> tuple[list[bytes], float]:
+    """Return the next replies, and the seconds from *started_at* to the arrival of the last of them."""
     lines = [peer.read_line() for _ in range(replies)]
-    return lines, time.monotonic() - begun
+    return lines, time.monotonic() - started_at
 
 
-@pytest.mark.parametrize("jumps", [(HOUR,), (-HOUR, HOUR, -HOUR)], ids=["forth", "back-and-forth"])
+@pytest.mark.parametrize("jumps", [(HOUR,), (-HOUR, HOUR, -HOUR)], ids=["forward", "back-and-forward"])
 def test_clock_jump_does_not_change_pending_deadlines(server: Daemon, wall: WallClock, jumps: tuple[int, ...]) -> None:
     with Peer(server) as delays, Peer(server) as holds, Peer(server) as waits, Peer(server) as pauses:
         delays.ask(b"use delayed")
@@ -79,7 +79,7 @@ def test_clock_jump_does_not_change_pending_deadlines(server: Daemon, wall: Wall
         pauses.ask(b"use paused")
         pauses.ask(b"put 0 0 60 1\r\np")
         pauses.ask(b"watch paused")
-        begun = time.monotonic()
+        started_at = time.monotonic()
         delays.send(b"put 0 2 60 1\r\nd\r\nreserve\r\n")
         assert delays.read_line().startswith(b"INSERTED")
         waits.send(b"watch never\r\nignore default\r\nreserve-with-timeout 2\r\n")
@@ -87,29 +87,29 @@ def test_clock_jump_does_not_change_pending_deadlines(server: Daemon, wall: Wall
         for jump in jumps:
             time.sleep(0.3)
             wall.set(jump)
-            assert seen_by(server) == pytest.approx(time.time() + jump, abs=PATIENCE)
-        lines, after = waited(delays, begun)
+            assert wall_clock_of(server) == pytest.approx(time.time() + jump, abs=TIMEOUT)
+        lines, after = waited(delays, started_at)
         assert lines[0].startswith(b"RESERVED") and after >= 2
-        lines, after = waited(waits, begun, 3)
+        lines, after = waited(waits, started_at, 3)
         assert lines[-1] == b"TIMED_OUT" and after >= 2
-        lines, after = waited(pauses, begun, 2)
+        lines, after = waited(pauses, started_at, 2)
         assert lines[0] == b"PAUSED" and lines[1].startswith(b"RESERVED") and after >= 2
-        eventually(lambda: waits.stats(b"stats-job " + held)["state"] == "ready", "its ttr has run out")
-        assert time.monotonic() - begun >= 1.9  # reserved a moment before *begun*
-        assert time.monotonic() - begun < HOUR / 2
+        eventually(lambda: waits.stats(b"stats-job " + held)["state"] == "ready", "its TTR has expired")
+        assert time.monotonic() - started_at >= 1.9  # reserved a moment before *started_at*
+        assert time.monotonic() - started_at < HOUR / 2
         stats = holds.stats(b"stats-job " + held)
-        assert int(stats["age"]) < PATIENCE and stats["timeouts"] == "1"
-        assert int(holds.stats()["uptime"]) < 2 * PATIENCE
+        assert int(stats["age"]) < TIMEOUT and stats["timeouts"] == "1"
+        assert int(holds.stats()["uptime"]) < 2 * TIMEOUT
 
 
-def seen_by(server: Daemon) -> float:
-    """What the server's process takes for the wall clock: the date of its HTTP answers comes from there."""
-    with urlopen(f"{server.dashboard}healthz", timeout=PATIENCE) as answer:  # noqa: S310  our own
+def wall_clock_of(server: Daemon) -> float:
+    """Return the server's wall clock in seconds since the Unix epoch, from the date of an HTTP response."""
+    with urlopen(f"{server.dashboard}healthz", timeout=TIMEOUT) as answer:  # noqa: S310  our own
         return parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
 
 def test_remaining_delays_follow_the_clock_across_a_restart(wall: WallClock, tmp_path: Path) -> None:
-    """A clock that was wrong at one start and right at the next: what is left of a delay is what the clocks say."""
+    """The clock is wrong during one run and right during the next. The difference counts as elapsed time."""
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path))
     with Daemon(*flags, environ=wall.environment()) as first, Peer(first) as peer:
         id = peer.ask(b"put 0 7200 60 1\r\nx").split()[1]
@@ -117,7 +117,7 @@ def test_remaining_delays_follow_the_clock_across_a_restart(wall: WallClock, tmp
     wall.set(HOUR)
     with Daemon(*flags, environ=wall.environment()) as second, Peer(second) as peer:
         left = int(peer.stats(b"stats-job " + id)["time-left"])
-        assert HOUR - PATIENCE < left <= HOUR
+        assert HOUR - TIMEOUT < left <= HOUR
 
 
 def test_clock_set_back_at_a_restart_extends_no_delay_or_pause(wall: WallClock, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_clock_set_back_at_a_restart_extends_no_delay_or_pause(wall: WallClock, 
         first.stop()
     wall.set(-24 * HOUR)
     with Daemon(*flags, environ=wall.environment()) as second, Peer(second) as peer:
-        assert 1000 - PATIENCE < int(peer.stats(b"stats-job " + delayed)["time-left"]) <= 1000
-        assert 2000 - PATIENCE < int(peer.stats(b"stats-tube default")["pause-time-left"]) <= 2000
+        assert 1000 - TIMEOUT < int(peer.stats(b"stats-job " + delayed)["time-left"]) <= 1000
+        assert 2000 - TIMEOUT < int(peer.stats(b"stats-tube default")["pause-time-left"]) <= 2000
         for id in (delayed, ready):
-            assert 0 <= int(peer.stats(b"stats-job " + id)["age"]) < PATIENCE
+            assert 0 <= int(peer.stats(b"stats-job " + id)["age"]) < TIMEOUT

@@ -1,4 +1,4 @@
-"""Which objects the garbage collector tracks, and which it frees."""
+"""Garbage collection: jobs are untracked, many old objects are frozen, and old garbage is freed."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def test_jobs_and_long_lists_of_jobs_are_untracked(delay: int) -> None:
     assert 0 < sum(len(one) for one in lists if broker.jobs.get(one[0].id) is one[0]) < JOBS / 20
 
 
-class Knot:
-    """Refers to itself."""
+class Cycle:
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
-        self.itself = self
+        self.reference = self
 
 
 @pytest.fixture
-def settled() -> Iterator[None]:
+def tuned() -> Iterator[None]:
     before, callbacks = gc.get_threshold(), list(gc.callbacks)
     tune_gc()
     gc.collect(1)
@@ -50,54 +50,55 @@ def settled() -> Iterator[None]:
     gc.unfreeze()
 
 
-def grow_old() -> None:
+def age_objects() -> None:
+    """Move all objects to the oldest generation."""
     for _ in range(3):
         gc.collect(1)
-    gevent.sleep(0)  # old objects are frozen by a callback in the hub
+    gevent.sleep(0)  # a callback in the hub freezes old objects
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("tuned")
 def test_old_garbage_is_freed() -> None:
-    knot = Knot()
-    seen = weakref.ref(knot)
-    grow_old()
-    assert any(one is knot for one in gc.get_objects(2))
-    del knot
-    grow_old()
+    cycle = Cycle()
+    seen = weakref.ref(cycle)
+    age_objects()
+    assert any(one is cycle for one in gc.get_objects(2))
+    del cycle
+    age_objects()
     assert seen() is not None
     collect_old()
     assert seen() is None
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("tuned")
 def test_many_old_objects_are_frozen() -> None:
-    knots = [Knot() for _ in range(MAX_UNFROZEN // 4)]
-    grow_old()
-    assert sum(type(one) is Knot for one in gc.get_objects(2)) == len(knots)
-    knots += [Knot() for _ in range(MAX_UNFROZEN)]
-    grow_old()
-    assert sum(type(one) is Knot for one in gc.get_objects()) < len(knots)
+    cycles = [Cycle() for _ in range(MAX_UNFROZEN // 4)]
+    age_objects()
+    assert sum(type(one) is Cycle for one in gc.get_objects(2)) == len(cycles)
+    cycles += [Cycle() for _ in range(MAX_UNFROZEN)]
+    age_objects()
+    assert sum(type(one) is Cycle for one in gc.get_objects()) < len(cycles)
     assert len(gc.get_objects(2)) <= MAX_UNFROZEN
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("tuned")
 def test_garbage_is_freed_before_old_objects_are_frozen() -> None:
-    knot = Knot()
-    seen = weakref.ref(knot)
-    grow_old()
-    del knot
-    knots = [Knot() for _ in range(MAX_UNFROZEN + 1)]
-    grow_old()
+    cycle = Cycle()
+    seen = weakref.ref(cycle)
+    age_objects()
+    del cycle
+    cycles = [Cycle() for _ in range(MAX_UNFROZEN + 1)]
+    age_objects()
     assert seen() is None
-    assert sum(type(one) is Knot for one in gc.get_objects()) < len(knots)
+    assert sum(type(one) is Cycle for one in gc.get_objects()) < len(cycles)
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("tuned")
 def test_slow_collection_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    knot = Knot()
+    cycle = Cycle()
     monkeypatch.setattr(gc_tuning, "SLOW_COLLECTION", 60.0)
     collect_old()
-    assert any(one is knot for one in gc.get_objects(2))
+    assert any(one is cycle for one in gc.get_objects(2))
     monkeypatch.setattr(gc_tuning, "SLOW_COLLECTION", 0.0)
     collect_old()
-    assert not any(one is knot for one in gc.get_objects(2))
+    assert not any(one is cycle for one in gc.get_objects(2))

@@ -1,4 +1,4 @@
-"""An internal error in one connection is logged and closes that connection; the others are served."""
+"""An internal error in one connection is logged and closes only that connection."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from greenstalk_server.core.job import READY
 from greenstalk_server.net.connection import Connection
 from greenstalk_server.net.server import Server
 from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until
-from tests.net.test_hang_up import FACTS, Pair, Slow
-from tests.support.daemon import PATIENCE
+from tests.net.test_hang_up import FACTS, Pair, UnwrittenJournal
+from tests.support.daemon import TIMEOUT
 
 COUNT = 10
 VICTIM = 3
@@ -34,7 +34,7 @@ class Served:
         self.server: Server = start_server(broker, [self.listener])
         stack.callback(self.server.stop)
         self.peers = [
-            stack.enter_context(socket.create_connection(self.listener.sock.getsockname(), PATIENCE))
+            stack.enter_context(socket.create_connection(self.listener.sock.getsockname(), TIMEOUT))
             for _ in range(COUNT)
         ]
         wait_until(lambda: len(self.server.connections) == COUNT)
@@ -68,7 +68,7 @@ def test_error_in_on_leave_ends_only_that_connection(
     assert served.ask(victim, b"reserve\r\n") == b"RESERVED 1 1\r\nx\r\n"
 
     served.connections[VICTIM].on_leave = raise_error
-    for number, peer in enumerate(served.peers):  # one batch
+    for number, peer in enumerate(served.peers):  # the poller serves them in one batch
         if number != VICTIM:
             peer.sendall(b"list-tube-used\r\n")
         elif leaves_by == "quit":
@@ -86,7 +86,7 @@ def test_error_in_on_leave_ends_only_that_connection(
 
 
 def test_error_while_held_replies_are_sent_does_not_reach_the_committer() -> None:
-    journal = Slow()
+    journal = UnwrittenJournal()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
     pair.send(b"put 0 0 60 1\r\nx\r\n")

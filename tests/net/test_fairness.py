@@ -12,17 +12,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.journal.files import Directory
+from greenstalk_server.journal.record import UPDATE_SIZE
+from greenstalk_server.journal.startup import recover
+from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.net.committer import MAX_UNCOMMITTED, Committer
 from greenstalk_server.net.connection import STREAM_BATCH
-from greenstalk_server.net.poller import BUDGET, PORTION
-from tests.net.test_hang_up import FACTS, Pair, Slow
-from tests.support.daemon import PATIENCE, Daemon
+from greenstalk_server.net.poller import BUDGET, COMMAND_QUANTUM
+from greenstalk_server.runtime.clock import steady_clock
+from tests.net.in_process import is_readable, wait_until
+from tests.net.test_hang_up import FACTS, Pair, UnwrittenJournal
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import Peer, eventually
 
 LARGE = 20_000_000
@@ -39,7 +47,7 @@ def paused(daemon: Daemon) -> Iterator[None]:
     """Stop the process of *daemon* during the block, so that input queues up."""
     os.kill(daemon.process.pid, signal.SIGSTOP)
     stat = Path(f"/proc/{daemon.process.pid}/stat")
-    eventually(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "it is stopped")
+    eventually(lambda: stat.read_text().rpartition(") ")[2][0] == "T", "the process is stopped")
     try:
         yield
     finally:
@@ -59,7 +67,7 @@ def watch_many(pair: Pair) -> None:
 
 
 def test_loop_runs_between_the_pieces_of_a_large_reply() -> None:
-    """The reader takes whatever has arrived in each turn of the loop; as many turns as pieces are left to others."""
+    """The peer reads in each iteration of the loop. There is at least one iteration per piece of the reply."""
     broker = Broker(FACTS, max_job_size=LARGE)
     pair = Pair(broker)
     pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * STREAM_BATCH)
@@ -68,16 +76,16 @@ def test_loop_runs_between_the_pieces_of_a_large_reply() -> None:
     assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
     pair.peer.sendall(b"peek 1\r\nlist-tube-used\r\n")
     expected = b"FOUND 1 %d\r\n%b\r\nUSING default\r\n" % (LARGE, body)
-    came, turns = bytearray(), 0
-    with gevent.Timeout(PATIENCE):
-        while len(came) < len(expected):
+    received, iterations = bytearray(), 0
+    with gevent.Timeout(TIMEOUT):
+        while len(received) < len(expected):
             try:
-                came += pair.peer.recv(1 << 26)
+                received += pair.peer.recv(1 << 26)
             except BlockingIOError:
                 gevent.sleep(0.000001)
-                turns += 1
-    assert came == expected
-    assert turns >= LARGE // STREAM_BATCH
+                iterations += 1
+    assert received == expected
+    assert iterations >= LARGE // STREAM_BATCH
     pair.hang_up()
 
 
@@ -109,15 +117,15 @@ def test_long_pipeline_does_not_delay_a_short_one(daemon: Daemon) -> None:
     put = b"put 0 0 60 1\r\nx\r\n"
     with Peer(daemon) as first, Peer(daemon) as second, Peer(daemon) as short:
         for peer in (first, second, short):
-            assert peer.ask(b"list-tube-used") == b"USING default"  # it is accepted
+            assert peer.ask(b"list-tube-used") == b"USING default"  # the connection is accepted
         with paused(daemon):
             for peer, count in ((first, 1000), (second, 1000), (short, 1)):
                 peer.send(put * count)
-                eventually(partial(has_arrived, peer), "the server's system has all of it")
+                eventually(partial(has_arrived, peer), "the server's kernel has all bytes")
         ids = [int(peer.read_line().split()[1]) for peer in (short, first, second)]
         assert ids[1] == 1
-        assert ids[2] == 1 + len(PORTION)
-        assert ids[0] == 1 + 2 * len(PORTION)
+        assert ids[2] == 1 + len(COMMAND_QUANTUM)
+        assert ids[0] == 1 + 2 * len(COMMAND_QUANTUM)
         for peer in (first, second):
             assert [peer.read_line().startswith(b"INSERTED ") for _ in range(999)] == [True] * 999
 
@@ -126,11 +134,11 @@ def test_commands_that_arrived_with_a_reset_are_executed(daemon: Daemon) -> None
     """The reference server stops at the first reply that it cannot send."""
     with Peer(daemon) as watcher:
         with paused(daemon):
-            leaving = socket.create_connection(("127.0.0.1", daemon.port))
-            leaving.sendall(b"use mail\r\n" + b"put 0 0 60 1\r\nx\r\n" * 10)
-            leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            leaving.close()
-        eventually(lambda: watcher.stats()["current-connections"] == "1", "it has left")
+            client = socket.create_connection(("127.0.0.1", daemon.port))
+            client.sendall(b"use mail\r\n" + b"put 0 0 60 1\r\nx\r\n" * 10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        eventually(lambda: watcher.stats()["current-connections"] == "1", "the connection is closed")
         assert watcher.stats(b"stats-tube mail")["current-jobs-ready"] == "10"
 
 
@@ -155,23 +163,23 @@ def test_stop_waits_for_a_stream_to_be_sent() -> None:
     assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
     pair.send(b"peek 1\r\n")
     pair.connection.stop()
-    came = 0
-    with gevent.Timeout(PATIENCE):
+    size = 0
+    with gevent.Timeout(TIMEOUT):
         while not pair.client.is_closed:
             with suppress(BlockingIOError):
-                came += len(pair.peer.recv(1 << 20))
+                size += len(pair.peer.recv(1 << 20))
             gevent.sleep(0)
     with suppress(BlockingIOError):
         while data := pair.peer.recv(1 << 20):
-            came += len(data)
-    assert came == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
+            size += len(data)
+    assert size == len(b"FOUND 1 %d\r\n" % LARGE) + LARGE + 2
     pair.peer.close()
 
 
 def test_reply_waits_for_the_records_of_earlier_slices_of_its_command() -> None:
     """A kick of more jobs than one slice moves; no job is left for the second slice."""
 
-    class Recording(Slow):
+    class Recording(UnwrittenJournal):
         def update(self, job: Job) -> None:
             self.promised += 1
 
@@ -185,13 +193,46 @@ def test_reply_waits_for_the_records_of_earlier_slices_of_its_command() -> None:
         assert broker.bury_job(id, 0)
     journal.safe = journal.promised
     connection = pair.connection
-    connection.serve(b"kick 1000\r\n", 1, PORTION)
+    connection.serve(b"kick 1000\r\n", 1, COMMAND_QUANTUM)
     assert connection.collect() == b""
     for job in list(broker.tubes[b"default"].buried.values()):
         assert broker.delete(None, job.id, 1)
-    assert connection.resume(1, PORTION) == b""
+    connection.send(connection.resume(1, COMMAND_QUANTUM))
     assert [out for _, out in connection._held] == [b"KICKED %d\r\n" % SLICE]
     pair.hang_up()
+
+
+@pytest.mark.pure
+def test_records_of_a_long_kick_are_committed_between_its_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its records would take ten times MAX_UNCOMMITTED bytes."""
+    files, now = Directory(str(tmp_path)), steady_clock()()
+    binlog = Binlog(files, 2**25, SECOND, os.urandom)
+    broker = Broker(FACTS, binlog)
+    recover(files, broker, binlog, now, is_strict=True)
+    client = broker.connect(lambda: None)
+    count = 10 * MAX_UNCOMMITTED // UPDATE_SIZE
+    for _ in range(count):
+        assert broker.put(client, broker.allocate_id(), 0, 1000 * SECOND, SECOND, b"", now) > 0
+    committer = Committer(binlog)
+    committer.start()
+    assert committer.wait(TIMEOUT)
+    pending, kick = list[int](), broker.kick
+
+    def recording_kick(*args: Any) -> int:
+        kicked = kick(*args)
+        pending.append(binlog.pending_bytes)
+        return kicked
+
+    monkeypatch.setattr(broker, "kick", recording_kick)
+    pair = Pair(broker, committer)
+    pair.send(b"kick %d\r\n" % count)
+    wait_until(lambda: is_readable(pair.peer))
+    assert pair.peer.recv(100) == b"KICKED %d\r\n" % count
+    assert len(pending) > count // SLICE and max(pending) < 2 * MAX_UNCOMMITTED
+    pair.hang_up()
+    committer.stop()
 
 
 def test_expensive_commands_end_the_poller_call() -> None:
@@ -201,12 +242,12 @@ def test_expensive_commands_end_the_poller_call() -> None:
     watch_many(pair)
     pair.send(b"reserve\r\n")
     assert pair.client.is_waiting
-    assert pair._poller._spent >= BUDGET
-    pair.connection._poller.spend(-pair._poller._spent)
+    assert pair.poller._spent >= BUDGET
+    pair.poller.spend(-pair.poller._spent)
     pair.peer.close()
     pair.settle()
     assert pair.client.is_closed
-    assert pair._poller._spent >= BUDGET
+    assert pair.poller._spent >= BUDGET
 
 
 def test_input_after_urgent_data_is_read(daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""PyPI's client, greenstalk, through its whole interface."""
+"""Every method and exception of the client library greenstalk."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import greenstalk
 import pytest
 from greenstalk import Client
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import connections, eventually
 
 
 @pytest.fixture
 def address(server: Daemon) -> Iterator[tuple[str, int]]:
-    """Where a server listens that has no jobs and no connections before, and none after."""
+    """The address of a server without jobs and connections. The jobs of the test are deleted after it."""
     eventually(lambda: connections(server) == 0, "all earlier connections are closed")
     address = ("127.0.0.1", server.port)
     yield address
@@ -128,7 +128,7 @@ def test_reserve_blocks_until_a_job_is_put(client: Client[str], other: Client[st
     worker = threading.Thread(target=lambda: got.append(client.reserve().body), daemon=True)
     worker.start()
     other.put("x")
-    worker.join(PATIENCE)
+    worker.join(TIMEOUT)
     assert got == ["x"]
 
 
@@ -153,7 +153,7 @@ def test_client_accepts_a_connected_socket(server: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    "deed",
+    "call",
     [
         lambda client: client.delete(10**9),
         lambda client: client.release(greenstalk.Job(10**9, "")),
@@ -170,10 +170,9 @@ def test_client_accepts_a_connected_socket(server: Daemon) -> None:
         lambda client: client.pause_tube("missing", 1),
     ],
 )
-def test_not_found(client: Client[str], deed: object) -> None:
-    assert callable(deed)
+def test_not_found(client: Client[str], call: Callable[[Client[str]], object]) -> None:
     with pytest.raises(greenstalk.NotFoundError):
-        deed(client)
+        call(client)
 
 
 def test_not_ignored(client: Client[str]) -> None:
@@ -182,7 +181,7 @@ def test_not_ignored(client: Client[str]) -> None:
 
 
 def test_deadline_soon(client: Client[str]) -> None:
-    client.put("x", ttr=5)  # of which it waits for four
+    client.put("x", ttr=5)  # the reserve waits for four of the five seconds
     client.reserve()
     with pytest.raises(greenstalk.DeadlineSoonError):
         client.reserve()
@@ -227,8 +226,7 @@ def test_draining() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as server, Client(("127.0.0.1", server.port)) as client:
         client.put("x")
         server.process.send_signal(signal.SIGUSR1)
-        while client.stats()["draining"] == "false":
-            pass
+        eventually(lambda: client.stats()["draining"] == "true", "the server drains")
         with pytest.raises(greenstalk.DrainingError):
             client.put("y")
         client.delete(client.reserve())

@@ -1,4 +1,4 @@
-"""Closing a connection from outside in each of its states closes its socket, and makes its jobs ready."""
+"""`Client.hang_up` closes a connection in each of its states, closes its socket, and makes its jobs ready."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import socket
 from typing import Any
 
 import gevent
+import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import READY, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import MAX_HELD, Connection
 from greenstalk_server.net.poller import Poller
-from greenstalk_server.protocol.session import COMMAND_SLICE
+from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.runtime.clock import steady_clock
 
-FACTS = ServerFacts("0" * 16, 1, "1", "host", "os", "platform", 0, lambda: (0.0, 0.0))
+FACTS = ServerFacts("0" * 16, 1, "1", "pure Python", "host", "os", "platform", 0, lambda: (0.0, 0.0))
 
 
-class Slow(NullJournal):
-    """A journal with its committer, which has not written anything yet."""
+class UnwrittenJournal(NullJournal):
+    """A journal and its committer, which has written no record yet. `holders` are the connections with held replies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,23 +33,23 @@ class Slow(NullJournal):
         self.promised += 1
         return True
 
-    def commit_for(self, holder: Connection) -> bool:
-        return False
-
     def hold(self, holder: Connection) -> None:
         self.holders.append(holder)
+
+    def limit_records(self) -> None:
+        pass
 
 
 class Pair:
     """A served connection and its peer."""
 
-    def __init__(self, broker: Broker, committer: Slow | None = None) -> None:
+    def __init__(self, broker: Broker, committer: UnwrittenJournal | Committer | None = None) -> None:
         ours, self.peer = socket.socketpair()
         ours.setblocking(False)
         self.peer.setblocking(False)
         self.connection: Connection
-        self._broker, self._committer, self._poller = broker, committer, Poller(steady_clock())
-        self._poller.start()
+        self._broker, self._committer, self.poller = broker, committer, Poller(steady_clock())
+        self.poller.start()
         gevent.spawn_raw(self._serve, ours)
         self.settle()
 
@@ -82,7 +84,7 @@ class Pair:
         self.peer.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        parts: tuple[Any, ...] = (self._poller, self._committer, lambda *_: None)
+        parts: tuple[Any, ...] = (self.poller, self._committer, lambda *_: None)
         self.connection = Connection(self._broker, sock, "", steady_clock(), *parts)
         self.connection.start()
         try:
@@ -129,7 +131,7 @@ def test_hang_up_of_a_client_that_reads_nothing() -> None:
 
 
 def test_hang_up_while_replies_wait_for_the_journal() -> None:
-    journal = Slow()
+    journal = UnwrittenJournal()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
     for _ in range(MAX_HELD):
@@ -138,11 +140,11 @@ def test_hang_up_while_replies_wait_for_the_journal() -> None:
     pair.hang_up()
     for holder in journal.holders:
         holder.release(journal.promised)
-    assert pair.connection._is_paused  # it would receive from a descriptor that is another's by now
+    assert pair.connection._is_paused  # otherwise it would receive from a descriptor that may be another socket's
 
 
-def test_job_of_an_unsafe_put_is_not_sent_at_the_end_of_input() -> None:
-    journal = Slow()
+def test_job_of_an_unwritten_put_is_not_sent_at_the_end_of_input() -> None:
+    journal = UnwrittenJournal()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
     pair.send(b"reserve\r\n")
@@ -158,7 +160,7 @@ def test_job_of_an_unsafe_put_is_not_sent_at_the_end_of_input() -> None:
     pair.peer.close()
 
 
-class Prompt(Slow):
+class PromptJournal(UnwrittenJournal):
     """A journal that has written everything by the next loop iteration."""
 
     def hold(self, holder: Connection) -> None:
@@ -166,8 +168,8 @@ class Prompt(Slow):
 
 
 def test_held_replies_are_sent_before_later_ones() -> None:
-    """The reply to the put is held with those of its slice, and released when the next slice is about to be served."""
-    journal = Prompt()
+    """The reply to the put is held with the others of its slice, and released just before the next slice is served."""
+    journal = PromptJournal()
     pair = Pair(Broker(FACTS, journal), journal)
     rest = len(COMMAND_SLICE) - 1
     pair.send(b"put 0 0 60 1\r\nx\r\n" + b"list-tube-used\r\n" * rest + b"watch other\r\n")
@@ -175,32 +177,41 @@ def test_held_replies_are_sent_before_later_ones() -> None:
     pair.hang_up()
 
 
-class Broken(NullJournal):
+class FailingJournal(NullJournal):
     """A journal that raises an unexpected exception."""
 
     def put(self, job: Job) -> bool:
-        raise LookupError("of its own")
-
-
-class Noting(Pair):
-    """A pair that records the exception that ends the connection."""
-
-    error: Exception | None = None
-
-    def _serve(self, sock: socket.socket) -> None:
-        try:
-            super()._serve(sock)
-        except LookupError as error:
-            self.error = error
+        raise LookupError("put failed")
 
 
 def test_internal_error_ends_the_connection_in_its_greenlet() -> None:
-    broker = Broker(FACTS, Broken())
-    pair, other = Noting(broker), Pair(broker)
+    broker = Broker(FACTS, FailingJournal())
+    pair, other = Pair(broker), Pair(broker)
     pair.send(b"put 0 0 60 1\r\nx\r\n")
-    assert str(pair.error) == "of its own"
+    assert isinstance(pair.connection.crash, LookupError) and str(pair.connection.crash) == "put failed"
     assert pair.is_at_end() and pair.client.is_closed
     other.send(b"list-tube-used\r\n")
     assert other.peer.recv(100) == b"USING default\r\n"
     other.hang_up()
     pair.peer.close()
+
+
+def test_closed_connection_never_uses_its_descriptor_again() -> None:
+    """The descriptor belongs to another connection by then."""
+    pair = Pair(Broker(FACTS))
+    pair.hang_up()
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    others = [near]
+    while near.fileno() != pair.connection._fd and len(others) < 20:
+        near = near.dup()
+        others.append(near)
+    assert near.fileno() == pair.connection._fd
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pair.connection._send(b"x")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pair.connection._recv(1)
+    with pytest.raises(BlockingIOError):
+        far.recv(1)
+    for other in [*others, far]:
+        other.close()

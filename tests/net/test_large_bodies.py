@@ -1,4 +1,4 @@
-"""A large body does not hold the event loop of a server with a journal, and its put takes memory only as it arrives."""
+"""A large body does not block the event loop of a server with a journal. A put takes memory only as bytes arrive."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from typing import Self
 import pytest
 
 from greenstalk_server.runtime.gc_tuning import resident_bytes
-from tests.support.daemon import COMMAND, PATIENCE, Daemon
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon
 from tests.support.talk import Talk
+from tests.support.world import make_broker
 
 LARGE = 30_000_000
 COUNT = 6
-LONGEST = 10_000_000
-"""Nanoseconds of CPU time of an iteration of the event loop."""
+MAX_ITERATION = 10_000_000
+"""Maximum CPU time of an iteration of the event loop, in nanoseconds."""
 
 DECLARED = 2**30
+"""Size of a body in the line of its put, bytes."""
 
 
 class Client:
     """A connection that puts and peeks at large bodies."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", daemon.port), PATIENCE)
+        self._sock = socket.create_connection(("127.0.0.1", daemon.port), TIMEOUT)
         self._reader = self._sock.makefile("rb")
 
     def __enter__(self) -> Self:
@@ -69,7 +71,7 @@ def test_no_loop_iteration_copies_a_large_body(sync: Sequence[str], tmp_path: Pa
             for id, body in enumerate(bodies, 1):
                 assert client.peek(id) == body
         assert daemon.stop()[0] == 0
-    assert 0 < int(figures.read_text()) < LONGEST
+    assert 0 < int(figures.read_text()) < MAX_ITERATION
     with Daemon(*flags, *sync) as after, Client(after) as client:
         for id, body in enumerate(bodies, 1):
             assert client.peek(id) == body
@@ -77,10 +79,8 @@ def test_no_loop_iteration_copies_a_large_body(sync: Sequence[str], tmp_path: Pa
 
 def test_put_takes_memory_only_for_received_bytes() -> None:
     before = resident_bytes()
-    talks = [Talk() for _ in range(20)]
+    talks = [Talk(make_broker(max_job_size=DECLARED)) for _ in range(20)]
     for talk in talks:
-        talk.broker.max_job_size = DECLARED
-        talk.session._max_body = DECLARED
         assert talk.send(b"put 0 0 60 %d\r\n" % DECLARED) == b""
         assert talk.send(b"x" * 65536) == b""
     assert resident_bytes() - before < DECLARED // 16

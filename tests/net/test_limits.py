@@ -1,4 +1,4 @@
-"""Every limit: what it refuses or delays, how hits are counted and logged, and that its effect ends."""
+"""Every limit: its effect on clients, its counters and log lines, and that the effect ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
-from tests.support.daemon import COMMAND, PATIENCE, Daemon, ask
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask
 from tests.support.peer import Peer, eventually, open_files
 from tests.support.talk import Talk
 from tests.support.tls import PAGE
@@ -109,10 +109,10 @@ def test_max_watched() -> None:
 def test_refused_put_over_http_names_the_limit() -> None:
     with Daemon(*LOOPBACK, "--max-tube-jobs", "1") as server:
         url = f"{server.dashboard}api/v1/jobs"
-        for status, is_told in ((201, False), (507, True)):
-            answered, told = posted(url, {"tube": "mail", "body": "x"})
+        for status, names_limit in ((201, False), (507, True)):
+            answered, text = posted(url, {"tube": "mail", "body": "x"})
             assert answered == status
-            assert ("limit of the server is reached: tube_jobs" in told) == is_told
+            assert ("limit of the server is reached: tube_jobs" in text) == names_limit
 
 
 @pytest.mark.parametrize("limit", ["tubes", "watched"])
@@ -121,10 +121,10 @@ def test_tube_limits_apply_to_http(limit: str) -> None:
     with Daemon(*LOOPBACK, f"--max-{limit}", "1") as server, Peer(server) as peer:
         assert peer.ask(b"put 0 0 60 1\r\nx") == b"INSERTED 1"
         if limit == "tubes":
-            status, told = posted(f"{server.dashboard}api/v1/jobs", {"tube": "mail", "body": "x"})
-            assert status == 507 and "limit of the server is reached: tubes" in told
-        status, told = posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["mail"]})
-        assert status == 503 and f"limit of the server is reached: {limit}" in told
+            status, text = posted(f"{server.dashboard}api/v1/jobs", {"tube": "mail", "body": "x"})
+            assert status == 507 and "limit of the server is reached: tubes" in text
+        status, text = posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["mail"]})
+        assert status == 503 and f"limit of the server is reached: {limit}" in text
         assert posted(f"{server.dashboard}api/v1/reserve", {"tubes": ["default"]})[0] == 200
         assert limits_of(server)[limit] == (2 if limit == "tubes" else 1)
 
@@ -132,14 +132,14 @@ def test_tube_limits_apply_to_http(limit: str) -> None:
 def posted(url: str, facts: dict[str, object]) -> tuple[int, str]:
     request = Request(url, json.dumps(facts).encode(), {"Content-Type": "application/json"})  # noqa: S310  our own
     try:
-        answer = urlopen(request, timeout=PATIENCE)  # noqa: S310
+        answer = urlopen(request, timeout=TIMEOUT)  # noqa: S310
     except HTTPError as error:
         answer = error
     with answer:
         return answer.status, answer.read().decode()
 
 
-# Commands in a second
+# Commands per second
 
 
 class Metered(Talk):
@@ -196,12 +196,12 @@ def test_waiting_reserve_is_not_delayed_by_the_rate() -> None:
 
 def test_rate_limit_delays_only_the_fast_connection() -> None:
     with Daemon(*LOOPBACK, "--max-rate", "200") as server, Peer(server) as fast, Peer(server) as other:
-        begun = time.monotonic()
+        started_at = time.monotonic()
         fast.send(b"list-tube-used\r\n" * 500)
         assert other.ask(b"list-tube-used") == b"USING default"
         assert [fast.read_line() for _ in range(500)] == [b"USING default"] * 500
-        assert fast.ask(b"list-tube-used") == b"USING default"  # the 501st, which is 1.5 s ahead of its time
-        assert time.monotonic() - begun > 1.4
+        assert fast.ask(b"list-tube-used") == b"USING default"  # the 501st, which is 1.5 s above the rate
+        assert time.monotonic() - started_at > 1.4
         assert limits_of(server)["rate"] >= 1
 
 
@@ -210,13 +210,13 @@ def test_rate_limit_delays_only_the_fast_connection() -> None:
 
 def limits_of(server: Daemon) -> dict[str, int]:
     """Return the limit hits that the API reports, after comparing them with /metrics."""
-    with urlopen(f"{server.dashboard}api/v1/server", timeout=PATIENCE) as answer:  # noqa: S310  our own
-        told: dict[str, int] = json.load(answer)["limited"]
-    with urlopen(f"{server.dashboard}metrics", timeout=PATIENCE) as answer:  # noqa: S310
+    with urlopen(f"{server.dashboard}api/v1/server", timeout=TIMEOUT) as answer:  # noqa: S310  our own
+        counts: dict[str, int] = json.load(answer)["limited"]
+    with urlopen(f"{server.dashboard}metrics", timeout=TIMEOUT) as answer:  # noqa: S310
         lines = re.findall(r'^greenstalk_limited_total\{limit="(\w+)"\} (\S+)$', answer.read().decode(), re.MULTILINE)
-    assert {name for name, _ in lines} == set(told) == set(LIMIT_DESCRIPTIONS) == set(LIMIT_LABELS)
-    assert all(float(count) >= told[name] for name, count in lines)
-    return told
+    assert {name for name, _ in lines} == set(counts) == set(LIMIT_DESCRIPTIONS) == set(LIMIT_LABELS)
+    assert all(float(count) >= counts[name] for name, count in lines)
+    return counts
 
 
 def is_served(peer: Peer) -> bool:
@@ -236,11 +236,11 @@ def test_max_connections() -> None:
         assert all(map(is_served, peers))
         assert limits_of(server)["connections"] == 200
         peers[0].sock.close()
-        eventually(lambda: can_connect(server), "there is room again")
-        _, said = server.stop()
-    lines = [line for line in said.splitlines() if "WARNING connections: connections closed on accept" in line]
+        eventually(lambda: can_connect(server), "a new connection is accepted again")
+        _, stderr = server.stop()
+    lines = [line for line in stderr.splitlines() if "WARNING connections: connections closed on accept" in line]
     assert "limit=connections address=127.0.0.1:" in lines[0]
-    assert at_most_one_a_second(said, "WARNING connections: ")
+    assert is_logged_once_a_second_at_most(stderr, "WARNING connections: ")
 
 
 def test_connection_that_cannot_be_polled_is_closed_without_leaks() -> None:
@@ -261,13 +261,13 @@ def test_connection_that_cannot_be_polled_is_closed_without_leaks() -> None:
             facts = watcher.stats()
             assert facts["current-connections"] == str(len(served) + 1)
             assert facts["total-connections"] == str(len(peers) + 51)
-        eventually(lambda: watcher.stats()["current-connections"] == "1", "they have left")
+        eventually(lambda: watcher.stats()["current-connections"] == "1", "the connections are closed")
         assert can_connect(server)
         assert limits_of(server)["epoll"] == refused + 50
-        _, said = server.stop()
-    assert "WARNING epoll: connections closed on accept" in said and "No space left on device" in said
-    assert "Traceback" not in said
-    assert at_most_one_a_second(said, "WARNING epoll: ")
+        _, stderr = server.stop()
+    assert "WARNING epoll: connections closed on accept" in stderr and "No space left on device" in stderr
+    assert "Traceback" not in stderr
+    assert is_logged_once_a_second_at_most(stderr, "WARNING epoll: ")
 
 
 def test_suppressed_limit_hits_are_logged_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -296,7 +296,7 @@ def test_max_connections_per_address(tmp_path: Path) -> None:
         peers = [stack.enter_context(Peer(server, port)) for _ in range(2)]
         assert all(map(is_served, peers))
         assert not is_served(stack.enter_context(Peer(server, port)))
-        other = socket.create_connection(("127.0.0.1", port), PATIENCE, source_address=("127.0.0.2", 0))
+        other = socket.create_connection(("127.0.0.1", port), TIMEOUT, source_address=("127.0.0.2", 0))
         stack.callback(other.close)
         other.sendall(b"list-tube-used\r\n")
         assert other.recv(100) == b"USING default\r\n"
@@ -312,12 +312,12 @@ def test_max_connections_per_address(tmp_path: Path) -> None:
 def timed() -> Iterator[Daemon]:
     with Daemon(*LOOPBACK, "--idle-timeout", "5", "--command-timeout", "1") as server:
         yield server
-        code, said = server.stop()
-        assert code == 0 and "Traceback" not in said
+        code, stderr = server.stop()
+        assert code == 0 and "Traceback" not in stderr
 
 
 def test_idle_and_stalled_connections_are_closed(timed: Daemon) -> None:
-    """The connections run concurrently, since each takes some seconds."""
+    """All connections wait at the same time, since each takes some seconds."""
     with ExitStack() as stack:
         line, body, big, trickle, idle, worker, waiter = (stack.enter_context(Peer(timed)) for _ in range(7))
         line.send(b"put 0 0 60 ")
@@ -332,7 +332,7 @@ def test_idle_and_stalled_connections_are_closed(timed: Daemon) -> None:
         worker.ask(b"reserve")
         assert worker.read_line() == b"x"
         trickle.send(b"put 0 0 60 99\r\n")
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline and limits_of(timed)["command_timeout"] < 4:
             try:
                 trickle.send(b"x")
@@ -342,7 +342,7 @@ def test_idle_and_stalled_connections_are_closed(timed: Daemon) -> None:
         for peer in (line, body, big, trickle):
             assert b"INSERTED" not in peer.read_to_end()
         assert idle.read_to_end() == b""
-        eventually(lambda: limits_of(timed)["command_timeout"] == 4, "each is counted")
+        eventually(lambda: limits_of(timed)["command_timeout"] == 4, "each timeout is counted")
         assert limits_of(timed)["idle_timeout"] == 1
         assert worker.ask(b"delete " + id) == b"DELETED"
         with Peer(timed) as producer:
@@ -352,20 +352,20 @@ def test_idle_and_stalled_connections_are_closed(timed: Daemon) -> None:
 
 
 def test_slow_disk_closes_no_connection(tmp_path: Path) -> None:
-    """All input has been sent: a lone put, and more bodies than are read before the first is safe."""
+    """The clients have sent all input: one put, and more bodies than the server reads before the first is synced."""
     slow = (sys.executable, "-c", SLOW, str(tmp_path / "slow"))
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), "-f", "0")
     with Daemon(*flags, "--idle-timeout", "1", "--command-timeout", "1", command=slow) as server:
         with Peer(server) as many:
             (tmp_path / "slow").touch()
-            with Peer(server) as lone:
+            with Peer(server) as single:
                 many.send(b"put 0 0 60 60000\r\n%b\r\n" % bytes(60_000) * 20)
-                assert lone.ask(b"put 0 0 60 1\r\nx").startswith(b"INSERTED")
+                assert single.ask(b"put 0 0 60 1\r\nx").startswith(b"INSERTED")
             for _ in range(20):
                 assert many.read_line().startswith(b"INSERTED")
             (tmp_path / "slow").unlink()
-        _, said = server.stop()
-        assert "timeout" not in said
+        _, stderr = server.stop()
+        assert "timeout" not in stderr
 
 
 SLOW = """\
@@ -405,16 +405,16 @@ def test_unreachable_peer_is_detected(tmp_path: Path) -> None:
             client.stdin.flush()
             assert client.stdout.readline() == b"held\n"
             with socket.socket(socket.AF_UNIX) as local:
-                local.settimeout(PATIENCE)
+                local.settimeout(TIMEOUT)
                 local.connect(str(path))
                 assert ask(local, b"delete 1\r\n") == b"NOT_FOUND"
                 inside(server.process.pid, "ip neigh replace 10.77.7.2 lladdr 02:00:00:00:00:01 dev near nud permanent")
                 assert ask(local, b"put 0 0 600 0\r\n\r\n") == b"INSERTED 2"
-                assert ask(local, b"delete 2\r\n") == b"NOT_FOUND", "the one that waits has it, as far as we know"
-                eventually(lambda: ask(local, b"delete 1\r\n") == b"DELETED", "the job that it held is nobody's")
-                eventually(lambda: ask(local, b"delete 2\r\n") == b"DELETED", "nor the one on its way")
-            _, said = server.stop()
-            assert "WARNING dead_peer_timeout: connections closed because the peer no longer responded" in said
+                assert ask(local, b"delete 2\r\n") == b"NOT_FOUND", "the server has sent it to the waiting client"
+                eventually(lambda: ask(local, b"delete 1\r\n") == b"DELETED", "the reserved job is ready again")
+                eventually(lambda: ask(local, b"delete 2\r\n") == b"DELETED", "the job that was sent is ready again")
+            _, stderr = server.stop()
+            assert "WARNING dead_peer_timeout: connections closed because the peer no longer responded" in stderr
         finally:
             client.kill()
             client.communicate()
@@ -443,7 +443,7 @@ sys.stdin.read()
 def inside(process: int, commands: str) -> None:
     """Run shell *commands* in the network namespace of *process*."""
     enter = ("nsenter", "--net", "--target", str(process), "sh", "-c", commands)
-    subprocess.run(enter, check=True, timeout=PATIENCE)
+    subprocess.run(enter, check=True, timeout=TIMEOUT)
 
 
 def test_accepting_pauses_without_descriptors_and_the_journal_works(tmp_path: Path) -> None:
@@ -456,27 +456,27 @@ def test_accepting_pauses_without_descriptors_and_the_journal_works(tmp_path: Pa
         late = stack.enter_context(Peer(server))
         late.send(b"list-tube-used\r\n")
         body = b"put 0 0 60 4000\r\n%b\r\n" % bytes(4000)
-        for _ in range(100):  # many new files of the journal
+        for _ in range(100):  # these create many segments
             good.send(body)
             assert good.read_line().startswith(b"INSERTED")
         late.sock.settimeout(0.2)
         with pytest.raises(TimeoutError):
             late.read_line()
-        late.sock.settimeout(PATIENCE)
+        late.sock.settimeout(TIMEOUT)
         assert server.process.poll() is None
         for peer in crowd:
             peer.sock.close()
         assert late.read_line() == b"USING default"
         times = limits_of(server)["files"]
-        code, said = server.stop()
-    assert code == 0 and "Traceback" not in said
-    assert 1 <= said.count("WARNING files: times that accepting was paused") <= times
-    assert at_most_one_a_second(said, "WARNING files: ")
+        code, stderr = server.stop()
+    assert code == 0 and "Traceback" not in stderr
+    assert 1 <= stderr.count("WARNING files: times that accepting was paused") <= times
+    assert is_logged_once_a_second_at_most(stderr, "WARNING files: ")
 
 
-def at_most_one_a_second(said: str, part: str) -> bool:
+def is_logged_once_a_second_at_most(stderr: str, part: str) -> bool:
     """Return whether the log has at most one line with *part* per second, rounded up."""
-    times = [datetime.fromisoformat(line[:23]) for line in said.splitlines() if part in line]
+    times = [datetime.fromisoformat(line[:23]) for line in stderr.splitlines() if part in line]
     return len(times) <= (times[-1] - times[0]).total_seconds() + 2
 
 
@@ -494,11 +494,11 @@ def test_accepting_pauses_when_accept_fails_for_lack_of_descriptors() -> None:
                 late.read_line()
             assert is_served(good)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-            late.sock.settimeout(PATIENCE)
+            late.sock.settimeout(TIMEOUT)
             assert late.read_line() == b"USING default"
         assert limits_of(server)["files"] >= 1
-        _, said = server.stop()
-        assert "what='Too many open files'" in said and "Traceback" not in said
+        _, stderr = server.stop()
+        assert "what='Too many open files'" in stderr and "Traceback" not in stderr
 
 
 # Replies that wait for the disk

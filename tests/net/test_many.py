@@ -1,4 +1,4 @@
-"""Many of something: connections, tubes, arrivals and departures; and memory and files come back."""
+"""Many connections, tubes, jobs and disconnects; afterwards memory and files are free again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 CONNECTIONS = 5000
@@ -19,7 +19,7 @@ TUBES = 10_000
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Let this process have as many files open as it may."""
+    """Raise this process's limit on open files to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < CONNECTIONS + 500:
         pytest.skip(f"the hard limit on open files is {hard}")
@@ -39,14 +39,14 @@ def test_server_raises_its_limit_on_open_files(many_files: None) -> None:
 
 
 def test_five_thousand_waiting_connections_each_get_a_job(server: Daemon, many_files: None) -> None:
-    eventually(lambda: connections(server) == 0, "no connection yet")
+    eventually(lambda: connections(server) == 0, "all earlier connections are closed")
     files = open_files(server)
     with ExitStack() as closing:
         good = closing.enter_context(Peer(server))
         peers = [closing.enter_context(Peer(server)) for _ in range(CONNECTIONS)]
         for peer in peers:
             peer.send(b"reserve\r\n")
-        eventually(lambda: good.stats()["current-waiting"] == str(CONNECTIONS), "all wait")
+        eventually(lambda: good.stats()["current-waiting"] == str(CONNECTIONS), "all clients wait")
         for _ in range(CONNECTIONS // 100):
             good.send(b"put 0 0 600 2\r\nhi\r\n" * 100)
             assert {good.read_line().split()[0] for _ in range(100)} == {b"INSERTED"}
@@ -56,14 +56,14 @@ def test_five_thousand_waiting_connections_each_get_a_job(server: Daemon, many_f
         for peer in peers:
             assert peer.read_line() == b"hi"
     with Peer(server) as good:
-        eventually(lambda: good.stats()["current-jobs-ready"] == str(CONNECTIONS), "all jobs are back")
+        eventually(lambda: good.stats()["current-jobs-ready"] == str(CONNECTIONS), "all jobs are ready again")
         for line in ids:
             assert good.ask(b"delete " + line.split()[1]) == b"DELETED"
     eventually(lambda: open_files(server) <= files, "all files are closed")
 
 
 def test_memory_of_closed_connections_is_reused(server: Daemon, many_files: None) -> None:
-    """What a second wave needs the first has left: the server does not grow with each."""
+    """Each wave reuses the memory of the previous one, so the server does not grow."""
 
     def wave() -> int:
         with ExitStack() as closing:
@@ -72,7 +72,7 @@ def test_memory_of_closed_connections_is_reused(server: Daemon, many_files: None
             for peer in peers:
                 peer.send(b"reserve\r\n")
             size = rss(server)
-        eventually(lambda: connections(server) == 0, "all are closed")
+        eventually(lambda: connections(server) == 0, "all connections are closed")
         return size
 
     first = wave()
@@ -93,29 +93,29 @@ def test_ten_thousand_tubes_are_created_and_dropped(server: Daemon) -> None:
         _, id, _ = peer.ask(b"reserve").split()
         assert peer.read_line() == b"x"
         peer.send(b"reserve\r\n")
-        eventually(lambda: good.stats()["current-waiting"] == "1", "it waits on all of them")
+        eventually(lambda: good.stats()["current-waiting"] == "1", "it waits on all tubes")
         assert good.ask(b"put 0 0 60 1\r\ny").startswith(b"INSERTED")
         _, other_id, _ = peer.read_line().split()
         assert peer.read_line() == b"y"
         for job in (id, other_id):
             assert peer.ask(b"delete " + job) == b"DELETED"
     with Peer(server) as good:
-        eventually(lambda: good.stats()["current-tubes"] == "1", "all tubes are gone")
+        eventually(lambda: good.stats()["current-tubes"] == "1", "all tubes are dropped")
 
 
-def test_closed_connections_leave_nothing(server: Daemon) -> None:
+def test_closed_connections_leave_no_files_memory_or_tubes(server: Daemon) -> None:
     def churn() -> None:
         for number in range(500):
             with Peer(server) as peer:
                 peer.send((b"stats\r\n", b"reserve\r\n", b"put 0 0 9 9\r\nx", b"watch a\r\n")[number % 4])
 
-    eventually(lambda: connections(server) == 0, "no connection yet")
+    eventually(lambda: connections(server) == 0, "all earlier connections are closed")
     files = open_files(server)
     churn()
     before = rss(server)
     for _ in range(4):
         churn()
-    eventually(lambda: connections(server) == 0, "all are closed")
+    eventually(lambda: connections(server) == 0, "all connections are closed")
     eventually(lambda: open_files(server) <= files, "all files are closed")
     assert rss(server) < before + 2 * MIB
     with Peer(server) as peer:
@@ -142,15 +142,15 @@ def test_deleted_jobs_do_not_accumulate_memory(server: Daemon) -> None:
 
 
 def test_pipeline_of_all_commands_gets_all_replies(server: Daemon) -> None:
-    """While it is sent, replies are read; so neither side has to keep much."""
+    """The client reads replies while it sends, so neither side buffers much."""
     request, reply, count = b"list-tube-used\r\n", b"USING default\r\n", 200_000
     with Peer(server) as peer, selectors.DefaultSelector() as selector:
         peer.sock.setblocking(False)
         selector.register(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
         to_send, got = memoryview(request * count), 0
         while got < len(reply) * count:
-            ready = selector.select(PATIENCE)
-            assert ready, "the server has stopped"
+            ready = selector.select(TIMEOUT)
+            assert ready, "the server has stopped responding"
             events = ready[0][1]
             if events & selectors.EVENT_WRITE:
                 to_send = to_send[peer.sock.send(to_send[:65536]) :]
@@ -168,7 +168,7 @@ def test_stopping_closes_all_connections() -> None:
         peers = [Peer(server) for _ in range(50)]
         for peer in peers:
             peer.send(b"reserve\r\n")
-        eventually(lambda: peers_wait(server, len(peers)), "all wait")
+        eventually(lambda: peers_wait(server, len(peers)), "all clients wait")
         code, _ = server.stop()
         assert code == 0
         for peer in peers:

@@ -1,28 +1,27 @@
-"""--memory-limit, by the real command: bodies that lie on disk are served as all others, and memory stays bounded."""
+"""--memory-limit with the real command: evicted bodies are served like all others, and memory stays bounded."""
 
 from __future__ import annotations
 
 import socket
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-import psutil
 import pytest
 
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE
-from tests.support.daemon import PATIENCE, Daemon, run
+from tests.support.daemon import TIMEOUT, Daemon, run
+from tests.support.peer import eventually, rss
 
 SIZE = 500_000
 COUNT = 120
-"""Bodies of 60 MB in all: more than is left of the limit beside the process itself."""
+"""Number of bodies, 60 MB in total: more than the limit minus the memory of the process itself."""
 
 BOUND = LEAST_LIMIT + 2**25
-"""Bytes; what is read, and what is on its way to clients, comes on top of what jobs take."""
+"""Maximum resident bytes: the limit applies to jobs; bodies that are being read or sent come on top."""
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-z", "1000000", "--memory-limit", str(LEAST_LIMIT))
 
@@ -35,7 +34,7 @@ class Talk:
     """A connection that reads whole replies."""
 
     def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.sock = socket.create_connection(("127.0.0.1", port), TIMEOUT)
         self.reader = self.sock.makefile("rb")
 
     def __enter__(self) -> Self:
@@ -51,7 +50,7 @@ class Talk:
         return self.reader.readline().rstrip(b"\r\n")
 
     def job(self, request: bytes = b"") -> tuple[bytes, int, bytes]:
-        """The word, the id and the body of a reply that brings a job."""
+        """Return the word, the id and the body of a reply with a job."""
         word, id, size = self.line(request).split()
         data = self.reader.read(int(size) + 2)
         assert data.endswith(b"\r\n")
@@ -66,7 +65,7 @@ class Talk:
         return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
 
     def on_disk(self) -> int:
-        """Bytes of bodies on disk alone."""
+        """Return the bytes of evicted bodies, which are on disk only."""
         return int(self.stats()["body-bytes-on-disk"])
 
 
@@ -78,7 +77,7 @@ def serving(directory: Path) -> Iterator[tuple[Daemon, Talk]]:
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Iterator[tuple[Daemon, Talk]]:
-    """A server with more than its memory takes."""
+    """A server whose bodies exceed the memory limit, so that many are evicted."""
     with serving(tmp_path) as (daemon, talk):
         for id in range(1, COUNT + 1):
             assert talk.put(id) == b"INSERTED %d" % id
@@ -86,19 +85,14 @@ def filled(tmp_path: Path) -> Iterator[tuple[Daemon, Talk]]:
         yield daemon, talk
 
 
-def memory(daemon: Daemon) -> int:
-    """Bytes that the server has in memory."""
-    return int(psutil.Process(daemon.process.pid).memory_info().rss)
-
-
 def test_evicted_bodies_are_served_in_order_in_bounded_memory(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
-    assert memory(daemon) < BOUND
+    assert rss(daemon) < BOUND
     for first in range(1, COUNT + 1, 8):
         talk.sock.sendall(b"reserve\r\n" * 8)
         for id in range(first, first + 8):
             assert talk.job() == (b"RESERVED", id, body_of(id))
-            assert memory(daemon) < BOUND
+            assert rss(daemon) < BOUND
         for id in range(first, first + 8):
             assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
     stats = talk.stats()
@@ -125,14 +119,13 @@ def test_half_closed_client_gets_its_replies(filled: tuple[Daemon, Talk]) -> Non
     assert talk.reader.read() == b""
 
 
-def test_job_of_a_client_that_leaves_during_a_read_goes_to_others(filled: tuple[Daemon, Talk]) -> None:
+def test_job_of_a_client_that_disconnects_during_a_read_is_ready_again(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
     id = COUNT - 5
     for _ in range(20):
         with Talk(daemon.port) as gone:
             gone.sock.sendall(b"reserve-job %d\r\n" % id)
-    while talk.line(b"reserve-job %d\r\n" % id) == b"NOT_FOUND":
-        pass  # it is on its way back
+    eventually(lambda: talk.line(b"reserve-job %d\r\n" % id) != b"NOT_FOUND", "the job is ready again")
     assert talk.reader.read(SIZE + 2) == body_of(id) + b"\r\n"
 
 
@@ -149,22 +142,19 @@ def test_waiting_worker_gets_a_job_with_an_evicted_body(filled: tuple[Daemon, Ta
 
 
 def test_sparse_segments_are_compacted_under_the_memory_limit(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
-    """What is read back to be copied is not let go again before."""
+    """A body that is read back to be copied is not evicted before the copy."""
     talk = filled[1]
     for id in range(COUNT + 1, 3 * COUNT):
         assert talk.put(id) == b"INSERTED %d" % id
         assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
-    deadline = time.monotonic() + PATIENCE
-    while size_of(tmp_path) > 2.5 * COUNT * SIZE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: size_of(tmp_path) <= 2.5 * COUNT * SIZE, "the sparse segments are compacted")
     assert talk.on_disk() > COUNT * SIZE / 4
     for id in range(1, COUNT + 1):
         assert talk.job(b"peek %d\r\n" % id) == (b"FOUND", id, body_of(id))
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of the journal's files, of which one may go meanwhile."""
+    """Return the size in bytes of the journal's files; the server may remove one of them at the same time."""
     size = 0
     for path in directory.glob("journal.*"):
         with suppress(FileNotFoundError):
@@ -177,7 +167,7 @@ def test_restart_under_the_memory_limit_serves_all_jobs(filled: tuple[Daemon, Ta
     assert talk.line(b"delete 7\r\n") == b"DELETED"
     assert daemon.stop()[0] == 0
     with serving(tmp_path) as (again, after):
-        assert memory(again) < BOUND
+        assert rss(again) < BOUND
         assert after.on_disk() > COUNT * SIZE / 4
         for id in [*range(1, 7), *range(8, COUNT + 1)]:
             assert after.job(b"reserve\r\n") == (b"RESERVED", id, body_of(id))
@@ -185,7 +175,7 @@ def test_restart_under_the_memory_limit_serves_all_jobs(filled: tuple[Daemon, Ta
 
 
 def test_job_with_a_damaged_body_is_buried(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
-    """The others are served; and the log says which it was, and where."""
+    """Other jobs are served, and the log names the job and the segment."""
     daemon, talk = filled
     id = COUNT - 10
     damage(tmp_path, body_of(id))
@@ -194,36 +184,36 @@ def test_job_with_a_damaged_body_is_buried(filled: tuple[Daemon, Talk], tmp_path
     assert talk.line(b"kick-job %d\r\n" % id) == b"KICKED"
     assert talk.job(b"peek %d\r\n" % (id - 1)) == (b"FOUND", id - 1, body_of(id - 1))
     assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
-    said = daemon.stop()[1]
-    assert said.count(f"the body of job {id} cannot be read back: journal.") == 1
+    stderr = daemon.stop()[1]
+    assert stderr.count(f"the body of job {id} cannot be read back: journal.") == 1
 
 
 def damage(directory: Path, body: bytes) -> None:
-    """Turn over one bit of *body* in the journal's file that has it."""
+    """Flip one bit of *body* in the segment that contains it."""
     for path in directory.glob("journal.*"):
-        at = -1
-        with suppress(FileNotFoundError):  # of one that was made ahead, and has gone
-            at = path.read_bytes().find(body)
-        if at >= 0:
+        offset = -1
+        with suppress(FileNotFoundError):  # the server may remove an empty segment
+            offset = path.read_bytes().find(body)
+        if offset >= 0:
             with path.open("r+b") as file:
-                file.seek(at + 1000)
+                file.seek(offset + 1000)
                 file.write(bytes([body[1000] ^ 1]))
             return
-    raise AssertionError("no file holds it")
+    raise AssertionError("no segment contains the body")
 
 
 def test_puts_without_a_journal_are_refused_at_the_memory_limit() -> None:
     with Daemon(*FLAGS) as daemon, Talk(daemon.port) as talk:
-        done = 0
-        while talk.put(done + 1) != b"OUT_OF_MEMORY":
-            done += 1
-            assert done < 2 * COUNT
-        assert memory(daemon) < BOUND
-        assert talk.put(done + 1) == b"OUT_OF_MEMORY"
+        count = 0
+        while talk.put(count + 1) != b"OUT_OF_MEMORY":
+            count += 1
+            assert count < 2 * COUNT
+        assert rss(daemon) < BOUND
+        assert talk.put(count + 1) == b"OUT_OF_MEMORY"
         assert talk.job(b"reserve\r\n") == (b"RESERVED", 1, body_of(1))
         assert talk.line(b"delete 1\r\n") == b"DELETED"
-        assert talk.put(done + 1).startswith(b"INSERTED ")
-        assert talk.stats()["body-bytes-in-memory"] == str(done * SIZE)
+        assert talk.put(count + 1).startswith(b"INSERTED ")
+        assert talk.stats()["body-bytes-in-memory"] == str(count * SIZE)
 
 
 def test_memory_limit_below_the_minimum_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""What the server leaves behind, and lets be seen: where it writes, with which rights, and its secrets."""
+"""Least privilege: where the server writes files, with which permissions, and that it shows no secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.support.daemon import COMMAND, PATIENCE, Daemon, environment
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
@@ -31,10 +31,10 @@ umask 000
 mount --bind "$0" "$0"
 for place in $(cut -d ' ' -f 2 /proc/self/mounts | sort -u); do mount -o remount,bind,ro "$place" 2>/dev/null; done
 mount -o remount,bind,rw "$0"
-if touch /tmp/probe "$HOME/probe" ./probe 2>/dev/null; then echo "it is not read-only" >&2; exit 1; fi
+if touch /tmp/probe "$HOME/probe" ./probe 2>/dev/null; then echo "the file system is not read-only" >&2; exit 1; fi
 exec "$@"
 """
-"""Makes all of the file system read-only, but for the directory $0, and becomes the command that follows."""
+"""Shell script: make the whole file system read-only except the directory $0, and execute the other arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[Daemon]:
-    """With a secret of each kind, on a file system that it can write to in its directory alone."""
+    """A server with a secret of each kind, which can write only to its directory."""
     start = ("unshare", "--mount", "sh", "-c", READ_ONLY, str(directory), *COMMAND)
     flags = ("-b", str(directory), "-s", "65536", "-f", "0")
     with Daemon(*LOOPBACK, *flags, command=start, environ=environment(**SECRETS)) as daemon:
@@ -55,7 +55,7 @@ def server(directory: Path) -> Iterator[Daemon]:
 def get(url: str, authorization: str = "") -> bytes:
     request = Request(url, headers={"Authorization": authorization} if authorization else {})  # noqa: S310  our own
     try:
-        with urlopen(request, timeout=PATIENCE) as answer:  # noqa: S310
+        with urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
             return bytes(answer.read())
     except HTTPError as error:
         with error:
@@ -81,15 +81,15 @@ def test_server_writes_only_private_files_in_its_directory_and_logs_no_secret(se
     shown += Path(f"/proc/{pid}/cmdline").read_bytes()
     environ = Path(f"/proc/{pid}/environ").read_bytes()
     assert b"GREENSTALK_WEB_PASSWORD=*************\0" in environ
-    code, said = server.stop()
-    assert code == 0 and "Traceback" not in said and "401" in said
+    code, stderr = server.stop()
+    assert code == 0 and "Traceback" not in stderr and "401" in stderr
     for secret in SECRETS.values():
-        for text in (shown, environ, said.encode(), server.first_lines.encode()):
+        for text in (shown, environ, stderr.encode(), server.first_lines.encode()):
             assert secret.encode() not in text
             assert base64.b64encode(secret.encode()).rstrip(b"=") not in text
-    left = list(directory.rglob("*"))
-    assert len(left) > 3
-    for each in left:
+    files = list(directory.rglob("*"))
+    assert len(files) > 3
+    for each in files:
         mode = stat.S_IMODE(each.stat().st_mode)
         assert mode == (0o700 if each.is_dir() else 0o600), (each, oct(mode))
 
@@ -101,5 +101,5 @@ def test_public_file_with_a_secret_logs_a_warning(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, environ=environment(GREENSTALK_WEB_PASSWORD_FILE=str(path))) as daemon:
         with contextlib.suppress(HTTPError):
             get(daemon.dashboard)
-        _, said = daemon.stop()
-    assert f"every user of this machine can read the password in {path}" in said and "open-sesame" not in said
+        _, stderr = daemon.stop()
+    assert f"every user of this machine can read the password in {path}" in stderr and "open-sesame" not in stderr

@@ -1,4 +1,4 @@
-"""Expensive steps run in different iterations of the event loop, in the order of the requests."""
+"""A FairQueue admits one expensive step per iteration of the event loop, in the order of the requests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.net.tls import Certificates, TlsSocket, shake_hands
 from greenstalk_server.runtime.scheduling import FairQueue
+from tests.net.in_process import wait_until
 from tests.support.tls import InMemory, context, make_certificates
 
 MANY = 20
@@ -22,14 +23,14 @@ MANY = 20
 
 @pytest.fixture
 def rounds() -> Iterator[list[int]]:
-    """The number of loop iterations; each polls the sockets."""
+    """A list with the number of event-loop iterations so far."""
     count = [0]
     watcher = get_hub().loop.check()
 
-    def note() -> None:
+    def count_iteration() -> None:
         count[0] += 1
 
-    watcher.start(note)
+    watcher.start(count_iteration)
     yield count
     watcher.stop()
     watcher.close()
@@ -37,34 +38,34 @@ def rounds() -> Iterator[list[int]]:
 
 def test_one_greenlet_is_admitted_per_loop_iteration(rounds: list[int]) -> None:
     turns = FairQueue()
-    had: list[tuple[int, int]] = []
+    admitted: list[tuple[int, int]] = []
 
     def take(number: int) -> None:
         turns.take()
-        had.append((rounds[0], number))
+        admitted.append((rounds[0], number))
 
     gevent.joinall([gevent.spawn(take, number) for number in range(MANY)], raise_error=True)
-    assert len({at for at, _ in had}) == MANY
-    assert [number for _, number in had] == list(range(MANY))
+    assert len({at for at, _ in admitted}) == MANY
+    assert [number for _, number in admitted] == list(range(MANY))
 
 
 def test_greenlets_are_admitted_in_order() -> None:
     turns = FairQueue()
-    had: list[int] = []
+    admitted: list[int] = []
 
     def take(number: int) -> None:
         turns.take()
-        had.append(number)
+        admitted.append(number)
 
     def take_again() -> None:
-        """Ask for a turn whenever one was taken, when the next is about to be given."""
+        """Request the next turn right after each turn, before the next waiter is admitted."""
         for number in range(MANY, 2 * MANY):
             turns.take()
-            had.append(number)
+            admitted.append(number)
 
     first = [gevent.spawn(take, number) for number in range(MANY)]
     gevent.joinall([*first, gevent.spawn(take_again)], raise_error=True)
-    assert had == list(range(2 * MANY))
+    assert admitted == list(range(2 * MANY))
 
 
 def test_killed_greenlet_leaves_the_queue() -> None:
@@ -87,11 +88,11 @@ def test_one_handshake_step_per_loop_iteration(
     steps: list[int] = []
     shake = TlsSocket.shake
 
-    def noted(self: TlsSocket) -> bool:
+    def recorded(self: TlsSocket) -> bool:
         steps.append(rounds[0])
         return shake(self)
 
-    monkeypatch.setattr(TlsSocket, "shake", noted)
+    monkeypatch.setattr(TlsSocket, "shake", recorded)
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(MANY)]
         for _, theirs in pairs:
@@ -100,7 +101,6 @@ def test_one_handshake_step_per_loop_iteration(
         for ours, _ in pairs:
             ours.setblocking(False)
         shaking = [gevent.spawn(shake_hands, certificates, ours, 10.0) for ours, _ in pairs]
-        while len(steps) < MANY:
-            gevent.sleep(0.01)
+        wait_until(lambda: len(steps) >= MANY)
         gevent.killall(shaking)
     assert len(set(steps)) == len(steps)

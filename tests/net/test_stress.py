@@ -1,4 +1,4 @@
-"""Many connections of every kind send random pipelines, and read as they like; each gets the replies that are due."""
+"""Many connections of every kind send random pipelines and read at random speeds; each gets the right replies."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ TUBES: Final = 1000
 SHARED: Final = 300
 """Jobs in a tube that consumers of several connections share."""
 
-FILES_OF_JOURNAL: Final = 8
+JOURNAL_FILES: Final = 8
+"""Maximum files that the journal may have open in addition."""
 
 SILENCE: Final = 30.0
-"""Seconds without a byte after which a connection hangs."""
+"""Seconds without a byte after which a connection counts as hung."""
 
 Reply = tuple[bytes, bytes]
 """A line, and the body that follows it."""
@@ -42,13 +43,13 @@ Check = Callable[[Reply], None]
 
 
 Connect = Callable[[int], socket.socket]
-"""Return a new connection with a receive buffer of so many bytes, 0 for the system's choice."""
+"""Takes the size of the receive buffer in bytes, 0 for the default; returns a new connection."""
 
 
 class Model:
-    """The tube that one connection has to itself, and the commands that it sends.
+    """The tube that one connection alone uses, the expected state of its jobs, and the commands that it sends.
 
-    script   what is to be sent, and the checks of its replies, in order.
+    script   the commands in order, each with the check of its reply.
     """
 
     def __init__(self, number: int, chance: random.Random) -> None:
@@ -106,7 +107,7 @@ class Model:
         self.add(b"reserve-with-timeout 0", check)
 
     def _end(self) -> None:
-        """A command about a job that this connection may hold: which one is known when the command is sent."""
+        """Add a delete, release or bury of a job that this connection may hold; choose the job when it is sent."""
         verb = self.chance.choice([b"delete", b"release", b"bury"])
         choice = self.chance.random()
         asked: list[int] = []
@@ -189,7 +190,7 @@ def equals(line: bytes) -> Check:
 
 
 class Client(threading.Thread):
-    """A connection: it sends its script, cut anywhere, reads at its own speed, and ends in its own way."""
+    """A connection that sends its script in random pieces, reads at a random speed, and disconnects in a random way."""
 
     def __init__(self, number: int, seed: int, connect: Connect, count: int) -> None:
         super().__init__(daemon=True)
@@ -199,7 +200,7 @@ class Client(threading.Thread):
         self.model.write(count)
         self.ends_by = self.chance.choice(["quit", "half", "close", "reset"])
         self.is_slow = self.chance.random() < 0.3
-        self.window = self.chance.choice([1, 4, 50, 10_000])  # commands that are sent ahead of their replies
+        self.window = self.chance.choice([1, 4, 50, 10_000])  # commands sent ahead of their replies
         self.connect = connect
         self.failure = ""
         self.answered = 0
@@ -207,13 +208,13 @@ class Client(threading.Thread):
         self._is_ended = False
         self._out = b""
         self._piece = b""
-        self._came = bytearray()
+        self._received = bytearray()
 
     def run(self) -> None:
         try:
             with self.connect(self.chance.choice([0, 0, 4096])) as sock:
                 self._play(sock)
-        except Exception as error:  # noqa: BLE001  the test shows it
+        except Exception as error:  # noqa: BLE001  the test reports it
             self.failure = f"client {self.number} ({self.ends_by}): {type(error).__name__} {str(error)[:300]!r}"
 
     def _play(self, sock: socket.socket) -> None:
@@ -245,7 +246,7 @@ class Client(threading.Thread):
             self._await_end(sock)
 
     def _write(self) -> None:
-        """Make the next commands ready to be sent."""
+        """Append the next commands of the script to the output, up to the window."""
         script = self.model.script
         while self._sent < min(len(script), self.answered + self.window) and len(self._out) < 1 << 20:
             command = script[self._sent][0]
@@ -253,7 +254,7 @@ class Client(threading.Thread):
             self._sent += 1
 
     def _end(self, sock: socket.socket) -> bool:
-        """Tell the server that no command follows, if that is how this client ends; False once it may just close."""
+        """Send quit or a FIN, if this client ends in that way; return False once it may close without either."""
         if self.ends_by == "quit":
             self._out = b"quit\r\n"
         elif isinstance(sock, ssl.SSLSocket) or self.ends_by != "half":  # Python ends both directions of TLS at once
@@ -264,57 +265,57 @@ class Client(threading.Thread):
         return True
 
     def _send(self, sock: socket.socket) -> bool:
-        """Send some of what is ready; return whether any of it was taken."""
+        """Send a random part of the output; return whether the socket accepted any bytes."""
         if not self._out:
             return False
         self._piece = self._piece or self._out[: self.chance.choice([1, 7, 200, 5000, 1 << 20])]
         try:
             self._out = self._out[sock.send(self._piece) :]
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return False  # TLS wants the same piece once more
+            return False  # TLS requires the same piece again
         self._piece = b""
         return True
 
     def _receive(self, sock: socket.socket) -> bool:
-        """Receive some of what has come; return whether anything had."""
+        """Receive a random part of the input; return whether any arrived."""
         try:
             data = sock.recv(self.chance.choice([100, 5000, 1 << 18]))
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         is_due = self._is_ended and not self._out
-        self._came += data
+        self._received += data
         assert data or is_due, f"closed after {self.answered} of {self._sent} commands"
         return bool(data)
 
     def _await_end(self, sock: socket.socket) -> None:
-        """Wait until the server closes."""
+        """Read until the server closes; assert that no reply follows the last one."""
         sock.settimeout(SILENCE)
         with suppress(ConnectionResetError, ssl.SSLError):
             while data := sock.recv(1 << 18):
-                self._came += data
-        assert not self._came, f"{bytes(self._came[:100])!r} after the last reply"
+                self._received += data
+        assert not self._received, f"{bytes(self._received[:100])!r} after the last reply"
 
     def _take(self) -> Reply | None:
-        """Return the next reply, if it is here whole."""
-        end = self._came.find(b"\r\n")
+        """Remove the next reply from the input, and return it; None if it is incomplete."""
+        end = self._received.find(b"\r\n")
         if end < 0:
             return None
-        line = bytes(self._came[:end])
+        line = bytes(self._received[:end])
         words = line.split()
         if words[0] not in (b"RESERVED", b"FOUND", b"OK"):
-            del self._came[: end + 2]
+            del self._received[: end + 2]
             return line, b""
         stop = end + 2 + int(words[-1])
-        if len(self._came) < stop + 2:
+        if len(self._received) < stop + 2:
             return None
-        body = bytes(self._came[end + 2 : stop])
-        assert self._came[stop : stop + 2] == b"\r\n"
-        del self._came[: stop + 2]
+        body = bytes(self._received[end + 2 : stop])
+        assert self._received[stop : stop + 2] == b"\r\n"
+        del self._received[: stop + 2]
         return line, body
 
 
 class Consumer(threading.Thread):
-    """It keeps three reserves waiting, and deletes the jobs that it gets, until SHARED bodies are in *got*."""
+    """Keeps three reserves waiting, and deletes the jobs that it gets, until *got* has SHARED bodies."""
 
     def __init__(self, connect: Connect, got: list[bytes]) -> None:
         super().__init__(daemon=True)
@@ -325,17 +326,17 @@ class Consumer(threading.Thread):
             with self.connect(0) as sock:
                 sock.sendall(b"watch shared\r\nignore default\r\n" + b"reserve-with-timeout 1\r\n" * 3)
                 self._consume(sock)
-        except Exception as error:  # noqa: BLE001  the test shows it
+        except Exception as error:  # noqa: BLE001  the test reports it
             self.failure = f"consumer: {error!r}"
 
     def _consume(self, sock: socket.socket) -> None:
-        came, undeleted = b"", 0
+        received, undeleted = b"", 0
         while len(self.got) < SHARED or undeleted:
             data = sock.recv(65536)
             assert data, "closed by the server"
-            came += data
-            while b"\r\n" in came:
-                line, _, rest = came.partition(b"\r\n")
+            received += data
+            while b"\r\n" in received:
+                line, _, rest = received.partition(b"\r\n")
                 if line == b"TIMED_OUT":
                     sock.sendall(b"reserve-with-timeout 1\r\n")
                 elif line.startswith(b"RESERVED"):
@@ -349,11 +350,11 @@ class Consumer(threading.Thread):
                 else:
                     assert line == b"DELETED" or line.startswith(b"WATCHING"), line
                     undeleted -= line == b"DELETED"
-                came = rest
+                received = rest
 
 
 def connectors(server: Daemon, certificates: Path) -> list[Connect]:
-    """What connects to each of the server's sockets: a plain one, a Unix one and one for TLS."""
+    """Return functions that connect to the server over plain TCP, a Unix socket, and TLS."""
     found = re.search(r"127\.0\.0\.1:(\d+) \(TLS\), 127\.0\.0\.1:(\d+), unix:(\S+)$", server.first_lines, re.MULTILINE)
     assert found is not None, server.first_lines
     plain, tls = ("127.0.0.1", int(found[2])), ("127.0.0.1", int(found[1]))
@@ -375,7 +376,7 @@ def connectors(server: Daemon, certificates: Path) -> list[Connect]:
 
 
 def stress(server: Daemon, certificates: Path, seed: int, count: int = 18, size: int = 60) -> None:
-    """Have *count* clients send *size* commands each, and others share a tube; check all replies, and what is left."""
+    """Run *count* clients with *size* commands each, and consumers of a shared tube; check replies and final state."""
     connects = connectors(server, certificates)
     process = psutil.Process(server.process.pid)
     with ExitStack() as stack:
@@ -386,23 +387,23 @@ def stress(server: Daemon, certificates: Path, seed: int, count: int = 18, size:
         got: list[bytes] = []
         consumers: list[Client | Consumer] = [Consumer(connects[number % 3], got) for number in range(6)]
         clients: list[Client | Consumer] = [Client(number, seed, connects[number % 3], size) for number in range(count)]
-        everybody = [*clients, *consumers]
-        for one in everybody:
+        threads = [*clients, *consumers]
+        for one in threads:
             one.start()
         feeder.send(b"use shared\r\n" + b"".join(b"put 0 0 60 4\r\n%04d\r\n" % number for number in range(SHARED)))
         assert feeder.read_line() == b"USING shared"
         assert all(feeder.read_line().startswith(b"INSERTED") for _ in range(SHARED))
-        for one in everybody:
+        for one in threads:
             one.join(4 * SILENCE)
-        assert [one.failure for one in everybody if one.failure or one.is_alive()] == [], f"seed {seed}"
+        assert [one.failure for one in threads if one.failure or one.is_alive()] == [], f"seed {seed}"
         assert sorted(got) == [b"%04d" % number for number in range(SHARED)], f"seed {seed}"
-        eventually(lambda: watcher.stats()["current-connections"] == "3", "the others have left")
+        eventually(lambda: watcher.stats()["current-connections"] == "3", "all other connections are closed")
         stats = watcher.stats()
         assert stats["current-jobs-reserved"] == stats["current-waiting"] == "0"
-        eventually(lambda: process.num_fds() <= before + FILES_OF_JOURNAL, "the sockets are closed")
+        eventually(lambda: process.num_fds() <= before + JOURNAL_FILES, "the sockets are closed")
         used = sum(process.cpu_times()[:2])
         time.sleep(0.5)
-        assert sum(process.cpu_times()[:2]) - used < 0.2, "it is idle"
+        assert sum(process.cpu_times()[:2]) - used < 0.2, "the idle server uses CPU"
 
 
 @pytest.mark.parametrize("journal", [(), ("-f", "0"), ("-f", "50")], ids=["memory", "f0", "f50"])
@@ -415,5 +416,5 @@ def test_each_connection_gets_its_replies(journal: tuple[str, ...], tmp_path: Pa
         flags += ["-b", str(tmp_path / "journal"), *journal]
     with Daemon(*flags) as server:
         stress(server, tmp_path, random.randrange(1 << 30))  # noqa: S311
-        code, said = server.stop()
-        assert code == 0 and "Traceback" not in said, said
+        code, stderr = server.stop()
+        assert code == 0 and "Traceback" not in stderr, stderr

@@ -24,9 +24,10 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.net import tls
-from greenstalk_server.net.tls import PORTION, Certificates, TlsSocket, shake_hands
+from greenstalk_server.net.tls import RECV_SIZE, Certificates, TlsSocket, shake_hands
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.support.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, Daemon, ask, run
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, ask, run
+from tests.support.pages import free_ports
 from tests.support.peer import Peer, eventually
 from tests.support.tls import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
 
@@ -56,10 +57,10 @@ def mutual(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     where = ("-l", "127.0.0.1", "-l", "plain:127.0.0.1:0", "-l", f"unix:{path}", "-p", "0")
     with Daemon(*flags(certificates), *where, "-z", str(len(LARGE)), "--log-level", "debug") as daemon:
         yield daemon
-        code, said = daemon.stop()
+        code, stderr = daemon.stop()
         assert code == 0
-        assert "Traceback" not in said and "ERROR" not in said, said
-        assert "WARNING handshake: connections closed because the TLS handshake failed" in said
+        assert "Traceback" not in stderr and "ERROR" not in stderr, stderr
+        assert "WARNING handshake: connections closed because the TLS handshake failed" in stderr
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def silent(mutual: Daemon) -> Iterator[list[socket.socket]]:
     """Connections that are opened first and never send anything."""
     with ExitStack() as stack:
         port = secured_port(mutual)
-        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE)) for _ in range(20)]
+        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT)) for _ in range(20)]
 
 
 def secured_port(daemon: Daemon) -> int:
@@ -129,7 +130,7 @@ def test_slow_reader_over_tls_gets_whole_replies(mutual: Daemon, certificates: P
         assert reader.readline() == b"USING big\r\n"
         id = int(reader.readline().split()[1])
         slow.sendall(b"peek %d\r\n" % id * count)
-        eventually(lambda: waiting(slow) > 65536, "the receive buffer is filled")
+        eventually(lambda: waiting(slow) > 65536, "the receive buffer is full")
         for _ in range(count):
             assert reader.readline() == b"FOUND %d %d\r\n" % (id, len(BODY))
             assert reader.read(len(BODY) + 2) == BODY + b"\r\n"
@@ -170,21 +171,21 @@ def test_job_of_a_disconnected_tls_worker_is_ready_again(mutual: Daemon, certifi
         assert ask(sock, b"reserve\r\n").split()[:2] == [b"RESERVED", id]
         if ending == "close_notify":
             sock.unwrap()
-    with socket.create_connection(("127.0.0.1", plain_port(mutual)), PATIENCE) as plain:
-        eventually(lambda: ask(plain, b"delete %b\r\n" % id) == b"DELETED", "it is nobody's")
+    with socket.create_connection(("127.0.0.1", plain_port(mutual)), TIMEOUT) as plain:
+        eventually(lambda: ask(plain, b"delete %b\r\n" % id) == b"DELETED", "the job is no longer reserved")
 
 
-# Records that do not coincide with the events of the kernel
+# TLS records that do not coincide with events of the kernel
 
 
 @contextmanager
 def in_memory(daemon: Daemon, certificates: Path) -> Iterator[InMemory]:
-    with socket.create_connection(("127.0.0.1", secured_port(daemon)), PATIENCE) as sock:
+    with socket.create_connection(("127.0.0.1", secured_port(daemon)), TIMEOUT) as sock:
         yield InMemory(sock, context(certificates, "mail-1"))
 
 
 def test_command_may_arrive_with_the_end_of_the_handshake(mutual: Daemon, certificates: Path) -> None:
-    """Both are in one segment, which the kernel reports once, and nothing is sent after it."""
+    """Both are in one TCP segment, which the kernel reports once, and the client sends nothing after it."""
     with in_memory(mutual, certificates) as client:
         last = client.shake()
         client.sock.sendall(last + client.encrypt(b"list-tube-used\r\nquit\r\n"))
@@ -192,7 +193,7 @@ def test_command_may_arrive_with_the_end_of_the_handshake(mutual: Daemon, certif
 
 
 def test_tls_close_is_answered_by_replies_and_a_tls_close(mutual: Daemon, certificates: Path) -> None:
-    """The close_notify is in one segment with the last command, and the socket stays open."""
+    """The close_notify is in one TCP segment with the last command, and the socket stays open."""
     with in_memory(mutual, certificates) as client:
         client.sock.sendall(client.shake())
         client.sock.sendall(client.encrypt(b"list-tube-used\r\n", ends=True))
@@ -210,7 +211,7 @@ def test_commands_before_a_broken_record_are_answered(mutual: Daemon, certificat
         assert client.tls.pending() == 0
 
 
-def test_a_half_closed_connection_is_answered(mutual: Daemon, certificates: Path) -> None:
+def test_half_closed_connection_is_answered(mutual: Daemon, certificates: Path) -> None:
     with in_memory(mutual, certificates) as client:
         client.sock.sendall(client.shake())
         client.sock.sendall(client.encrypt(b"list-tube-used\r\n"))
@@ -221,7 +222,7 @@ def test_a_half_closed_connection_is_answered(mutual: Daemon, certificates: Path
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
-        theirs = socket.create_connection(listener.getsockname(), PATIENCE)
+        theirs = socket.create_connection(listener.getsockname(), TIMEOUT)
         return listener.accept()[0], theirs
 
 
@@ -236,8 +237,8 @@ def updating(
     with theirs, ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(KeyUpdater, theirs)
         options = parsed(*flags(certificates, client_ca=False))
-        with closing(shake_hands(Certificates(options), ours, PATIENCE)) as served:
-            client = connecting.result(PATIENCE)
+        with closing(shake_hands(Certificates(options), ours, TIMEOUT)) as served:
+            client = connecting.result(TIMEOUT)
             theirs.setblocking(False)
             yield client, theirs, served
             client.close()
@@ -248,17 +249,17 @@ def waiting(sock: socket.socket) -> int:
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0])
 
 
-def test_one_read_takes_a_bounded_portion_of_a_flood_of_key_updates(certificates: Path) -> None:
-    """They hold no data, and OpenSSL would read them for as long as they arrive."""
+def test_each_recv_reads_a_bounded_part_of_a_flood_of_key_updates(certificates: Path) -> None:
+    """Key updates hold no data, and OpenSSL would read them for as long as they arrive."""
     count = 2000
     with updating(certificates, tcp_pair()) as (client, _, served):
         assert all(client.update() for _ in range(count))
         left = count * KEY_UPDATE_SIZE
-        eventually(lambda: waiting(served) == left, "the flood has come")
+        eventually(lambda: waiting(served) == left, "the flood has arrived")
         while left:
             with pytest.raises(BlockingIOError):
                 served.recv()
-            assert max(left - PORTION, 0) <= waiting(served) < left
+            assert max(left - RECV_SIZE, 0) <= waiting(served) < left
             left = waiting(served)
         assert client.write(b"list-tube-used\r\n")
         assert received(served) == b"list-tube-used\r\n"
@@ -268,12 +269,12 @@ def test_one_read_takes_a_bounded_portion_of_a_flood_of_key_updates(certificates
 
 def test_requested_key_updates_are_answered(certificates: Path) -> None:
     with updating(certificates, tcp_pair()) as (client, theirs, served):
-        eventually(lambda: bool(waiting(theirs)), "the server's tickets have come")
+        eventually(lambda: bool(waiting(theirs)), "the server's tickets have arrived")
         before = waiting(theirs)
         assert client.update(asks_for_one=True) and client.write(b"list-tube-used\r\n")
         assert received(served) == b"list-tube-used\r\n"
         assert served.send(b"USING default\r\n") == 15
-        eventually(lambda: waiting(theirs) == before + KEY_UPDATE_SIZE + 22 + 15, "the answer, and the reply")
+        eventually(lambda: waiting(theirs) == before + KEY_UPDATE_SIZE + 22 + 15, "answer and reply have arrived")
         assert client.read() == b"USING default\r\n"
 
 
@@ -315,8 +316,8 @@ def test_send_reports_bytes_once_the_kernel_has_them(certificates: Path) -> None
 
 
 def received(served: TlsSocket) -> bytes:
-    """Wait for the next bytes, and return them."""
-    with gevent.Timeout(PATIENCE):
+    """Wait for the next bytes on *served*; return them."""
+    with gevent.Timeout(TIMEOUT):
         while True:
             try:
                 return served.recv()
@@ -324,7 +325,7 @@ def received(served: TlsSocket) -> bytes:
                 gevent.sleep(0.001)
 
 
-# Clients that are accepted
+# Accepted and refused clients
 
 
 def refused(port: int, secured: ssl.SSLContext) -> bool:
@@ -338,7 +339,7 @@ def refused(port: int, secured: ssl.SSLContext) -> bool:
 
 
 def test_client_without_a_trusted_certificate_is_refused(mutual: Daemon, certificates: Path, tmp_path: Path) -> None:
-    make_certificates(tmp_path)  # of another authority, with the same names
+    make_certificates(tmp_path)  # another authority and the same names
     stranger = context(certificates)
     stranger.load_cert_chain(tmp_path / "mail-1.pem", tmp_path / "mail-1.key")
     port = secured_port(mutual)
@@ -352,30 +353,30 @@ def test_expired_certificate_is_refused_in_a_resumed_session(
     mutual: Daemon, certificates: Path, version: ssl.TLSVersion
 ) -> None:
     """OpenSSL does not check the certificate of a resumed session."""
-    lasts = 4
-    begun = time.monotonic()
+    lifetime = 4
+    signed_at = time.monotonic()
     sign = "x509 -req -in mail-1.csr -CA authority.pem -CAkey authority.key -days 1 -out short.pem"
-    faked = ("faketime", "-f", f"-{24 * 3600 - lasts}s", "openssl", *sign.split())
-    subprocess.run(faked, cwd=certificates, check=True, capture_output=True, timeout=PATIENCE)
+    faked = ("faketime", "-f", f"-{24 * 3600 - lifetime}s", "openssl", *sign.split())
+    subprocess.run(faked, cwd=certificates, check=True, capture_output=True, timeout=TIMEOUT)
     secured = context(certificates)
     secured.load_cert_chain(certificates / "short.pem", certificates / "mail-1.key")
     secured.maximum_version = version
 
-    def come(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
-        sock = socket.create_connection(("127.0.0.1", secured_port(mutual)), PATIENCE)
+    def connect_with(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None]:
+        sock = socket.create_connection(("127.0.0.1", secured_port(mutual)), TIMEOUT)
         with closing(secured.wrap_socket(sock, server_hostname="localhost", session=session)) as client:
             client.sendall(b"list-tube-used\r\n")
             assert client.recv(100) == b"USING default\r\n"
             return client.session, client.session_reused
 
-    session, is_reused = come(None)
+    session, is_reused = connect_with(None)
     assert not is_reused
-    session, is_reused = come(session)
+    session, is_reused = connect_with(session)
     assert is_reused
-    time.sleep(max(0, begun + lasts + 1.5 - time.monotonic()))
+    time.sleep(max(0, signed_at + lifetime + 1.5 - time.monotonic()))
     with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
-        come(session)
-    eventually(lambda: refused(secured_port(mutual), secured), "nor without a session")
+        connect_with(session)
+    eventually(lambda: refused(secured_port(mutual), secured), "a client without a session is refused")
 
 
 def test_clients_need_no_certificate_without_a_client_authority(certificates: Path) -> None:
@@ -395,12 +396,12 @@ def test_old_protocols_are_refused(mutual: Daemon, certificates: Path) -> None:
     assert not refused(secured_port(mutual), old)
 
 
-@pytest.mark.parametrize("said", [b"list-tube-used\r\n", b"GET / HTTP/1.0\r\n\r\n", b"\x16\3\1\x40\0" + bytes(9)])
-def test_plain_client_on_a_tls_port_is_closed(mutual: Daemon, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"list-tube-used\r\n", b"GET / HTTP/1.0\r\n\r\n", b"\x16\3\1\x40\0" + bytes(9)])
+def test_plain_client_on_a_tls_port_is_closed(mutual: Daemon, sent: bytes) -> None:
     peer = Peer(mutual, secured_port(mutual))
     with peer:
-        peer.send(said)
-        with suppress(OSError):  # it has been turned out already
+        peer.send(sent)
+        with suppress(OSError):  # the server may have closed already
             peer.sock.shutdown(socket.SHUT_WR)
         assert b"USING" not in peer.read_to_end()
 
@@ -409,12 +410,12 @@ def test_log_states_why_a_handshake_failed(certificates: Path) -> None:
     """The log has one line a second at most. Here the failures are ten seconds apart."""
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
         port = secured_port(daemon)
-        with socket.create_connection(("127.0.0.1", port), PATIENCE) as silent:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as silent:
             assert refused(port, context(certificates))
             assert silent.recv(1) == b""
-        code, said = daemon.stop()
+        code, stderr = daemon.stop()
     assert code == 0
-    assert "peer did not return a certificate" in said and "the handshake took too long" in said
+    assert "peer did not return a certificate" in stderr and "the handshake took too long" in stderr
 
 
 def test_reset_before_the_handshake_is_logged_once(certificates: Path) -> None:
@@ -423,13 +424,13 @@ def test_reset_before_the_handshake_is_logged_once(certificates: Path) -> None:
         port = secured_port(daemon)
         daemon.process.send_signal(signal.SIGSTOP)
         for number in range(20):
-            with socket.create_connection(("127.0.0.1", port), PATIENCE) as sock:
+            with socket.create_connection(("127.0.0.1", port), TIMEOUT) as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 sock.sendall(bytes(number))
         daemon.process.send_signal(signal.SIGCONT)
         assert not refused(port, context(certificates, "mail-1"))
-        code, said = daemon.stop()
-    assert code == 0 and "Traceback" not in said and "limit=handshake" in said
+        code, stderr = daemon.stop()
+    assert code == 0 and "Traceback" not in stderr and "limit=handshake" in stderr
 
 
 # Reloading the certificate
@@ -463,14 +464,14 @@ def test_sighup_reloads_the_certificate_and_keeps_connections(certificates: Path
         second = served_serial(port, new)
         (tmp_path / "server.pem").write_text("no certificate")
         daemon.process.send_signal(signal.SIGHUP)
-        (tmp_path / "monitoring.key").unlink()  # not one that the server has to do with
+        (tmp_path / "monitoring.key").unlink()  # the server does not read this file
         assert daemon.process.stderr is not None
-        said = b""
-        while b"keeping the present certificate" not in said:
+        stderr = b""
+        while b"keeping the present certificate" not in stderr:
             line = daemon.process.stderr.readline()
             assert line
-            said += line
-        assert f"--tls-cert {tmp_path}/server.pem, --tls-key {tmp_path}/server.key: [SSL] PEM lib; ".encode() in said
+            stderr += line
+        assert f"--tls-cert {tmp_path}/server.pem, --tls-key {tmp_path}/server.key: [SSL] PEM lib; ".encode() in stderr
         assert served_serial(port, new) == second
         assert {ask(sock, b"watch c\r\n") for sock in held} == {b"WATCHING 4"}
 
@@ -502,7 +503,7 @@ def test_start_with_a_bad_certificate_names_the_reason(certificates: Path, tmp_p
 def test_certificate_file_that_disappears_is_a_start_error(
     certificates: Path, tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A renewal may remove a file between its check and its reading."""
+    """A renewal may remove a file after the server has checked it and before it reads it."""
     names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "authority.pem"}
     files = {flag: certificates / name for flag, name in names.items()}
     content = files[gone].read_bytes()
@@ -546,15 +547,14 @@ def test_documented_client_runs_as_written(certificates: Path) -> None:
     with Daemon(*flags(certificates), "-l", "127.0.0.1", "-p", "0") as daemon:
         port = secured_port(daemon)
         code = source[1].replace('"localhost", 11300', f'"localhost", {port}')
-        subprocess.run([sys.executable, "-c", code], cwd=certificates, check=True, timeout=PATIENCE)
+        subprocess.run([sys.executable, "-c", code], cwd=certificates, check=True, timeout=TIMEOUT)
         with closing(connect(port, context(certificates, "mail-1"))) as sock:
             assert ask(sock, b"peek 1\r\n") == b"FOUND 1 5"
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1", "plain:127.0.0.1"), ("plain:127.0.0.1", "0.0.0.0")])
 def test_same_address_for_tls_and_plain_connections_is_refused(certificates: Path, addresses: tuple[str, str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port = sock.getsockname()[1]
+    (port,) = free_ports(1)
     flags = [word for address in addresses for word in ("-l", f"{address}:{port}")]
     files = ("--tls-cert", str(certificates / "server.pem"), "--tls-key", str(certificates / "server.key"))
     done = run(*flags, *files, "--no-web")
@@ -586,10 +586,10 @@ os.execv(sys.argv[2], sys.argv[2:])
         command = (sys.executable, "-c", hand_over, ",".join(map(str, fds)), *COMMAND)
         with Daemon(*flags(certificates), command=command, pass_fds=fds) as daemon:
             ports = [sock.getsockname()[1] for sock in (first, second)]
-            told = f"127.0.0.1:{ports[0]} (TLS), 127.0.0.1:{ports[1]}, unix:{path}\n"
-            assert f"beanstalk protocol: {told}" in daemon.first_lines
+            listed = f"127.0.0.1:{ports[0]} (TLS), 127.0.0.1:{ports[1]}, unix:{path}\n"
+            assert f"beanstalk protocol: {listed}" in daemon.first_lines
             assert not refused(ports[0], context(certificates, "mail-1"))
-            with socket.create_connection(("127.0.0.1", ports[1]), PATIENCE) as plain:
+            with socket.create_connection(("127.0.0.1", ports[1]), TIMEOUT) as plain:
                 assert ask(plain, b"list-tube-used\r\n") == b"USING default"
 
 
@@ -603,15 +603,10 @@ def tunnel(*command: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-def put_and_take(port: int) -> bool:
+def put_and_reserve(port: int) -> bool:
     """Return whether a plain client can connect through *port*; if it can, its commands must work."""
     try:
         with greenstalk.Client(("127.0.0.1", port), encoding=None, use="tunnel", watch="tunnel") as queue:
@@ -626,22 +621,22 @@ def put_and_take(port: int) -> bool:
 
 
 def test_through_socat(mutual: Daemon, certificates: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     target = f"OPENSSL:localhost:{secured_port(mutual)},pf=ip4,cafile={certificates}/authority.pem"
     own = f"cert={certificates}/mail-1.pem,key={certificates}/mail-1.key"
     with tunnel("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr", f"{target},{own}"):
-        eventually(lambda: put_and_take(port), "socat gets through")
+        eventually(lambda: put_and_reserve(port), "socat forwards commands")
 
 
 def test_through_stunnel(mutual: Daemon, certificates: Path, tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     (tmp_path / "stunnel.conf").write_text(
         f"foreground = yes\npid =\nclient = yes\n[queue]\naccept = 127.0.0.1:{port}\n"
         f"connect = 127.0.0.1:{secured_port(mutual)}\nCAfile = {certificates}/authority.pem\nverifyChain = yes\n"
         f"checkHost = queue.example.com\ncert = {certificates}/mail-1.pem\nkey = {certificates}/mail-1.key\n"
     )
     with tunnel("stunnel", str(tmp_path / "stunnel.conf")):
-        eventually(lambda: put_and_take(port), "stunnel gets through")
+        eventually(lambda: put_and_reserve(port), "stunnel forwards commands")
 
 
 def test_silent_client_is_closed_after_the_handshake_timeout(mutual: Daemon, silent: list[socket.socket]) -> None:

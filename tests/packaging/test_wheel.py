@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
+
+from .test_build import compiled_library
 
 SOURCES = {
     "greenstalk_server": "greenstalk_server",
@@ -23,18 +25,25 @@ SOURCES = {
 }
 """The directories that are installed, and their paths in the wheel."""
 
-NEEDED_TO_BUILD = ("pyproject.toml", "README.md", "LICENSE")
+NEEDED_TO_BUILD = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the files that a build needs, and setup.py: a build leaves files behind."""
-    copy = tmp_path_factory.mktemp("source")
+    """A copy of the files that a build needs, which writes files into its checkout, with their compiled core."""
+    copy = copy_of_checkout(tmp_path_factory.mktemp("source"))
+    (copy / "build" / "compiled").mkdir(parents=True)
+    shutil.copy(compiled_library(), copy / "build" / "compiled")
+    return copy
+
+
+def copy_of_checkout(copy: Path) -> Path:
+    """Copy the files that a build needs to *copy*, and return it."""
     for name in SOURCES:
         shutil.copytree(REPOSITORY / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*NEEDED_TO_BUILD, "setup.py"):
+    for name in NEEDED_TO_BUILD:
         shutil.copy(REPOSITORY / name, copy)
     return copy
 
@@ -42,21 +51,38 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(checkout: Path) -> Path:
     """The wheel of a checkout with an earlier build, which had one more module and one more template."""
-    ghosts = [checkout / "greenstalk_server" / "ghost.py", checkout / "templates" / "ghost.html"]
-    for ghost in ghosts:
-        ghost.write_text("")
-    assert {"greenstalk_server/ghost.py", "greenstalk_server/web/templates/ghost.html"} <= names(build(checkout))
-    for ghost in ghosts:
-        ghost.unlink()
+    removed = [checkout / "greenstalk_server" / "removed.py", checkout / "templates" / "removed.html"]
+    for file in removed:
+        file.write_text("")
+    assert {"greenstalk_server/removed.py", "greenstalk_server/web/templates/removed.html"} <= names(build(checkout))
+    for file in removed:
+        file.unlink()
     return build(checkout)
 
 
-def build(checkout: Path) -> Path:
-    """Build the wheel of *checkout*; return its path."""
+def build(checkout: Path, *options: str, **variables: str) -> Path:
+    """Build the wheel of *checkout* with further *options* of pip; return its path."""
     shutil.rmtree(checkout / "dist", ignore_errors=True)
-    succeed(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", checkout / "dist", checkout)
+    done = pip_wheel(checkout, *options, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
     (built,) = (checkout / "dist").iterdir()
     return built
+
+
+def pip_wheel(checkout: Path, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    paths = ("--wheel-dir", str(checkout / "dist"), str(checkout))
+    command = (sys.executable, "-m", "pip", "wheel", "--no-deps", *options, *paths)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("GREENSTALK_")}
+    return subprocess.run(
+        command, env=kept | variables, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False
+    )
+
+
+def without_a_compiler(directory: Path) -> str:
+    """Return a PATH on which there is Python alone."""
+    directory.mkdir()
+    (directory / "python3").symlink_to(sys.executable)
+    return str(directory)
 
 
 def names(wheel: Path) -> set[str]:
@@ -74,45 +100,82 @@ def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment
 
 
-def test_wheel_has_every_file(wheel: Path) -> None:
-    expected = {
+def test_wheel_has_every_file_and_the_compiled_core(wheel: Path) -> None:
+    assert names(wheel) == installed_files() | {f"greenstalk_server/{compiled_library().name}"}
+    python = f"cp3{sys.version_info.minor}"
+    assert wheel.name.partition(f"-{python}-{python}-linux_")[1]
+
+
+def test_pure_wheel_is_for_every_platform(tmp_path: Path) -> None:
+    wheel = build(copy_of_checkout(tmp_path), GREENSTALK_PURE="1")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert names(wheel) == installed_files()
+
+
+def test_without_a_compiler_the_pure_core_is_installed_and_says_what_to_install(tmp_path: Path) -> None:
+    wheel = build(copy_of_checkout(tmp_path / "source"), PATH=without_a_compiler(tmp_path / "bin"))
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert names(wheel) == installed_files() | {"greenstalk_server/not_compiled.txt"}
+    warning = first_log_line(wheel, tmp_path)
+    assert "the core runs as pure Python, and a command costs about half more CPU: " in warning
+    assert "there was no C compiler (" in warning
+    assert warning.endswith("; run `apt-get install gcc libc6-dev`, then install the server again")
+
+
+def test_failing_compiler_leaves_the_pure_core_and_the_reason(tmp_path: Path) -> None:
+    """Without build isolation, since this environment has mypyc."""
+    wheel = build(copy_of_checkout(tmp_path / "source"), "--no-build-isolation", CC="false")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    warning = first_log_line(wheel, tmp_path)
+    assert "mypyc or the C compiler failed; its messages are in the output of `pip install --verbose`" in warning
+    assert warning.endswith("; repair that, then install the server again")
+
+
+def test_required_compilation_fails_without_a_compiler(tmp_path: Path) -> None:
+    copy = copy_of_checkout(tmp_path / "source")
+    path = without_a_compiler(tmp_path / "bin")
+    done = pip_wheel(copy, "--no-build-isolation", PATH=path, GREENSTALK_COMPILE="1")
+    assert done.returncode == 1
+    (line,) = [line.strip() for line in done.stderr.splitlines() if "GREENSTALK_COMPILE" in line]
+    assert line.startswith("GREENSTALK_COMPILE=1 is set, but the core cannot be compiled: there was no C compiler (")
+    assert line.endswith("; run `apt-get install gcc libc6-dev`")
+    assert "Traceback" not in done.stderr
+
+
+def installed_files() -> set[str]:
+    """Return the paths in a wheel of every file, but for the compiled core."""
+    return {
         f"{installed}/{path.relative_to(REPOSITORY / source)}"
         for source, installed in SOURCES.items()
         for path in (REPOSITORY / source).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert names(wheel) == expected
 
 
-def test_compiled_build_without_a_compiler_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
-    only_python = tmp_path / "bin"
-    only_python.mkdir()
-    (only_python / "python3").symlink_to(sys.executable)
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, checkout],
-        env=os.environ | {"PATH": str(only_python), "GREENSTALK_COMPILE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 1
-    (line,) = [line.strip() for line in done.stderr.splitlines() if "GREENSTALK_COMPILE" in line]
-    assert line.startswith("GREENSTALK_COMPILE=1 needs a C compiler, and ")
-    assert line.endswith(" is missing: apt-get install gcc libc6-dev")
-    assert "Traceback" not in done.stderr
+def first_log_line(wheel: Path, directory: Path) -> str:
+    """Start the server of *wheel*, unpacked into *directory*, with the dependencies of this environment."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "unpacked")
+    environ = environment(PYTHONPATH=str(directory / "unpacked"))
+    environ.pop("GREENSTALK_PURE", None)
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", environ=environ, cwd=directory) as daemon:
+        assert "(pure Python), process " in daemon.first_lines
+        code, said = daemon.stop()
+    assert code == 0
+    return said.splitlines()[0]
 
 
 def test_installed_commands_work_outside_the_checkout(installation: Path, tmp_path: Path) -> None:
     with serving(installation, tmp_path) as daemon:
+        assert "(compiled), process " in daemon.first_lines
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
         succeed(installation / "bin" / "greenstalkctl", "--server", f"127.0.0.1:{daemon.port}", "peek", "1")
         check_dashboard(daemon)
         assert daemon.stop()[0] == 0
 
 
-def test_web_py_in_the_same_environment_breaks_neither(installation: Path, tmp_path: Path) -> None:
-    """web.py installs the top-level package `web`: a file of the same name would overwrite it, or be overwritten."""
+def test_web_py_works_in_the_same_environment(installation: Path, tmp_path: Path) -> None:
+    """web.py installs the top-level package `web`. Files with the same name would overwrite each other."""
     install(installation, "web.py")
     python = installation / "bin" / "python"
     imported = succeed(python, "-I", "-c", "import web; web.application((), {}); print(web.__file__)")
@@ -130,7 +193,9 @@ def test_web_py_in_the_same_environment_breaks_neither(installation: Path, tmp_p
 def serving(installation: Path, directory: Path) -> Daemon:
     """Start the installed server in *directory*."""
     command = (str(installation / "bin" / "greenstalk-server"),)
-    return Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, cwd=directory)
+    environ = environment()
+    environ.pop("GREENSTALK_PURE", None)
+    return Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", command=command, environ=environ, cwd=directory)
 
 
 def check_dashboard(daemon: Daemon) -> None:
@@ -146,7 +211,7 @@ def install(environment: Path, requirement: str | Path) -> None:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=PATIENCE) as response:  # noqa: S310  our own, on loopback
+    with urllib.request.urlopen(url, timeout=TIMEOUT) as response:  # noqa: S310  our own, on loopback
         assert response.status == 200
         body: bytes = response.read()
         return body

@@ -1,1 +1,1 @@
-"""The journal in PostgreSQL, against real servers of it."""
+"""Tests of the journal in PostgreSQL with real PostgreSQL servers."""

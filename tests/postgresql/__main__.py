@@ -1,6 +1,6 @@
-"""Measure ours with its journal in PostgreSQL against beanstalkd with -f 0: `python -m tests.postgresql`.
+"""Compare our server with its journal in PostgreSQL to beanstalkd -f 0: `python -m tests.postgresql [ARGUMENTS]`.
 
-50 connections, on the same disk, in turns. What is written after the name of this module goes to `python -m bench`.
+It runs `python -m bench` with 50 connections, in alternating rounds on the same disk, and passes on the ARGUMENTS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> int:
     with Cluster("shared_buffers = '128MB'") as cluster:
         journal = f"--journal {cluster.url} --journal-name {{dir}}"
         ours = f"{sys.executable} -m greenstalk_server -l 127.0.0.1 -p {{port}} {{web}} {journal}"
-        arguments = ["--ours", ours, "--peer", PEER, "--no-floor", "--no-dashboard", "--modes", "put,cycle"]
+        arguments = ["--ours", ours, "--reference", PEER, "--no-floor", "--no-dashboard", "--modes", "put,cycle"]
         command = [sys.executable, "-m", "bench", *arguments, *sys.argv[1:]]
         return subprocess.run(command, cwd=REPOSITORY, env=environment(), check=False).returncode
 

@@ -1,4 +1,4 @@
-"""`journal export` and `journal import`, from a directory to a database and back."""
+"""`journal export` and `journal import`: from a directory to a database, and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = (
 
 
 def content_of(archive: Path) -> list[str]:
-    """The lines of *archive* but the first, which tells when it was made, and the last, which has the sum of all."""
+    """Return the lines of *archive* without the first, which has its time, and the last, which has its checksum."""
     lines = archive.read_text().splitlines()[1:-1]
     assert len(lines) == 3
     return lines
@@ -54,7 +54,7 @@ def test_journal_is_unchanged_after_import_into_a_database_and_export(cluster: C
 
 def test_damaged_archive_imports_nothing(cluster: Cluster, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
-    archive.write_text("no archive\n")
+    archive.write_text("not an archive\n")
     done = run("journal", "import", cluster.url, str(archive), GREENSTALK_JOURNAL_NAME="nothing")
     assert done.returncode == 1 and done.stderr.endswith("; nothing was imported\n")
     done = run("journal", "export", cluster.url, GREENSTALK_JOURNAL_NAME="nothing")

@@ -1,4 +1,4 @@
-"""The crash test of tests/crash with the journal in PostgreSQL: kills under load, and the same audit."""
+"""The crash test of tests/crash with the journal in PostgreSQL: it kills the server under load, and audits the jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEED = 21
 
 
 class SharedRounds(Rounds):
-    """Rounds of a server whose journal is in *cluster*: each begins when the lease of the one before has ended."""
+    """Rounds of a server with its journal in *cluster*. A round begins once the lease of the last one has ended."""
 
     def __init__(self, cluster: Cluster, name: str, directory: Path, end: signal.Signals) -> None:
         super().__init__(directory, SEED, [], end=end)
@@ -30,7 +30,7 @@ class SharedRounds(Rounds):
 
     def _start(self, flags: Sequence[str]) -> Daemon:
         server = super()._start(flags)
-        eventually(lambda: is_listening(server), "it leads")
+        eventually(lambda: is_listening(server), "the server leads")
         return server
 
     def _size(self) -> int:
@@ -42,7 +42,7 @@ class SharedRounds(Rounds):
 
 
 def is_listening(server: Daemon) -> bool:
-    """Whether *server* leads, and takes connections."""
+    """Return whether *server* accepts connections, which it does once it leads."""
     try:
         server.ask(b"list-tube-used\r\n")
     except ConnectionRefusedError:

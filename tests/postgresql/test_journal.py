@@ -10,78 +10,81 @@ import psycopg
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.journal.postgresql.connection import DatabaseUnavailable, NotLeader, Refused, conninfo_of
-from greenstalk_server.journal.postgresql.follower import Follower, LostTrack
+from greenstalk_server.journal.postgresql.connection import DatabaseRefused, DatabaseUnavailable, NotLeader, conninfo_of
+from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.rows import MAX_ROW_SIZE, Rows
 from greenstalk_server.journal.postgresql.writer import SharedBinlog
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.journal.startup import go_on, write_out
+from greenstalk_server.journal.startup import resume_from, write_out
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.cluster import Cluster
+from tests.support.nodes import wait_until
 from tests.support.world import START, make_broker
 
 SEGMENT = 4096
 HOUR = 3600.0
+"""Seconds."""
 
 
 class Member:
-    """One server of a journal, without its sockets: it follows, leads, and puts jobs."""
+    """One server of a journal, without sockets: it follows, leads, and puts jobs."""
 
-    def __init__(self, url: str, journal: str, name: str, lease: float = HOUR) -> None:
-        self.seat: LeaderLease = LeaderLease(conninfo_of(url, "--journal"), journal, name, lease)
-        self.seat.open()
-        self.rows: Rows = Rows(self.seat)
+    def __init__(self, url: str, journal: str, name: str, duration: float = HOUR) -> None:
+        """*duration*: seconds of the lease."""
+        self.lease: LeaderLease = LeaderLease(conninfo_of(url, "--journal"), journal, name, duration)
+        self.lease.open()
+        self.rows: Rows = Rows(self.lease)
         self.binlog: SharedBinlog = SharedBinlog(self.rows, SEGMENT, 0, os.urandom)
         self.broker: Broker = Broker(make_broker().facts, self.binlog)
-        self.follower: Follower = Follower(self.seat, Recovery(self.broker.tube, self.broker.jobs))
+        self.follower: Follower = Follower(self.lease, Recovery(self.broker.tube, self.broker.jobs))
 
     def read(self) -> None:
-        """Read all there is."""
+        """Read all rows of the journal."""
         while rows := self.follower.fetch():
             self.follower.replay(rows)
 
-    def take(self) -> int | None:
-        """Take the lead, if it is free; return the epoch."""
-        seen = self.seat.look()
-        return self.seat.take(seen) if seen.is_free or seen.is_mine else None
+    def acquire(self) -> int | None:
+        """Acquire the lease if it is free; return the epoch, or None."""
+        seen = self.lease.read_state()
+        return self.lease.acquire(seen) if seen.is_free or seen.is_mine else None
 
     def lead(self) -> None:
-        """Take over, which must be possible."""
-        epoch = self.take()
+        """Acquire the lease, which must be free, and become the leader."""
+        epoch = self.acquire()
         assert epoch is not None
         self.read()
         self.follower.finish(epoch)
         self.rows.begin(epoch)
-        go_on(self.follower.recovery, self.broker, self.binlog, START)
+        resume_from(self.follower.recovery, self.broker, self.binlog, START)
         self.broker.restore(self.follower.recovery.next_id)
         self.client = self.broker.connect(lambda: None)
 
     def put(self, body: bytes) -> int:
-        """Put a job; it is committed with the next batch."""
+        """Put a job, which `commit` commits; return its id."""
         id = self.broker.allocate_id()
         assert self.broker.put(self.client, id, 0, 0, 60 * 10**9, body, START) > 0
         return id
 
     def commit(self) -> None:
-        """Commit all that was recorded, and let compaction go on and old segments go."""
+        """Commit all records, run compaction, and remove old segments."""
         write_out(self.binlog)
         self.binlog.compact(SEGMENT)
         upkeep = self.binlog.upkeep()
         if upkeep is not None:
             upkeep.run()
-            self.binlog.kept(upkeep)
+            self.binlog.complete_upkeep(upkeep)
 
     def close(self) -> None:
-        self.rows.shut()
+        self.rows.stop()
         self.follower.connection.close()
-        self.seat.close()
+        self.lease.close()
 
 
 @pytest.fixture
 def members(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[Member, Member]]:
-    """Two servers of a journal of the test's own."""
+    """Two servers of a journal that only this test uses."""
     both = (Member(cluster.url, request.node.name, "one"), Member(cluster.url, request.node.name, "two"))
     yield both
     for member in both:
@@ -89,8 +92,8 @@ def members(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[
 
 
 def take_over(member: Member, cluster: Cluster) -> None:
-    """Lead although the lease of another server has not ended."""
-    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {member.seat.journal}")  # noqa: S608
+    """Let *member* lead: end the lease of the other server first."""
+    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {member.lease.journal}")  # noqa: S608
     member.lead()
 
 
@@ -102,18 +105,22 @@ def bodies(member: Member) -> dict[int, bytes]:
 def test_only_one_server_leads_until_its_lease_ends(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
-    assert one.seat.look().is_mine and not one.seat.look().is_free
-    assert two.take() is None
-    assert not one.seat.renew()
+    assert one.lease.read_state().is_mine and not one.lease.read_state().is_free
+    assert two.acquire() is None
+    assert not one.lease.renew()
     take_over(two, cluster)
-    assert (two.seat.look().is_mine, two.seat.look().leader, two.seat.look().epoch) == (True, "two", 2)
+    assert (two.lease.read_state().is_mine, two.lease.read_state().leader, two.lease.read_state().epoch) == (
+        True,
+        "two",
+        2,
+    )
     with pytest.raises(DatabaseUnavailable, match="terminating connection"):
-        one.seat.renew()
+        one.lease.renew()
     with pytest.raises(NotLeader, match="two leads now"):
-        one.seat.renew()
-    two.seat.release()
-    assert one.seat.look().is_free
-    assert one.take() == 3
+        one.lease.renew()
+    two.lease.release()
+    assert one.lease.read_state().is_free
+    assert one.acquire() == 3
 
 
 def test_former_leader_appends_nothing_after_a_takeover(members: tuple[Member, Member], cluster: Cluster) -> None:
@@ -152,7 +159,7 @@ def test_batch_of_several_rows_is_atomic(members: tuple[Member, Member], cluster
 def test_broken_connection_is_replaced_and_no_row_is_duplicated(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
-    """Its backend ends before a batch, and in the midst of one that waits for a lock."""
+    """Its backend ends before a batch, and during a batch that waits for a lock."""
     one, two = members
     one.lead()
     ids = [one.put(b"a")]
@@ -162,24 +169,22 @@ def test_broken_connection_is_replaced_and_no_row_is_duplicated(
     ids.append(one.put(b"b"))
     one.commit()
     with psycopg.connect(cluster.url) as blocker:
-        blocker.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR UPDATE", (one.seat.journal,))
+        blocker.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR UPDATE", (one.lease.journal,))
         ids.append(one.put(b"c"))
         writer = threading.Thread(target=one.commit)
         writer.start()
-        waiting = f"SELECT pid {others} AND wait_event_type = 'Lock' AND query LIKE '%INSERT%'"
-        while not (found := cluster.ask(waiting)):
-            assert writer.is_alive()
-        cluster.ask(f"SELECT pg_terminate_backend({found[0][0]})")
+        terminate = f"SELECT pg_terminate_backend(pid) {others} AND wait_event_type = 'Lock' AND query LIKE '%INSERT%'"
+        wait_until(lambda: bool(cluster.ask(terminate)), lambda: "the append does not wait for the lock")
         blocker.rollback()
     writer.join()
-    assert one.seat.look().epoch > 1, "each new connection raises the epoch"
+    assert one.lease.read_state().epoch > 1, "the new connection has not raised the epoch"
     take_over(two, cluster)
     assert list(two.broker.jobs) == ids
     assert two.follower.recovery.is_sound and not two.follower.recovery.damage
 
 
 def test_follower_has_the_same_state_as_the_leader(members: tuple[Member, Member], cluster: Cluster) -> None:
-    """While segments come and go; and what it keeps of them is no more than the leader has."""
+    """Segments are created and removed meanwhile, and the follower keeps no more of them than the leader."""
     one, two = members
     one.lead()
     for number in range(400):
@@ -190,7 +195,7 @@ def test_follower_has_the_same_state_as_the_leader(members: tuple[Member, Member
             one.broker.delete(one.client, job.id, START)
         one.commit()
         two.read()
-    assert one.binlog.stats().oldest_index > 5, "segments were removed"
+    assert one.binlog.stats().oldest_index > 5, "no segment was removed"
     assert len(two.follower.recovery.segments) <= len(one.rows.list()) + 1
     assert bodies(two) == bodies(one)
     take_over(two, cluster)
@@ -209,7 +214,7 @@ def test_follower_detects_removed_segments_it_has_not_read(members: tuple[Member
         for id in list(one.broker.jobs):
             one.broker.delete(one.client, id, START)
         one.commit()
-    with pytest.raises(LostTrack):
+    with pytest.raises(PositionLost):
         two.read()
 
 
@@ -217,7 +222,7 @@ def test_journals_of_different_names_share_a_database(cluster: Cluster) -> None:
     mail, news = Member(cluster.url, "mail", "one"), Member(cluster.url, "news", "two")
     for member in (mail, news):
         member.lead()
-        member.put(member.seat.journal_name.encode())
+        member.put(member.lease.journal_name.encode())
         member.commit()
     again = Member(cluster.url, "news", "three")
     again.read()
@@ -226,27 +231,27 @@ def test_journals_of_different_names_share_a_database(cluster: Cluster) -> None:
         member.close()
 
 
-def test_standbys_are_listed_and_forgotten(members: tuple[Member, Member], cluster: Cluster) -> None:
+def test_standbys_are_listed_until_they_leave_or_time_out(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
-    two.seat.follow(0.25)
-    [standby] = one.seat.standbys()
+    two.lease.report_standby(0.25)
+    [standby] = one.lease.standbys()
     assert standby.name == "two" and 0.25 <= standby.behind < 60
     cluster.ask("UPDATE greenstalk_standby SET seen = 'epoch'")
-    assert one.seat.standbys() == []
-    two.seat.follow(0.0)
-    two.seat.leave()
-    assert one.seat.standbys() == []
+    assert one.lease.standbys() == []
+    two.lease.report_standby(0.0)
+    two.lease.remove_standby()
+    assert one.lease.standbys() == []
 
 
 def test_tables_of_a_later_version_are_refused(cluster: Cluster, members: tuple[Member, Member]) -> None:
     cluster.ask("UPDATE greenstalk_schema SET version = version + 1")
     try:
         with pytest.raises(StartError, match="a later version of the server has made the tables"):
-            members[0].seat.open()
+            members[0].lease.open()
     finally:
         cluster.ask("UPDATE greenstalk_schema SET version = version - 1")
 
 
 def test_database_error_is_reported(members: tuple[Member, Member]) -> None:
-    with pytest.raises(Refused, match='relation "nothing" does not exist'):
-        members[0].seat.connection.run("SELECT 1 FROM nothing")
+    with pytest.raises(DatabaseRefused, match='relation "nothing" does not exist'):
+        members[0].lease.connection.run("SELECT 1 FROM nothing")

@@ -1,4 +1,4 @@
-"""Settings of a database, a role and an address: those without effect, and those that are refused."""
+"""Settings of databases, roles and addresses: some have no effect, others are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from greenstalk_server.journal.postgresql.connection import (
     DatabaseConnection,
+    DatabaseRefused,
     DatabaseUnavailable,
     Hosts,
-    Refused,
     conninfo_of,
 )
 from greenstalk_server.journal.postgresql.lease import LeaderLease
@@ -26,7 +26,7 @@ def url_of(cluster: Cluster, role: str, database: str = "greenstalk") -> str:
 
 
 def test_settings_of_role_and_database_have_no_effect(cluster: Cluster) -> None:
-    """Statements that may take no time, transactions that fail where another changes a row, and other alphabets."""
+    """Such as timeouts of statements and locks, serializable transactions, and other encodings."""
     for query in (
         "CREATE ROLE odd LOGIN",
         "ALTER ROLE odd SET statement_timeout = '50ms'",
@@ -49,16 +49,16 @@ def test_settings_of_role_and_database_have_no_effect(cluster: Cluster) -> None:
         writer.join()
         two.read()
         assert bodies(two) == {id: b"a"}
-        assert two.seat.look().leader == "ein"
-        two.seat.follow(0.0)
-        assert [standby.name for standby in one.seat.standbys()] == ["zwei ü"]
+        assert two.lease.read_state().leader == "ein"
+        two.lease.report_standby(0.0)
+        assert [standby.name for standby in one.lease.standbys()] == ["zwei ü"]
     finally:
         one.close()
         two.close()
 
 
 def test_session_detects_a_lost_client_and_a_long_lock(cluster: Cluster) -> None:
-    link = DatabaseConnection(Hosts(conninfo_of(cluster.url, "--journal")), "greenstalk-server test", 2.0)
+    connection = DatabaseConnection(Hosts(conninfo_of(cluster.url, "--journal")), "greenstalk-server test", 2.0)
     wanted = {
         "application_name": "greenstalk-server test",
         "lock_timeout": "1s",
@@ -68,8 +68,8 @@ def test_session_detects_a_lost_client_and_a_long_lock(cluster: Cluster) -> None
         "tcp_user_timeout": "11000",
         "client_connection_check_interval": "1s",
     }
-    assert {name: link.run(f"SHOW {name}")[0][0] for name in wanted} == wanted
-    link.close()
+    assert {name: connection.run(f"SHOW {name}")[0][0] for name in wanted} == wanted
+    connection.close()
 
 
 def test_session_with_refused_settings_is_not_used(cluster: Cluster) -> None:
@@ -82,40 +82,42 @@ def test_session_with_refused_settings_is_not_used(cluster: Cluster) -> None:
         "ALTER ROLE shadowed SET search_path = shadow, pg_catalog",
     ):
         cluster.ask(query)
-    link = DatabaseConnection(Hosts(conninfo_of(url_of(cluster, "shadowed"), "--journal")), "test", 1.0)
+    connection = DatabaseConnection(Hosts(conninfo_of(url_of(cluster, "shadowed"), "--journal")), "test", 1.0)
     for _ in range(2):
         with pytest.raises(DatabaseUnavailable, match=r"^PostgreSQL: not today$"):
-            link.run("SELECT 1")
-    link.close()
+            connection.run("SELECT 1")
+    connection.close()
 
 
 @pytest.mark.parametrize(
-    ("database", "rights", "what"),
+    ("database", "rights", "message"),
     [
         ("greenstalk", "SELECT", "permission denied for table greenstalk_journal"),
         ("greenstalk", "SELECT, INSERT, UPDATE", "permission denied to DELETE in greenstalk_"),
         ("postgres", "SELECT", "permission denied for schema public"),
     ],
 )
-def test_role_without_all_rights_never_leads(cluster: Cluster, database: str, rights: str, what: str) -> None:
+def test_role_without_all_rights_never_leads(cluster: Cluster, database: str, rights: str, message: str) -> None:
     Member(cluster.url, "rights", "one").close()
-    cluster.ask("DROP ROLE IF EXISTS guest")
-    cluster.ask("CREATE ROLE guest LOGIN")
-    cluster.ask(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO guest")
-    seat = LeaderLease(conninfo_of(url_of(cluster, "guest", database), "--journal"), "rights", "one", 2.0)
+    cluster.ask("DROP ROLE IF EXISTS restricted")
+    cluster.ask("CREATE ROLE restricted LOGIN")
+    cluster.ask(f"GRANT {rights} ON ALL TABLES IN SCHEMA public TO restricted")
+    lease = LeaderLease(conninfo_of(url_of(cluster, "restricted", database), "--journal"), "rights", "one", 2.0)
     try:
-        with pytest.raises(Refused, match=f"^PostgreSQL: {what}.*; the role needs the right to create tables, or all"):
-            seat.open()
+        with pytest.raises(
+            DatabaseRefused, match=f"^PostgreSQL: {message}.*; the role needs the right to create tables, or all"
+        ):
+            lease.open()
     finally:
-        seat.close()
-        cluster.ask("DROP OWNED BY guest")
-        cluster.ask("DROP ROLE guest")
+        lease.close()
+        cluster.ask("DROP OWNED BY restricted")
+        cluster.ask("DROP ROLE restricted")
 
 
 def test_failed_migration_changes_nothing(cluster: Cluster) -> None:
     cluster.ask("CREATE DATABASE halfway")
     url = url_of(cluster, "postgres", "halfway")
-    seat = LeaderLease(conninfo_of(url, "--journal"), "default", "one", 2.0)
+    lease = LeaderLease(conninfo_of(url, "--journal"), "default", "one", 2.0)
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(
             """CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS
@@ -123,14 +125,14 @@ def test_failed_migration_changes_nothing(cluster: Cluster) -> None:
         )
         admin.execute("CREATE EVENT TRIGGER refuse ON ddl_command_end EXECUTE FUNCTION refuse()")
         try:
-            with pytest.raises(Refused, match=r"^PostgreSQL: not today$"):
-                seat.open()
+            with pytest.raises(DatabaseRefused, match=r"^PostgreSQL: not today$"):
+                lease.open()
             assert admin.execute("SELECT relname FROM pg_class WHERE relname ~ '^greenstalk'").fetchall() == []
             admin.execute("DROP EVENT TRIGGER refuse")
-            seat.open()
-            assert seat.look().is_free
+            lease.open()
+            assert lease.read_state().is_free
         finally:
-            seat.close()
+            lease.close()
 
 
 @pytest.mark.parametrize(
@@ -163,5 +165,5 @@ def test_invalid_host_name_is_unreachable() -> None:
 
 @pytest.mark.parametrize("hosts", ["db", "db:5432", "db1,db2:5433", "db1:1,db2", "[::1]:5432", ""])
 def test_address_may_have_several_hosts(hosts: str) -> None:
-    made = conninfo_to_dict(conninfo_of(f"postgresql://ada:p%40%2F%25@{hosts}/jobs", "--journal"))
-    assert (made["user"], made["password"], made["dbname"]) == ("ada", "p@/%", "jobs")
+    parameters = conninfo_to_dict(conninfo_of(f"postgresql://ada:p%40%2F%25@{hosts}/jobs", "--journal"))
+    assert (parameters["user"], parameters["password"], parameters["dbname"]) == ("ada", "p@/%", "jobs")

@@ -1,4 +1,4 @@
-"""A line is a command, or one of two errors; which one follows beanstalkd."""
+"""Each line is a command, or the same error as in beanstalkd: UNKNOWN_COMMAND or BAD_FORMAT."""
 
 from __future__ import annotations
 
@@ -102,13 +102,13 @@ UNKNOWN = [
     b"list-tube", b"pause", b"pause-tub a 0", b"qui",
 ]  # fmt: skip
 
-BY_THEIR_BEGINNING = [
+BARE_VERB_PREFIXES = [
     b"reservex", b"reserve ", b"reserve 0", b"reserve-job", b"reserve-foo 1", b"reserve-with-timeout",
     b"reserve-with-timeout\t5", b"stats ", b"statsx", b"stats-foo", b"stats-tube", b"stats-job", b"list-tubes ",
     b"list-tubesx", b"list-tube-usedx", b"list-tubes-watched ", b"peek-ready ", b"peek-readyx", b"peek-delayed 1",
     b"peek-buriedx",
 ]  # fmt: skip
-"""They begin like a verb without arguments, and are not it."""
+"""Lines that begin with a verb without arguments, and are malformed."""
 
 BAD_NUMBERS = [
     b"put ", b"put 0", b"put 0 0 0", b"put a 0 0 0", b"put 0 a 0 0", b"put 0 0 a 0", b"put 0 0 0 a", b"put -1 0 0 0",
@@ -148,30 +148,30 @@ BAD_PAUSES = [
 ]  # fmt: skip
 
 WITH_NUL = [b"\0", b"stats\0", b"hello\0", b"put 0 0 0\0 0", b"use a\0b"]
-"""NUL comes before the question which command it is."""
+"""A line with NUL is BAD_FORMAT, whatever its command."""
 
 
 @pytest.mark.parametrize(("line", "command"), COMMANDS.items())
 def test_well_formed_line_is_a_command(line: bytes, command: Command) -> None:
     assert parse(line) == command
-    assert parse(line) == command  # what is remembered of the first changes nothing
+    assert parse(line) == command  # a cached command is the same
 
 
 @pytest.mark.parametrize("line", UNKNOWN)
-def test_line_that_begins_with_no_verb_is_unknown(line: bytes) -> None:
+def test_line_without_a_known_verb_is_an_unknown_command(line: bytes) -> None:
     for _ in range(2):
         with pytest.raises(UnknownCommand):
             parse(line)
 
 
-@pytest.mark.parametrize("line", BY_THEIR_BEGINNING + BAD_NUMBERS + BAD_IDS + BAD_NAMES + BAD_PAUSES + WITH_NUL)
+@pytest.mark.parametrize("line", BARE_VERB_PREFIXES + BAD_NUMBERS + BAD_IDS + BAD_NAMES + BAD_PAUSES + WITH_NUL)
 def test_malformed_line_is_bad_format(line: bytes) -> None:
     for _ in range(2):
         with pytest.raises(BadFormat):
             parse(line)
 
 
-def test_lines_stay_what_they_are_when_more_come_than_are_remembered() -> None:
+def test_cache_of_parsed_lines_is_bounded_and_correct() -> None:
     talk = Talk()
     for name in [b"%d" % number for number in range(3000)] * 2:
         assert talk.send(b"use %b\r\nlist-tube-used\r\n" % name) == b"USING %b\r\n" % name * 2

@@ -1,4 +1,4 @@
-"""Random bytes and random cuts: nothing raises, the cut never shows, and what is kept is bounded."""
+"""Random input in random pieces: no exception, the same replies for any pieces, and bounded buffers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.protocol.codec import MAX_LINE
-from tests.support.talk import MARK, Talk, kept
+from tests.support.talk import MARK, Talk, buffered_bytes
 
 IDS = st.integers(0, 6).map(lambda id: b"%d" % id)
 NAMES = st.sampled_from([b"default", b"a", b"b"])
@@ -42,7 +42,7 @@ CONVERSATIONS = LINES.map(lambda lines: b"".join([line + b"\r\n" for line in lin
 
 
 def cut_at(data: bytes, cuts: list[int]) -> list[bytes]:
-    """*data* in pieces, none empty."""
+    """Return *data* in pieces, none of them empty."""
     edges = sorted({0, len(data), *(cut % len(data) for cut in cuts)}) if data else []
     return [data[start:end] for start, end in pairwise(edges)]
 
@@ -50,7 +50,7 @@ def cut_at(data: bytes, cuts: list[int]) -> list[bytes]:
 @settings(max_examples=300, deadline=None)
 @given(CONVERSATIONS, st.lists(st.integers(0, 10_000), max_size=40))
 @example(b"quit\r\nput 0 0 60 0\r\n\r\n", [6])
-def test_where_the_bytes_are_cut_does_not_show(data: bytes, cuts: list[int]) -> None:
+def test_replies_do_not_depend_on_the_pieces_of_the_input(data: bytes, cuts: list[int]) -> None:
     whole, cut = Talk(), Talk()
     expected = whole.send(data) if data else b""
     assert cut.send_all(cut_at(data, cuts)) == expected
@@ -59,12 +59,12 @@ def test_where_the_bytes_are_cut_does_not_show(data: bytes, cuts: list[int]) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=300) | CONVERSATIONS.filter(bool), max_size=15))
-def test_random_bytes_raise_nothing_and_little_is_kept(pieces: list[bytes]) -> None:
+def test_random_bytes_raise_no_exception_and_buffers_are_bounded(pieces: list[bytes]) -> None:
     talk = Talk()
     talk.broker.max_job_size = 100
     for piece in pieces:
         talk.send(piece)
-        assert talk.session.is_waiting or talk.session.is_closing or kept(talk.session) < MAX_LINE
+        assert talk.session.is_waiting or talk.session.is_closing or buffered_bytes(talk.session) < MAX_LINE
         if talk.session.is_closing:
             break
     talk.send_eof()
@@ -74,27 +74,27 @@ def test_random_bytes_raise_nothing_and_little_is_kept(pieces: list[bytes]) -> N
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([b"a" * 100, b"\r", b"\n", b"a", b"\0" * 150]), max_size=60))
-def test_a_line_without_an_end_keeps_less_than_a_line(pieces: list[bytes]) -> None:
+def test_endless_line_buffers_less_than_a_maximum_line(pieces: list[bytes]) -> None:
     talk = Talk()
     for piece in pieces:
         talk.send(piece)
-        assert kept(talk.session) < MAX_LINE
+        assert buffered_bytes(talk.session) < MAX_LINE
     assert talk.send(b"x\r\n" + MARK).endswith(b"USING default\r\n")
 
 
-def test_a_body_too_big_is_not_kept() -> None:
+def test_body_that_is_too_big_is_not_buffered() -> None:
     talk = Talk()
     talk.send(b"put 0 0 60 4294967295\r\n")
     for _ in range(100):
         talk.send(b"b" * 65536)
-        assert kept(talk.session) == 0
+        assert buffered_bytes(talk.session) == 0
 
 
-def test_a_body_keeps_what_has_come_and_no_more_than_its_size() -> None:
+def test_buffered_body_has_the_bytes_that_have_arrived() -> None:
     talk = Talk()
     talk.send(b"put 0 0 60 65535\r\n")
     for _ in range(64):
         talk.send(b"b" * 1000)
-    assert kept(talk.session) == 64_000
+    assert buffered_bytes(talk.session) == 64_000
     talk.send(b"b" * 10_000)
-    assert kept(talk.session) < MAX_LINE
+    assert buffered_bytes(talk.session) < MAX_LINE

@@ -1,4 +1,4 @@
-"""The reply of each verb, however its bytes arrive, and that the session continues at the right byte."""
+"""The reply of each verb for input in different pieces. Afterwards the session continues at the right byte."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BIGGEST = b"b" * 65535
 CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     # put
     "put": (PUT, b"INSERTED 1\r\n"),
-    "put of nothing": (b"put 0 0 0 0\r\n\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 0\r\n\r\n"),
-    "body holds what looks like framing": (
+    "put of an empty body": (b"put 0 0 0 0\r\n\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 0\r\n\r\n"),
+    "body contains framing": (
         b"put 0 0 60 9\r\nquit\r\n\r\n\0\r\npeek 1\r\n",
         b"INSERTED 1\r\nFOUND 1 9\r\nquit\r\n\r\n\0\r\n",
     ),
-    "put of the biggest": (b"put 0 0 60 65535\r\n" + BIGGEST + b"\r\n", b"INSERTED 1\r\n"),
+    "put of the maximum size": (b"put 0 0 60 65535\r\n" + BIGGEST + b"\r\n", b"INSERTED 1\r\n"),
     "put too big": (b"put 0 0 60 65536\r\n" + BIGGEST + b"b\r\n" + PUT, b"JOB_TOO_BIG\r\nINSERTED 1\r\n"),
-    "put too big swallows whatever the body holds": (
+    "put too big discards commands in the body": (
         b"put 0 0 60 65536\r\n" + b"stats\r\n" * 9362 + b"quit" + PUT,
         b"JOB_TOO_BIG\r\nINSERTED 1\r\n",
     ),
@@ -34,18 +34,24 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"put 0 0 60 65536 x\r\n" + BIGGEST + b"b\r\n" + PUT,
         b"JOB_TOO_BIG\r\nINSERTED 1\r\n",
     ),
-    "put with garbage leaves the body to be read": (b"put 0 0 60 1 x\r\nx\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
-    "put with bad numbers leaves the body to be read": (b"put a 0 60 1\r\nx\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
-    "body too long: the next command follows at once": (
+    "put with garbage has no body": (
+        b"put 0 0 60 1 x\r\nx\r\n",
+        b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
+    ),
+    "put with bad numbers has no body": (
+        b"put a 0 60 1\r\nx\r\n",
+        b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
+    ),
+    "the next command follows the expected end of a body that is too long": (
         b"put 0 0 60 1\r\nxyzstats-foo\r\n" + PUT,
         b"EXPECTED_CRLF\r\nBAD_FORMAT\r\nINSERTED 2\r\n",
     ),
-    "body too short takes the next bytes": (
+    "body too short continues with the next bytes": (
         b"put 0 0 60 3\r\nx\r\nquitter\r\n" + PUT,
         b"EXPECTED_CRLF\r\nUNKNOWN_COMMAND\r\nINSERTED 2\r\n",
     ),
-    "body ended by CR and another": (b"put 0 0 60 1\r\nx\rx" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
-    "body ended by another and LF": (b"put 0 0 60 1\r\nxx\n" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
+    "body followed by CR and another byte": (b"put 0 0 60 1\r\nx\rx" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
+    "body followed by another byte and LF": (b"put 0 0 60 1\r\nxx\n" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
     "a body of CRs": (b"put 0 0 60 2\r\n\r\r\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 2\r\n\r\r\r\n"),
     # workers
     "reserve": (PUT + b"reserve\r\n", RESERVED),
@@ -53,7 +59,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"reserve-with-timeout 0\r\n" + PUT + b"reserve-with-timeout 0\r\n",
         b"TIMED_OUT\r\nINSERTED 1\r\nRESERVED 1 1\r\nx\r\n",
     ),
-    "reserve inside the margin": (
+    "reserve inside the safety margin": (
         b"put 0 0 1 0\r\n\r\nreserve\r\nreserve\r\nreserve-with-timeout 0\r\n",
         b"INSERTED 1\r\nRESERVED 1 0\r\n\r\nDEADLINE_SOON\r\nDEADLINE_SOON\r\n",
     ),
@@ -97,7 +103,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         PUT + b"pause-tube default 9\r\nreserve-with-timeout 0\r\n",
         b"INSERTED 1\r\nPAUSED\r\nTIMED_OUT\r\n",
     ),
-    # anyone
+    # any client
     "peek": (b"peek 1\r\n" + PUT + b"peek 1\r\n", b"NOT_FOUND\r\nINSERTED 1\r\nFOUND 1 1\r\nx\r\n"),
     "peek by state": (b"peek-ready\r\npeek-delayed\r\npeek-buried\r\n", b"NOT_FOUND\r\n" * 3),
     "peek by state in another tube": (
@@ -109,8 +115,8 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"KICKED 0\r\nINSERTED 1\r\nINSERTED 2\r\nRESERVED 2 1\r\nx\r\nBURIED\r\nKICKED 1\r\nKICKED 1\r\nKICKED 0\r\n",
     ),
     "kick-job": (b"put 0 9 9 0\r\n\r\nkick-job 1\r\nkick-job 1\r\n", b"INSERTED 1\r\nKICKED\r\nNOT_FOUND\r\n"),
-    "stats-job of none": (b"stats-job 1\r\n", b"NOT_FOUND\r\n"),
-    "stats-tube of none": (b"stats-tube a\r\n", b"NOT_FOUND\r\n"),
+    "stats-job of an unknown job": (b"stats-job 1\r\n", b"NOT_FOUND\r\n"),
+    "stats-tube of an unknown tube": (b"stats-tube a\r\n", b"NOT_FOUND\r\n"),
     # lines
     "an empty line": (b"\r\n", b"UNKNOWN_COMMAND\r\n"),
     "LF alone is data": (b"stats\nstats\r\nhello\nhello\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
@@ -130,12 +136,12 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
 }
 
 MAX_BYTE_BY_BYTE = 5000
-"""Longer conversations are cut in other ways only: each feed checks the broker."""
+"""Maximum size of a conversation that is sent in small pieces throughout: each piece checks the broker."""
 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_replies_are_the_same_however_the_bytes_arrive(name: str, cut: Cut) -> None:
+def test_replies_do_not_depend_on_the_pieces_of_the_input(name: str, cut: Cut) -> None:
     sent, replies = CONVERSATIONS[name]
     talk = Talk()
     pieces = (
@@ -154,51 +160,51 @@ def test_replies_are_the_same_with_trailing_data(name: str, trailing: bytes) -> 
 
 @pytest.mark.parametrize("length", [*range(220, 230), *range(445, 452), *range(669, 676)])
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_line_of_any_length_gets_one_reply_and_costs_no_other_line(length: int, cut: Cut) -> None:
-    """CR falling on a multiple of 224 included, where beanstalkd loses the next command."""
+def test_line_of_any_length_gets_one_reply(length: int, cut: Cut) -> None:
+    """Some lines have CR at a multiple of 224 bytes, where beanstalkd loses the next command."""
     expected = b"UNKNOWN_COMMAND\r\n" if length <= 224 else b"BAD_FORMAT\r\n"
     assert Talk().send_all(cut(b"a" * (length - 2) + b"\r\n" + MARK)) == expected + MARKED
 
 
 @pytest.mark.parametrize("at", [0, 1, 222, 223, 224, 225, 447, 448, 449])
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_stray_cr_in_a_long_line_stalls_nothing(at: int, cut: Cut) -> None:
+def test_stray_cr_in_a_long_line_does_not_end_it(at: int, cut: Cut) -> None:
     line = bytearray(b"a" * 600 + b"\r\n")
     line[at : at + 1] = b"\r"
     assert Talk().send_all(cut(bytes(line) + MARK)) == b"BAD_FORMAT\r\n" + MARKED
 
 
 @pytest.mark.parametrize("lead", range(3))
-def test_a_long_line_is_answered_when_its_end_comes_and_not_before(lead: int) -> None:
+def test_long_line_is_answered_when_its_end_arrives(lead: int) -> None:
     talk = Talk()
     assert talk.send(b"a" * (222 + lead)) == b""
     assert talk.send(b"a" * 10_000 + b"\r") == b""
     assert talk.send(b"\n" + MARK) == b"BAD_FORMAT\r\n" + MARKED
 
 
-def test_quit_says_nothing_and_serves_nothing_behind_it() -> None:
+def test_quit_has_no_reply_and_later_commands_are_ignored() -> None:
     talk = Talk()
     assert talk.send(MARK + b"quit\r\n" + MARK) == MARKED
     assert talk.session.is_closing
 
 
-def test_max_job_size_is_the_brokers() -> None:
+def test_max_job_size_of_the_broker_applies() -> None:
     broker = make_broker()
     broker.max_job_size = 3
     talk = Talk(broker)
     assert talk.send(b"put 0 0 9 3\r\nabc\r\nput 0 0 9 4\r\nabcd\r\n") == b"INSERTED 1\r\nJOB_TOO_BIG\r\n"
 
 
-def test_a_journal_without_room_is_out_of_memory() -> None:
+def test_put_without_room_in_the_journal_is_out_of_memory() -> None:
     talk = Talk()
     talk.broker.journal = FullJournal()
     assert talk.send(PUT + b"peek 1\r\n") == b"OUT_OF_MEMORY\r\nNOT_FOUND\r\n"
 
 
-# Ids, and the order of a put's checks
+# Ids, and the order of the checks of a put
 
 
-def test_a_put_that_fails_uses_up_its_id_unless_it_is_too_big() -> None:
+def test_failed_put_uses_an_id_unless_it_is_too_big() -> None:
     talk = Talk()
     talk.send(b"put 0 0 9 1\r\nxyz" + b"put 0 0 9 65536\r\n" + b"b" * 65538 + b"put 0 0 9 1 x\r\nputput\r\n")
     assert talk.send(PUT) == b"INSERTED 2\r\n"
@@ -213,7 +219,7 @@ def test_ids_follow_the_order_of_put_headers() -> None:
     assert second.send(b"reserve\r\n") == b"RESERVED 1 1\r\nx\r\n"
 
 
-def test_a_disconnect_in_a_body_uses_up_an_id_and_leaves_no_job() -> None:
+def test_disconnect_in_a_body_uses_an_id_and_creates_no_job() -> None:
     first = Talk()
     first.send(b"put 0 0 9 10\r\nabc")
     second = Talk(first.broker)
@@ -222,7 +228,7 @@ def test_a_disconnect_in_a_body_uses_up_an_id_and_leaves_no_job() -> None:
     assert second.send(PUT) == b"INSERTED 2\r\n"
 
 
-def test_draining_refuses_puts_alone_and_after_the_body() -> None:
+def test_draining_refuses_only_puts_after_their_body() -> None:
     talk = Talk()
     talk.send(PUT)
     talk.broker.drain()

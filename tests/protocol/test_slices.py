@@ -1,11 +1,11 @@
-"""A call does a bounded amount of work: output, commands and kicks continue with `has_more`, without loss."""
+"""Each call does a bounded amount of work. Output, commands and kicks continue with `has_more`, without loss."""
 
 from __future__ import annotations
 
 import pytest
 
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.protocol.session import (
+from greenstalk_server.protocol.costs import (
     COMMAND_SLICE,
     NEW_TUBE_COST,
     OUTPUT_SLICE,
@@ -21,7 +21,7 @@ PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
 
 
 def slices(talk: Talk, data: bytes) -> list[bytes]:
-    """Return the output of each call."""
+    """Send *data*; return the output of each slice."""
     out = [talk.session.receive(data, talk.now)]
     while talk.session.has_more:
         assert not talk.session.wants_input
@@ -30,7 +30,7 @@ def slices(talk: Talk, data: bytes) -> list[bytes]:
     return out
 
 
-def test_big_replies_leave_in_slices() -> None:
+def test_big_replies_are_sent_in_slices() -> None:
     talk = Talk()
     talk.send(PUT * 10)
     out = slices(talk, b"reserve\r\n" * 10 + MARK)
@@ -39,7 +39,7 @@ def test_big_replies_leave_in_slices() -> None:
     assert max(len(reply) for reply in out) <= OUTPUT_SLICE + len(BODY) + 100
 
 
-def test_peeks_of_big_jobs_and_lists_of_many_tubes_leave_in_slices() -> None:
+def test_peeks_of_big_jobs_and_long_lists_are_sent_in_slices() -> None:
     talk = Talk()
     talk.send(PUT)
     for number in range(100):
@@ -58,8 +58,8 @@ def test_many_commands_are_served_in_slices() -> None:
     assert max(len(reply) for reply in out) == len(COMMAND_SLICE) * len(MARKED)
 
 
-def test_a_reserve_weighs_as_much_as_the_tubes_it_looks_at() -> None:
-    """Else a thousand that each look at ten thousand tubes would be one slice, of some seconds."""
+def test_cost_of_a_reserve_increases_with_the_watched_tubes() -> None:
+    """Otherwise a thousand reserves from ten thousand tubes would be one slice, which takes seconds."""
     talk = Talk()
     for number in range(2 * WATCHED_BATCH):
         talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
@@ -72,7 +72,7 @@ def test_a_reserve_weighs_as_much_as_the_tubes_it_looks_at() -> None:
     assert len(slices(talk, b"reserve-with-timeout 0\r\n" * count)) == 1
 
 
-def test_stats_cost_the_same_however_many_tubes_there_are() -> None:
+def test_cost_of_stats_does_not_depend_on_the_number_of_tubes() -> None:
     talk = Talk()
     for number in range(1000):
         talk.session.receive(b"use tube-%d\r\nput 0 0 60 0\r\n\r\n" % number, talk.now)
@@ -83,7 +83,7 @@ def test_stats_cost_the_same_however_many_tubes_there_are() -> None:
     assert many <= few.session.cost + 50
 
 
-def test_a_body_larger_than_a_slice_is_a_stream_and_the_next_command_waits() -> None:
+def test_body_larger_than_a_slice_is_a_stream_and_the_next_command_waits() -> None:
     talk = Talk(make_broker(max_job_size=10**7))
     body = bytes(range(256)) * 20_000
     talk.send(b"put 0 0 60 %d\r\n%b\r\n" % (len(body), body))
@@ -96,7 +96,7 @@ def test_a_body_larger_than_a_slice_is_a_stream_and_the_next_command_waits() -> 
     assert talk.send(b"reserve\r\n" + MARK) == b"RESERVED 1 %d\r\n%b\r\n" % (len(body), body) + MARKED
 
 
-def test_a_large_body_that_ends_a_wait_is_a_stream() -> None:
+def test_large_body_that_ends_a_wait_is_a_stream() -> None:
     talk = Talk(make_broker(max_job_size=10**7))
     other = Talk(talk.broker)
     body = bytes(10**6)
@@ -110,7 +110,7 @@ def test_a_large_body_that_ends_a_wait_is_a_stream() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2])
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_bodies_around_the_size_of_a_piece(pieces: int, more: int) -> None:
+def test_body_around_the_size_of_a_piece_is_sent_whole(pieces: int, more: int) -> None:
     size = pieces * OUTPUT_SLICE + more
     talk = Talk(make_broker(max_job_size=10**7))
     body = bytes(size)
@@ -133,7 +133,7 @@ def test_long_lists_are_streams_of_small_pieces(count: int, length: int) -> None
         assert max(map(len, [out, *pieces])) <= OUTPUT_SLICE + 300
 
 
-def test_a_list_that_is_being_sent_does_not_change() -> None:
+def test_list_does_not_change_while_it_is_sent() -> None:
     talk = Talk()
     talk.send(b"".join([b"watch %0200d\r\n" % number for number in range(1000)]))
     out = talk.session.receive(b"list-tubes\r\n", talk.now)
@@ -171,7 +171,7 @@ def test_lists_are_refused_while_too_many_names_are_being_sent() -> None:
 
 
 @pytest.mark.parametrize("verb", [b"use", b"watch"])
-def test_new_tubes_have_their_weight(verb: bytes) -> None:
+def test_new_tubes_have_a_cost(verb: bytes) -> None:
     count = 3 * OUTPUT_SLICE // NEW_TUBE_COST
     request = b"".join([b"%b tube-%d\r\nput 0 0 60 0\r\n\r\n" % (verb, number) for number in range(count)])
     counts = [out.count(b"INSERTED") for out in slices(Talk(), request)]
@@ -188,27 +188,27 @@ def test_others_are_served_between_slices() -> None:
     assert out == b"USING a\r\n" * len(COMMAND_SLICE)
 
 
-def test_a_slice_that_ends_inside_a_put_goes_on_with_its_body() -> None:
+def test_slice_may_end_inside_a_body() -> None:
     talk = Talk()
     sent = MARK * (len(COMMAND_SLICE) - 1) + b"put 0 0 60 5\r\nab"
     assert talk.send(sent) == MARKED * (len(COMMAND_SLICE) - 1)
     assert talk.send(b"cde\r\n" + MARK) == b"INSERTED 1\r\n" + MARKED
 
 
-def test_a_slice_that_ends_inside_a_line_goes_on_with_it() -> None:
+def test_slice_may_end_inside_a_line() -> None:
     talk = Talk()
     assert talk.send(MARK * len(COMMAND_SLICE) + MARK[:5]) == MARKED * len(COMMAND_SLICE)
     assert talk.send(MARK[5:]) == MARKED
 
 
-def test_a_slice_that_ends_with_a_reserve_waits() -> None:
+def test_slice_may_end_with_a_waiting_reserve() -> None:
     talk = Talk()
     assert talk.send(MARK * (len(COMMAND_SLICE) - 1) + b"reserve\r\n" + MARK) == MARKED * (len(COMMAND_SLICE) - 1)
     assert talk.session.is_waiting
     assert talk.send_eof() == b"TIMED_OUT\r\n" + MARKED
 
 
-def test_after_the_end_of_input_all_slices_are_served_before_closing() -> None:
+def test_all_slices_are_served_after_the_end_of_input() -> None:
     talk = Talk()
     talk.send(PUT * 10)
     talk.send(b"watch a\r\nignore default\r\nreserve\r\nwatch default\r\n" + b"reserve\r\n" * 11 + MARK)
@@ -218,45 +218,45 @@ def test_after_the_end_of_input_all_slices_are_served_before_closing() -> None:
     assert talk.session.is_closing
 
 
-def delayed_jobs(talk: Talk, count: int) -> None:
+def put_delayed(talk: Talk, count: int) -> None:
     talk.send(b"put 0 60 60 0\r\n\r\n" * count)
 
 
-def test_a_kick_of_many_goes_on_slice_by_slice_with_one_reply() -> None:
+def test_kick_of_many_jobs_takes_several_slices_and_has_one_reply() -> None:
     talk = Talk()
-    delayed_jobs(talk, 3 * SLICE + 1)
+    put_delayed(talk, 3 * SLICE + 1)
     out = slices(talk, b"kick 100000\r\n" + MARK)
     assert b"".join(out) == b"KICKED %d\r\n" % (3 * SLICE + 1) + MARKED
     assert len(out) == 4
 
 
-def test_a_kick_of_exactly_a_slice_needs_no_more() -> None:
+def test_kick_of_exactly_one_slice_ends_with_it() -> None:
     talk = Talk()
-    delayed_jobs(talk, SLICE)
+    put_delayed(talk, SLICE)
     assert slices(talk, b"kick 100000\r\n") == [b"KICKED %d\r\n" % SLICE]
 
 
-def test_a_kick_under_way_counts_what_others_left() -> None:
+def test_kick_does_not_count_jobs_deleted_between_its_slices() -> None:
     talk = Talk()
-    delayed_jobs(talk, 2 * SLICE)
+    put_delayed(talk, 2 * SLICE)
     other = Talk(talk.broker)
     assert talk.session.receive(b"kick 100000\r\n" + MARK, talk.now) == b""
     assert other.send(b"delete %d\r\n" % (2 * SLICE)) == b"DELETED\r\n"
     assert talk.resume() == b"KICKED %d\r\n" % (2 * SLICE - 1) + MARKED
 
 
-def test_a_kick_under_way_does_not_chase_jobs_that_come_meanwhile() -> None:
+def test_kick_does_not_move_jobs_put_between_its_slices() -> None:
     talk = Talk()
-    delayed_jobs(talk, 2 * SLICE)
+    put_delayed(talk, 2 * SLICE)
     other = Talk(talk.broker)
     talk.session.receive(b"kick 100000\r\n", talk.now)
-    delayed_jobs(other, SLICE)
+    put_delayed(other, SLICE)
     assert talk.resume() == b"KICKED %d\r\n" % (2 * SLICE)
 
 
-def test_a_client_that_goes_during_its_kick_leaves_the_rest_as_it_is() -> None:
+def test_kick_of_a_client_that_disconnects_stops() -> None:
     talk = Talk()
-    delayed_jobs(talk, 2 * SLICE)
+    put_delayed(talk, 2 * SLICE)
     talk.session.receive(b"kick 100000\r\n", talk.now)
     talk.close()
     other = Talk(talk.broker)

@@ -1,4 +1,4 @@
-"""Counters per command, and the YAML to the byte."""
+"""Counters per command, and the exact YAML of stats replies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ COUNTED_VERBS = (
     "use", "watch", "ignore", "bury", "kick", "touch", "stats", "stats-job", "stats-tube", "list-tubes",
     "list-tube-used", "list-tubes-watched", "pause-tube",
 )  # fmt: skip
-"""In the order of the YAML."""
+"""Verbs with a counter, in the order of the YAML."""
 
 NOT_COUNTED = [
     b"put a 0 9 0\r\n", b"put 0 0 9\r\n", b"peek x\r\n", b"peek-readyx\r\n", b"reserve 0\r\n",
@@ -61,7 +61,7 @@ def counts(talk: Talk) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("sent", "counter"), COUNTED.items())
-def test_a_command_counts_once_its_arguments_have_parsed(sent: bytes, counter: str) -> None:
+def test_command_with_valid_arguments_is_counted(sent: bytes, counter: str) -> None:
     talk = Talk()
     before = counts(talk)
     talk.send(sent)
@@ -69,7 +69,7 @@ def test_a_command_counts_once_its_arguments_have_parsed(sent: bytes, counter: s
 
 
 @pytest.mark.parametrize("sent", NOT_COUNTED)
-def test_what_has_no_counter_or_did_not_parse_counts_nowhere(sent: bytes) -> None:
+def test_malformed_or_uncounted_command_changes_no_counter(sent: bytes) -> None:
     talk = Talk()
     before = counts(talk)
     talk.send(sent)
@@ -92,7 +92,7 @@ def test_what_has_no_counter_or_did_not_parse_counts_nowhere(sent: bytes) -> Non
         (b"delete 1\r\nstats\r\n", 0, 0),
     ],
 )
-def test_who_is_a_producer_and_who_a_worker(sent: bytes, producers: int, workers: int) -> None:
+def test_put_makes_a_producer_and_reserve_makes_a_worker(sent: bytes, producers: int, workers: int) -> None:
     talk = Talk()
     talk.send(sent)
     assert (talk.broker.producer_count, talk.broker.worker_count) == (producers, workers)
@@ -100,7 +100,7 @@ def test_who_is_a_producer_and_who_a_worker(sent: bytes, producers: int, workers
     assert (talk.broker.producer_count, talk.broker.worker_count) == (0, 0)
 
 
-def test_stats_to_the_byte() -> None:
+def test_stats_reply_is_exact() -> None:
     talk = Talk()
     talk.send(b"put 1023 0 9 0\r\n\r\n")
     talk.advance(61.5)
@@ -120,8 +120,8 @@ def test_stats_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize("oldest", ["1.4.4", "1.4", "1.8", "1.10", "1.12"])
-def test_version_passes_for_a_recent_beanstalkd_and_is_two_numbers(oldest: str) -> None:
-    """Perl's version, RubyGems and float() refuse anything else."""
+def test_version_is_two_numbers_above_those_of_beanstalkd(oldest: str) -> None:
+    """Perl's version objects, RubyGems and float() accept only two numbers."""
     reply = Talk().send(b"stats\r\n").decode()
     match = re.search(r'^version: "([0-9]+)\.([0-9]+)"$', reply, re.MULTILINE)
     assert match is not None
@@ -131,7 +131,7 @@ def test_version_passes_for_a_recent_beanstalkd_and_is_two_numbers(oldest: str) 
 
 
 @pytest.mark.parametrize(("name", "written"), [(b"mail", b"mail"), (b"123", b'"123"')])
-def test_stats_tube_to_the_byte(name: bytes, written: bytes) -> None:
+def test_stats_tube_reply_is_exact(name: bytes, written: bytes) -> None:
     talk = Talk()
     talk.send(b"use %b\r\nput 0 0 9 0\r\n\r\npause-tube %b 9\r\n" % (name, name))
     talk.advance(0.5)
@@ -143,7 +143,7 @@ def test_stats_tube_to_the_byte(name: bytes, written: bytes) -> None:
     assert talk.send(b"stats-tube %b\r\n" % name) == b"OK %d\r\n%b\r\n" % (len(body), body)
 
 
-def test_stats_job_to_the_byte() -> None:
+def test_stats_job_reply_is_exact() -> None:
     talk = Talk()
     talk.send(b"put 7 3 0 0\r\n\r\n")
     talk.advance(0.5)

@@ -1,14 +1,14 @@
-"""Conversations with a reserve that waits: what comes behind it, what ends it, and the end of the input."""
+"""Conversations with a waiting reserve: later commands, the end of the wait, and the end of the input."""
 
 from __future__ import annotations
 
 import pytest
 
 from greenstalk_server.protocol.session import INPUT_LIMIT
-from tests.support.talk import MARK, MARKED, Talk, kept
+from tests.support.talk import MARK, MARKED, Talk, buffered_bytes
 
 PUT = b"put 0 0 60 1\r\nx\r\n"
-GOT = b"RESERVED 1 1\r\nx\r\n"
+RESERVED = b"RESERVED 1 1\r\nx\r\n"
 
 
 @pytest.fixture
@@ -21,66 +21,66 @@ def producer(worker: Talk) -> Talk:
     return Talk(worker.broker)
 
 
-def test_a_job_wakes_once_and_is_told_at_resume(worker: Talk, producer: Talk) -> None:
+def test_job_wakes_the_session_once_and_is_sent_at_resume(worker: Talk, producer: Talk) -> None:
     assert worker.send(b"reserve\r\n") == b""
     assert worker.session.is_waiting
     assert producer.send(PUT) == b"INSERTED 1\r\n"
     assert (worker.woken, worker.session.is_waiting) == (1, True)
-    assert worker.resume() == GOT
+    assert worker.resume() == RESERVED
     assert not worker.session.is_waiting
 
 
-def test_a_job_that_ended_a_wait_is_not_kept(worker: Talk, producer: Talk) -> None:
+def test_session_does_not_keep_the_job_that_ended_a_wait(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\n")
     producer.send(PUT)
-    assert worker.resume() == GOT
+    assert worker.resume() == RESERVED
     assert worker.session.client.outcome is None
 
 
-def test_commands_behind_a_reserve_wait_and_are_answered_in_order(worker: Talk, producer: Talk) -> None:
+def test_commands_after_a_waiting_reserve_are_answered_in_order(worker: Talk, producer: Talk) -> None:
     assert worker.send(MARK + b"reserve\r\ndelete 1\r\n" + MARK) == MARKED
     assert worker.send(b"touch 1\r\nput 0 0 9 1\r\n") == b""
     assert worker.send(b"y\r\n") == b""
     producer.send(PUT)
-    assert worker.resume() == GOT + b"DELETED\r\n" + MARKED + b"NOT_FOUND\r\nINSERTED 2\r\n"
+    assert worker.resume() == RESERVED + b"DELETED\r\n" + MARKED + b"NOT_FOUND\r\nINSERTED 2\r\n"
 
 
-def test_a_reserve_behind_a_reserve_waits_in_turn(worker: Talk, producer: Talk) -> None:
+def test_second_reserve_waits_after_the_first(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\nreserve\r\n" + MARK)
     producer.send(PUT)
-    assert worker.resume() == GOT
+    assert worker.resume() == RESERVED
     assert worker.session.is_waiting
     producer.send(PUT)
     assert worker.resume() == b"RESERVED 2 1\r\nx\r\n" + MARKED
 
 
 @pytest.mark.parametrize("sent", [b"reserve\r\n", b"reserve-with-timeout 5\r\n"])
-def test_half_close_times_out_then_serves_what_was_sent(worker: Talk, sent: bytes) -> None:
+def test_half_close_ends_the_wait_and_then_serves_the_rest_of_the_input(worker: Talk, sent: bytes) -> None:
     worker.send(sent + MARK + b"reserve\r\n" + MARK)
     assert worker.send_eof() == b"TIMED_OUT\r\n" + MARKED + b"TIMED_OUT\r\n" + MARKED
     assert worker.session.is_closing
     assert worker.woken == 0
 
 
-def test_reserve_after_half_close_still_gets_what_is_ready(worker: Talk, producer: Talk) -> None:
+def test_reserve_after_half_close_gets_a_ready_job(worker: Talk, producer: Talk) -> None:
     worker.send(b"watch a\r\nignore default\r\nreserve\r\nwatch default\r\nreserve\r\n")
     producer.send(PUT)
-    assert worker.send_eof() == b"TIMED_OUT\r\nWATCHING 2\r\n" + GOT
+    assert worker.send_eof() == b"TIMED_OUT\r\nWATCHING 2\r\n" + RESERVED
 
 
-def test_a_client_that_half_closed_gets_no_job_any_more(worker: Talk, producer: Talk) -> None:
+def test_half_closed_client_no_longer_waits_for_jobs(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\n")
     worker.send_eof()
     producer.send(PUT)
     assert (worker.woken, worker.broker.waiting_count) == (0, 0)
-    assert producer.send(b"reserve\r\n") == GOT
+    assert producer.send(b"reserve\r\n") == RESERVED
 
 
-def test_a_job_that_came_before_the_half_close_is_told(worker: Talk, producer: Talk) -> None:
+def test_job_that_ended_the_wait_before_the_half_close_is_sent(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\n")
     producer.send(PUT)
     worker.send(MARK)
-    assert worker.send_eof() == GOT + MARKED
+    assert worker.send_eof() == RESERVED + MARKED
     assert worker.session.is_closing and not worker.session.is_woken
 
 
@@ -96,7 +96,7 @@ def test_end_of_input_inside_a_line_or_a_body_closes_without_a_reply(worker: Tal
     assert not worker.broker.jobs
 
 
-def test_timeout_is_told_at_resume(worker: Talk) -> None:
+def test_timed_out_is_sent_at_resume(worker: Talk) -> None:
     worker.send(b"reserve-with-timeout 3\r\n" + MARK)
     worker.advance(2.9)
     assert worker.woken == 0
@@ -105,7 +105,7 @@ def test_timeout_is_told_at_resume(worker: Talk) -> None:
     assert worker.resume() == b"TIMED_OUT\r\n" + MARKED
 
 
-def test_deadline_soon_is_told_at_resume(worker: Talk) -> None:
+def test_deadline_soon_is_sent_at_resume(worker: Talk) -> None:
     worker.send(b"put 0 0 5 1\r\nx\r\nreserve\r\nreserve\r\n" + b"touch 1\r\nreserve\r\n")
     worker.advance(4)
     assert worker.resume() == b"DEADLINE_SOON\r\nTOUCHED\r\n"
@@ -113,7 +113,7 @@ def test_deadline_soon_is_told_at_resume(worker: Talk) -> None:
     assert worker.resume() == b"DEADLINE_SOON\r\n"
 
 
-def test_a_waiting_client_that_goes_leaves_no_wait_behind(worker: Talk, producer: Talk) -> None:
+def test_disconnect_ends_the_wait(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\n")
     worker.close()
     producer.send(PUT)
@@ -121,21 +121,21 @@ def test_a_waiting_client_that_goes_leaves_no_wait_behind(worker: Talk, producer
     assert producer.broker.waiting_count == 0
 
 
-def test_a_client_that_goes_with_its_job_unread_gives_it_back(worker: Talk, producer: Talk) -> None:
+def test_unsent_job_of_a_disconnected_client_is_ready_again(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\n")
     producer.send(PUT)
     worker.close()
-    assert producer.send(b"reserve\r\n") == GOT
+    assert producer.send(b"reserve\r\n") == RESERVED
 
 
-def test_while_it_waits_it_asks_for_no_more_than_its_limit(worker: Talk, producer: Talk) -> None:
+def test_input_buffered_during_a_wait_is_limited(worker: Talk, producer: Talk) -> None:
     worker.send(b"reserve\r\n")
     sent = 0
     while worker.session.wants_input:
         worker.send(MARK * 100)
         sent += 100
-    assert INPUT_LIMIT <= kept(worker.session) < INPUT_LIMIT + 100 * len(MARK)
+    assert INPUT_LIMIT <= buffered_bytes(worker.session) < INPUT_LIMIT + 100 * len(MARK)
     producer.send(PUT)
-    assert worker.resume() == GOT + MARKED * sent
-    assert kept(worker.session) == 0
+    assert worker.resume() == RESERVED + MARKED * sent
+    assert buffered_bytes(worker.session) == 0
     assert worker.send(MARK) == MARKED

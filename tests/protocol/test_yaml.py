@@ -1,4 +1,4 @@
-"""Names in the YAML of stats replies: every reader gets the name, and a bare one wherever that is possible."""
+"""Names in the YAML of stats replies: YAML parsers read the exact name, and it is bare if possible."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def written(name: str) -> str:
 
 
 def read(document: str) -> list[dict[str, object]]:
-    """*document* as YAML 1.1 and as YAML 1.2 have it, each by the reader of a library."""
+    """Return *document* parsed as YAML 1.1 and as YAML 1.2, each by a library."""
     return [yaml.safe_load(document), YAML(typ="safe", pure=True).load(document)]
 
 
 def tube_names() -> st.SearchStrategy[str]:
-    """Names that could be numbers, dates or words above all."""
+    """Generate names, many of which resemble numbers, dates or words of YAML."""
     any_name = st.one_of(
         st.text(NAME_CHARACTERS, min_size=1, max_size=12),
         st.text("0123456789+-._eExobOB", min_size=1, max_size=12),
@@ -88,23 +88,23 @@ def test_tube_name_is_read_back_by_yaml_1_1_and_1_2(name: str) -> None:
 @example("12:30:00")
 @example("é\U0001f600")
 @example("")
-def test_name_of_the_machine_is_read_back_by_yaml_1_1_and_1_2(text: str) -> None:
+def test_host_facts_are_read_back_by_yaml_1_1_and_1_2(text: str) -> None:
     broker = make_broker()
     broker.facts = replace(broker.facts, hostname=text, os=text, platform=text)
     document = stats(server_stats(broker, 0)).split(b"\r\n", 1)[1].decode()
-    for said in read(document):
-        assert (said["hostname"], said["os"], said["platform"]) == (text, text, text)
+    for parsed in read(document):
+        assert (parsed["hostname"], parsed["os"], parsed["platform"]) == (text, text, text)
 
 
 def test_host_name_that_is_not_unicode_is_written() -> None:
-    """A host may be called by any bytes, which Python hands on as half a character each."""
+    """A host name may have any bytes. Python decodes invalid ones to lone surrogates."""
     broker = make_broker()
     broker.facts = replace(broker.facts, hostname=b"\xff".decode(errors="surrogateescape"))
     assert b'hostname: "\\udcff"\n' in stats(server_stats(broker, 0))
 
 
-def test_longest_name_is_decided_on_in_no_time() -> None:
+def test_longest_name_is_checked_in_linear_time() -> None:
     for name in ("1" * 200, "1" * 199 + "x", "." * 199 + "x", "0x" + "f" * 197 + "g", "1e" + "1" * 197 + "x"):
-        began = time.process_time()
+        started_at = time.process_time()
         written(name)
-        assert time.process_time() - began < 0.01
+        assert time.process_time() - started_at < 0.01

@@ -1,1 +1,1 @@
-"""The process itself: log and threads."""
+"""The runtime of the process: log and threads."""

@@ -1,4 +1,4 @@
-"""The log: the format of its lines, which no client can forge, and the signals that change its level."""
+"""The log: its formats, which clients cannot forge, and the signals that change its level."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server import BUILD
 from greenstalk_server.runtime.logs import JsonFormatter, TextFormatter
-from tests.support.daemon import COMMAND, MINDING_SIGNALS, PATIENCE, REPOSITORY, Daemon, ask, environment, run
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -31,12 +32,12 @@ class Log:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
         self._stream = process.stderr
-        self._until = time.monotonic() + PATIENCE
+        self._until = time.monotonic() + TIMEOUT
 
     def __iter__(self) -> Iterator[str]:
         while True:
             ready, _, _ = select.select([self._stream], [], [], max(0, self._until - time.monotonic()))
-            assert ready, "nothing more in the log"
+            assert ready, "no more lines in the log"
             line = self._stream.readline()
             if not line:
                 return
@@ -73,41 +74,42 @@ def test_every_line_of_the_json_log_is_an_event(json_server: subprocess.Popen[by
     log = Log(json_server)
     serving = log.event("serving")
     assert serving["pid"] == json_server.pid
+    assert serving["build"] == BUILD.name
     assert serving["jobs"] == "in memory only; they do not survive a restart"
     assert (serving["level"], serving["logger"]) == ("info", "greenstalk_server.daemon")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", serving["time"])
     host, _, port = serving["beanstalk"].rpartition(":")
 
-    with socket.create_connection((host, int(port)), PATIENCE) as sock:
+    with socket.create_connection((host, int(port)), TIMEOUT) as sock:
         address = "{}:{}".format(*sock.getsockname())
-        of_it = {"connection": 1, "address": address, "level": "debug", "logger": "greenstalk_server.net.server"}
-        assert log.event("connected").items() >= of_it.items()
+        context = {"connection": 1, "address": address, "level": "debug", "logger": "greenstalk_server.net.server"}
+        assert log.event("connected").items() >= context.items()
         ask(sock, b"bogus \x1b[31m\xff\n{} \r\n")
         refused = log.event("refused: UNKNOWN_COMMAND")
-        assert refused.items() >= {**of_it, "command": "bogus \x1b[31m\ufffd\n{} "}.items()
+        assert refused.items() >= {**context, "command": "bogus \x1b[31m\ufffd\n{} "}.items()
         ask(sock, b"put 0 0 60 70000\r\n" + bytes(70000) + b"\r\n")
-        assert log.event("refused: JOB_TOO_BIG").items() >= {**of_it, "command": "put of 70000 bytes"}.items()
+        assert log.event("refused: JOB_TOO_BIG").items() >= {**context, "command": "put of 70000 bytes"}.items()
         ask(sock, b"put 0 0 60 2\r\nhello\r\n")
-        assert log.event("refused: EXPECTED_CRLF").items() >= {**of_it, "command": "put of 2 bytes"}.items()
+        assert log.event("refused: EXPECTED_CRLF").items() >= {**context, "command": "put of 2 bytes"}.items()
         ask(sock, b"use mail\r\n")
         ask(sock, b"watch mail\r\n")
         ask(sock, b"put 0 0 1 2\r\nhi\r\n")
         ask(sock, b"reserve\r\n")
-        assert log.event("job timed out").items() >= {**of_it, "job": 2, "tube": "mail"}.items()
+        assert log.event("job timed out").items() >= {**context, "job": 2, "tube": "mail"}.items()
         ask(sock, b"delete 2\r\n")
         ask(sock, b"put 0 0 60 2\r\nhi\r\n")
         ask(sock, b"reserve\r\n")
-    assert log.event("disconnected").items() >= {**of_it, "jobs": [3]}.items()
+    assert log.event("disconnected").items() >= {**context, "jobs": [3]}.items()
 
-    with urllib.request.urlopen(f"{serving['dashboard']}healthz?secret=1", timeout=PATIENCE) as answer:  # noqa: S310
+    with urllib.request.urlopen(f"{serving['dashboard']}healthz?secret=1", timeout=TIMEOUT) as answer:  # noqa: S310
         assert answer.status == 200
     request = log.event("GET /healthz")
     assert request.items() >= {"address": "127.0.0.1", "status": 200, "level": "debug", "logger": "web"}.items()
     assert request["bytes"] > 0
-    assert 0 < request["seconds"] < PATIENCE
+    assert 0 < request["seconds"] < TIMEOUT
 
     host, _, port = serving["dashboard"].removeprefix("http://").strip("/").rpartition(":")
-    with socket.create_connection((host, int(port)), PATIENCE) as sock:
+    with socket.create_connection((host, int(port)), TIMEOUT) as sock:
         assert ask(sock, b"no\nrequest\r\n\r\n") == b"HTTP/1.1 400 Bad Request"
     bad = log.event("bad request: Invalid HTTP method: 'no\\n'")
     assert bad.items() >= {"address": "127.0.0.1", "level": "debug", "logger": "web"}.items()
@@ -116,26 +118,26 @@ def test_every_line_of_the_json_log_is_an_event(json_server: subprocess.Popen[by
     assert log.event("stopped")["level"] == "info"
     assert json_server.stdout is not None
     assert json_server.stdout.read() == b""
-    assert json_server.wait(PATIENCE) == 0
+    assert json_server.wait(TIMEOUT) == 0
 
 
 def test_client_cannot_forge_a_line() -> None:
     with Daemon(*QUIET, "-V") as daemon:
         daemon.ask(b"x\n2026-01-01 00:00:00.000 ERROR forged\x1b[2J\r\n")
-        _, said = daemon.stop()
-    (line,) = [line for line in said.splitlines() if "forged" in line]
+        _, stderr = daemon.stop()
+    (line,) = [line for line in stderr.splitlines() if "forged" in line]
     assert "DEBUG refused: UNKNOWN_COMMAND connection=1" in line
     assert line.endswith(r"command='x\n2026-01-01 00:00:00.000 ERROR forged\x1b[2J'")
-    assert "\x1b" not in said
+    assert "\x1b" not in stderr
 
 
 def test_clients_are_not_logged_at_info() -> None:
     with Daemon(*LOOPBACK, "--web-port", "0") as daemon:
         daemon.ask(b"bogus\r\n")
-        with urllib.request.urlopen(daemon.dashboard, timeout=PATIENCE):  # noqa: S310  our own, on loopback
+        with urllib.request.urlopen(daemon.dashboard, timeout=TIMEOUT):  # noqa: S310  our own, on loopback
             pass
-        _, said = daemon.stop()
-    assert [line.split(" ", 2)[2] for line in said.splitlines()] == [
+        _, stderr = daemon.stop()
+    assert [line.split(" ", 2)[2] for line in stderr.splitlines()] == [
         "INFO stopping: refusing new connections, finishing commands and requests",
         "INFO stopped",
     ]
@@ -197,9 +199,9 @@ def test_sighup_stops_the_server_in_a_terminal() -> None:
         script = "import os, sys; os.dup2(int(sys.argv[1]), 0); os.execv(sys.argv[2], sys.argv[2:])"
         command = (*MINDING_SIGNALS, sys.executable, "-c", script, str(end.fileno()), *COMMAND)
         with Daemon(*QUIET, command=command, pass_fds=[end.fileno()]) as daemon:
-            exit_code, said = daemon.stop(signal.SIGHUP)
+            exit_code, stderr = daemon.stop(signal.SIGHUP)
     assert exit_code == 0
-    assert "stopping" in said
+    assert "stopping" in stderr
 
 
 # Uncaught exceptions
@@ -225,7 +227,7 @@ fail("main")
 def uncaught(log_format: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", UNCAUGHT, log_format],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr.splitlines()
@@ -286,7 +288,7 @@ server.stop()
 
 def test_failed_view_is_one_event_and_a_bad_request_none() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", VIEWS], cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-c", VIEWS], cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
     view, stream = map(json.loads, done.stderr.splitlines())
     assert view["message"] == "Exception on /view [GET]"
@@ -304,8 +306,8 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
 
 
 def test_text_field_is_quoted_where_needed() -> None:
-    text = TextFormatter().format(record("said %s", "ä\u2028", a=1, b="", c="x y", d='"', e="k=v", f=[1, 2], g="plain"))
-    assert text.endswith(""" INFO said ä\\u2028 a=1 b='' c='x y' d='"' e='k=v' f='[1, 2]' g=plain""")
+    text = TextFormatter().format(record("got %s", "ä\u2028", a=1, b="", c="x y", d='"', e="k=v", f=[1, 2], g="plain"))
+    assert text.endswith(""" INFO got ä\\u2028 a=1 b='' c='x y' d='"' e='k=v' f='[1, 2]' g=plain""")
 
 
 def test_json_log_accepts_any_field_value() -> None:

@@ -1,4 +1,4 @@
-"""Blocking calls in the thread pool: results, exceptions, and the greenlets that run in the meantime."""
+"""Blocking calls in the thread pool: results, exceptions, and other greenlets that run during a call."""
 
 from __future__ import annotations
 

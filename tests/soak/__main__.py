@@ -62,7 +62,7 @@ SETTLED_AFTER: Final = 600.0
 FILES_MAY_GROW: Final = 5
 """File descriptors beyond those of connections: the number of journal segments varies."""
 
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 60.0
 """Seconds to wait for a condition at the start or the end."""
 
 MIB: Final = 2**20
@@ -87,7 +87,7 @@ class Server:
         """Stop the server in order; raise AssertionError if its exit code or its invariants are wrong."""
         said = self.log.read_text()
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(PATIENCE)
+        code = self.process.wait(TIMEOUT)
         new = self.log.read_text().removeprefix(said)
         assert code == 0 and CHECKED in new, f"exit code {code}: {new[-3000:]}"
 
@@ -122,7 +122,7 @@ class Sampler(threading.Thread):
     def run(self) -> None:
         while not self.is_over:
             try:
-                with socket.create_connection(("127.0.0.1", self._server.port), PATIENCE) as sock:
+                with socket.create_connection(("127.0.0.1", self._server.port), TIMEOUT) as sock:
                     self._watch(sock)
             except (OSError, HTTPException, psutil.NoSuchProcess, ValueError, IndexError):
                 time.sleep(0.2)  # the server restarts
@@ -212,7 +212,7 @@ def _soak(seconds: float, seed: int, directory: Path, server: Server) -> dict[st
     marks: list[tuple[float, str]] = []
     kills = _kill_workers(server, until, lambda: _restart_at(until - seconds * 0.75, server, sampler, marks))
     for player in players:
-        player.join(PATIENCE)
+        player.join(TIMEOUT)
         if player.exitcode != 0:
             player.kill()
             wrong.append(f"a process of clients has not ended: {player.exitcode}")
@@ -222,7 +222,7 @@ def _soak(seconds: float, seed: int, directory: Path, server: Server) -> dict[st
             ledger.merge(pickle.loads(result.read_bytes()))  # noqa: S301  we have just written it
             result.unlink()
     sampler.is_over = True
-    sampler.join(PATIENCE)
+    sampler.join(TIMEOUT)
     figures = _figures(sampler.samples, seconds, wrong)
     figures["fds at the end"] = _files_at_the_end(server, wrong)
     sums = audit(ledger, _present(server))
@@ -325,7 +325,7 @@ def _files_at_the_end(server: Server, wrong: list[str]) -> int:
 def _present(server: Server) -> dict[int, bytes]:
     """Return every existing job, by peeking at every id that may have been given."""
     present: dict[int, bytes] = {}
-    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as sock, sock.makefile("rb") as reader:
+    with socket.create_connection(("127.0.0.1", server.port), TIMEOUT) as sock, sock.makefile("rb") as reader:
         sock.sendall(b"put 0 0 60 0\r\n\r\n")
         last = int(reader.readline().split()[1])
         sock.sendall(b"delete %d\r\n" % last)
@@ -373,7 +373,7 @@ def _present_jobs(stats: dict[str, str]) -> int:
 
 def _body_bytes(web_port: int) -> float:
     """Return the bytes of the bodies of all jobs, according to the server's metrics."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/metrics", timeout=PATIENCE) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{web_port}/metrics", timeout=TIMEOUT) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("greenstalk_tube_bytes{"))
 
@@ -397,7 +397,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _eventually(is_so: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < until, f"still not: {what}"
         time.sleep(0.05)

@@ -29,7 +29,7 @@ TUBES: Final = tuple(f"work-{number}" for number in range(8))
 BACKLOG: Final = 3000
 """Ready jobs above which producers wait for the workers."""
 
-PATIENCE: Final = 30.0
+TIMEOUT: Final = 30.0
 """Seconds to wait for an HTTP response, and for a server that restarts."""
 
 BULK: Final = 200
@@ -200,7 +200,7 @@ class Player:
                     b"use " + b"a" * 150 + b"\r\nwatch leaver-%d\r\n" % self._rng.randrange(1000),
                 )
             )
-            sock = socket.create_connection(("127.0.0.1", self._target.port), PATIENCE)
+            sock = socket.create_connection(("127.0.0.1", self._target.port), TIMEOUT)
             with sock:
                 sock.sendall(begun)
                 if self._rng.random() < 0.5:
@@ -213,7 +213,7 @@ class Player:
     # Over HTTP
 
     def _ask(self, method: str, path: str, fields: object = None) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=TIMEOUT)
         with contextlib.closing(connection):
             body = None if fields is None else json.dumps(fields)
             connection.request(method, f"/api/v1{path}", body, {"Content-Type": "application/json"})
@@ -250,7 +250,7 @@ class Player:
 
     def _change(self, expected: int, **fields: object) -> None:
         task = self._ask("POST", "/bulk", {**fields, "dry_run": False})
-        until = time.time() + PATIENCE
+        until = time.time() + TIMEOUT
         while task["state"] == "running":
             assert time.time() < until, f"not done: {task}"
             time.sleep(0.05)
@@ -266,7 +266,7 @@ class Player:
         )  # fmt: skip
         while self._is_time():
             path = self._rng.choice(pages)
-            connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=PATIENCE)
+            connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=TIMEOUT)
             with contextlib.closing(connection):
                 connection.request("GET", path)
                 response = connection.getresponse()
@@ -277,7 +277,7 @@ class Player:
 
     def _stream(self) -> None:
         """A dashboard that stays open for a while."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=PATIENCE)
+        connection = http.client.HTTPConnection("127.0.0.1", self._target.web_port, timeout=TIMEOUT)
         with contextlib.closing(connection):
             connection.request("GET", "/api/v1/events")
             response = connection.getresponse()

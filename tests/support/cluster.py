@@ -1,6 +1,6 @@
-"""A PostgreSQL server of the tests' own, on a free port, in a directory of its own; and a standby of it.
+"""A PostgreSQL server for the tests, on a free port in its own directory, and a standby of it.
 
-root may not run one: it does so as the user `postgres`, which Debian's package makes.
+PostgreSQL refuses to run as root. For root it runs as the user `postgres`, which Debian's package creates.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,7 +17,8 @@ from typing import Final, Self
 
 import psycopg
 
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
+from tests.support.pages import free_ports
 
 SETTINGS: Final = (
     "listen_addresses = '127.0.0.1'",
@@ -29,13 +29,21 @@ SETTINGS: Final = (
 )
 
 
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Cluster:
-    """One server; as a context manager it ends, and its directory goes, with the block."""
+    """A PostgreSQL server. As a context manager it is killed, and its directory removed, at the end of the block."""
 
     def __init__(self, *settings: str, upstream: Cluster | None = None, port: int = 0) -> None:
-        """*settings* are lines of its configuration file; with *upstream* it is a standby of that. 0 is any *port*."""
+        """*settings* are lines of postgresql.conf; with *upstream*, it is a standby of that. 0 is any free *port*."""
         self.directory: Path = Path(tempfile.mkdtemp(prefix="greenstalk-pg-", dir="/tmp"))
-        self.port: int = port or _free_port()
+        self.port: int = port or free_ports(1)[0]
         self._data: Path = self.directory / "data"
         if os.geteuid() == 0:
             shutil.chown(self.directory, "postgres", "postgres")
@@ -60,58 +68,58 @@ class Cluster:
         self.remove()
 
     def remove(self) -> None:
-        """End it, and remove its directory."""
+        """Kill the server, and remove its directory."""
         if self.is_running():
             self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
     def admin_url(self) -> str:
-        """The address of a database that is always there."""
+        """The URL of the database `postgres`, which always exists."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     @property
     def url(self) -> str:
-        """The address of the database for journals."""
+        """The URL of the database for journals."""
         return self.url_by(self.port)
 
     @staticmethod
     def url_by(*ports: int) -> str:
-        """The same by other *ports*, of which the one that can be written to counts."""
+        """Return the URL of the database for journals on several servers; a client connects to the writable one."""
         hosts = ",".join([f"127.0.0.1:{port}" for port in ports])
         return f"postgresql://postgres@{hosts}/greenstalk"
 
     @property
     def log(self) -> str:
-        """The log of PostgreSQL."""
+        """The log of PostgreSQL so far."""
         return (self.directory / "log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start it; return once it serves."""
+        """Start the server; return once it accepts connections."""
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self.directory / "log"), "-w", "-t", "60", "start")
 
     def promote(self) -> None:
-        """Have a standby be a primary; return once it is one."""
+        """Promote the standby; return once it is a primary."""
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "promote")
 
     def stop(self) -> None:
-        """Stop it in order, connections or not."""
+        """Stop the server in order; open connections are closed."""
         self._run("pg_ctl", "-D", str(self._data), "-m", "fast", "-w", "-t", "60", "stop")
 
     def freeze(self) -> None:
-        """Stop every process of it, as a machine that hangs would: connections stay open, and new ones are taken."""
+        """Stop every process, like a machine that hangs: connections stay open, and the kernel accepts new ones."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Have it go on after `freeze`."""
+        """Resume after `freeze`."""
         self._signal(signal.SIGCONT)
 
     def has_synchronous_standby(self) -> bool:
-        """Whether a commit waits for a standby that is there."""
+        """Return whether a commit waits for a connected standby."""
         return self.ask("SELECT sync_state FROM pg_stat_replication") == [("sync",)]
 
     def _signal(self, number: signal.Signals) -> tuple[int, list[str]]:
-        """Send *number* to every process of it, all at once; return their ids, the first process's apart."""
+        """Send a signal to every process; return the id of the main process, and those of its children."""
         main = self._pid()
         assert main is not None
         children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
@@ -119,26 +127,26 @@ class Cluster:
         for pid in children:
             try:
                 os.kill(int(pid), number)
-            except ProcessLookupError:  # it has noticed
+            except ProcessLookupError:  # it has ended after its parent
                 continue
         return main, children
 
     def kill(self) -> None:
-        """Kill every process of it, all at once, as a machine that fails would."""
+        """Kill every process, like a machine that fails."""
         main, children = self._signal(signal.SIGKILL)
-        deadline = time.monotonic() + PATIENCE
-        while any(Path(f"/proc/{pid}/stat").exists() for pid in (main, *children)):
-            assert time.monotonic() < deadline, "PostgreSQL does not end"
+        deadline = time.monotonic() + TIMEOUT
+        while any(_exists(int(pid)) for pid in (main, *children)):
+            assert time.monotonic() < deadline, "PostgreSQL is still running"
             time.sleep(0.01)
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def is_running(self) -> bool:
-        """Whether there is a process of it."""
+        """Return whether the main process exists."""
         pid = self._pid()
-        return pid is not None and Path(f"/proc/{pid}").exists()
+        return pid is not None and _exists(pid)
 
     def ask(self, query: str) -> list[tuple[object, ...]]:
-        """The rows of *query* in the database for journals."""
+        """Run *query* in the database for journals; return its rows."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(query.encode())
             return cursor.fetchall() if cursor.description is not None else []
@@ -150,28 +158,22 @@ class Cluster:
             return None
 
     def _run(self, program: str, *arguments: str) -> None:
-        became = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+        as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
         done = subprocess.run(
-            [*became, str(bin_directory() / program), *arguments],
+            [*as_postgres, str(bin_directory() / program), *arguments],
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if program != "pg_ctl" else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
             check=False,
         )
-        said = done.stdout.decode() if done.stdout else ""
+        output = done.stdout.decode() if done.stdout else ""
         log = self.directory / "log"
-        assert done.returncode == 0, f"{program}: {said}{log.read_text() if log.exists() else ''}"
+        assert done.returncode == 0, f"{program}: {output}{log.read_text() if log.exists() else ''}"
 
 
 def bin_directory() -> Path:
-    """Return the directory of the programs of the newest installed PostgreSQL, as Debian names it."""
+    """Return the program directory of the newest installed PostgreSQL, in Debian's layout."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     assert found, "PostgreSQL is needed: apt-get install postgresql"
     return found[-1].parent
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port

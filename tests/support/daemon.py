@@ -1,4 +1,4 @@
-"""The real command as a subprocess."""
+"""The real command in a subprocess."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
 """Prefix of a command that a test signals: under nohup or in a background shell, children inherit ignored signals."""
 
 LAST_OF_FIRST_LINES = "jobs: "
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Timeout in seconds of every wait, generous for slow machines."""
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return the environment of this process without the variables that a server reads, and with *variables*."""
-    ours = re.compile(r"PORT$|GREENSTALK_|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$")
+    """Return the environment of this process without the variables that a server reads, and with *variables*.
+
+    Servers run the build that this process runs.
+    """
+    ours = re.compile(r"PORT$|GREENSTALK_(?!PURE$)|DATABASE_URL$|LISTEN_|NOTIFY_|PG[A-Z]+$")
     kept = {name: text for name, text in os.environ.items() if not ours.match(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | variables
 
 
 class Daemon:
-    """A running server, which stops at the end of a `with` block. `first_lines` is its output at its start."""
+    """A running server, which stops at the end of a `with` block. `first_lines` is its output at startup."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Daemon:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=pass_fds,
-            bufsize=0,  # else select would not see the lines that readline has read ahead
+            bufsize=0,  # otherwise select would not report the lines that readline has read ahead
         )
         self.first_lines = self._read_first_lines()
 
@@ -71,27 +74,27 @@ class Daemon:
         """Send a signal that ends the server; return its exit code and the rest of its stderr."""
         self.process.send_signal(number)
         try:
-            _, said = self.process.communicate(timeout=PATIENCE)
+            _, stderr = self.process.communicate(timeout=TIMEOUT)
         finally:
             self.process.kill()  # does nothing to a process that has ended
-        return self.process.returncode, said.decode()
+        return self.process.returncode, stderr.decode()
 
     @property
     def port(self) -> int:
         """The TCP port of the protocol."""
-        return int(self._said(r"^beanstalk protocol: .*:(\d+)$"))
+        return int(self._first_match(r"^beanstalk protocol: .*:(\d+)$"))
 
     @property
     def dashboard(self) -> str:
         """The URL of the dashboard."""
-        return self._said(r"^dashboard: (http://\S+)$")
+        return self._first_match(r"^dashboard: (http://\S+)$")
 
     def ask(self, request: bytes) -> bytes:
         """Send *request* on a new TCP connection; return the first line of the reply."""
-        with socket.create_connection(("127.0.0.1", self.port), PATIENCE) as sock:
+        with socket.create_connection(("127.0.0.1", self.port), TIMEOUT) as sock:
             return ask(sock, request)
 
-    def _said(self, pattern: str) -> str:
+    def _first_match(self, pattern: str) -> str:
         match = re.search(pattern, self.first_lines, re.MULTILINE)
         assert match is not None, self.first_lines
         return match[1]
@@ -99,19 +102,19 @@ class Daemon:
     def _read_first_lines(self) -> str:
         assert self.process.stdout is not None
         lines = ""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while LAST_OF_FIRST_LINES not in lines:
             readable, _, _ = select.select([self.process.stdout], [], [], until - time.monotonic())
             if not readable or not (line := self.process.stdout.readline()):
                 self.process.kill()
-                _, said = self.process.communicate()
-                raise AssertionError(f"{self.process.args!r} does not serve: {lines}{said.decode()}")
+                _, stderr = self.process.communicate()
+                raise AssertionError(f"{self.process.args!r} does not serve: {lines}{stderr.decode()}")
             lines += line.decode()
         return lines
 
 
 def ask(sock: socket.socket, request: bytes) -> bytes:
-    """Send *request*, and return the first line of the reply, without its end."""
+    """Send *request*; return the first line of the reply without its CRLF."""
     sock.sendall(request)
     with sock.makefile("rb") as reader:
         return reader.readline().rstrip(b"\r\n")
@@ -120,14 +123,14 @@ def ask(sock: socket.socket, request: bytes) -> bytes:
 def run(
     *flags: str, command: Sequence[str] = COMMAND, pass_fds: Sequence[int] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that ends by itself, and return the completed process."""
+    """Run a command to its end; return the completed process."""
     return subprocess.run(
         [*command, *flags],
         cwd=REPOSITORY,
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
         pass_fds=pass_fds,
     )

@@ -1,4 +1,4 @@
-"""Servers that share a journal: real processes, each with ports and a connection to the database of its own."""
+"""Servers that share a journal: real processes, each with its own ports and database connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.daemon import COMMAND, REPOSITORY, environment
 from tests.support.pages import free_ports
 from tests.support.proxy import Proxy
 
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 60.0
 """Seconds that a takeover or a start may take on a busy machine."""
 
 ACTIVE: Final = "active"
@@ -28,7 +28,7 @@ NEITHER: Final = "neither"
 
 
 class Node:
-    """One server process: a standby, active, or neither."""
+    """One server process, whose role is active, standby or neither."""
 
     def __init__(
         self, name: str, url: str, logs: Path, *flags: str, proxy: Proxy | None = None, **variables: str
@@ -74,16 +74,16 @@ class Node:
         """End the process by SIGTERM; return its exit code."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(PATIENCE)
+        return self.process.wait(TIMEOUT)
 
     @property
     def role(self) -> str:
         """The role that /readyz reports."""
-        status, said = self.ask("readyz")
+        status, text = self.ask("readyz")
         if status == 200:
             return ACTIVE
-        is_behind = said.endswith(" behind\n") or " behind; " in said
-        return STANDBY if said.startswith("standby") and is_behind else NEITHER
+        is_behind = text.endswith(" behind\n") or " behind; " in text
+        return STANDBY if text.startswith("standby") and is_behind else NEITHER
 
     def ask(self, path: str, token: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
         """Request a page with the Host header *host*; return status and text, or 0 and no text without a response."""
@@ -111,7 +111,7 @@ class Node:
         return self.log_file.read_text()
 
     def listens(self) -> bool:
-        """Whether clients can connect."""
+        """Return whether clients can connect."""
         try:
             socket.create_connection(("127.0.0.1", self.port), 1).close()
         except OSError:
@@ -156,11 +156,13 @@ class Nodes:
                 node.proxy.close()
 
     def wait_for_roles(self) -> Node:
-        """Return the active server, once there is one and all others are standbys that are up to date."""
+        """Return the active server, once there is one and all others are up-to-date standbys that name a leader."""
 
         def is_settled() -> bool:
             roles = sorted([node.role for node in self.nodes])
-            return roles == [ACTIVE, *[STANDBY] * (len(self.nodes) - 1)]
+            return roles == [ACTIVE, *[STANDBY] * (len(self.nodes) - 1)] and not any(
+                "nobody is active" in node.ask("readyz")[1] for node in self.nodes
+            )
 
         wait_until(is_settled, lambda: f"roles: {[(node.name, node.ask('readyz')) for node in self.nodes]}")
         return next(node for node in self.nodes if node.role == ACTIVE)
@@ -172,8 +174,8 @@ class Nodes:
 
 
 def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Return as soon as *is_so* is true; fail after PATIENCE seconds."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait until *is_so* returns True; after TIMEOUT seconds fail with the message that *what* returns."""
+    deadline = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
@@ -183,5 +185,5 @@ def run_command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command, such as `handover`, with the options of *node*."""
     arguments: Sequence[str] = node.command(*words)
     return subprocess.run(
-        arguments, cwd=REPOSITORY, env=node.environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+        arguments, cwd=REPOSITORY, env=node.environ, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tests.support.daemon import REPOSITORY, environment
 
 PORTS = ("11310", "11311", "8090")
-"""The ports in the pages. Each is replaced by a free one, because it may be in use."""
+"""The ports in the pages. Each is replaced by a free port, because it may be in use."""
 
 TIMEOUT = 60.0
 """Maximum run time of a page in seconds."""
@@ -97,7 +97,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def path_with_commands(directory: Path) -> str:
-    """Create *directory* with this tree's two commands; return a PATH that contains them and beanstalkd."""
+    """Create *directory* with the two commands of this checkout; return a PATH with them and beanstalkd."""
     path = f"{directory}:{os.environ['PATH']}:/usr/sbin"
     assert shutil.which("beanstalkd", path=path), "beanstalkd is missing: apt-get install beanstalkd"
     directory.mkdir()

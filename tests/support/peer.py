@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 
 MIB = 1 << 20
 
@@ -23,7 +23,7 @@ class Peer:
         if isinstance(server, socket.socket):
             self.sock = server
         else:
-            self.sock = socket.create_connection(("127.0.0.1", server.port if port is None else port), PATIENCE)
+            self.sock = socket.create_connection(("127.0.0.1", server.port if port is None else port), TIMEOUT)
         self._unread = b""
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class Peer:
         self.sock.sendall(data)
 
     def read_line(self) -> bytes:
-        """Return the next line without its end, or the rest if the server closes."""
+        """Return the next line without its CRLF, or the rest if the server closes."""
         while b"\r\n" not in self._unread and (data := self.sock.recv(65536)):
             self._unread += data
         line, _, self._unread = self._unread.partition(b"\r\n")
@@ -88,14 +88,14 @@ def open_files(server: Daemon) -> int:
 
 
 def eventually(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until *is_so* returns True; fail after PATIENCE seconds."""
-    deadline = time.monotonic() + PATIENCE
+    """Wait until *is_so* returns True; fail after TIMEOUT seconds."""
+    deadline = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < deadline, f"still not: {what}"
         time.sleep(0.01)
 
 
 def connections(server: Daemon) -> int:
-    """Return the number of connections of the server, without the one that asks."""
+    """Return the number of the server's connections, without the one of this query."""
     with Peer(server) as peer:
         return int(peer.stats()["current-connections"]) - 1

@@ -57,17 +57,17 @@ class Proxy:
     def silence(self) -> None:
         """Forward nothing on existing connections, not even their end; new connections work.
 
-        A firewall that restarts and forgets its connections does so, or a machine that is lost and replaced.
+        This is the effect of a firewall that restarts and loses its connection table, or of a machine that is replaced.
         """
         with self._lock:
             for side in self._sides:
                 side.is_silent = True
 
     def lose_in_batch(self, size: int) -> None:
-        """Wait until a request has sent *size* bytes and is not complete; then be silent and cut."""
+        """Wait until a request has sent *size* bytes and is incomplete; then silence its connection, and cut."""
         self._has_lost.clear()
         self._loses_after = size
-        assert self._has_lost.wait(60), "no batch is as large"
+        assert self._has_lost.wait(60), f"no batch has more than {size} bytes"
 
     def mend(self, is_late: bool) -> None:
         """Forward everything again: send held data now if *is_late*, else close those connections."""
@@ -128,7 +128,7 @@ class Proxy:
             self._send(side.other, data)
 
     def _count(self, side: _Side, size: int) -> None:
-        """Count the bytes sent; be silent and cut in the middle of a batch that is to be lost."""
+        """Count the bytes sent; silence and cut in the middle of the batch that `lose_in_batch` waits for."""
         side.sent, side.other.sent = side.sent + size, 0
         if side.sent > self._loses_after:
             self._loses_after = inf

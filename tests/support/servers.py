@@ -1,7 +1,7 @@
-"""The two servers as subprocesses on free loopback ports, and what takes one back to a known state.
+"""The two servers as subprocesses on free loopback ports, and their reset to a known state.
 
-A Server is used by one thread at a time. Before a conversation `reset` deletes what the last one left, so
-that each starts with no job, no tube but `default`, and no connection but the control connection.
+A Server is used by one thread at a time. Before a conversation `reset` deletes the jobs of the previous one. So each
+conversation starts without jobs, with the tube `default` alone, and with the control connection alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,25 +19,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .pages import free_ports
 from .wire import SILENCE, Connection
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
-MOST_IDS = 1000
-"""More than any conversation uses: a server that goes beyond has lost count."""
+MAX_IDS = 1000
+"""Maximum ids per conversation, above the number that any uses. A server that exceeds it allocates wrong ids."""
 
 OURS_VARIABLE = "CONFORMANCE_OURS"
-"""Environment variable that replaces the command of ours; `-l`, `-p` and the flags are appended to it."""
+"""Environment variable that replaces our server's command; `-l`, `-p` and the flags are appended to it."""
 
 
 class ServerError(Exception):
-    """A server that is missing, does not start, or cannot be brought back to a known state."""
+    """A server is missing, does not start, or cannot be reset to a known state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How to start one of the two servers."""
+    """One of the two servers, and its command line."""
 
     name: str
     command: tuple[str, ...]
@@ -55,16 +55,16 @@ def ours() -> Kind:
 
 
 def peer() -> Kind:
-    """Debian's beanstalkd; raise ServerError if it is not installed."""
+    """Return Debian's beanstalkd; raise ServerError if it is not installed."""
     path = shutil.which("beanstalkd", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/sbin")
     if path is None:
-        raise ServerError("beanstalkd, held against ours here, is missing: install the Debian package `beanstalkd`")
+        raise ServerError("beanstalkd is missing: apt-get install beanstalkd")
     return Kind("peer", (path,))
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Figures of a server just before a conversation; normalise.py counts from here."""
+    """Figures of a server just before a conversation; normalise.py reports counters relative to them."""
 
     pid: int
     last_id: int
@@ -88,7 +88,7 @@ class Server:
         return self._process.pid
 
     def stop(self) -> None:
-        """End this server's own process, by its pid."""
+        """Terminate the process; kill it after STOP_SECONDS."""
         self._control.close()
         if self._process.poll() is None:
             self._process.terminate()
@@ -99,15 +99,15 @@ class Server:
                 self._process.wait()
 
     def close(self) -> None:
-        """Stop, and give up the log."""
+        """Stop the process, and remove its log."""
         self.stop()
         self._log.close()
 
     def barrier(self) -> None:
-        """Return once the server has handled everything that reached it before.
+        """Return once the server has handled everything that has reached it.
 
-        An unknown command changes no counter. Its reply proves that the event loop has run; three
-        replies, that what lay in the same batch of events, in any order, has been handled too.
+        An unknown command changes no counter. Its reply proves that the event loop has run. Three replies prove that
+        the other events of the same batch, in any order, have been handled too.
         """
         if self._is_paused:
             return
@@ -117,17 +117,17 @@ class Server:
                 raise ServerError(f"{self.kind.name} answered the barrier with {reply!r}{self.log_tail()}")
 
     def round_trip(self) -> None:
-        """One turn of the server's event loop."""
+        """Wait for one iteration of the server's event loop."""
         self._control.ask(b"barrier")
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, and return once the server has taken notice of it."""
+        """Send a signal, and return once the server has handled it."""
         self._process.send_signal(number)
-        for _ in range(100):  # a signal has no reply; the loop sees it within a turn or two
+        for _ in range(100):  # a signal has no reply; the loop handles it within an iteration or two
             self.round_trip()
 
     def pause(self) -> None:
-        """Stop the process once it sleeps in its event loop, so that nothing of what came before is left to do."""
+        """Stop the process once it sleeps in its event loop, so that no earlier input is left to handle."""
         self.barrier()
         self._await_state("S")
         self._process.send_signal(signal.SIGSTOP)
@@ -178,27 +178,27 @@ class Server:
             self._delete_all_jobs()
 
     def _delete_all_jobs(self) -> None:
-        """Delete every job up to a new one: once the connections are gone, none is reserved."""
+        """Delete every job up to a new one. Once the other connections are closed, no job is reserved."""
         reply = self._control.ask(b"put 0 0 1 0\r\n")
         if not (inserted := re.fullmatch(rb"INSERTED (\d+)", reply)):
             raise ServerError(f"{self.kind.name} answered put with {reply!r}{self.log_tail()}")
         first, self._last_id = self._last_id + 1, int(inserted[1])
-        if self._last_id - first > MOST_IDS:
-            raise ServerError(f"{self.kind.name} went from id {first} to {self._last_id}")
+        if self._last_id - first > MAX_IDS:
+            raise ServerError(f"{self.kind.name} allocated the ids {first} to {self._last_id}")
         for job_id in range(first, self._last_id + 1):
             self._control.ask(b"delete %d" % job_id)
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection, tuple[str, int]]:
-        """Start the process and wait until it accepts; again if another program took the port first."""
+        """Start the process and wait until it accepts connections; retry if another program took its port."""
         command = list[str]()
         for _ in range(5):
-            address = ("127.0.0.1", _free_port())
+            address = ("127.0.0.1", free_ports(1)[0])
             command = self.kind.arguments(address[1], self.flags)
             process = subprocess.Popen(command, cwd=REPOSITORY, stdout=self._log, stderr=self._log)
             deadline = time.monotonic() + START_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
                 try:
-                    control = Connection(address, patience=5.0)
+                    control = Connection(address, timeout=5.0)
                 except ConnectionRefusedError:
                     time.sleep(0.01)
                     continue
@@ -209,20 +209,13 @@ class Server:
         raise ServerError(f"{self.kind.name} does not start: {command!r}{self.log_tail()}")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def _is_clean(stats: dict[str, str]) -> bool:
     jobs = [value for key, value in stats.items() if key.startswith("current-jobs-")]
     return set(jobs) == {"0"} and stats["current-connections"] == "1" and stats["current-tubes"] == "1"
 
 
 def yaml_mapping(reply: bytes) -> dict[str, str]:
-    """The keys and values of a stats reply; raise ServerError if it is none."""
+    """Return the keys and values of a stats reply; raise ServerError if *reply* is another one."""
     head, _, body = reply.partition(b"\r\n")
     if not head.startswith(b"OK ") or reply.endswith(SILENCE):
         raise ServerError(f"not a stats reply: {reply!r}")

@@ -1,4 +1,4 @@
-"""A session without a socket, the ways to cut what it is sent, and a bound on what it may keep."""
+"""A session without a socket, ways to cut its input into pieces, and the size of the input that it buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARKED: Final = b"USING default\r\n"
 
 
 class Talk:
-    """One connection to *broker*, and the time. `woken` counts the calls of the session's wake."""
+    """One connection to *broker*, and the fake time. `woken` counts the wake-ups of the session."""
 
     def __init__(self, broker: Broker | None = None) -> None:
         self.broker: Broker = broker if broker is not None else make_broker()
@@ -27,9 +27,9 @@ class Talk:
         self.session = Session(self.broker, self._on_wake)
 
     def send(self, data: bytes) -> bytes:
-        """Send *data* in one piece; return all replies to it, as a server would, slice after slice.
+        """Send *data* in one piece; return the replies of all its slices.
 
-        Of a session that is closing a server reads nothing more.
+        A session that is closing gets no input: a server does not read from it.
         """
         if self.session.is_closing:
             return b""
@@ -42,11 +42,11 @@ class Talk:
         return self._rest(self.session.receive_eof(self.now))
 
     def resume(self) -> bytes:
-        """Go on after a wake-up."""
+        """Resume the session after a wake-up; return its replies."""
         return self._rest(self.session.resume(self.now))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass and the broker tick; the session is not resumed."""
+        """Advance the time and tick the broker; do not resume the session."""
         self.now += round(seconds * SECOND)
         while (due := self.broker.tick(self.now)) is not None and due <= self.now:
             pass
@@ -69,7 +69,7 @@ class Talk:
 
 
 def stream_of(session: Session) -> list[bytes]:
-    """Return the pieces of the stream that *session* has begun, if it has, as a connection sends them."""
+    """Return the pieces of the stream that *session* has begun, as a connection sends them; none without a stream."""
     pieces = []
     if session.stream is not None:
         while piece := session.stream.next():
@@ -78,8 +78,8 @@ def stream_of(session: Session) -> list[bytes]:
     return pieces
 
 
-def kept(session: Session) -> int:
-    """Bytes that *session* keeps of what was sent, whatever it calls them."""
+def buffered_bytes(session: Session) -> int:
+    """Return the bytes of input and replies that *session* buffers, in any attribute."""
     return sum(_size(getattr(session, name)) for name in slots(session))
 
 
@@ -108,4 +108,4 @@ def cut_after_cr(data: bytes) -> list[bytes]:
 
 
 CUTS: Final[tuple[Callable[[bytes], list[bytes]], ...]] = (whole, byte_by_byte, in_threes, cut_after_cr)
-"""Ways for the same bytes to arrive."""
+"""Ways to cut a stream into the pieces in which it arrives."""

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support.daemon import PATIENCE, REPOSITORY
+from tests.support.daemon import REPOSITORY, TIMEOUT
 
 PAGE = REPOSITORY / "docs" / "security.md"
 
@@ -24,7 +24,7 @@ def make_certificates(directory: Path) -> None:
     commands = re.search(r"<!-- run by tests/net/test_tls.py -->\n\n```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert commands is not None
     script = f"set -eu\n{commands[1]}"
-    subprocess.run(["sh", "-c", script], cwd=directory, check=True, capture_output=True, timeout=PATIENCE)
+    subprocess.run(["sh", "-c", script], cwd=directory, check=True, capture_output=True, timeout=TIMEOUT)
 
 
 def context(directory: Path, client: str = "") -> ssl.SSLContext:
@@ -37,7 +37,7 @@ def context(directory: Path, client: str = "") -> ssl.SSLContext:
 
 def connect(port: int, secured: ssl.SSLContext) -> ssl.SSLSocket:
     """Return a TLS connection to a server on this machine."""
-    sock = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    sock = socket.create_connection(("127.0.0.1", port), TIMEOUT)
     return secured.wrap_socket(sock, server_hostname="localhost")
 
 
@@ -95,7 +95,7 @@ class InMemory:
 
 
 class KeyUpdater:
-    """A client with OpenSSL's C interface, which can update keys as Python's cannot. Checks no certificate."""
+    """A client with OpenSSL's C interface, which can update keys; Python's cannot. It verifies no certificate."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Do the handshake on *sock*, which must be blocking; may run in a thread."""

@@ -1,7 +1,7 @@
-"""One client connection, and the cutting of what the server sends into replies.
+"""One client connection, which splits the server's output into replies.
 
-A reply is a line, and the body that the line announces: RESERVED, FOUND and OK have one. Nothing else about
-the protocol is known here, so a wrong reply is recorded, not rejected.
+A reply is a line, and the body that the line announces: RESERVED, FOUND and OK have one. This module knows nothing
+else about the protocol, so it records a wrong reply and does not reject it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 from collections.abc import Callable
 
 SILENCE = b"<silence>"
-"""Stands in a transcript for a reply that did not come in time."""
+"""In a transcript: no reply arrived in time."""
 END = b"<end>"
-"""End of the stream, by FIN or by reset."""
+"""In a transcript: the end of the stream, by FIN or by reset."""
 QUIET = b"<quiet>"
-"""Nothing had arrived."""
+"""In a transcript: nothing had arrived."""
 
 MISSING_CRLF = b"<no CRLF>"
-"""Follows a reply whose body does not end where its line said."""
+"""Follows a reply whose body has a different size from the one in its line."""
 
 SEND_SECONDS = 5.0
 
@@ -27,15 +27,14 @@ _BODY_SIZE = re.compile(rb"(?:OK|(?:RESERVED|FOUND) \d+) (\d{1,9})\Z")
 
 
 class Connection:
-    """A client connection on loopback; replies are read whole, within a time limit.
+    """A client connection on loopback. Its reads return whole replies, and time out.
 
-    A read that has received nothing for *patience* seconds calls *settle*, which returns when the server has
-    handled all that reached it, and looks once more. So a short patience is enough where no reply depends on
-    time passing.
+    A read that has received nothing for *timeout* seconds calls *settle*, which returns once the server has handled
+    all its input, and then receives once more. So a short timeout is enough if no reply depends on time.
     """
 
-    def __init__(self, address: tuple[str, int], patience: float, settle: Callable[[], None] = lambda: None) -> None:
-        self._patience = patience
+    def __init__(self, address: tuple[str, int], timeout: float, settle: Callable[[], None] = lambda: None) -> None:
+        self._timeout = timeout
         self._settle = settle
         self._socket = socket.create_connection(address, timeout=SEND_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -43,7 +42,7 @@ class Connection:
         self._at_end = False
 
     def send(self, data: bytes) -> None:
-        """Send all of *data*; a peer that has closed is no error here: the reads will tell."""
+        """Send all of *data*. It is no error if the peer has closed: the next read returns END."""
         self._socket.settimeout(SEND_SECONDS)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
@@ -63,21 +62,21 @@ class Connection:
     def read_reply(self) -> bytes:
         """Return the next reply without its last CRLF; if it is incomplete, its bytes and why the rest is missing."""
         while (size := self._reply_size()) is None:
-            if not self._receive(self._patience) and not self._receive_settled():
+            if not self._receive(self._timeout) and not self._receive_settled():
                 return self._unfinished()
         reply = bytes(self._received[:size])
         del self._received[:size]
         return reply[:-2] if reply.endswith(b"\r\n") else reply + MISSING_CRLF
 
     def read_to_end(self) -> list[bytes]:
-        """Every reply up to the end of the stream; the last item is END, or SILENCE if it stays open."""
+        """Return every reply up to the end of the stream. The last item is END, or SILENCE if the stream stays open."""
         replies = [self.read_reply()]
         while not replies[-1].endswith((END, SILENCE)):
             replies.append(self.read_reply())
         return replies
 
     def read_arrived(self) -> list[bytes]:
-        """Return what has already arrived, or QUIET."""
+        """Return the replies that have already arrived, or QUIET."""
         while self._receive(seconds=0.0):
             pass
         replies = []
@@ -94,7 +93,7 @@ class Connection:
         return left + (END if self._at_end else SILENCE)
 
     def _reply_size(self) -> int | None:
-        """Bytes of the first reply, CRLF included, or None while it is not whole."""
+        """Return the bytes of the first reply with its CRLF, or None while it is incomplete."""
         line_end = self._received.find(b"\r\n")
         if line_end < 0:
             return None
@@ -104,13 +103,13 @@ class Connection:
         return size if len(self._received) >= size else None
 
     def _receive_settled(self) -> bool:
-        """Whether more had arrived once the server had nothing left to do."""
+        """Return whether more had arrived once the server had handled all its input."""
         if not self._at_end:
             self._settle()
         return self._receive(seconds=0.0)
 
     def _receive(self, seconds: float) -> bool:
-        """Receive more within *seconds*; false if nothing came, or the stream has ended."""
+        """Receive more within *seconds*; return False if nothing arrived, or the stream has ended."""
         if self._at_end:
             return False
         self._socket.settimeout(seconds)

@@ -1,7 +1,7 @@
-"""A broker in fake time, and clients that record how their reserves ended.
+"""A broker in fake time, and clients that record the outcomes of their reserves.
 
-Every step ends with `Broker.check()`, except in bulk. Time passes only in `advance`, which ticks when the broker has
-asked for it and at no other time. So a broker that does not ask for a tick fails the test.
+Every step ends with `Broker.check()`, except in bulk. Time passes only in `advance`, which ticks only when the broker
+has requested a tick. So a broker that does not request a tick fails the test.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def make_broker(max_job_size: int = 65535, limits: Limits | None = None) -> Brok
         id="0123456789abcdef",
         pid=1,
         version="0",
+        build="pure Python",
         hostname="host",
         os="os",
         platform="platform",
@@ -72,7 +73,7 @@ def slots(one: object) -> tuple[str, ...]:
 
 
 class FullJournal(NullJournal):
-    """A journal without room."""
+    """A journal that has no room for records."""
 
     def put(self, job: Job) -> bool:
         return False
@@ -109,7 +110,7 @@ class World(BrokerListener):
         return Actor(self, use, list(watch))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and tick whenever the broker has asked for it."""
+        """Advance the time, and tick whenever the broker has requested it."""
         self.advance_to(self.now + round(seconds * SECOND))
 
     def advance_to(self, until: int) -> None:
@@ -126,13 +127,13 @@ class World(BrokerListener):
             self.broker.check()
 
     def checked(self, value: T) -> T:
-        """Check, and return *value*."""
+        """Check the broker, and return *value*."""
         self.check()
         return value
 
     @contextmanager
     def in_bulk(self) -> Iterator[None]:
-        """Check once, at the end, since a check costs O(everything)."""
+        """Check once, at the end of the block: a check takes time in proportion to all jobs and tubes."""
         self._is_bulk = True
         try:
             yield
@@ -174,36 +175,36 @@ class World(BrokerListener):
         return self.checked(self.broker.delete_job(id, self.now, is_forced))
 
     def state(self, id: int) -> str:
-        """The state of job *id*, or "deleted"."""
+        """Return the state of job *id*, or "deleted"."""
         job = self.broker.jobs.get(id)
         return STATE_NAMES[job.state] if job is not None else "deleted"
 
     def ready(self, tube: bytes = b"default") -> list[int]:
-        """The ready jobs of *tube*, first one first."""
+        """Return the ids of the ready jobs of *tube* in their order."""
         return [job.id for job in self.broker.tubes[tube].ready.walk()]
 
     def delayed(self, tube: bytes = b"default") -> list[int]:
-        """The delayed jobs of *tube*, first one first."""
+        """Return the ids of the delayed jobs of *tube* in their order."""
         return [job.id for job in self.broker.tubes[tube].delayed.walk()]
 
     def buried(self, tube: bytes = b"default") -> list[int]:
-        """The buried jobs of *tube*, first one first."""
+        """Return the ids of the buried jobs of *tube* in their order."""
         return list(self.broker.tubes[tube].buried)
 
     def tubes(self) -> list[bytes]:
-        """The names of the tubes, in the order of creation."""
+        """Return the names of the tubes in the order of creation."""
         return list(self.broker.tubes)
 
     def stats(self) -> ServerStats:
-        """The reply to "stats"."""
+        """Return the reply to "stats"."""
         return server_stats(self.broker, self.now)
 
     def stats_tube(self, name: bytes = b"default") -> TubeStats:
-        """The reply to "stats-tube"."""
+        """Return the reply to "stats-tube"."""
         return tube_stats(self.broker.tubes[name], self.now)
 
     def stats_job(self, id: int) -> JobStats:
-        """The reply to "stats-job"."""
+        """Return the reply to "stats-job"."""
         return job_stats(self.broker.jobs[id], self.now)
 
     def on_alarm(self, when: int) -> None:
@@ -212,7 +213,7 @@ class World(BrokerListener):
 
 
 class Actor:
-    """A client; times in seconds. `ended` lists the outcomes of the reserves that had to wait."""
+    """A client; times in seconds. `ended` lists the outcomes of the reserves that waited."""
 
     def __init__(self, world: World, use: bytes, watch: list[bytes]) -> None:
         self.world = world
@@ -227,7 +228,7 @@ class Actor:
 
     @property
     def reserved(self) -> list[int]:
-        """The jobs it holds, in the order of reservation."""
+        """The ids of the jobs that the client holds, in the order of reservation."""
         return list(self.client.reserved)
 
     @property
@@ -252,7 +253,7 @@ class Actor:
         return id
 
     def reserve(self, timeout: float | None = None) -> Outcome:
-        """Reserve a job, or wait for one, as a session does."""
+        """Reserve a job, or wait for one like a session; return the outcome."""
         now = self.world.now
         job = self.broker.reserve(self.client, now)
         if job is not None:
@@ -296,7 +297,7 @@ class Actor:
         self.world.check()
 
     def take(self, count: int) -> list[int]:
-        """Reserve *count* jobs that are ready."""
+        """Reserve *count* ready jobs; return their ids."""
         taken = [self.reserve(0) for _ in range(count)]
         assert all(isinstance(id, int) for id in taken), taken
         return [int(id) for id in taken]

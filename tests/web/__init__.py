@@ -1,1 +1,1 @@
-"""The dashboard: its pages by Flask's client over a broker with fake time, and by a real browser over a daemon."""
+"""Tests of the dashboard: with Flask's client over a broker in fake time, and with a real browser and daemon."""

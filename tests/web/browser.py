@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Page, sync_playwright
 
 BROWSERS = ("chromium-headless-shell", "chromium")
-"""Commands, also Debian's packages, the first installed one of which is used.
+"""Commands to try in this order. Each is also the name of a Debian package.
 
-Both have the same engine. The shell draws no window for it: a visit to two pages in a new tab takes 1.1 s of CPU
-instead of 2.2.
+Both have the same engine. The shell draws no window: a visit to two pages in a new tab takes 1.1 s of CPU instead of
+2.2 s.
 """
 
 FLAGS = (

@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open, f"never opened: {tag}"
-        assert self._open.pop() == tag, f"closed out of turn: {tag}"
+        assert self._open.pop() == tag, f"closed in the wrong order: {tag}"
         if tag == "tbody":
             self._is_tubes = False
 

@@ -22,7 +22,7 @@ from .test_guard import basic
 
 ADMIN = "change-it"
 VIEWER = "look-on"
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 MARKER = b'{"marker":"tHe-mArKeR"}'
 TRACES = ("tHe-mArKeR", MARKER.hex(), MARKER.hex(" "), base64.b64encode(MARKER).decode(), "bWFya2Vy")
@@ -135,7 +135,7 @@ def test_only_an_admin_changes_anything(
     for rule in [*posts(app), "/nowhere"]:
         if rule == OPEN_TO_VIEWERS:
             continue
-        response = app.test_client().post(rule, data=form, headers=OURS | headers)
+        response = app.test_client().post(rule, data=form, headers=SAME_ORIGIN | headers)
         assert response.status_code == 403, rule
         assert why in Page(response.text).text
         assert "Nothing was changed." in response.text
@@ -146,7 +146,7 @@ def test_only_an_admin_changes_anything(
 def test_admin_may_do_everything(queue: Queue, ids: dict[str, int]) -> None:
     app = queue.app(password=ADMIN, viewer_password=VIEWER)
     for rule in posts(app):
-        response = app.test_client().post(rule, headers=OURS | basic("ada", ADMIN))
+        response = app.test_client().post(rule, headers=SAME_ORIGIN | basic("ada", ADMIN))
         assert response.status_code in (303, 400, 404), rule
 
 
@@ -174,7 +174,7 @@ def test_admin_sees_forms(queue: Queue, ids: dict[str, int]) -> None:
 @pytest.mark.parametrize("options", [{"password": ADMIN, "viewer_password": VIEWER}, {"is_read_only": True}])
 def test_everybody_may_choose_a_theme(queue: Queue, options: dict[str, Any]) -> None:
     client = queue.app(**options).test_client()
-    response = client.post("/theme", data={"theme": "dark"}, headers=OURS | basic("eve", VIEWER))
+    response = client.post("/theme", data={"theme": "dark"}, headers=SAME_ORIGIN | basic("eve", VIEWER))
     assert response.status_code == 303
 
 
@@ -251,7 +251,7 @@ def shown(client: FlaskClient, ids: dict[str, int]) -> dict[str, int]:
 
 def save_sample(client: FlaskClient) -> None:
     form = {"tube": "mail", "name": "mine", "pri": "1", "delay": "0", "ttr": "9", "body": MARKER.decode()}
-    assert client.post("/sample/save", data=form, headers=OURS).status_code == 303
+    assert client.post("/sample/save", data=form, headers=SAME_ORIGIN).status_code == 303
 
 
 def test_addresses_cover_every_rule(queue: Queue, ids: dict[str, int]) -> None:
@@ -283,5 +283,5 @@ def test_refused_change_does_not_show_a_hidden_body(queue: Queue, ids: dict[str,
     for rule in posts(client.application):
         for state, id in ids.items():
             form = {"id": str(id), "tube": "mail", "state": state, "version": "0", "pri": "1", "ttr": "0"}
-            response = client.post(rule, data=form, headers=OURS)
+            response = client.post(rule, data=form, headers=SAME_ORIGIN)
             assert not any(trace in response.text for trace in TRACES), rule

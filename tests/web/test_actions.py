@@ -14,17 +14,18 @@ from werkzeug.test import TestResponse
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.web.operations import operations
 from greenstalk_server.web.pages.actions import ACTIONS
 from greenstalk_server.web.pages.edit import version
 
 from .conftest import Queue
 from .table import Page
 
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
-    return client.post(path, data=form, headers=OURS)
+    return client.post(path, data=form, headers=SAME_ORIGIN)
 
 
 def done(response: TestResponse, path: str = "/tube") -> tuple[str, int]:
@@ -96,6 +97,32 @@ def test_clear_keeps_jobs_put_meanwhile(queue: Queue, client: FlaskClient) -> No
     assert list(queue.broker.jobs) == new
 
 
+def test_clear_and_kick_wait_for_the_journal_between_batches(
+    queue: Queue, visit: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "COMMIT_BATCH", 2 * SLICE)
+    waits: list[int] = []
+    client = visit(commit=lambda: not waits.append(queue.broker.tubes[b"mail"].delayed.count))
+    queue.put("mail", count=5 * SLICE + 1, delay=60)
+    queue.put("mail")
+    assert done(post(client, "/tube/kick", tube="mail", state="delayed", count=3 * SLICE)) == ("kicked", 3 * SLICE)
+    assert waits == [3 * SLICE + 1, 2 * SLICE + 1]
+    waits.clear()
+    cleared = done(post(client, "/tube/clear", tube="mail", state="delayed", confirm="mail"))
+    assert cleared == ("cleared", 2 * SLICE + 1)
+    assert waits == [1, 0]
+
+
+def test_clear_stops_when_the_journal_does_not_keep_up(
+    queue: Queue, visit: Callable[..., FlaskClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "COMMIT_BATCH", SLICE)
+    client = visit(commit=lambda: False)
+    queue.put("mail", count=3 * SLICE)
+    post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
+    assert queue.broker.tubes[b"mail"].ready.count == 2 * SLICE
+
+
 def test_clear_of_the_last_job_redirects_to_the_overview(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     response = post(client, "/tube/clear", tube="mail", state="ready", confirm="mail")
@@ -105,8 +132,8 @@ def test_clear_of_the_last_job_redirects_to_the_overview(queue: Queue, client: F
 
 @pytest.mark.parametrize("confirm", ["", "Mail", "mail.", "default", "ready"])
 def test_clear_requires_the_tube_name(queue: Queue, client: FlaskClient, ids: list[int], confirm: str) -> None:
-    said = refused(post(client, "/tube/clear", tube="mail", state="ready", confirm=confirm), 400)
-    assert "“confirm” must be the tube's name, “mail”" in said
+    message = refused(post(client, "/tube/clear", tube="mail", state="ready", confirm=confirm), 400)
+    assert "“confirm” must be the tube's name, “mail”" in message
     assert states(queue, ids) == UNTOUCHED
 
 
@@ -123,7 +150,7 @@ def test_put(queue: Queue, client: FlaskClient) -> None:
 
 def test_put_of_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient) -> None:
     form: dict[str, Any] = {"tube": "x", "pri": 0, "delay": 0, "ttr": 1}
-    headers, kind = OURS, "multipart/form-data"
+    headers, kind = SAME_ORIGIN, "multipart/form-data"
     largest = client.post("/tube/put", data=form | {"body": "x" * 65535}, headers=headers, content_type=kind)
     assert done(largest)[0] == "put"
     more = client.post("/tube/put", data=form | {"body": "x" * 65536}, headers=headers, content_type=kind)
@@ -180,9 +207,9 @@ def test_actions_accept_only_same_origin_posts(queue: Queue, client: FlaskClient
     for headers in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
         refused(client.post(f"/{action}", data=GOOD[action], headers=headers), 403)
     for method in ("GET", "HEAD", "PUT", "DELETE"):
-        response = client.open(f"/{action}", method=method, query_string=GOOD[action], headers=OURS)
+        response = client.open(f"/{action}", method=method, query_string=GOOD[action], headers=SAME_ORIGIN)
         assert response.status_code == 405
-    assert client.post(f"/{action}", query_string=GOOD[action], headers=OURS).status_code == 400
+    assert client.post(f"/{action}", query_string=GOOD[action], headers=SAME_ORIGIN).status_code == 400
     assert look(queue) == before
 
 

@@ -27,7 +27,7 @@ from .table import Page
 from .test_guard import basic
 from .turns import LoopIterations, until
 
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_change_is_logged_with_name_operation_and_address(queue: Queue) -> None:
     queue.put("mail")
     app = queue.app(password="x")  # noqa: S106
     form = {"tube": "mail", "seconds": "90", "reason": " a  migration "}
-    headers = OURS | basic("ada", "x")
+    headers = SAME_ORIGIN | basic("ada", "x")
     app.test_client().post("/tube/pause", data=form, headers=headers, environ_overrides={"REMOTE_ADDR": "192.0.2.7"})
     (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address, entry.what, entry.at) == ("ada", "192.0.2.7", "tube/pause", queue.now)
@@ -85,7 +85,7 @@ def test_refusals_are_logged(queue: Queue) -> None:
     app = queue.app(password="x", viewer_password="y")  # noqa: S106
     client = app.test_client()
     client.post("/tube/put", headers={"Sec-Fetch-Site": "cross-site", "Origin": "http://evil.example"})
-    client.post("/tube/clear", headers=OURS | basic("eve", "y"))
+    client.post("/tube/clear", headers=SAME_ORIGIN | basic("eve", "y"))
     for _ in range(10):
         client.get("/", headers=basic("mallory", "guess"))
     client.get("/")
@@ -166,7 +166,7 @@ def test_numbers_continue_after_a_restart(queue: Queue, audit: Audit, tmp_path: 
 
 
 def test_torn_last_line_is_skipped(queue: Queue, audit: Audit, tmp_path: Path) -> None:
-    """Wherever a crash has torn it, and the next entry starts on a new line."""
+    """The line is torn at any byte. The next entry starts on a new line."""
     fill(audit, 3)
     path = tmp_path / "audit.jsonl"
     whole = path.read_bytes()
@@ -197,8 +197,8 @@ def test_foreign_lines_are_skipped(queue: Queue, audit: Audit, tmp_path: Path, l
 def test_every_entry_of_long_files_is_found_from_every_cursor(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through several files and blocks. Each page starts where the previous one has ended."""
-    monkeypatch.setattr(audit_files, "LARGEST_FILE", 8 * BLOCK)
+    """The log spans several files and blocks. Each page starts where the previous one ended."""
+    monkeypatch.setattr(audit_files, "MAX_FILE_SIZE", 8 * BLOCK)
     audit = Audit(queue.clock, str(tmp_path))
     fill(audit, 2500, note="x" * 290)
     again = Audit(queue.clock, str(tmp_path))
@@ -207,11 +207,11 @@ def test_every_entry_of_long_files_is_found_from_every_cursor(
     for before in (2, 3, 400, 401, 1200, 1999, 2500, 2501, 9999):
         assert next(iter(again.newest_first(before))).number == min(before - 1, 2500)
     assert numbers(again, 1) == []
-    assert len(numbers(audit)) == 2500, "with the latest in memory"
+    assert len(numbers(audit)) == 2500, "the log whose latest entries are in memory has every entry"
 
 
 def test_three_old_files_are_kept(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_files, "LARGEST_FILE", 1000)
+    monkeypatch.setattr(audit_files, "MAX_FILE_SIZE", 1000)
     audit = Audit(queue.clock, str(tmp_path))
     for _ in range(40):
         fill(audit, 1)
@@ -226,7 +226,7 @@ def test_three_old_files_are_kept(queue: Queue, tmp_path: Path, monkeypatch: pyt
 def test_rotation_during_a_read_loses_and_repeats_nothing(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_files, "LARGEST_FILE", 20_000)
+    monkeypatch.setattr(audit_files, "MAX_FILE_SIZE", 20_000)
     fill(Audit(queue.clock, str(tmp_path)), 300)
     audit = Audit(queue.clock, str(tmp_path))
     seen = []
@@ -258,13 +258,13 @@ def test_full_disk_is_reported_once_and_recovers(
         audit.note("tube/pause", tube="while-full-too")
         until(lambda: len(tries) == 2)
         until(lambda: (tmp_path / "audit.jsonl").read_text().count("\n") == 1)  # all or nothing
-        assert audit.trouble == "it cannot be written: [Errno 28] No space left on device"
+        assert audit.trouble == "the file cannot be written: [Errno 28] No space left on device"
         assert numbers(audit) == [3, 2, 1]
     fill(audit, 1)
     assert audit.trouble == ""
     assert (tmp_path / "audit.jsonl").read_text().count("\n") == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "audit log: it cannot be written: [Errno 28] No space left on device"
+        "audit log: the file cannot be written: [Errno 28] No space left on device"
     ]
     assert capfd.readouterr().err == ""
 
@@ -298,9 +298,9 @@ def test_half_written_line_is_truncated(audit: Audit, tmp_path: Path, monkeypatc
 def test_directory_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "audit.jsonl").mkdir()
     audit = Audit(queue.clock, str(tmp_path))
-    assert "it cannot be read: [Errno 21] Is a directory" in audit.trouble
+    assert "the file cannot be read: [Errno 21] Is a directory" in audit.trouble
     audit.note("tube/pause")
-    until(lambda: "it cannot be written" in audit.trouble)
+    until(lambda: "the file cannot be written" in audit.trouble)
     assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
@@ -315,14 +315,14 @@ def test_symbolic_link_in_place_of_the_file_is_not_written_through(queue: Queue,
     target.write_text("precious")
     (tmp_path / "audit.jsonl").symlink_to(target)
     audit = Audit(queue.clock, str(tmp_path))
-    assert "it cannot be read: [Errno 40]" in audit.trouble
+    assert "the file cannot be read: [Errno 40]" in audit.trouble
     audit.note("tube/pause")
-    until(lambda: "it cannot be written: [Errno 40]" in audit.trouble)
+    until(lambda: "the file cannot be written: [Errno 40]" in audit.trouble)
     assert target.read_text() == "precious"
     assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
 
 
-def test_stop_is_quick_while_the_disk_fails(
+def test_stop_is_not_delayed_by_a_failing_disk(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
@@ -356,7 +356,7 @@ def links(client: FlaskClient, path: str) -> dict[str, str]:
 
 
 def do(client: FlaskClient, path: str, headers: dict[str, str] | None = None, **form: object) -> None:
-    assert client.post(path, data=form, headers=OURS | (headers or {})).status_code == 303
+    assert client.post(path, data=form, headers=SAME_ORIGIN | (headers or {})).status_code == 303
 
 
 def test_page_shows_the_newest_first_with_links_to_tube_and_job(queue: Queue) -> None:
@@ -495,9 +495,9 @@ def test_unfinished_bulk_change_is_shown(queue: Queue) -> None:
 
 def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
     """Change all matching jobs; return the address of the finished task."""
-    preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=OURS)
+    preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=SAME_ORIGIN)
     id = preview.headers["Location"].removeprefix("/bulk?task=")
-    path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=OURS).headers["Location"]
+    path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=SAME_ORIGIN).headers["Location"]
     task = client.application.extensions["dashboard"].tasks.find({"id": path.removeprefix("/task?id=")}, "id")
     until(lambda: not task.is_running)
     return path
@@ -542,7 +542,7 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
         do(client, "/tube/pause", tube="mail", seconds=9)
         until(lambda: client.application.extensions["dashboard"].audit.trouble)
         page = Page(client.get("/audit").text).text
-        assert "it cannot be written: [Errno 28] No space left on device." in page
+        assert "the file cannot be written: [Errno 28] No space left on device." in page
         assert "tube/pause" in page
     client.application.extensions["dashboard"].audit.flush()
 

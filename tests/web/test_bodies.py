@@ -33,12 +33,12 @@ from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
 from greenstalk_server.web.pages.export import LARGE_BODY
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .api.conftest import TOKEN, Program, problem
 from .conftest import Queue
 from .table import Page
-from .test_actions import OURS, post, refused
+from .test_actions import SAME_ORIGIN, post, refused
 from .test_search import find, ids, task_id
 
 LIMIT = 256 * 2**20
@@ -58,14 +58,14 @@ class DiskQueue(Queue):
         files = Directory(str(directory))
         binlog = Binlog(files, SEGMENT, 0, os.urandom)
         self.broker = Broker(self.broker.facts, binlog, max_job_size=8 * 2**20)
-        self.bodies = self.broker.bodies = Bodies(LIMIT, can_let_go=True)
+        self.bodies = self.broker.bodies = Bodies(LIMIT, can_evict=True)
         recover(files, self.broker, binlog, self.now, is_strict=True)
         self.bodies.margin = LIMIT
         self.committer = Committer(binlog, Loader(self.broker, binlog, self.bodies))
         self.committer.start()
 
     def commit(self) -> bool:
-        return self.committer.wait(PATIENCE)
+        return self.committer.wait(TIMEOUT)
 
     def job(self, id: int) -> Job:
         return self.broker.jobs[id]
@@ -78,9 +78,9 @@ class DiskQueue(Queue):
 
     def evict(self, *ids: int) -> None:
         """Evict the bodies of these jobs, by moving the journal on to a new file."""
-        assert self.broker.put_into(b"filler", 0, 0, SECOND, b"f" * SEGMENT, self.now)
+        assert self.broker.put_into(b"filler", 0, 0, SECOND, b"f" * SEGMENT, self.now) > 0
         assert self.commit()
-        with gevent.Timeout(PATIENCE):
+        with gevent.Timeout(TIMEOUT):
             while any(self.job(id).body is not None for id in ids):
                 gevent.sleep(0.001)
         self.broker.check()
@@ -120,7 +120,7 @@ def with_change_during_read(queue: DiskQueue, ask: Any, change: Any) -> TestResp
     gevent.sleep(0)
     assert not asking.ready()
     change()
-    asking.join(PATIENCE)
+    asking.join(TIMEOUT)
     assert asking.successful()
     return asking.value  # type: ignore[no-any-return]
 
@@ -329,7 +329,7 @@ def test_bulk_change_keeps_bodies(queue: DiskQueue, program: Program, change: di
     found = queue.put_on_disk("mail", *[body(n) for n in range(BATCH_SIZE + 20)])
     asked = {"q": '"\\"number\\": 1"', "dry_run": False, **change}
     task = program.do("POST", "/bulk", asked, status=202)
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(TIMEOUT):
         while task["state"] == "running":
             gevent.sleep(0.01)
             task = program.get(f"/tasks/{task['id']}")
@@ -432,7 +432,7 @@ def test_figures_count_bodies_in_memory_and_on_disk(queue: DiskQueue, client: Fl
     [filler] = [job for job in queue.broker.jobs.values() if job.tube.name == b"filler"]
     queue.broker.put_into(b"mail", 0, 0, SECOND, b"near", queue.now)
     assert queue.commit()
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(TIMEOUT):
         while filler.body is not None:
             gevent.sleep(0.001)
     away = 2 * len(body(1)) + SEGMENT
@@ -475,13 +475,13 @@ def test_without_a_memory_limit_there_are_no_figures() -> None:
 
 def test_put_beyond_the_memory_limit_is_explained() -> None:
     queue = Queue()
-    queue.broker.bodies = Bodies(2000, can_let_go=False)
+    queue.broker.bodies = Bodies(2000, can_evict=False)
     app = queue.app(api_token=TOKEN)
     program = Program(app)
     jobs = [{"tube": "mail", "body": "x" * 500}] * 3
     answer = problem(program.ask("POST", "/jobs", json=jobs), 507)
-    assert "(--memory-limit)" in answer["detail"] and "2 jobs of them were put" in answer["detail"]
+    assert "(--memory-limit)" in answer["detail"] and "2 of the jobs were put" in answer["detail"]
     assert len(answer["put"]) == 2
     assert Program(app).get("/server")["bodies"]["is_full"] is False
     form = {"tube": "mail", "pri": 1, "delay": 0, "ttr": 1, "body": "x" * 500}
-    assert "(--memory-limit)" in refused(app.test_client().post("/tube/put", data=form, headers=OURS), 503)
+    assert "(--memory-limit)" in refused(app.test_client().post("/tube/put", data=form, headers=SAME_ORIGIN), 503)

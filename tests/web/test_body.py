@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.web.jobs.body_format import PREVIEW, describe_body, indent_json, row_preview
+from greenstalk_server.web.jobs.body_format import MAX_PREVIEW, describe_body, indent_json, row_preview
 
 BIG = 123456789012345678901234567890
 
@@ -102,10 +102,10 @@ def test_any_body_can_be_shown(body: bytes) -> None:
         base64.b64encode(bytes(60000)),
         b"\0" * 5_000_000,
         b"x" * 5_000_000,
-        b"\n" * 2 * PREVIEW,
-        b"\n" * (2 * PREVIEW - 1) + b"!",
-        b"A" * PREVIEW + b"\n" * (PREVIEW - 1) + b"!",
-        b"A" * PREVIEW + b"==" + b" " * (PREVIEW - 3) + b"!",
+        b"\n" * 2 * MAX_PREVIEW,
+        b"\n" * (2 * MAX_PREVIEW - 1) + b"!",
+        b"A" * MAX_PREVIEW + b"\n" * (MAX_PREVIEW - 1) + b"!",
+        b"A" * MAX_PREVIEW + b"==" + b" " * (MAX_PREVIEW - 3) + b"!",
     ],
     ids=lambda body: repr(body[:12]),
 )
@@ -116,9 +116,9 @@ def test_hostile_body_takes_bounded_time_and_memory(body: bytes) -> None:
     row_preview(body)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 64 * PREVIEW
+    assert most < 64 * MAX_PREVIEW
     assert time.process_time() - began < 10  # takes a few ms; quadratic time would take minutes
-    assert sum(len(pane.text) for pane in shown.panes) < 12 * PREVIEW
+    assert sum(len(pane.text) for pane in shown.panes) < 12 * MAX_PREVIEW
 
 
 def test_truncation_is_noted_and_splits_no_character() -> None:
@@ -126,7 +126,7 @@ def test_truncation_is_noted_and_splits_no_character() -> None:
     assert shown.kind == "text"
     assert set(shown.panes[0].text) == {"x", "☃"}
     assert shown.panes[0].note == "The first 65,536 bytes are shown. Download the body to get all of it."
-    assert describe_body(b"x" * PREVIEW).panes[0].note == ""
+    assert describe_body(b"x" * MAX_PREVIEW).panes[0].note == ""
 
 
 @pytest.mark.parametrize(

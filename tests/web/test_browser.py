@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Route
 
 from greenstalk_server.web.live import hub
-from tests.support.daemon import PATIENCE, Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon, environment
 
 from .browser import Browser, Tab
 from .visit import FLAGS
@@ -46,7 +46,7 @@ class Crowd:
         self.producer = self._at_exit.enter_context(greenstalk.Client(address, use="mail.outgoing"))
         self.worker = self._at_exit.enter_context(greenstalk.Client(address, watch="mail.outgoing"))
         for tube in ("thumbnails", "webhooks/retry"):
-            sock = self._at_exit.enter_context(socket.create_connection(address, PATIENCE))
+            sock = self._at_exit.enter_context(socket.create_connection(address, TIMEOUT))
             sock.sendall(b"watch %b\r\nignore default\r\nreserve\r\n" % tube.encode())
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ def test_page_polls_if_streams_are_refused(chromium: Browser, daemon: Daemon, cr
         wait_for_counts(tab, "aaa", "no consumers 2 0 0 0 0 0 –")
         crowd.put("aaa")
         wait_for_counts(tab, "aaa", "no consumers 3 0 0 0 0 0 –")
-        assert [said for said in tab.console if "503" not in said] == []
+        assert [line for line in tab.console if "503" not in line] == []
 
 
 def test_page_polls_if_a_proxy_buffers_streams(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:

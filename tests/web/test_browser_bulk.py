@@ -15,7 +15,7 @@ import greenstalk
 import pytest
 from playwright.sync_api import expect
 
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 
 from .browser import Browser, Tab
 from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
@@ -51,8 +51,8 @@ def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clie
         boxes(tab).nth(at).check()
     choose(tab, "Delete")
     press(tab, "Preview")
-    said = tab.page.inner_text("main")
-    assert "Delete 2 jobs?" in said and f"2 ticked jobs of tube:{clients.tube} state:ready" in said
+    shown = tab.page.inner_text("main")
+    assert "Delete 2 jobs?" in shown and f"2 ticked jobs of tube:{clients.tube} state:ready" in shown
     assert "<script>" in tab.page.inner_text("tbody tr:first-child td.body")
     assert clients.states() == (6, 0, 0, 0)
     tab.page.get_by_label("to confirm").fill("something")
@@ -204,7 +204,7 @@ def put_many(daemon: Daemon, tube: str, count: int) -> None:
 def kept_busy(daemon: Daemon) -> Iterator[None]:
     """Keep the server busy with commands, so that long work yields to them most of the time.
 
-    Thousands are always on their way, so that it is busy even while this thread has no CPU.
+    Thousands of commands are always in flight, so that the server is busy even while this thread has no CPU.
     """
     is_over = threading.Event()
     count = 2000
@@ -235,7 +235,7 @@ def test_long_dry_run_opens_its_confirmation(tab: Tab, daemon: Daemon, clients: 
     tab.page.get_by_label("Destination tube").fill("archive")
     with kept_busy(daemon):
         press(tab, "Preview")
-        assert "/task?id=" in tab.page.url, "it takes longer than the answer"
+        assert "/task?id=" in tab.page.url, "the dry run ended before the response"
         assert tab.page.inner_text("h1") == f"Dry run: move tube:{clients.tube} state:ready to “archive”"
     tab.page.wait_for_url("**/bulk?task=*")
     assert tab.page.inner_text("h1") == f"Move {MANY:,} jobs to “archive”?"
@@ -312,7 +312,7 @@ def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daem
             other.page.goto(address)
             other.page.wait_for_selector("text=/about .* left/")
             expect(tab.page.locator(".task-counts")).to_contain_text(
-                re.compile(r"[1-9][\d,]* buried"), timeout=PATIENCE * 1000
+                re.compile(r"[1-9][\d,]* buried"), timeout=TIMEOUT * 1000
             )
             press(tab, "Cancel")
             wait_done(tab)

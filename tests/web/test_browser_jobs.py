@@ -15,7 +15,7 @@ from .browser import Browser, Tab
 from .test_job_actions import BODIES
 from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, notice_text, press
 
-PASSED = (
+FRAGILE_BODIES = (
     "empty",
     "script",
     "first line empty",
@@ -28,7 +28,7 @@ PASSED = (
     "noncharacter",
     "separators",
 )
-"""Bodies that a browser's form may change."""
+"""Names of bodies with bytes that a browser may change when it submits a form."""
 
 
 def unfold(tab: Tab, name: str) -> None:
@@ -73,7 +73,7 @@ def test_stale_edit_shows_both_versions(tab: Tab, daemon: Daemon, clients: Clien
 
 def test_any_body_round_trips_through_the_form(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     with chromium.tab(daemon.dashboard, java_script_enabled=False) as tab:
-        for name in PASSED:
+        for name in FRAGILE_BODIES:
             body = BODIES[name]
             [id] = clients.put(body)
             tab.page.goto(f"{daemon.dashboard}job/form?id={id}")

@@ -83,7 +83,7 @@ def test_clear_requires_the_tube_name(tab: Tab, clients: Clients) -> None:
     press(tab, "Delete all ready jobs")
     assert "Nothing was deleted" in tab.page.get_by_role("alert").inner_text()
     tab.console.clear()  # the browser logs the status 400
-    assert tab.page.get_by_label("name to confirm").input_value() == "something", "what was typed is still there"
+    assert tab.page.get_by_label("name to confirm").input_value() == "something", "the form has lost the typed text"
     assert tab.page.inner_text("h1") == clients.tube
     assert clients.states() == (700, 0, 1, 0)
     assert (

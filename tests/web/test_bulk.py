@@ -15,11 +15,11 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.operations import bulk
 from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
 from .table import Page
-from .test_actions import OURS, UNTOUCHED, refused, states
+from .test_actions import SAME_ORIGIN, UNTOUCHED, refused, states
 from .test_search import put
 from .turns import LoopIterations
 
@@ -33,10 +33,10 @@ def ids(queue: Queue, ids: list[int]) -> list[int]:
 
 def preview(client: FlaskClient, scope: str = "all", **form: Any) -> str:
     """Run a dry run to its end, and return its id."""
-    response = client.post("/bulk/preview", data={"scope": scope, **form}, headers=OURS)
+    response = client.post("/bulk/preview", data={"scope": scope, **form}, headers=SAME_ORIGIN)
     assert response.status_code == 303, Page(response.text).text
     id = response.headers["Location"].removeprefix("/bulk?task=")
-    task(client, id).wait(PATIENCE)
+    task(client, id).wait(TIMEOUT)
     return id
 
 
@@ -58,10 +58,10 @@ def context(app: Flask) -> Any:
 
 def run(client: FlaskClient, id: str, **form: str) -> Task:
     """Run the change of the dry run *id* to its end."""
-    response = client.post("/bulk/run", data={"task": id, **form}, headers=OURS)
+    response = client.post("/bulk/run", data={"task": id, **form}, headers=SAME_ORIGIN)
     assert response.status_code == 303, Page(response.text).text
     started = task(client, response.headers["Location"].removeprefix("/task?id="))
-    started.wait(PATIENCE)
+    started.wait(TIMEOUT)
     assert not started.is_running
     return started
 
@@ -138,10 +138,10 @@ def test_move_and_edit_keep_other_values(queue: Queue, client: FlaskClient, ids:
 
 def test_page_shows_the_query_and_the_effects(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
-    said = words(page)
-    assert "Query: tube:mail age:>=0" in said
-    assert "3 jobs would be moved: each moves to the tube “new” in its current state" in said
-    assert "Sample of affected jobs" in said and "Nothing has been changed yet" in said
+    message = words(page)
+    assert "Query: tube:mail age:>=0" in message
+    assert "3 jobs would be moved: each moves to the tube “new” in its current state" in message
+    assert "Sample of affected jobs" in message and "Nothing has been changed yet" in message
     page = look(client, preview(client, tube="mail", state="buried", action="kick"))
     assert "1 job would be kicked: each becomes ready" in words(page) and "held" not in words(page)
     page = look(client, preview(client, q="pri:5", action="kick"))
@@ -209,7 +209,7 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
     response = client.get(f"/bulk?task={preview(client, tube='$(reboot);//x', q='document', action='bury')}")
     assert "<script>document" not in response.text and "<script>document" in Page(response.text).text
     form = {"scope": "all", "q": '"><script>alert(1)</script>', "action": "move", "to": "<b>"}
-    response = client.post("/bulk/preview", data=form, headers=OURS)
+    response = client.post("/bulk/preview", data=form, headers=SAME_ORIGIN)
     assert response.status_code == 400 and "<script>alert" not in response.text and "<b>" not in response.text
     assert states(queue, [id]) == [READY]
 
@@ -218,7 +218,7 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "message"),
     [
         ({"action": "explode"}, "“action” must be one of kick"),
         ({"action": ""}, "“action” must be one of kick"),
@@ -236,10 +236,10 @@ def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
     ],
 )
 def test_invalid_forms_are_refused(
-    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, Any], said: str
+    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, Any], message: str
 ) -> None:
-    response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", **form}, headers=OURS)
-    assert said in refused(response, 400)
+    response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", **form}, headers=SAME_ORIGIN)
+    assert message in refused(response, 400)
     assert states(queue, ids) == UNTOUCHED
 
 
@@ -250,7 +250,7 @@ def test_destructive_change_requires_the_tube_name(
     queue: Queue, client: FlaskClient, ids: list[int], action: str, force: str, confirm: str
 ) -> None:
     id = preview(client, tube="mail", action=action)
-    response = client.post("/bulk/run", data={"task": id, "force": force, "confirm": confirm}, headers=OURS)
+    response = client.post("/bulk/run", data={"task": id, "force": force, "confirm": confirm}, headers=SAME_ORIGIN)
     assert "“confirm” must be “mail”" in refused(response, 400)
     assert states(queue, ids) == UNTOUCHED
     assert run(client, id, force=force, confirm=" mail ").done > 0
@@ -263,7 +263,7 @@ def test_destructive_change_of_several_tubes_requires_the_number_of_jobs(
     assert "Type the number 5 to confirm" in words(look(client, id))
     for confirm in ("", "mail", "4"):
         data = {"task": id, "confirm": confirm}
-        assert "“confirm” must be “5”" in refused(client.post("/bulk/run", data=data, headers=OURS), 400)
+        assert "“confirm” must be “5”" in refused(client.post("/bulk/run", data=data, headers=SAME_ORIGIN), 400)
     assert run(client, id, confirm="5").done == 4
     assert list(queue.broker.jobs) == [ids[3]]
 
@@ -281,7 +281,7 @@ def test_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[in
 def test_concurrent_submits_run_once(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=500)
     id = preview(client, tube="mail", action="bury")
-    both = [gevent.spawn(client.post, "/bulk/run", data={"task": id}, headers=OURS) for _ in range(2)]
+    both = [gevent.spawn(client.post, "/bulk/run", data={"task": id}, headers=SAME_ORIGIN) for _ in range(2)]
     gevent.joinall(both, raise_error=True)
     assert len({greenlet.value.headers["Location"] for greenlet in both}) == 1
     run(client, id)
@@ -298,7 +298,7 @@ def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., Fl
         assert admin.get(path).status_code == 405
         assert admin.post(path, data=data).status_code == 403
         viewer = visit(is_read_only=True)
-        assert viewer.post(path, data=data, headers=OURS).status_code == 403
+        assert viewer.post(path, data=data, headers=SAME_ORIGIN).status_code == 403
     assert states(queue, ids) == UNTOUCHED
     page = viewer.get("/tube?tube=mail").text
     assert "bulk" not in page and 'name="id" value' not in page and "select.js" not in page
@@ -371,7 +371,7 @@ def test_run_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> 
     assert done.message == f"The server is draining. {done.done:,} jobs were changed before that."
     again = preview(client, tube="mail", state="ready", action="bury")
     data = {"task": again}
-    assert "The server is draining" in refused(client.post("/bulk/run", data=data, headers=OURS), 503)
+    assert "The server is draining" in refused(client.post("/bulk/run", data=data, headers=SAME_ORIGIN), 503)
 
 
 def test_run_waits_for_the_journal_and_reports_its_failure(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
@@ -408,11 +408,11 @@ def test_cancelled_run_keeps_its_changes_and_waits_for_the_journal(
     client = visit(commit=lambda: not waits.append(1))
     queue.put("mail", count=20_000)
     id = preview(client, tube="mail", action="bury")
-    location = client.post("/bulk/run", data={"task": id}, headers=OURS).headers["Location"]
+    location = client.post("/bulk/run", data={"task": id}, headers=SAME_ORIGIN).headers["Location"]
     running = task(client, location.removeprefix("/task?id="))
     begin(queue, "mail")
-    client.post("/task/cancel", data={"id": running.id}, headers=OURS)
-    running.wait(PATIENCE)
+    client.post("/task/cancel", data={"id": running.id}, headers=SAME_ORIGIN)
+    running.wait(TIMEOUT)
     buried = len(queue.broker.tubes[b"mail"].buried)
     assert running.state == CANCELLED and 0 < running.done == buried < 20_000 and waits
     queue.broker.check()
@@ -425,17 +425,19 @@ def test_cancelled_run_keeps_its_changes_and_waits_for_the_journal(
 def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "INITIAL_WAIT", 0.005)
     queue.put("mail", count=50_000)
-    response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", "action": "delete"}, headers=OURS)
+    response = client.post(
+        "/bulk/preview", data={"scope": "all", "tube": "mail", "action": "delete"}, headers=SAME_ORIGIN
+    )
     location = response.headers["Location"]
     progress = client.get(location)
     assert progress.status_code == 303 and progress.headers["Location"].startswith("/task?id=")
     id = location.removeprefix("/bulk?task=")
     assert "Dry run: delete tube:mail" in Page(client.get(f"/task?id={id}").text).text
-    client.post("/task/cancel", data={"id": id}, headers=OURS)
+    client.post("/task/cancel", data={"id": id}, headers=SAME_ORIGIN)
     page = look(client, id)
     assert "The dry run was cancelled" in words(page) and page.text.count("Type the tube") == 0
-    said = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=OURS), 409)
-    assert "did not finish" in said and len(queue.broker.jobs) == 50_000
+    message = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=SAME_ORIGIN), 409)
+    assert "did not finish" in message and len(queue.broker.jobs) == 50_000
 
 
 def test_waiting_workers_get_kicked_jobs(queue: Queue, client: FlaskClient) -> None:

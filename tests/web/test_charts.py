@@ -20,7 +20,7 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.metrics.rings import SERIES, SPANS
 from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value
 from greenstalk_server.web.pages.sparkline import path
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 
 from .browser import Browser, Tab
 from .conftest import Queue
@@ -28,7 +28,7 @@ from .served import work
 from .visit import AXE, AXE_VIOLATIONS
 
 HOSTILE_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
-NO_NAMES = ("", "<b>", "-x", "a b", "ä", "x\0", "A" * 201, '"><img src=x>')
+INVALID_NAMES = ("", "<b>", "-x", "a b", "ä", "x\0", "A" * 201, '"><img src=x>')
 
 
 def create_used_queue(hours: float = 0.1, tube: str = "mail") -> tuple[Queue, FlaskClient]:
@@ -71,11 +71,11 @@ def test_json_of_a_tube() -> None:
     series = history["series"]
     assert {len(values) for values in series.values()} == {360}
     assert set(series) < set(SERIES)
-    assert "kick" not in series and "delayed" not in series, "what never was is left out"
+    assert "kick" not in series and "delayed" not in series, "a series without events is not omitted"
     assert series["put"][:270] == [None] * 270
     assert series["put"][-90:] == [(6 + at // 40 % 3 * 4) / 10 for at in range(90)]
     assert series["buried"][-90:] == list(range(1, 91))
-    assert client.get("/tube/history?tube=mail").get_json() == history, "an hour unless said otherwise"
+    assert client.get("/tube/history?tube=mail").get_json() == history, "the default span is not an hour"
     day = client.get("/tube/history?tube=mail&span=day").get_json()
     assert (day["step"], {len(values) for values in day["series"].values()}) == (300, {288})
     assert day["series"]["buried"][-3:] == [30, 60, 90]
@@ -118,7 +118,7 @@ def test_json_of_tubes_with_odd_names(name: str) -> None:
     assert client.get(unescape(source[1])).get_json() == history
 
 
-@pytest.mark.parametrize("name", NO_NAMES)
+@pytest.mark.parametrize("name", INVALID_NAMES)
 def test_json_refuses_invalid_names(client: FlaskClient, name: str) -> None:
     response = client.get("/tube/history", query_string={"tube": name})
     assert response.status_code == 400
@@ -219,7 +219,7 @@ class Served:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=PATIENCE)
+        self._process.communicate(timeout=TIMEOUT)
         assert self._process.returncode == 0
 
 
@@ -440,4 +440,4 @@ def test_charts_stay_when_the_server_does_not_respond(chromium: Browser) -> None
         tab.page.wait_for_timeout(200)
         assert asked == []
         assert tab.page.locator(".plot canvas").count() == 3
-        assert not [said for said in tab.console if "history" in said or "uncaught" in said]
+        assert not [line for line in tab.console if "history" in line or "uncaught" in line]

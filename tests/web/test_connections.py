@@ -19,7 +19,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.connection_queries import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
 from greenstalk_server.web.pages.connections import MAX_ROWS
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue
 from .table import Page
@@ -202,12 +202,12 @@ def test_connection_page_shows_every_fact(queue: Queue, client: FlaskClient) -> 
     (id,) = reserve(queue, worker)
     queue.now += 20 * SECOND
     shown = collapsed(look(client, "/connection", number=worker.number))
-    for said in (
+    for message in (
         f"Connection {worker.number}", "Connected for 20 s", "Holds 1 job", "Waiting –", "Watches 3 tubes",
         "Program worker.py, process 7", "Role worker", "Connected at 2027-01-15 08:00:00 UTC",
         f"{id} 40 s 20 s 2000 4 b", "This connection puts jobs into out.", "reserves jobs from 3 tubes: default a b",
     ):  # fmt: skip
-        assert "".join(said.split()) in shown, said
+        assert "".join(message.split()) in shown, message
 
 
 def test_lists_of_one_connection_are_bounded(queue: Queue, client: FlaskClient) -> None:
@@ -298,8 +298,8 @@ def test_close_requires_confirmation(queue: Queue, client: FlaskClient, confirm:
 def test_refused_close_is_not_reported_as_done(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue)
     worker.hang_up = lambda: None
-    said = refused(post(client, "/connection/close", number=worker.number, confirm=worker.number), 503)
-    assert "was asked to close and is still open" in said
+    message = refused(post(client, "/connection/close", number=worker.number, confirm=worker.number), 503)
+    assert "was asked to close and is still open" in message
 
 
 def test_viewer_cannot_close(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
@@ -327,20 +327,20 @@ class Dashboard:
         return self._ask("GET", where, 200)[1]
 
     def _ask(self, method: str, path: str, status: int, body: str | None = None) -> tuple[str, str]:
-        connection = HTTPConnection(self._host, timeout=PATIENCE)
+        connection = HTTPConnection(self._host, timeout=TIMEOUT)
         headers = {"Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
         connection.request(method, path, body, headers)
         response = connection.getresponse()
-        said = response.read().decode()
+        message = response.read().decode()
         connection.close()
-        assert response.status == status, said
-        return response.headers.get("Location", ""), said
+        assert response.status == status, message
+        return response.headers.get("Location", ""), message
 
 
 def dial(address: Any) -> socket.socket:
     family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     sock = socket.socket(family)
-    sock.settimeout(PATIENCE)
+    sock.settimeout(TIMEOUT)
     sock.connect(address)
     return sock
 

@@ -9,7 +9,7 @@ import pytest
 
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.cooperative import BUSY_PERIOD, IDLE_ROUND_TRIP, PAUSE, SLICE, Pace
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .turns import LoopIterations
 
@@ -83,9 +83,9 @@ def test_loop_checks_its_sockets_at_each_yield(short_steps: None) -> None:
 def test_work_does_not_wait_while_others_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cooperative, "PAUSE", 10**6)
     monkeypatch.setattr(cooperative, "SLICE", 0.0)
-    # Else a slow iteration, due to other processes on this machine, would look like work of other greenlets.
+    # Otherwise a slow iteration, due to other processes on this machine, would look like work of other greenlets.
     monkeypatch.setattr(cooperative, "IDLE_ROUND_TRIP", 10**6)
     pace = Pace()
-    with gevent.Timeout(PATIENCE, AssertionError("the work waited, although nobody else had work")):
+    with gevent.Timeout(TIMEOUT, AssertionError("the work waited, although nobody else had work")):
         for _ in range(100):
             pace.yield_if_due()

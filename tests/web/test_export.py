@@ -182,15 +182,15 @@ def test_file_name_is_safe(client: FlaskClient, query: dict[str, str], name: str
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("", "“format” must be one of csv, jsonl"),
         ("format=xls", "not “xls”"),
         ("format=csv&q=pri:x", "is not a valid query"),
     ],
 )
-def test_invalid_parameters_are_refused(client: FlaskClient, query: str, said: str) -> None:
-    assert said in refused(client.get(f"/export?{query}"), 400)
+def test_invalid_parameters_are_refused(client: FlaskClient, query: str, message: str) -> None:
+    assert message in refused(client.get(f"/export?{query}"), 400)
 
 
 def test_hidden_bodies_are_omitted(queue: Queue, visit: Callable[..., FlaskClient]) -> None:

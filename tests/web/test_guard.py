@@ -21,7 +21,7 @@ from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
 from greenstalk_server.web.pages.overview import OverviewBuilder
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue
 from .table import Page
@@ -115,11 +115,11 @@ def test_other_host_is_refused(visit: Callable[..., FlaskClient], host: str) -> 
         assert client.get(path, environ_overrides={"HTTP_HOST": host}).status_code == 200
 
 
-NO_NAMES = ["a..b", ".", ".a", "localhost..", "..localhost", "a" * 64, f"{'a' * 64}.example:8080", "127.0.0.1.."]
+INVALID_NAMES = ["a..b", ".", ".a", "localhost..", "..localhost", "a" * 64, f"{'a' * 64}.example:8080", "127.0.0.1.."]
 
 
-@pytest.mark.parametrize("host", NO_NAMES)
-def test_invalid_host_name_is_refused_like_a_foreign_one(
+@pytest.mark.parametrize("host", INVALID_NAMES)
+def test_invalid_host_name_is_refused(
     visit: Callable[..., FlaskClient], host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = visit(hosts=["jobs.lan"])
@@ -136,7 +136,7 @@ def test_invalid_host_name_is_refused_like_a_foreign_one(
 
 def test_invalid_host_name_is_accepted_with_a_password(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
-    for host, path in product(NO_NAMES, ("/", "/api/v1/docs", "/api/v1/server", "/api/v1/openapi.json")):
+    for host, path in product(INVALID_NAMES, ("/", "/api/v1/docs", "/api/v1/server", "/api/v1/openapi.json")):
         assert client.get(path, headers={"Host": host, **basic("me", PASSWORD)}).status_code == 200, path
         assert client.get(path, headers={"Host": host}).status_code == 401
 
@@ -145,14 +145,14 @@ def test_standby_refuses_an_invalid_host_name() -> None:
     role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
     statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
-    for host, path in product(NO_NAMES, statuses):
+    for host, path in product(INVALID_NAMES, statuses):
         assert client.get(path, headers={"Host": host}).status_code == statuses[path]
 
 
 def test_invalid_host_name_logs_no_error_on_a_real_server() -> None:
     with Daemon(*FLAGS) as daemon:
         for path, status in (("/", 421), ("/api/v1/server", 421), ("/metrics", 421), ("/healthz", 200)):
-            connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+            connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=TIMEOUT)
             connection.request("GET", path, headers={"Host": "a..b"})
             assert connection.getresponse().status == status
             connection.close()
@@ -210,7 +210,7 @@ def test_response_without_the_password_shows_nothing(
             assert secret not in response.text
 
 
-def test_wrong_password_gets_another_message_than_none(visit: Callable[..., FlaskClient]) -> None:
+def test_wrong_and_missing_password_get_different_messages(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
     assert "The password is wrong" in client.get("/", headers=basic("a", "b")).text
     assert "The password is wrong" not in client.get("/").text
@@ -226,7 +226,7 @@ def test_health_checks_and_static_files_need_no_password(visit: Callable[..., Fl
 
 
 def test_not_ready_while_the_journal_cannot_be_written(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    """It stays alive, and is ready again once the journal can be written."""
+    """The server stays alive, and is ready again once the journal can be written."""
     client = visit(password=PASSWORD)
     queue.broker.journal.trouble = "[Errno 5] Input/output error"
     response = client.get("/readyz")

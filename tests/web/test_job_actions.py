@@ -27,7 +27,7 @@ from .test_actions import done, post, refused
 from .test_overview import HOSTILE_NAMES
 
 HELD = "reserved"
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 class Jobs:
@@ -72,7 +72,7 @@ def edit(client: FlaskClient, id: int, **changed: str) -> TestResponse:
         form["body"] = form["body"].replace("\r\n", "\n").replace("\n", "\r\n")
     boundary, data = encode_multipart(form)
     kind = f"multipart/form-data; boundary={boundary}"
-    return client.post("/job/edit", data=data, headers=OURS, content_type=kind)
+    return client.post("/job/edit", data=data, headers=SAME_ORIGIN, content_type=kind)
 
 
 def load(client: FlaskClient, id: int, **query: str) -> dict[str, str]:
@@ -159,9 +159,9 @@ def test_held_job_is_not_changed_without_confirmation(
     client: FlaskClient, jobs: Jobs, action: str, confirm: dict[str, str]
 ) -> None:
     before = jobs.look()
-    said = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
-    assert "for at most 1\xa0min more" in said
-    assert f"Back to job {jobs[HELD].id}" in said
+    message = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
+    assert "for at most 1\xa0min more" in message
+    assert f"Back to job {jobs[HELD].id}" in message
     assert jobs.look() == before
 
 
@@ -172,8 +172,8 @@ def test_confirmation_is_valid_for_one_reservation(queue: Queue, client: FlaskCl
     (confirm,) = {a.get("value") for tag, a in shown if tag == "input" and a.get("name") == "confirm"}
     queue.broker.release(jobs.worker, job.id, job.pri, 0, queue.now)
     queue.broker.reserve_job(other, job.id, queue.now)
-    said = refused(post(client, f"/{action}", id=job.id, confirm=confirm, **FORCED[action]), 409)
-    assert "another client has since reserved it" in said
+    message = refused(post(client, f"/{action}", id=job.id, confirm=confirm, **FORCED[action]), 409)
+    assert "another client has since reserved it" in message
     assert job.holder is other
 
 
@@ -351,15 +351,15 @@ def test_stale_edit_is_refused_and_shows_both_versions(
     else:
         broker.reserve_job(queue.connect(), job.id, queue.now)
     before = jobs.look()
-    response = client.post("/job/edit", data=form, headers=OURS)
-    said = refused(response, 409)
-    assert "has changed since you opened the form" in said
+    response = client.post("/job/edit", data=form, headers=SAME_ORIGIN)
+    message = refused(response, 409)
+    assert "has changed since you opened the form" in message
     assert jobs.look() == before
     again = form_of(response.text)
     assert (again["body"], again["pri"]) == ("mine <b>", "77")
-    assert ("theirs <i>" if other_change == "edit" else "body") in said
-    assert {"move": "elsewhere", "kick": "ready", "reserve": "reserved", "edit": "10 bytes"}[other_change] in said
-    response = client.post("/job/edit", data=again | jobs.confirm("reserved"), headers=OURS)
+    assert ("theirs <i>" if other_change == "edit" else "body") in message
+    assert {"move": "elsewhere", "kick": "ready", "reserve": "reserved", "edit": "10 bytes"}[other_change] in message
+    response = client.post("/job/edit", data=again | jobs.confirm("reserved"), headers=SAME_ORIGIN)
     assert done(response, "/job") == ("edited-job", job.id)
     assert (jobs["delayed"].body, jobs["delayed"].pri) == (b"mine <b>", 77)
 
@@ -367,7 +367,7 @@ def test_stale_edit_is_refused_and_shows_both_versions(
 def test_edit_without_a_version_is_stale(client: FlaskClient, jobs: Jobs) -> None:
     form = load(client, jobs["ready"].id) | {"pri": "1"}
     del form["version"]
-    refused(client.post("/job/edit", data=form, headers=OURS), 409)
+    refused(client.post("/job/edit", data=form, headers=SAME_ORIGIN), 409)
 
 
 def test_refused_edit_returns_the_input(client: FlaskClient, jobs: Jobs) -> None:
@@ -411,7 +411,7 @@ def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name
     form = load(client, id, encoding="base64")
     assert base64.b64decode(form["body"]) == body
     form["pri"] = "7"
-    assert done(client.post("/job/edit", data=form, headers=OURS), "/job")[0] == "edited-job"
+    assert done(client.post("/job/edit", data=form, headers=SAME_ORIGIN), "/job")[0] == "edited-job"
     assert queue.broker.jobs[id].body == body
     _, copy = done(post(client, "/job/copy", id=id, delay="0"), "/job")
     assert queue.broker.jobs[copy].body == body
@@ -437,13 +437,13 @@ def test_body_is_text_only_if_the_form_returns_it_unchanged(
 
 
 def test_line_ends_are_kept(queue: Queue, client: FlaskClient) -> None:
-    for body, said, then in (
+    for body, message, then in (
         (b"one\r\ntwo", "with CRLF line endings, as before", b"new\r\nlines\r\n"),
         (b"one\ntwo", "with LF line endings", b"new\nlines\n"),
         (b"one", "with LF line endings", b"new\nlines\n"),
     ):
         id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
-        assert said in Page(client.get("/job/form", query_string={"id": id}).text).text
+        assert message in Page(client.get("/job/form", query_string={"id": id}).text).text
         edit(client, id, body="new\nlines\n")
         assert queue.broker.jobs[id].body == then
 
@@ -478,8 +478,8 @@ def test_binary_body_can_become_text(queue: Queue, client: FlaskClient) -> None:
 def test_edit_to_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
     id = jobs["ready"].id
     assert done(edit(client, id, body="x" * 65535), "/job")[0] == "edited-job"
-    said = refused(edit(client, id, body="x" * 65536), 400)
-    assert "“body” must be at most 65,535 bytes, but has 65,536" in said
+    message = refused(edit(client, id, body="x" * 65536), 400)
+    assert "“body” must be at most 65,535 bytes, but has 65,536" in message
     queue.broker.max_job_size = 10  # as after a restart with a smaller limit
     assert done(edit(client, id, pri="3"), "/job")[0] == "edited-job"
     assert len(queue.broker.jobs[id].body) == 65535
@@ -493,7 +493,7 @@ def test_body_too_large_for_a_form_cannot_be_edited(queue: Queue) -> None:
     form = load(client, id)
     assert "body" not in form
     assert "larger than 1,048,576 bytes" in Page(client.get("/job/form", query_string={"id": id}).text).text
-    assert done(client.post("/job/edit", data=form | {"pri": "9"}, headers=OURS), "/job") == ("edited-job", id)
+    assert done(client.post("/job/edit", data=form | {"pri": "9"}, headers=SAME_ORIGIN), "/job") == ("edited-job", id)
     assert (queue.broker.jobs[id].body, queue.broker.jobs[id].pri) == (body, 9)
     whole = queue.broker.put_into(b"mail", 5, 0, SECOND, b"\n" * MAX_PUT, queue.now)
     assert done(edit(client, whole, pri="9"), "/job")[0] == "edited-job"
@@ -515,11 +515,11 @@ def test_hidden_bodies_stay_hidden(queue: Queue, jobs: Jobs, visit: Callable[...
     refused(client.get("/job/body", query_string={"id": job.id}), 403)
     form = load(client, job.id) | {"pri": "4"}
     assert "body" not in form
-    assert done(client.post("/job/edit", data=form, headers=OURS), "/job") == ("edited-job", job.id)
+    assert done(client.post("/job/edit", data=form, headers=SAME_ORIGIN), "/job") == ("edited-job", job.id)
     assert (jobs["ready"].pri, jobs["ready"].body) == (4, b"c0nfidential")
     form = load(client, job.id)
-    refused(client.post("/job/edit", data=form | {"body": "x", "encoding": "text"}, headers=OURS), 403)
-    stale = client.post("/job/edit", data=form | {"version": "0", "body": "x"}, headers=OURS)
+    refused(client.post("/job/edit", data=form | {"body": "x", "encoding": "text"}, headers=SAME_ORIGIN), 403)
+    stale = client.post("/job/edit", data=form | {"version": "0", "body": "x"}, headers=SAME_ORIGIN)
     assert "c0nfidential" not in stale.text
     assert jobs["ready"].body == b"c0nfidential"
 

@@ -1,4 +1,4 @@
-"""The history on a job's page: what happened, when and by whom, and what is no longer known."""
+"""The history on a job's page: its events, with their times and clients, and the count of those no longer kept."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_current_reservation_is_listed_at_its_start(queue: Queue, client: FlaskC
     queue.broker.reserve_job(worker, id, queue.now)
     queue.now += SECOND
     queue.broker.edit_job(id, queue.now, pri=9, is_forced=True)
-    assert [said.split()[0] for said in history_entries(client, id)] == ["Put", "Reserved", "Edited"]
+    assert [entry.split()[0] for entry in history_entries(client, id)] == ["Put", "Reserved", "Edited"]
     queue.now += SECOND
     queue.broker.release(worker, id, 9, 0, queue.now)
-    assert [said.split()[0] for said in history_entries(client, id)] == ["Put", "Reserved", "Edited", "Released"]
+    assert [entry.split()[0] for entry in history_entries(client, id)] == ["Put", "Reserved", "Edited", "Released"]
 
 
 def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient) -> None:
@@ -70,9 +70,9 @@ def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient)
     queue.broker.reserve_job(gone, id, queue.now)
     queue.broker.note_worker(gone)
     queue.broker.disconnect(gone, queue.now)
-    said = history_entries(client, id)
-    assert said[2].startswith(f"Timed out while held by connection {slow.number} , {slow.address} ")
-    assert said[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
+    entries = history_entries(client, id)
+    assert entries[2].startswith(f"Timed out while held by connection {slow.number} , {slow.address} ")
+    assert entries[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
     for _ in range(MAX_RECENT_WORKERS + 1):  # enough others to evict its address
         other = queue.connect()
         queue.broker.note_worker(other)
@@ -86,19 +86,19 @@ def test_events_beyond_the_history_are_counted(queue: Queue, client: FlaskClient
     for _ in range(20):
         queue.broker.reserve_job(worker, id, queue.now)
         queue.broker.release(worker, id, 5, 0, queue.now)
-    said = history_entries(client, id)
-    assert said[1].startswith("Older events: reserved 12 times, released 12 times Only the last 16 events are kept")
-    assert len(said) == 2 + job_history.MAX_EVENTS
+    entries = history_entries(client, id)
+    assert entries[1].startswith("Older events: reserved 12 times, released 12 times Only the last 16 events are kept")
+    assert len(entries) == 2 + job_history.MAX_EVENTS
     queue.broker.jobs[id].events = b""  # as restored from a journal of an earlier version
-    said = history_entries(client, id)
-    assert said[1].startswith("Older events: reserved 20 times, released 20 times")
-    assert len(said) == 2
+    entries = history_entries(client, id)
+    assert entries[1].startswith("Older events: reserved 20 times, released 20 times")
+    assert len(entries) == 2
     assert "The last holder is no longer known" in client.get(f"/job?id={id}").text
 
 
 def test_new_job_has_its_whole_history(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
-    assert [said.split()[0] for said in history_entries(client, id)] == ["Put"]
+    assert [entry.split()[0] for entry in history_entries(client, id)] == ["Put"]
     assert "No worker has reserved this job yet." in client.get(f"/job?id={id}").text
 
 

@@ -64,7 +64,7 @@ def test_slash_focuses_the_filter_or_opens_the_search(tab: Tab, daemon: Daemon) 
     press(tab, "/")
     assert focused(tab) == "q"
     press(tab, "g", "c", "?", "/")
-    assert tab.page.input_value("#q") == "gc?/", "they are letters where somebody types"
+    assert tab.page.input_value("#q") == "gc?/", "a key in a text field is not a shortcut"
     tab.page.goto(f"{daemon.dashboard}job?id=1")
     press(tab, "/")
     tab.page.wait_for_selector("h1:text-is('Search jobs')")
@@ -89,7 +89,7 @@ def test_help_opens_and_closes(tab: Tab) -> None:
     press(tab, "?")
     assert help.is_visible()
     press(tab, "j")
-    assert focused(tab) not in TUBES, "nothing happens behind it"
+    assert focused(tab) not in TUBES, "shortcuts do not work behind the dialog"
     press(tab, "Escape")
     assert help.is_hidden()
     tab.page.get_by_role("button", name="Keyboard shortcuts").click()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .browser import Browser, Tab
 from .visit import AXE, AXE_VIOLATIONS, is_too_wide
@@ -72,7 +72,7 @@ def aged() -> Iterator[str]:
     ) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
 
 
@@ -175,9 +175,9 @@ def test_sparklines_share_a_baseline_and_a_scale(chromium: Browser, aged: str) -
     with chromium.tab(aged, 1440) as tab:
         tab.page.goto(aged)
         heights = {name: (low, high) for name, low, high in tab.page.evaluate(DRAWN)}
-    assert set(heights) == {"imports", "mail", "orders.new"}, "nothing is drawn where nothing happened"
+    assert set(heights) == {"imports", "mail", "orders.new"}, "only tubes with puts have a sparkline"
     assert 18 <= heights["mail"][1] <= 20
-    assert 3 <= heights["orders.new"][1] <= 6, "at most 6 jobs a second, where the most of all tubes is 22"
+    assert 3 <= heights["orders.new"][1] <= 6, "its maximum is 6 jobs per second, that of all tubes is 22"
     assert 1 <= heights["imports"][1] <= 4
     assert heights["imports"][0] >= 0
 

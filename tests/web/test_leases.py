@@ -31,7 +31,7 @@ from greenstalk_server.web.operations.leases import (
     ReserveRefused,
     ReserveRequest,
 )
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
 
@@ -62,7 +62,7 @@ class LeaseDriver:
         """Reserve in another greenlet; return once it waits."""
         before = self.broker.waiting_count
         greenlet = gevent.spawn(self.reserve, *tubes, **{"wait": 30} | options)
-        with gevent.Timeout(PATIENCE):
+        with gevent.Timeout(TIMEOUT):
             while self.broker.waiting_count == before:
                 gevent.sleep(0)
         return greenlet
@@ -168,7 +168,7 @@ def test_paused_tube_yields_no_jobs(queue: Queue, driver: LeaseDriver) -> None:
     assert driver.reserve("mail") == []
     waiting = driver.begin("mail")
     driver.advance(5)
-    assert len(waiting.get(timeout=PATIENCE)) == 1
+    assert len(waiting.get(timeout=TIMEOUT)) == 1
 
 
 # Counts
@@ -201,7 +201,7 @@ def test_waiting_reserve_counts_as_waiting_until_it_ends(queue: Queue, driver: L
     assert counted(queue).items() >= {"connections": 1, "workers": 1, "waiting": 1}.items()
     assert len(driver.broker.tubes[b"mail"].waiters) == 1
     driver.advance(30)
-    assert greenlet.get(timeout=PATIENCE) == []
+    assert greenlet.get(timeout=TIMEOUT) == []
     assert driver.is_empty()
     assert counted(queue) == before | {"total_connections": before["total_connections"] + 1}
     assert list(driver.broker.tubes) == [b"default"]
@@ -217,22 +217,22 @@ def test_reserves_wait_in_line_with_other_clients(queue: Queue, driver: LeaseDri
     fourth = driver.begin("other", "mail")
     all = [queue.put("mail")[0] for _ in range(4)]
     assert list(first.reserved) == all[:1]
-    assert ids(second.get(timeout=PATIENCE)) == all[1:2]
+    assert ids(second.get(timeout=TIMEOUT)) == all[1:2]
     assert list(third.reserved) == all[2:3]
-    assert ids(fourth.get(timeout=PATIENCE)) == all[3:]
+    assert ids(fourth.get(timeout=TIMEOUT)) == all[3:]
 
 
 def test_reserve_wakes_with_the_first_job_and_takes_the_other_ready_jobs(queue: Queue, driver: LeaseDriver) -> None:
     greenlet = driver.begin("mail", count=3)
     all = queue.put("mail", count=5)
-    assert ids(greenlet.get(timeout=PATIENCE)) == all[:3]
+    assert ids(greenlet.get(timeout=TIMEOUT)) == all[:3]
 
 
 def test_reserve_leaves_jobs_for_clients_behind_it(queue: Queue, driver: LeaseDriver) -> None:
     greedy, next_one = driver.begin("mail", count=9), waiting(queue, "mail")
     all = queue.put("mail", count=3)
     assert list(next_one.reserved) == all[1:2]
-    assert ids(greedy.get(timeout=PATIENCE)) == [all[0], all[2]]
+    assert ids(greedy.get(timeout=TIMEOUT)) == [all[0], all[2]]
 
 
 def test_reserve_waits_again_if_its_job_is_deleted_first(queue: Queue, driver: LeaseDriver) -> None:
@@ -242,7 +242,7 @@ def test_reserve_waits_again_if_its_job_is_deleted_first(queue: Queue, driver: L
     driver.settle()
     assert driver.broker.waiting_count == 1
     (id,) = queue.put("mail")
-    assert ids(greenlet.get(timeout=PATIENCE)) == [id]
+    assert ids(greenlet.get(timeout=TIMEOUT)) == [id]
     assert len(driver.broker.clients) == 1
 
 
@@ -255,7 +255,7 @@ def test_client_that_closes_during_the_wait_takes_no_job(
     theirs, peer = line
     greenlet = driver.begin("mail", peer=peer)
     theirs.close()
-    assert greenlet.get(timeout=PATIENCE) == []
+    assert greenlet.get(timeout=TIMEOUT) == []
     assert driver.is_empty()
     (id,) = queue.put("mail")
     assert driver.broker.jobs[id].state == READY
@@ -267,7 +267,7 @@ def test_client_that_shuts_down_its_sending_side_is_gone_too(
     theirs, peer = line
     greenlet = driver.begin("mail", peer=peer)
     theirs.shutdown(socket.SHUT_WR)
-    assert greenlet.get(timeout=PATIENCE) == []
+    assert greenlet.get(timeout=TIMEOUT) == []
 
 
 def test_client_that_closes_when_its_job_arrives_returns_the_job(
@@ -279,7 +279,7 @@ def test_client_that_closes_when_its_job_arrives_returns_the_job(
     job = driver.broker.jobs[id]
     assert job.state == RESERVED
     theirs.close()
-    assert greenlet.get(timeout=PATIENCE) == []
+    assert greenlet.get(timeout=TIMEOUT) == []
     assert job.state == READY
     assert [event.kind for event in job_history.unpack(job.events)] == [job_history.RESERVED, job_history.RETURNED]
     assert driver.is_empty()
@@ -314,15 +314,15 @@ def test_client_that_sends_data_during_the_wait_stays(
     counting = CountingPeer(peer._descriptor)
     greenlet, behind = driver.begin("mail", peer=counting), waiting(queue, "mail")
     theirs.sendall(b"GET / HTTP/1.1\r\n")
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(TIMEOUT):
         while counting.looks < 2:
             gevent.sleep(0.001)
     for _ in range(20):
         gevent.sleep(0.001)
         driver.broker.check()
-    assert counting.looks == 2, "it is not looked at again and again"
+    assert counting.looks == 2, "the peer is polled again although it is not gone"
     all = [queue.put("mail")[0] for _ in range(2)]
-    assert ids(greenlet.get(timeout=PATIENCE)) == all[:1]
+    assert ids(greenlet.get(timeout=TIMEOUT)) == all[:1]
     assert list(behind.reserved) == all[1:]
 
 
@@ -488,7 +488,7 @@ def test_hang_up_ends_a_wait(driver: LeaseDriver) -> None:
     greenlet = driver.begin("mail")
     (client,) = driver.broker.clients
     client.hang_up()
-    assert greenlet.get(timeout=PATIENCE) == []
+    assert greenlet.get(timeout=TIMEOUT) == []
     assert driver.is_empty()
 
 
@@ -502,7 +502,7 @@ def test_number_of_waiting_reserves_is_bounded(driver: LeaseDriver, monkeypatch:
         driver.reserve("mail", wait=1)
     assert driver.reserve("mail", wait=0) == [], "a reserve without a wait is accepted"
     driver.advance(30)
-    gevent.joinall(greenlets, timeout=PATIENCE)
+    gevent.joinall(greenlets, timeout=TIMEOUT)
     assert driver.is_empty()
 
 
@@ -525,7 +525,7 @@ def test_stop_ends_all_leases_and_refuses_new_ones(queue: Queue, driver: LeaseDr
     greenlet = driver.begin("mail")
     driver.leases.stop()
     with pytest.raises(ReserveRefused, match="stopping"):
-        greenlet.get(timeout=PATIENCE)
+        greenlet.get(timeout=TIMEOUT)
     assert driver.is_empty()
     assert [event.kind for event in job_history.unpack(driver.broker.jobs[id].events)] == [
         job_history.RESERVED,
@@ -547,13 +547,13 @@ def test_ended_leases_use_no_memory(queue: Queue, driver: LeaseDriver) -> None:
             assert driver.reserve("default") == []
             gevent.sleep(0)
 
-    reserve_and_finish(MAX_RECENT_WORKERS)  # the broker keeps the addresses of so many
+    reserve_and_finish(MAX_RECENT_WORKERS)  # the broker keeps the addresses of this many
     gc.collect()
     gc.disable()
     blocks = sys.getallocatedblocks()
     try:
         reserve_and_finish(2000)
-        assert gc.collect() < 200  # garbage in cycles could stay for long
+        assert gc.collect() < 200  # cyclic garbage would stay until the next collection
         assert sys.getallocatedblocks() - blocks < 1000
     finally:
         gc.enable()
@@ -592,7 +592,7 @@ def test_job_that_a_crash_could_undo_is_not_returned_early(queue: Queue, slow_jo
     assert driver.broker.jobs[id].state == RESERVED
     assert not greenlet.ready()
     may_continue.set()
-    assert ids(greenlet.get(timeout=PATIENCE)) == [id]
+    assert ids(greenlet.get(timeout=TIMEOUT)) == [id]
 
 
 def test_safe_jobs_are_returned_without_a_commit(queue: Queue, slow_journal: SlowJournal) -> None:
@@ -608,7 +608,7 @@ def test_jobs_are_released_if_the_journal_is_late(queue: Queue, slow_journal: Sl
     greenlet = driver.begin("mail")
     (id,) = queue.put("mail")
     with pytest.raises(ReserveRefused, match=r"The journal is late \(no space left\)"):
-        greenlet.get(timeout=PATIENCE)
+        greenlet.get(timeout=TIMEOUT)
     assert driver.broker.jobs[id].state == READY
     assert driver.is_empty()
 
@@ -628,7 +628,7 @@ def test_job_whose_ttr_ends_during_the_commit_is_not_leased(
     late = LeaseDriver(queue, commit)
     greenlet = late.begin("mail", wait=2 * TTR)
     (id,) = queue.put("mail")
-    (lease,) = greenlet.get(timeout=PATIENCE)
+    (lease,) = greenlet.get(timeout=TIMEOUT)
     assert (lease.job.id, lease.job.timeouts, lease.job.reserves) == (id, 1, 2)
     late.settle()
     assert late.holds(lease)
@@ -670,7 +670,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Return when every reserve has ended or is parked."""
         leases = self.driver.leases
         gevent.sleep(0)
-        with gevent.Timeout(PATIENCE):
+        with gevent.Timeout(TIMEOUT):
             while leases._emptied or not all(
                 number in leases._clients and leases._clients[number].is_waiting for number in leases._waiting
             ):
@@ -696,7 +696,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def close_waiting_request(self, at: int) -> None:
         greenlet, _, theirs = self.waiting[at % len(self.waiting)]
         theirs.close()
-        greenlet.join(PATIENCE)
+        greenlet.join(TIMEOUT)
         assert greenlet.get() == []
 
     @rule(tube=TUBES)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.live import hub
 from greenstalk_server.web.live.hub import LiveHub, difference
-from tests.support.daemon import PATIENCE, Daemon
+from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue
 from .turns import until
@@ -104,7 +104,7 @@ class Stream:
     """A reader of `/events`; it reads only when asked to."""
 
     def __init__(self, address: tuple[str, int], query: str, headers: Mapping[str, str], prefix: str = "") -> None:
-        self.sock = socket.create_connection(address, PATIENCE)
+        self.sock = socket.create_connection(address, TIMEOUT)
         lines = [f"GET {prefix}/events?{query} HTTP/1.0", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self.sock.sendall("\r\n".join([*lines, "", ""]).encode())
@@ -209,7 +209,7 @@ def test_new_stream_begins_with_the_current_state(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dashboard = serve()
-    monkeypatch.setattr(hub, "REFRESH_INTERVAL", PATIENCE)
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", TIMEOUT)
     queue.put("mail")
     first = dashboard.open("tube", tube="mail")
     first.block()
@@ -230,7 +230,7 @@ def test_overview_and_its_stream_agree(queue: Queue, serve: Callable[..., Dashbo
     queue.put("other", count=2)
     state = applied(stream.changes(), state)
     now = dashboard.app.test_client().get("/live?page=overview&q=ai&sort=ready&desc=1").json
-    with gevent.Timeout(PATIENCE):
+    with gevent.Timeout(TIMEOUT):
         while state != now:
             state = applied(stream.changes(), state)
     assert [row[0] for row in state["rows"]["tubes"]] == ["mail"]
@@ -253,7 +253,7 @@ def test_stream_ends_when_its_subject_is_gone(queue: Queue, serve: Callable[...,
 def test_idle_stream_sends_heartbeats(
     queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(hub, "HEARTBEAT_INTERVAL", 0.05)
     (id,) = queue.put("mail")
     stream = serve().open("job", id=id)
     stream.block()
@@ -318,7 +318,7 @@ def test_streams_of_the_same_page_share_the_rendering(queue: Queue, serve: Calla
     made, sent = len(calls), [0]
     while sent[-1] < made + 50:
         sent.append(int(streams[0].changes()["fields"]["count"]))
-    assert 1 in [after - before for before, after in pairwise(sent) if before > made]  # look, and not ten
+    assert 1 in [after - before for before, after in pairwise(sent) if before > made]  # one rendering for ten streams
     other = dashboard.open("counted", about="y")
     other.block()
     assert other.changes()
@@ -406,7 +406,7 @@ def live_greenlets() -> int:
     return sum(isinstance(one, gevent.Greenlet) and not one.dead for one in gc.get_objects())
 
 
-def test_a_thousand_streams_come_and_go(queue: Queue, serve: Callable[..., Dashboard]) -> None:
+def test_thousand_closed_streams_leave_nothing_behind(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     (id,) = queue.put("mail")
 
@@ -453,7 +453,7 @@ def test_slow_reader_delays_nobody_and_uses_constant_memory(queue: Queue, serve:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < 12 * size  # a queue would hold 30 times the size
+    assert most < 12 * size  # a queue of unsent states would hold 30 times the size
     assert dashboard.hub.stream_count == 2
     changes = False
     while last < newest:
@@ -483,7 +483,7 @@ def test_daemon_stops_cleanly_with_open_streams() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon:
         connections = []
         for _ in range(3):
-            connection = http.client.HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+            connection = http.client.HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=TIMEOUT)
             connection.request("GET", "/events?page=overview")
             response = connection.getresponse()
             assert response.status == 200

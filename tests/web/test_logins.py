@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.auth.logins import FAILURES, MAX_ADDRESSES, Logins
+from greenstalk_server.web.auth.logins import MAX_ADDRESSES, MAX_FAILURES, FailedLogins
 
 from .conftest import Queue
 from .table import Page
@@ -27,7 +27,7 @@ def attempt(client: FlaskClient, password: str, address: str = "192.0.2.1") -> i
 
 
 def lock(client: FlaskClient, address: str = "192.0.2.1") -> None:
-    assert [attempt(client, "wrong", address) for _ in range(FAILURES)] == [401] * FAILURES
+    assert [attempt(client, "wrong", address) for _ in range(MAX_FAILURES)] == [401] * MAX_FAILURES
 
 
 def test_every_login_is_refused_for_a_minute_after_ten_failures(queue: Queue, client: FlaskClient) -> None:
@@ -59,14 +59,14 @@ def test_other_addresses_are_not_locked_out(client: FlaskClient) -> None:
 
 def test_nine_failures_a_minute_do_not_lock_out(queue: Queue, client: FlaskClient) -> None:
     for _ in range(5):
-        for _ in range(FAILURES - 1):
+        for _ in range(MAX_FAILURES - 1):
             assert attempt(client, "wrong") == 401
         queue.now += 60 * SECOND
     assert attempt(client, PASSWORD) == 200
 
 
 def test_failures_count_within_any_minute(queue: Queue, client: FlaskClient) -> None:
-    for _ in range(FAILURES):
+    for _ in range(MAX_FAILURES):
         assert attempt(client, "wrong") == 401
         queue.now += 6 * SECOND
     assert attempt(client, PASSWORD) == 429
@@ -74,7 +74,7 @@ def test_failures_count_within_any_minute(queue: Queue, client: FlaskClient) -> 
 
 def test_requests_without_a_password_are_not_failures(client: FlaskClient) -> None:
     """A browser sends each first request without a password."""
-    for _ in range(2 * FAILURES):
+    for _ in range(2 * MAX_FAILURES):
         assert client.get("/", environ_overrides={"REMOTE_ADDR": "192.0.2.1"}).status_code == 401
     assert attempt(client, PASSWORD) == 200
 
@@ -106,14 +106,14 @@ def test_each_lockout_is_logged_once(queue: Queue, client: FlaskClient, caplog: 
     ],
 )
 def test_addresses_that_count_as_one(queue: Queue, one: str, other: str, is_same: bool) -> None:
-    logins = Logins(queue.clock)
-    assert [logins.fail(one) for _ in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
+    logins = FailedLogins(queue.clock)
+    assert [logins.fail(one) for _ in range(MAX_FAILURES)] == [False] * (MAX_FAILURES - 1) + [True]
     assert (logins.seconds_locked(other) > 0) == is_same
 
 
 def test_table_is_bounded_and_keeps_the_latest_addresses(queue: Queue) -> None:
-    logins = Logins(queue.clock)
-    for _ in range(FAILURES):
+    logins = FailedLogins(queue.clock)
+    for _ in range(MAX_FAILURES):
         logins.fail("first")
     for number in range(MAX_ADDRESSES - 1):
         logins.fail(f"other-{number}")

@@ -28,7 +28,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics import ledger
 from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
 from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue
 from .test_guard import basic
@@ -123,7 +123,7 @@ def test_server_metrics(queue: Queue, scraper: Scraper) -> None:
     queue.broker.counters.cmd_reserve_with_timeout += 3
     queue.now += 90 * SECOND
     scraper.scrape()
-    assert scraper.value("build_info", version="9.8.7") == 1
+    assert scraper.value("build_info", version="9.8.7", build="compiled") == 1
     assert scraper.value("uptime_seconds") == 90
     roles = ("any", "producer", "worker", "waiting")
     assert [scraper.value("connections", role=role) for role in roles] == [2, 1, 1, 0]
@@ -148,7 +148,7 @@ def test_jobs_of_a_tube_by_state(queue: Queue, scraper: Scraper) -> None:
     assert scraper.value("tube_jobs", tube="default", state="ready") == 0
 
 
-def test_bytes_follow_every_way_in_and_out(queue: Queue, scraper: Scraper) -> None:
+def test_bytes_follow_every_change_of_the_jobs(queue: Queue, scraper: Scraper) -> None:
     client, broker = worker(queue, "mail"), queue.broker
     worker(queue, "other")
     ids = [put(queue, client, b"x" * size) for size in (1, 20, 300, 4000)]
@@ -333,7 +333,7 @@ def test_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> None:
     assert "mail" not in scraper.tubes()
 
 
-def test_tube_between_two_scrapes_is_counted_under_other(queue: Queue, scraper: Scraper) -> None:
+def test_tube_that_exists_only_between_two_scrapes_is_counted_under_other(queue: Queue, scraper: Scraper) -> None:
     scraper.scrape()
     client = worker(queue, "brief")
     put(queue, client)
@@ -373,7 +373,7 @@ class Churn:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_counter_decreases_or_forgets(queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_no_counter_decreases_or_loses_events(queue: Queue, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The increases of all series, as Prometheus adds them up, equal the server's own counts."""
     monkeypatch.setattr(ledger, "MAX_LABELS", 5)
     scraper, churn, labels, puts = Scraper(queue.app().test_client()), Churn(queue, seed, 12), set[str](), 0.0
@@ -398,7 +398,7 @@ def test_no_counter_decreases_or_forgets(queue: Queue, monkeypatch: pytest.Monke
 def test_events_during_a_scrape_do_not_tear_it(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, labels: int, scrapers: int
 ) -> None:
-    """Switches at every opportunity, after every tube. With two scrapers, one may miss the restart of a label."""
+    """The scrape switches after every tube. With two scrapers, one may not see that a label starts again at zero."""
     monkeypatch.setattr(ledger, "MAX_LABELS", labels)
     monkeypatch.setattr(ledger, "LABEL_RETENTION", 10**6 * SECOND)
     monkeypatch.setattr(ledger, "TUBE_BATCH", 1)
@@ -406,19 +406,19 @@ def test_events_during_a_scrape_do_not_tear_it(
     app, churn, steps = queue.app(), Churn(queue, 1, 30), 0
     scraper = Scraper(app.test_client())
 
-    def scrape_too() -> None:
+    def scrape_continuously() -> None:
         second = Scraper(app.test_client())
         while True:
             second.scrape()
 
-    def go_on() -> None:
+    def churn_continuously() -> None:
         nonlocal steps
         while True:
             churn.step()
             steps += 1
             gevent.sleep(0)
 
-    others = [gevent.spawn(go_on)] + [gevent.spawn(scrape_too) for _ in range(scrapers - 1)]
+    others = [gevent.spawn(churn_continuously)] + [gevent.spawn(scrape_continuously) for _ in range(scrapers - 1)]
     for _ in range(25):
         scraper.scrape()
     assert not any(other.dead for other in others)
@@ -601,7 +601,7 @@ def test_token_opens_nothing_else(queue: Queue) -> None:
     assert client.post("/metrics", headers=ours).status_code == 401
 
 
-def test_wrong_tokens_do_not_lock_out_people(queue: Queue) -> None:
+def test_wrong_tokens_do_not_lock_out_logins(queue: Queue) -> None:
     client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
     assert {client.get("/metrics", headers=bearer("wrong")).status_code for _ in range(10)} == {401}
     assert client.get("/metrics", headers=bearer(TOKEN)).status_code == 429
@@ -630,11 +630,11 @@ def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
         daemon.ask(b"watch mail\r\nreserve\r\ndelete 1\r\n")
         where = f"{daemon.dashboard}metrics"
         with pytest.raises(HTTPError) as refused:
-            urlopen(where, timeout=PATIENCE)  # noqa: S310  our own server, on loopback
+            urlopen(where, timeout=TIMEOUT)  # noqa: S310  our own server, on loopback
         refused.value.close()
         assert refused.value.code == 401
-        urlopen(Request(where, headers=bearer(TOKEN)), timeout=PATIENCE).close()  # noqa: S310
-        with urlopen(Request(where, headers=bearer(TOKEN)), timeout=PATIENCE) as response:  # noqa: S310
+        urlopen(Request(where, headers=bearer(TOKEN)), timeout=TIMEOUT).close()  # noqa: S310
+        with urlopen(Request(where, headers=bearer(TOKEN)), timeout=TIMEOUT) as response:  # noqa: S310
             return str(response.read().decode())
 
 
@@ -650,7 +650,7 @@ def exported(exposition: str) -> dict[str, set[str]]:
 def test_running_server_measures_its_syncs(exposition: str) -> None:
     series = {name: value for (name, labels), value in parse(exposition).items() if not labels}
     assert series["greenstalk_journal_sync_seconds_count"] >= 2
-    assert 0 < series["greenstalk_journal_sync_seconds_sum"] < PATIENCE
+    assert 0 < series["greenstalk_journal_sync_seconds_sum"] < TIMEOUT
     assert series["greenstalk_journal_bytes"] >= 10_485_760
     assert 0 < series["greenstalk_journal_disk_free_bytes"] <= shutil.disk_usage(tempfile.gettempdir()).total
     assert series["greenstalk_job_wait_seconds_count"] == 1

@@ -202,7 +202,17 @@ def test_every_figure_is_shown_and_updated_live(queue: Queue, client: FlaskClien
     assert placed == set(state["fields"])
     assert set(tables) < placed
     assert {a["data-shown"] for _, a in shown.elements if "data-shown" in a} == set(state["shown"])
-    for value in ("9.8.7", "4711", "0123456789abcdef", "queue-host", "pdp11", "1.50 s", "0.25 s", "65,535 bytes"):
+    for value in (
+        "9.8.7",
+        "compiled",
+        "4711",
+        "0123456789abcdef",
+        "queue-host",
+        "pdp11",
+        "1.50 s",
+        "0.25 s",
+        "65,535 bytes",
+    ):
         assert value in shown.text
     assert state["rows"]["tubes"] == shown.tubes
     assert state["fields"]["summary"] == "2 tubes"

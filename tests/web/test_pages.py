@@ -164,7 +164,7 @@ def test_first_page_costs_the_same_for_few_and_many_jobs(
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         ("ready", "Put a job with the form on this page"),
         ("reserved", "No worker holds a job of this tube"),
@@ -172,8 +172,8 @@ def test_first_page_costs_the_same_for_few_and_many_jobs(
         ("buried", "until it is kicked or deleted"),
     ],
 )
-def test_empty_list_explains_the_state(client: FlaskClient, state: str, said: str) -> None:
-    assert said in page(client, "/tube", tube="default", state=state).text
+def test_empty_list_explains_the_state(client: FlaskClient, state: str, message: str) -> None:
+    assert message in page(client, "/tube", tube="default", state=state).text
 
 
 def test_empty_ready_list_links_to_other_states(queue: Queue, client: FlaskClient) -> None:
@@ -208,13 +208,13 @@ def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClie
     queue.now += 100 * SECOND
     queue.broker.tick(queue.now)
     text = collapsed(page(client, "/job", id=id).text)
-    for said in (
+    for message in (
         f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "Ready for 0 s ttr 1 min", "Reserves 2 1 timed out",
         "Time to run 1 min",
         "Body 4 bytes", "Put at 2027-01-15 08:00:00 UTC", "Delay 30 s", "Released once", "Timed out once",
         "Reserved 2 times", "Buried never", "Kicked once", "Binlog file –",
     ):  # fmt: skip
-        assert collapsed(said) in text
+        assert collapsed(message) in text
 
 
 def test_job_page_shows_the_holder(queue: Queue, client: FlaskClient) -> None:
@@ -303,7 +303,7 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "message"),
     [
         ("notice=kicked&n=1", "1 job kicked."), ("notice=kicked&n=1234", "1,234 jobs kicked."),
         ("notice=paused&n=90", "Paused for 1\xa0min 30\xa0s."),
@@ -311,9 +311,9 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
         ("notice=deleted-job&n=5&late=1", "The change is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),
     ],
 )  # fmt: skip
-def test_notice(client: FlaskClient, query: str, said: str) -> None:
+def test_notice(client: FlaskClient, query: str, message: str) -> None:
     for path in ("/?", "/tube?tube=default&"):
-        assert said in page(client, path + query).text
+        assert message in page(client, path + query).text
 
 
 @pytest.mark.parametrize(

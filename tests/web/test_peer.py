@@ -11,7 +11,7 @@ import pytest
 from gevent.event import Event
 
 from greenstalk_server.web.live.peer import Peer, peer_of
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .turns import until
 
@@ -52,7 +52,7 @@ def test_close_is_reported_once(line: Line, way: str) -> None:
         gevent.sleep(0.01)
         assert not calls
         WAYS[way](theirs)
-        assert ended.wait(PATIENCE)
+        assert ended.wait(TIMEOUT)
         gevent.sleep(0.01)  # time for a second call
         assert calls == [way]
     assert peer.is_gone

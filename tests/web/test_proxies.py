@@ -14,7 +14,7 @@ from .test_guard import basic
 
 PROXY = "10.0.0.1"
 TRUSTED = (ip_network("10.0.0.0/24"), ip_network("fd00::/8"))
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 def view(queue: Queue, peer: str = PROXY, **forwarded: str) -> tuple[str, str, str, str]:
@@ -134,7 +134,7 @@ def test_static_files_are_under_the_prefix(client: FlaskClient) -> None:
 
 
 def test_change_redirects_under_the_prefix(client: FlaskClient) -> None:
-    response = client.post("/queue/tube/pause", data={"tube": "mail", "seconds": "5"}, headers=OURS)
+    response = client.post("/queue/tube/pause", data={"tube": "mail", "seconds": "5"}, headers=SAME_ORIGIN)
     assert response.headers["Location"].startswith("/queue/tube?tube=mail&")
 
 
@@ -149,7 +149,7 @@ def test_other_paths_show_only_a_hint(client: FlaskClient, path: str) -> None:
 
 
 def test_change_outside_the_prefix_is_not_found(queue: Queue, client: FlaskClient) -> None:
-    assert client.post("/tube/pause", data={"tube": "mail", "seconds": "5"}, headers=OURS).status_code == 404
+    assert client.post("/tube/pause", data={"tube": "mail", "seconds": "5"}, headers=SAME_ORIGIN).status_code == 404
     assert not queue.broker.tubes[b"mail"].paused_until
 
 

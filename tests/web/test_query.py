@@ -14,11 +14,11 @@ from greenstalk_server.web.jobs.query import (
     MAX_SEARCHED,
     MAX_TERMS,
     NAMES,
-    Numbers,
+    NumberMatch,
     Query,
     QueryError,
     Term,
-    Text,
+    TextMatch,
     parse,
 )
 
@@ -146,8 +146,8 @@ def test_restrictions_to_tube_state_and_id() -> None:
     [("", 0), ("id:7", 7), ("id:>7", 8), ("id:>=7", 7), ("id:7..9", 7), ("id:<7 id:<=9", 0), ("id:>7 id:3..20", 8),
      ("-id:>7", 0), ("pri:>7 size:9", 0)],
 )  # fmt: skip
-def test_least_id(query: str, least: int) -> None:
-    assert parse(query).least_id == least
+def test_min_id(query: str, least: int) -> None:
+    assert parse(query).min_id == least
     assert not any(matches(query, id=id) for id in range(least))
 
 
@@ -187,7 +187,7 @@ def test_canonical_text(given: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("http://x", ["“http://x”", "“http:” is unknown", "buries:", "quotes"]),
         ("pri:many", ["“pri:many”", "5, >5, >=5"]),
@@ -211,10 +211,10 @@ def test_canonical_text(given: str, canonical: str) -> None:
         ("id:" + "9" * 21, ["must be a comparison"]),
     ],
 )
-def test_errors_quote_the_word_and_the_alternatives(given: str, said: list[str]) -> None:
+def test_errors_quote_the_word_and_the_alternatives(given: str, message: list[str]) -> None:
     with pytest.raises(QueryError) as refusal:
         parse(given)
-    assert [part for part in said if part not in str(refusal.value)] == []
+    assert [part for part in message if part not in str(refusal.value)] == []
 
 
 def numbers(name: str) -> st.SearchStrategy[str]:
@@ -248,7 +248,7 @@ def test_canonical_text_parses_to_the_same_query(terms: list[str]) -> None:
 
 @given(BODIES, st.booleans(), st.booleans())
 def test_any_text_can_be_searched(text: str, is_loose: bool, is_negated: bool) -> None:
-    query = Query((Term("body", Text(text, is_loose), is_negated),))
+    query = Query((Term("body", TextMatch(text, is_loose), is_negated),))
     assert parse(str(query)) == query
     assert holds(query, job(body=b"<" + text.encode() + b">")) is not is_negated
 
@@ -266,4 +266,6 @@ def test_any_text_is_parsed_or_refused(given: str) -> None:
 def test_huge_numbers_can_be_compared() -> None:
     query = parse("size:<99999999999999999999g")
     assert holds(query, job())
-    assert parse(str(query)) == query == Query((Term("size", Numbers("<", n := 99999999999999999999 * 1024**3, n)),))
+    assert (
+        parse(str(query)) == query == Query((Term("size", NumberMatch("<", n := 99999999999999999999 * 1024**3, n)),))
+    )

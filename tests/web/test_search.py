@@ -13,11 +13,11 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import MAX_ID, SECOND
 from greenstalk_server.web.jobs.job_list import MAX_LISTED
-from greenstalk_server.web.jobs.matching import SMALL_TUBE, candidate_ids
+from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS, candidate_ids
 from greenstalk_server.web.jobs.query import parse
 from greenstalk_server.web.pages import search
 from greenstalk_server.web.pages.search import MAX_MATCHES, PAGE_SIZE
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
 from .table import Page
@@ -30,7 +30,7 @@ HOSTILE = '</td><script>document.title="gone"</script>&amp;'
 @pytest.fixture(autouse=True)
 def _long_initial_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each page wait until its search is done, on a machine of any speed."""
-    monkeypatch.setattr(search, "INITIAL_WAIT", PATIENCE)
+    monkeypatch.setattr(search, "INITIAL_WAIT", TIMEOUT)
 
 
 def put(queue: Queue, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
@@ -122,7 +122,7 @@ def test_same_query_joins_the_running_search(queue: Queue, app: Flask, client: F
     gevent.joinall(asked, raise_error=True)
     assert len({task_id(page) for page in pages}) == 2
     while (running := app.extensions["dashboard"].tasks.running(lambda _: True)) is not None:
-        running.wait(PATIENCE)
+        running.wait(TIMEOUT)
     assert task_id(find(client, "pri:7")) not in {
         task_id(page) for page in pages
     }  # the previous task had ended, so this is a new one
@@ -239,7 +239,7 @@ def test_candidates_contain_each_job_once(queue: Queue) -> None:
 
 
 def test_candidates_of_one_id_of_a_missing_tube_and_of_a_large_tube(queue: Queue) -> None:
-    queue.put("mail", count=SMALL_TUBE + 1)
+    queue.put("mail", count=MAX_COLLECTED_IDS + 1)
     [small] = queue.put("small")
     assert places(queue.broker, f"id:{small} tube:mail") == [small]
     assert places(queue.broker, f"id:{MAX_ID}") == [MAX_ID]
@@ -249,7 +249,7 @@ def test_candidates_of_one_id_of_a_missing_tube_and_of_a_large_tube(queue: Queue
 
 
 def test_candidates_start_at_the_least_matching_id(queue: Queue) -> None:
-    ids = queue.put("mail", count=SMALL_TUBE + 1)
+    ids = queue.put("mail", count=MAX_COLLECTED_IDS + 1)
     for query in (f"tube:mail id:>{ids[-3]}", f"id:{ids[-2]}..{MAX_ID}"):
         total, found = candidate_ids(queue.broker, parse(query))
         assert list(found) == ids[-2:] and total >= 2
@@ -263,7 +263,7 @@ def test_search_of_many_jobs_does_not_delay_workers(
     queue: Queue, app: Flask, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "INITIAL_WAIT", 0)
-    found = queue.put("mail", count=SMALL_TUBE + 1000)
+    found = queue.put("mail", count=MAX_COLLECTED_IDS + 1000)
     rare = found[::300]
     for id in rare:
         queue.broker.bury_job(id, queue.now)

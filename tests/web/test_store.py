@@ -1,4 +1,4 @@
-"""The dashboard's own data: samples of jobs and reasons for pauses, with and without a disk."""
+"""The dashboard's own data: job templates and reasons for pauses, with and without a disk."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.operations.store import (
-    LARGEST_FILE,
-    LARGEST_SAMPLE,
-    LARGEST_SAMPLES,
+    MAX_DOCUMENT_SIZE,
     MAX_REASONS,
+    MAX_SAMPLE_SIZE,
     MAX_SAMPLES,
-    Full,
+    MAX_SAMPLES_SIZE,
     Sample,
+    SampleLimitExceeded,
     Store,
 )
 
 from .conftest import Queue
 from .table import Page
 
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 SAMPLE = Sample("welcome", "mail", 10, 5, 60, '{"to": "ada"}\nä')
 
 
 def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
-    return client.post(path, data=form, headers=OURS)
+    return client.post(path, data=form, headers=SAME_ORIGIN)
 
 
 def put_form(page: str) -> dict[str, str | None]:
@@ -168,17 +168,17 @@ def test_document_that_is_too_large_is_renamed(tmp_path: Path) -> None:
         file.truncate(2**40)  # a sparse file
     tracemalloc.start()
     assert Store(str(tmp_path)).trouble == ""
-    assert tracemalloc.get_traced_memory()[1] < 4 * LARGEST_FILE
+    assert tracemalloc.get_traced_memory()[1] < 4 * MAX_DOCUMENT_SIZE
     tracemalloc.stop()
     assert (tmp_path / "dashboard.json.damaged").stat().st_size == 2**40
 
 
 def test_largest_document_is_read(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    for number in range(LARGEST_SAMPLES // LARGEST_SAMPLE):
-        store.add_sample(Sample(str(number), "mail", 0, 0, 1, "\0" * LARGEST_SAMPLE))
+    for number in range(MAX_SAMPLES_SIZE // MAX_SAMPLE_SIZE):
+        store.add_sample(Sample(str(number), "mail", 0, 0, 1, "\0" * MAX_SAMPLE_SIZE))
     store.save()
-    assert (tmp_path / "dashboard.json").stat().st_size > 6 * LARGEST_SAMPLES
+    assert (tmp_path / "dashboard.json").stat().st_size > 6 * MAX_SAMPLES_SIZE
     assert Store(str(tmp_path)).samples == store.samples
 
 
@@ -212,7 +212,7 @@ def test_failing_disk_is_reported_once_and_recovers(
         store.save()
         store.save()
         assert store.trouble == "dashboard.json cannot be written: [Errno 5] Input/output error"
-        assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}, "the old one is whole"
+        assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}, "the previous document is intact"
     store.save()
     assert store.trouble == ""
     assert Store(str(tmp_path)).samples == {}
@@ -224,7 +224,7 @@ def test_number_of_samples_is_bounded() -> None:
     store = Store()
     for number in range(MAX_SAMPLES):
         store.add_sample(Sample(str(number), "mail", 0, 0, 1, ""))
-    with pytest.raises(Full, match="already 100 samples"):
+    with pytest.raises(SampleLimitExceeded, match="already 100 templates"):
         store.add_sample(SAMPLE)
     store.add_sample(Sample("5", "other", 0, 0, 1, "in its place"))
     assert store.samples["5"].tube == "other"
@@ -232,12 +232,12 @@ def test_number_of_samples_is_bounded() -> None:
 
 def test_bytes_of_samples_are_bounded() -> None:
     store = Store()
-    body = "ä" * (LARGEST_SAMPLE // 2)
-    with pytest.raises(Full, match="more than 65,536 bytes"):
+    body = "ä" * (MAX_SAMPLE_SIZE // 2)
+    with pytest.raises(SampleLimitExceeded, match="more than 65,536 bytes"):
         store.add_sample(Sample("a", "mail", 0, 0, 1, body + "x"))
-    for number in range(LARGEST_SAMPLES // LARGEST_SAMPLE):
+    for number in range(MAX_SAMPLES_SIZE // MAX_SAMPLE_SIZE):
         store.add_sample(Sample(str(number), "mail", 0, 0, 1, body))
-    with pytest.raises(Full, match="all samples together would have more than 1,048,576 bytes"):
+    with pytest.raises(SampleLimitExceeded, match="all templates together would have more than 1,048,576 bytes"):
         store.add_sample(Sample("b", "mail", 0, 0, 1, "x"))
 
 
@@ -300,7 +300,11 @@ def test_unknown_sample_leaves_the_form_as_it_is(queue: Queue, client: FlaskClie
         ({"tube": "no tube"}, 400, "“tube” must be a tube name"),
         ({"ttr": "0"}, 400, "“ttr” must be"),
         ({"pri": ""}, 400, "“pri” must be"),
-        ({"body": "x" * (LARGEST_SAMPLE + 1)}, 409, "The template was not saved: its body has more than 65,536 bytes."),
+        (
+            {"body": "x" * (MAX_SAMPLE_SIZE + 1)},
+            409,
+            "The template was not saved: its body has more than 65,536 bytes.",
+        ),
     ],
 )
 def test_invalid_sample_is_refused(client: FlaskClient, form: dict[str, str], status: int, message: str) -> None:

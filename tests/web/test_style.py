@@ -9,8 +9,8 @@ import pytest
 
 from greenstalk_server.web.assets import static_folder, template_folder
 
-INKS = ("ink", "ink-soft", "ink-faint", "accent", "ready", "reserved", "delayed", "buried")
-GROUNDS = ("canvas", "surface", "raised")
+TEXT_COLORS = ("ink", "ink-soft", "ink-faint", "accent", "ready", "reserved", "delayed", "buried")
+BACKGROUNDS = ("canvas", "surface", "raised")
 
 
 def themes() -> dict[str, dict[str, str]]:
@@ -36,7 +36,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_contrast_is_aa(theme: str) -> None:
     colors = themes()[theme]
-    pairs = [(ink, ground) for ink in INKS for ground in GROUNDS] + [("ink", "notice")]
+    pairs = [(ink, ground) for ink in TEXT_COLORS for ground in BACKGROUNDS] + [("ink", "notice")]
     weak = {(ink, ground): contrast(colors[ink], colors[ground]) for ink, ground in pairs}
     assert {pair: round(ratio, 2) for pair, ratio in weak.items() if ratio < 4.5} == {}
 

@@ -17,18 +17,18 @@ from greenstalk_server.web.operations.tasks import (
     CANCELLED,
     DONE,
     FAILED,
-    KEPT,
+    MAX_KEPT,
     MAX_RUNNING,
     RUNNING,
     Task,
     TaskFailed,
     Tasks,
 )
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
 from .table import Page
-from .test_actions import OURS, refused
+from .test_actions import SAME_ORIGIN, refused
 
 ADMIN = Visitor("ann", "192.0.2.1", is_admin=True, sees_bodies=True)
 VIEWER = Visitor("vic", "192.0.2.2", is_admin=False, sees_bodies=False)
@@ -53,7 +53,7 @@ class BlockingWork:
         task.total = 10
         while task.scanned < 10:
             task.scanned += 1
-            task.rest()
+            task.checkpoint()
             if task.scanned == 3:
                 self.is_waiting.set()
                 self.may_continue.wait()
@@ -66,12 +66,12 @@ def continue_once_cancelled(task: Task, work: BlockingWork) -> None:
 
 
 def nothing(task: Task) -> None:
-    task.rest()
+    task.checkpoint()
 
 
 def settle(*tasks: Task) -> None:
     for task in tasks:
-        task.wait(PATIENCE)
+        task.wait(TIMEOUT)
         assert not task.is_running
 
 
@@ -107,10 +107,10 @@ def test_cancelled_task_ends_at_its_next_rest(tasks: Tasks, client: FlaskClient)
     task = tasks.start("x", object(), work)
     work.is_waiting.wait()
     gevent.spawn(continue_once_cancelled, task, work)
-    response = client.post("/task/cancel", data={"id": task.id}, headers=OURS)
+    response = client.post("/task/cancel", data={"id": task.id}, headers=SAME_ORIGIN)
     assert (response.status_code, response.headers["Location"]) == (303, f"/task?id={task.id}")
     assert (task.state, task.scanned) == (CANCELLED, 4)
-    assert client.post("/task/cancel", data={"id": task.id}, headers=OURS).status_code == 303
+    assert client.post("/task/cancel", data={"id": task.id}, headers=SAME_ORIGIN).status_code == 303
     assert task.state == CANCELLED
 
 
@@ -119,7 +119,7 @@ def test_cancel_is_audited_once_with_the_title(app: Flask, tasks: Tasks, client:
     task = tasks.start("Count to ten", object(), work)
     gevent.spawn(continue_once_cancelled, task, work)
     for _ in range(2):
-        client.post("/task/cancel", data={"id": task.id}, headers=OURS)
+        client.post("/task/cancel", data={"id": task.id}, headers=SAME_ORIGIN)
     noted = [entry for entry in app.extensions["dashboard"].audit.entries if entry.what == "task/cancel"]
     assert [entry.details for entry in noted] == [{"task": task.id, "title": "Count to ten"}]
 
@@ -158,7 +158,7 @@ def test_number_of_running_tasks_is_bounded(tasks: Tasks, client: FlaskClient, q
     page = refused(client.get("/search?q=pri:1"), 503)
     assert f"{MAX_RUNNING} searches or changes are running" in page and "Work 0; Work 1" in page
     form = {"scope": "all", "tube": "mail", "action": "kick"}
-    assert "are running" in refused(client.post("/bulk/preview", data=form, headers=OURS), 503)
+    assert "are running" in refused(client.post("/bulk/preview", data=form, headers=SAME_ORIGIN), 503)
     work.may_continue.set()
     settle(*running)
     assert client.get("/search?q=pri:1").status_code == 200
@@ -168,11 +168,11 @@ def test_number_of_kept_tasks_is_bounded_and_running_tasks_are_kept(tasks: Tasks
     work = BlockingWork()
     oldest = tasks.start("oldest", object(), work)
     others = []
-    for n in range(KEPT + 5):
+    for n in range(MAX_KEPT + 5):
         others.append(tasks.start(str(n), object(), nothing))
         settle(others[-1])
     kept = tasks.all()
-    assert len(kept) == KEPT and kept[-1] is oldest and kept[0] is others[-1] and oldest.state == RUNNING
+    assert len(kept) == MAX_KEPT and kept[-1] is oldest and kept[0] is others[-1] and oldest.state == RUNNING
     work.may_continue.set()
     settle(oldest)
 
@@ -180,18 +180,18 @@ def test_number_of_kept_tasks_is_bounded_and_running_tasks_are_kept(tasks: Tasks
 def test_tasks_of_one_kind_do_not_evict_those_of_another(tasks: Tasks) -> None:
     counted = tasks.start("a dry run", object(), nothing, endpoint="bulk")
     settle(counted)
-    for n in range(KEPT + 5):
+    for n in range(MAX_KEPT + 5):
         settle(tasks.start(str(n), object(), nothing, endpoint="search"))
-    assert counted in tasks.all() and len(tasks.all()) == KEPT + 1
+    assert counted in tasks.all() and len(tasks.all()) == MAX_KEPT + 1
 
 
 def test_viewers_do_not_evict_or_block_tasks_of_admins(tasks: Tasks) -> None:
     counted = tasks.start("counted by an admin", object(), nothing)
     settle(counted)
     g.visitor = VIEWER
-    for n in range(KEPT + 5):
+    for n in range(MAX_KEPT + 5):
         settle(tasks.start(str(n), object(), nothing))
-    assert counted in tasks.all() and len(tasks.all()) == KEPT
+    assert counted in tasks.all() and len(tasks.all()) == MAX_KEPT
     work = BlockingWork()
     running = [tasks.start(f"Work {n}", object(), work) for n in range(MAX_RUNNING - 1)]
     with pytest.raises(ServiceUnavailable):
@@ -206,7 +206,7 @@ def test_unknown_task_is_not_found(client: FlaskClient) -> None:
     for response in (
         client.get("/task?id=0123456789abcdef"),
         client.get("/live?page=task&id=no"),
-        client.post("/task/cancel", data={"id": "no"}, headers=OURS),
+        client.post("/task/cancel", data={"id": "no"}, headers=SAME_ORIGIN),
     ):
         assert response.status_code == 404
     assert "There is no such task" in refused(client.get("/task?id=no"), 404)

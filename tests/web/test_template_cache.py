@@ -1,4 +1,4 @@
-"""The cache of compiled templates: a start with it compiles nothing, and no state of the file prevents a start."""
+"""The cache of compiled templates: a start with the cache compiles nothing, and no damage to it prevents a start."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def compiled_by_a_start(path: Path, sources: dict[str, str] = SOURCES) -> int:
     return environment.compiled
 
 
-def test_the_second_start_compiles_nothing(path: Path) -> None:
+def test_second_start_compiles_nothing(path: Path) -> None:
     assert [compiled_by_a_start(path) for _ in range(2)] == [2, 0]
 
 
-def test_a_changed_template_is_compiled_again(path: Path) -> None:
+def test_changed_template_is_compiled_again(path: Path) -> None:
     compiled_by_a_start(path)
     changed = SOURCES | {"one.html": "{{ 1 }}{{ ' and' }} {{ other }}"}
     assert [compiled_by_a_start(path, changed) for _ in range(2)] == [1, 0]
 
 
-def test_a_changed_module_of_the_package_has_all_compiled_again(
+def test_every_template_is_compiled_again_after_a_change_of_the_package(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled_by_a_start(path)
@@ -66,12 +66,12 @@ def test_a_changed_module_of_the_package_has_all_compiled_again(
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\0" * 4096])
-def test_a_file_of_something_else_is_replaced(path: Path, damage: bytes) -> None:
+def test_file_with_other_content_is_replaced(path: Path, damage: bytes) -> None:
     path.write_bytes(damage)
     assert [compiled_by_a_start(path) for _ in range(2)] == [2, 0]
 
 
-def test_a_cut_file_is_replaced(path: Path) -> None:
+def test_truncated_file_is_replaced(path: Path) -> None:
     compiled_by_a_start(path)
     whole = path.read_bytes()
     for size in range(0, len(whole), 97):
@@ -80,7 +80,7 @@ def test_a_cut_file_is_replaced(path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_a_flipped_bit_has_the_file_replaced(path: Path) -> None:
+def test_file_with_a_flipped_bit_is_replaced(path: Path) -> None:
     compiled_by_a_start(path)
     whole = path.read_bytes()
     for at in range(0, len(whole), 97):
@@ -89,7 +89,7 @@ def test_a_flipped_bit_has_the_file_replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["missing/templates.cache", "file/templates.cache", "directory"])
-def test_a_start_that_cannot_write_the_file_goes_on(tmp_path: Path, place: str) -> None:
+def test_start_continues_if_the_file_cannot_be_written(tmp_path: Path, place: str) -> None:
     tmp_path.joinpath("file").touch()
     tmp_path.joinpath("directory").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -97,13 +97,13 @@ def test_a_start_that_cannot_write_the_file_goes_on(tmp_path: Path, place: str) 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_nothing_is_written_where_python_writes_no_bytecode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_written_if_python_writes_no_bytecode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert [compiled_by_a_start(path) for _ in range(2)] == [2, 2]
     assert not path.exists()
 
 
-def test_the_dashboard_renders_from_the_cache(path: Path, queue: Queue) -> None:
+def test_dashboard_renders_from_the_cache(path: Path, queue: Queue) -> None:
     def overview() -> tuple[bytes, int]:
         app = queue.app()
         app.jinja_env.bytecode_cache = cache = TemplateCache(path)

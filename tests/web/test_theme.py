@@ -12,11 +12,11 @@ from tests.support.daemon import Daemon
 from .browser import Browser
 from .conftest import Queue
 
-OURS = {"Sec-Fetch-Site": "same-origin"}
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 def choose(client: FlaskClient, theme: str, back: str = "/") -> str:
-    response = client.post("/theme", data={"theme": theme, "back": back}, headers=OURS)
+    response = client.post("/theme", data={"theme": theme, "back": back}, headers=SAME_ORIGIN)
     assert response.status_code == 303
     return response.headers["Location"]
 
@@ -52,19 +52,19 @@ def test_invalid_cookie_is_ignored(client: FlaskClient, cookie: str) -> None:
 
 def test_cookie_attributes(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue").test_client()
-    response = client.post("/queue/theme", data={"theme": "dark"}, headers=OURS)
+    response = client.post("/queue/theme", data={"theme": "dark"}, headers=SAME_ORIGIN)
     cookie = response.headers["Set-Cookie"]
     assert cookie.startswith("theme=dark; ")
     for part in ("Max-Age=31536000", "HttpOnly", "Path=/queue", "SameSite=Lax"):
         assert part in cookie
     assert "Secure" not in cookie
-    secure = client.post("/queue/theme", data={"theme": "dark"}, headers=OURS, base_url="https://localhost")
+    secure = client.post("/queue/theme", data={"theme": "dark"}, headers=SAME_ORIGIN, base_url="https://localhost")
     assert "; Secure;" in secure.headers["Set-Cookie"]
 
 
 @pytest.mark.parametrize("theme", ["", "blue", "Dark"])
 def test_unknown_theme_is_refused(client: FlaskClient, theme: str) -> None:
-    response = client.post("/theme", data={"theme": theme}, headers=OURS)
+    response = client.post("/theme", data={"theme": theme}, headers=SAME_ORIGIN)
     assert response.status_code == 400
     assert "Set-Cookie" not in response.headers
 
@@ -86,7 +86,7 @@ def test_does_not_redirect_to_other_sites(client: FlaskClient, back: str) -> Non
 def test_does_not_redirect_outside_the_prefix(queue: Queue) -> None:
     client = queue.app(url_prefix="/queue").test_client()
     for back, target in (("/queue/audit", "/queue/audit"), ("/other", "/queue/"), ("/queuex/", "/queue/")):
-        response = client.post("/queue/theme", data={"theme": "dark", "back": back}, headers=OURS)
+        response = client.post("/queue/theme", data={"theme": "dark", "back": back}, headers=SAME_ORIGIN)
         assert response.headers["Location"] == target
 
 
@@ -94,7 +94,7 @@ def test_each_page_sends_its_own_path(queue: Queue, client: FlaskClient) -> None
     queue.put("a+b")
     assert 'name="back" value="/tube?tube=a%2Bb&amp;state=ready"' in client.get("/tube?tube=a%2Bb&state=ready").text
     assert 'name="back" value="/"' in client.get("/nowhere").text
-    assert 'name="back" value="/"' in client.post("/tube/pause", headers=OURS).text
+    assert 'name="back" value="/"' in client.post("/tube/pause", headers=SAME_ORIGIN).text
 
 
 # In a browser

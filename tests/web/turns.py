@@ -1,7 +1,8 @@
 """A counter of event-loop iterations, which shows that long work lets others run, without a clock.
 
 Long work yields when its time slice is used up (`cooperative`), so the work between two iterations depends on the
-machine's speed. With the fixture `short_steps` every possible yield is made, and the count is the same on any machine.
+machine's speed. With the fixture `short_steps` the work yields whenever it can, so the count is the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Self
 import gevent
 from gevent import socket
 
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 
 class LoopIterations:
@@ -52,7 +53,7 @@ class LoopIterations:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Let others run until *condition* returns a true value; fail after PATIENCE seconds."""
-    with gevent.Timeout(PATIENCE):
+    """Let others run until *condition* returns a true value; fail after TIMEOUT seconds."""
+    with gevent.Timeout(TIMEOUT):
         while not condition():
             gevent.sleep(0.001)

@@ -7,17 +7,17 @@ How to add a group of endpoints:
 2. Write each endpoint as a method with `@endpoint("POST", "/things/{id}/do", errors={409: "…"})`. The signature defines
    the endpoint: path parameters are annotated with types from `values`; `query` is a subclass of `RequestModel` whose
    fields are the parameters; `body` is a `RequestModel`, or a list or union of them, and optional if it has a default.
-   The return type is a `ResponseModel`, None for status 204, or a Response for other content than JSON. The docstring
+   The return type is a `ResponseModel`, None for status 204, or a Response for content other than JSON. The docstring
    is for users.
 3. Add the class in `init_app` below. The OpenAPI document and its page, parsing, error responses, and the checks of the
    guard follow from that.
 
 A method may switch greenlets, so it must look up tubes and jobs again after each call that may switch. To refuse a
-request, raise an HTTPException: `problems.refuse` names a field; NotFound, Conflict, ServiceUnavailable and PutRefused
-mean what they say. A method that changes something writes an audit entry, as operations.operations does, and ends with
-`durability.settle(self._commit)`.
+request, call `problems.refuse` if a field is invalid; otherwise raise NotFound, Conflict, ServiceUnavailable or
+PutRefused. A method that changes something writes an audit entry, as operations.operations does, and ends with
+`durability.wait_until_durable(self._commit)`.
 
-    framework           endpoints, parsing, problems, schemas, the OpenAPI document and its page; see its README.md
+    framework           endpoints, parsing, problems, schemas, the OpenAPI document and its page
     values, cursors     types shared by several groups, and cursors for lists
     listing             lists of jobs
     durability          waiting for the journal
@@ -56,7 +56,10 @@ from greenstalk_server.web.pages.search import Searches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of the dashboard that the API uses; *commit* is the one of pages.actions."""
+    """The parts of the dashboard that the API uses.
+
+    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
+    """
 
     options: WebOptions
     broker: Broker
@@ -91,6 +94,6 @@ def init_app(app: Flask, parts: Parts) -> None:
 
 
 def _security(options: WebOptions) -> list[str]:
-    """Return the keys of openapi.SECURITY, one of which each request needs; none if the API is open."""
+    """Return the keys of openapi.SECURITY that the server accepts; empty if the API is open."""
     has_token, has_password = options.api_token or options.api_viewer_token, options.password or options.viewer_password
-    return [name for name, is_asked in (("bearer", has_token), ("basic", has_password)) if is_asked]
+    return [name for name, is_accepted in (("bearer", has_token), ("basic", has_password)) if is_accepted]

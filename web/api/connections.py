@@ -14,7 +14,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, Instant, JobId, Pri, RequestModel, ResponseModel, TubeName, instant
@@ -54,10 +54,16 @@ class Connection(ResponseModel):
 
     number: ConnectionNumber
     address: Annotated[str, Meta(description="The address of the client.")]
-    program: Annotated[str, Meta(description="The name of the client, as far as it is known.")]
-    is_http: Annotated[bool, Meta(description="It is a request to reserve over HTTP.")]
-    is_producer: Annotated[bool, Meta(description="It has put jobs.")]
-    is_worker: Annotated[bool, Meta(description="It has reserved jobs.")]
+    program: Annotated[
+        str,
+        Meta(
+            description="The client's name: from its TLS certificate, its program on a Unix socket, or `worker` in its"
+            " request to reserve; empty if it has none."
+        ),
+    ]
+    is_http: Annotated[bool, Meta(description="Whether it is a request to reserve over HTTP.")]
+    is_producer: Annotated[bool, Meta(description="Whether it has put jobs.")]
+    is_worker: Annotated[bool, Meta(description="Whether it has reserved jobs.")]
     connected_at: Instant
     uses: Annotated[TubeName, Meta(description="The tube that it puts into.")]
     watches: Annotated[
@@ -70,7 +76,9 @@ class Connection(ResponseModel):
     watched: Annotated[Count, Meta(description="The number of tubes that it watches.")]
     held: Annotated[Count, Meta(description="The number of jobs that it holds.")]
     waiting_since: Annotated[Instant | None, Meta(description="Start of its current reserve; null if it has none.")]
-    waits_until: Annotated[Instant | None, Meta(description="Timeout of that reserve; null if there is none.")]
+    waits_until: Annotated[
+        Instant | None, Meta(description="Time at which that reserve times out; null if it has no timeout.")
+    ]
 
 
 class ConnectionWithJobs(Connection):
@@ -93,12 +101,12 @@ class ListConnections(RequestModel):
         str,
         Meta(
             max_length=MAX_FILTER_LENGTH,
-            description="Only connections whose address, program or a tube's name contains this, or with this number.",
+            description="Only connections with this number, or with this text in their address, program or tube names.",
         ),
     ] = ""
     sort: Annotated[
         Literal["number", "held", "waiting"],
-        Meta(description="By number, by the longest held job first, or by the longest wait first."),
+        Meta(description="`number`; `held`: the longest-held job first; `waiting`: the longest wait first."),
     ] = "number"
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
@@ -136,7 +144,7 @@ class Connections:
         first = nsmallest(query.limit + 1, [key for key in keys if after is None or key[:2] > after])
         connections = []
         for _, _, client in first[: query.limit]:
-            if not client.is_closed:  # the loop has yielded since the listing
+            if not client.is_closed:  # the client may have disconnected since the listing
                 connections.append(_connection_model(client, MAX_TUBES_IN_ROW))
             pace.yield_if_due()
         is_cut = len(first) > query.limit
@@ -156,7 +164,7 @@ class Connections:
     def close_connection(self, number: ConnectionNumber) -> None:
         """Close a connection. The jobs that it holds become ready."""
         self._operations.close(self._find(number))
-        settle(self._commit)
+        wait_until_durable(self._commit)
 
     def _find(self, number: int) -> Client:
         return find_client(self._broker, {"number": str(number)})
@@ -167,7 +175,7 @@ def _after(query: ListConnections) -> tuple[int, int] | None:
         return None
     place = load(query.cursor, _Place)
     if place.sort != query.sort:
-        refuse("cursor", f"is of a list sorted by {place.sort[:20]}")
+        refuse("cursor", f"belongs to a list sorted by {place.sort[:20]}")
     return place.rank, place.number
 
 

@@ -13,19 +13,21 @@ from greenstalk_server.web.api.framework.problems import refuse
 DEFAULT_LIMIT: Final = 100
 MAX_LIMIT: Final = 1000
 
-Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="The most items to return.")]
+Limit = Annotated[int, Meta(ge=1, le=MAX_LIMIT, description="The maximum number of items to return.")]
 
 Cursor = Annotated[
     str,
     Meta(
         max_length=2000,
-        description="Where to continue: `next_cursor` of the previous response. All other parameters must stay.",
+        description="Where to continue: `next_cursor` of the previous response. All other parameters must be the same.",
     ),
 ]
 
 NextCursor = Annotated[
     str | None,
-    Meta(description="The `cursor` of the next page; null on the last page. A page may have few items or none."),
+    Meta(
+        description="The `cursor` of the next page; null on the last page. Any page may have fewer items than `limit`."
+    ),
 ]
 
 Place = TypeVar("Place", bound=Struct)

@@ -9,15 +9,15 @@ from werkzeug.exceptions import ServiceUnavailable
 from greenstalk_server.web.pages.notices import NOT_DURABLE
 
 
-class Late(ServiceUnavailable):
-    """A change was made but is not on disk yet; after a put, *ids* are those of the jobs."""
+class NotDurableYet(ServiceUnavailable):
+    """A change was made but is not on disk yet. *ids* are the ids of the jobs if the change was a put."""
 
     def __init__(self, ids: list[int] | None = None) -> None:
         super().__init__(f"The change was made, so do not repeat the request. {NOT_DURABLE}")
         self.ids: list[int] | None = ids
 
 
-def settle(commit: Callable[[], bool], ids: list[int] | None = None) -> None:
-    """Wait for the journal; raise Late on a timeout. Switches."""
+def wait_until_durable(commit: Callable[[], bool], ids: list[int] | None = None) -> None:
+    """Wait for the journal; raise NotDurableYet on a timeout. Switches."""
     if not commit():
-        raise Late(ids)
+        raise NotDurableYet(ids)

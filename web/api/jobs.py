@@ -18,7 +18,7 @@ from greenstalk_server.core.job import Job as CoreJob
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.framework.router import set_location
@@ -45,7 +45,7 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, no_body
+from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, never_wants_body
 from greenstalk_server.web.jobs.matching import read_query
 from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
 from greenstalk_server.web.operations.operations import Operations, Put
@@ -56,7 +56,7 @@ from greenstalk_server.web.pages.export import Exports, body_file
 from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR
 
 MAX_JOBS_PER_PUT: Final = 1000
-"""Jobs in one request to put."""
+"""Maximum number of jobs in one put request."""
 
 MAX_LISTS: Final = 4
 """Lists computed at once. Each one takes a share of the event loop."""
@@ -87,13 +87,13 @@ class Job(ResponseModel):
     time_left: Annotated[
         Count, Meta(description="Seconds until a delayed or reserved job becomes ready; 0 for other jobs.")
     ]
-    reserves: Annotated[Count, Meta(description="How often a worker reserved it.")]
-    timeouts: Annotated[Count, Meta(description="How often a reservation timed out.")]
-    releases: Annotated[Count, Meta(description="How often it was released.")]
-    buries: Annotated[Count, Meta(description="How often it was buried.")]
-    kicks: Annotated[Count, Meta(description="How often it was kicked.")]
+    reserves: Annotated[Count, Meta(description="Number of times that a worker has reserved it.")]
+    timeouts: Annotated[Count, Meta(description="Number of reservations that timed out.")]
+    releases: Annotated[Count, Meta(description="Number of times that it was released.")]
+    buries: Annotated[Count, Meta(description="Number of times that it was buried.")]
+    kicks: Annotated[Count, Meta(description="Number of times that it was kicked.")]
     created_at: Annotated[Instant, Meta(description="Time of the put.")]
-    held_by: Annotated[int | None, Meta(description="Number of the connection that has reserved it.")]
+    held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
     size: Annotated[Count, Meta(description="Bytes of the body.")]
     encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
     body: Annotated[
@@ -172,7 +172,7 @@ class NewJob(RequestModel):
 
 
 class JobChanges(RequestModel):
-    """Changes of a job. Omitted fields stay."""
+    """Changes to a job. Omitted fields keep their values."""
 
     pri: Pri | UnsetType = UNSET
     delay: Annotated[
@@ -199,7 +199,7 @@ class Copy(RequestModel):
 
 DEFAULT_COPY: Final = Copy()
 
-HIDDEN: Final = {403: "The search is about bodies, which are hidden from you."}
+HIDDEN: Final = {403: "The query searches bodies, which are hidden from you."}
 NO_JOB: Final = {404: "The job does not exist."}
 STATE_CONFLICT: Final = NO_JOB | {
     409: "The state of the job does not allow this, or a client holds the job and `force` was not sent."
@@ -208,7 +208,7 @@ NO_ROOM: Final = {507: "The disk has no room for the job; nothing was changed."}
 
 
 class Jobs:
-    """Jobs: list, search, export and put them, and do everything to one job that its page offers."""
+    """Jobs: list, search, export and put jobs, and do to a single job what its page on the dashboard can do."""
 
     def __init__(
         self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, exports: Exports
@@ -224,13 +224,14 @@ class Jobs:
     def list_jobs(self, query: ListJobs) -> JobList:
         """List or search jobs.
 
-        With `tube` and `state`, and without `q`, the first 1000 jobs come in the order of that state: ready jobs as
-        they will be reserved; delayed and reserved jobs by when they become ready; buried jobs as they were buried. The
-        others, and all other lists, are ordered by id, which is the order of the puts.
+        With `tube` and `state`, and without `q`, the first 1000 jobs are in the order of that state: ready jobs in the
+        order in which they will be reserved; delayed and reserved jobs by the time at which they become ready; buried
+        jobs in the order in which they were buried. The others, and all other lists, are ordered by id, which is the
+        order of the puts.
 
-        A page takes at most half a second and holds about 1 MiB of bodies. It may then have few jobs or none, with a
-        `next_cursor` to continue. The list is complete only when `next_cursor` is null. A job that does not change
-        appears exactly once, whatever happens to other jobs in the meantime.
+        A page takes at most half a second and holds about 1 MiB of bodies. So any page may have few jobs or none.
+        The list is complete only when `next_cursor` is null. A job that does not change appears exactly once, whatever
+        happens to other jobs in the meantime.
         """
         wanted = parse_selector(query)
         place = load(query.cursor, Place) if query.cursor is not UNSET else begin(wanted)
@@ -250,7 +251,7 @@ class Jobs:
     def export_jobs(self, query: Export) -> Response:
         """Export jobs as a file, oldest first.
 
-        The file is streamed and may have any size. A line of JSON has the fields of a job in a list, except
+        The file is streamed and may have any size. Each line of JSON has the fields of a job in `GET /jobs`, except
         `created_at` and `held_by`. In CSV, a value that a spreadsheet might run as a formula starts with an apostrophe.
         """
         return self._exports.file(parse_selector(query), query.format)
@@ -271,21 +272,22 @@ class Jobs:
     ) -> JobPut | list[JobPut]:
         """Put one job or several.
 
-        The response to a list is a list in the same order. If one job of the list is invalid, none is put. If the disk
-        fills up on the way, `put` in the problem has the ids of the jobs that were put.
+        The response to a list is a list in the same order. If one job of the list is invalid, none is put. If the
+        server has no room left after some of the jobs, or the journal fails, `put` in the problem has the ids of the
+        jobs that were put.
         """
         if isinstance(body, NewJob):
-            job = self._operations.put(self._put_of(body, "body"))
+            job = self._operations.put(self._parse_put(body, "body"))
             set_location("get_job", id=job.id)
-            settle(self._commit, [job.id])
-            return _put(job.id, body)
+            wait_until_durable(self._commit, [job.id])
+            return _put_model(job.id, body)
         pace, wanted = Pace(), list[Put]()
         for at, one in enumerate(body):
-            wanted.append(self._put_of(one, f"[{at}].body"))
+            wanted.append(self._parse_put(one, f"[{at}].body"))
             pace.yield_if_due()
         ids = self._operations.put_all(wanted)
-        settle(self._commit, ids)
-        return [_put(id, one) for id, one in zip(ids, body, strict=True)]
+        wait_until_durable(self._commit, ids)
+        return [_put_model(id, one) for id, one in zip(ids, body, strict=True)]
 
     @endpoint("GET", "/jobs/{id}", errors=NO_JOB)
     def get_job(self, id: JobId) -> JobWithEvents:
@@ -312,37 +314,37 @@ class Jobs:
         changes = self._changes(job, old, body)
         if changes.names():
             self._operations.edit_job(job, old, changes, body.force)
-        return self._settled(id)
+        return self._model_when_durable(id)
 
     @endpoint("DELETE", "/jobs/{id}", status=204, errors=STATE_CONFLICT)
     def delete_job(self, id: JobId, query: Forced) -> None:
         """Delete a job. This cannot be undone."""
         self._operations.delete_job(self._find(id), query.force)
-        settle(self._commit)
+        wait_until_durable(self._commit)
 
     @endpoint("POST", "/jobs/{id}/kick", errors=STATE_CONFLICT)
     def kick_job(self, id: JobId) -> JobWithEvents:
         """Kick a buried or delayed job, so that it becomes ready."""
         self._operations.kick_job(self._find(id))
-        return self._settled(id)
+        return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/bury", errors=STATE_CONFLICT)
     def bury_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
         """Bury a job. It stays buried until it is kicked."""
         self._operations.bury_job(self._find(id), body.force)
-        return self._settled(id)
+        return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/release", errors=STATE_CONFLICT)
     def release_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
         """Take a reserved job from the client that holds it, and make it ready. Needs `force`."""
         self._operations.release_job(self._find(id), body.force)
-        return self._settled(id)
+        return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/move", errors=STATE_CONFLICT | NO_ROOM)
     def move_job(self, id: JobId, body: Move) -> JobWithEvents:
         """Move a job to another tube. Its state stays."""
         self._operations.move_job(*self._find_with_body(id), body.tube.encode(), body.force)
-        return self._settled(id)
+        return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: Copy = DEFAULT_COPY) -> JobPut:
@@ -350,12 +352,12 @@ class Jobs:
         copy = self._operations.copy_job(*self._find_with_body(id), body.delay)
         response = JobPut(id=copy.id, tube=copy.tube.name.decode(), state="delayed" if body.delay else "ready")
         set_location("get_job", id=copy.id)
-        settle(self._commit, [copy.id])
+        wait_until_durable(self._commit, [copy.id])
         return response
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Be one of at most MAX_LISTS; raise ServiceUnavailable after LIST_TIMEOUT. Switches."""
+        """Hold one of the MAX_LISTS slots; raise ServiceUnavailable if none is free in LIST_TIMEOUT. Switches."""
         if not self._lists.acquire(timeout=LIST_TIMEOUT):
             raise ServiceUnavailable(f"{MAX_LISTS} lists and searches are running, the maximum. Try again soon.")
         try:
@@ -382,13 +384,13 @@ class Jobs:
         ]
         return JobWithEvents(**{name: getattr(row, name) for name in Job.__struct_fields__}, events=events)
 
-    def _settled(self, id: int) -> JobWithEvents:
-        """Return the job *id* as it is now, once its change is durable. Switches."""
+    def _model_when_durable(self, id: int) -> JobWithEvents:
+        """Return the job *id* as it is now, but only once its change is durable. Switches."""
         response = self._job_with_events(self._find(id))
-        settle(self._commit)
+        wait_until_durable(self._commit)
         return response
 
-    def _put_of(self, new: NewJob, field: str) -> Put:
+    def _parse_put(self, new: NewJob, field: str) -> Put:
         body = body_in(new.body, new.encoding, self._broker.max_job_size, field)
         return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body)
 
@@ -430,7 +432,7 @@ _STATES: Final[Mapping[int, State]] = {
 
 
 def parse_selector(selector: JobSelector) -> Query:
-    """Return the query of *selector*; refuse it if it cannot be parsed, or is about hidden bodies."""
+    """Return the query of *selector*; refuse it if it cannot be parsed, or searches hidden bodies."""
     fields = {"q": selector.q}
     if selector.tube is not UNSET:
         fields["tube"] = selector.tube
@@ -443,13 +445,13 @@ def parse_selector(selector: JobSelector) -> Query:
 
 
 def job_rows(limit: int, now: int, *, has_bodies: bool) -> Rows[Job]:
-    """Return the empty rows of a page of *limit* jobs, with the visible bodies if *has_bodies*."""
+    """Return an empty page for up to *limit* jobs. If *has_bodies*, its rows will include the visible bodies."""
 
     def make_row(job: CoreJob, body: bytes | None) -> tuple[Job, int]:
         shown = body if has_bodies and shows_body(job) else None
         return job_model(job, now, shown), 0 if shown is None else len(shown)
 
-    return Rows(limit, make_row, shows_body if has_bodies else no_body)
+    return Rows(limit, make_row, shows_body if has_bodies else never_wants_body)
 
 
 def shows_body(job: CoreJob) -> bool:
@@ -483,5 +485,5 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
     )
 
 
-def _put(id: int, new: NewJob) -> JobPut:
+def _put_model(id: int, new: NewJob) -> JobPut:
     return JobPut(id=id, tube=new.tube, state="delayed" if new.delay else "ready")

@@ -1,8 +1,8 @@
 """The leases of the API: jobs reserved over HTTP, for workers without the beanstalk protocol. Guide: docs/http-jobs.md.
 
 A token is sent in the body and never in the path, since it is a secret, and paths are logged here and by proxies.
-Workers appear in the counts of tubes and jobs but not in the audit log, just as workers of the beanstalk protocol:
-their entries would evict those of people.
+Like workers of the beanstalk protocol, HTTP workers appear in the counts of tubes and jobs but not in the audit log:
+the entries of workers would evict those of operators.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.jobs import Job, job_model, shows_body
 from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseModel, TubeName
@@ -56,11 +56,11 @@ class Reserve(RequestModel):
         Meta(
             min_length=1,
             max_length=MAX_TUBES,
-            description="The tubes to reserve from, as those that a worker watches.",
+            description="The tubes to reserve from, like the tubes that a worker watches.",
             examples=[["mail"]],
         ),
     ] = ("default",)
-    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="The most jobs to reserve.")] = 1
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="The maximum number of jobs to reserve.")] = 1
     wait: Annotated[
         int,
         Meta(ge=0, le=MAX_WAIT, description="Seconds to wait for the first job if none is ready.", examples=[25]),
@@ -111,13 +111,14 @@ DEFAULT_RESERVE: Final = Reserve()
 
 NO_LEASE: Final = {
     404: "The server has not issued this token since it started. A restart ends all leases.",
-    410: "The lease has ended: its ttr ran out, or the job was finished or taken. Another worker may hold it by now.",
+    410: "The lease has ended: its ttr ran out, the job was finished, or an admin took it. Another worker may"
+    " hold the job now.",
 }
 
 REFUSED: Final = {
-    403: "You are a viewer, the server is read-only, or bodies are hidden, without which there is nothing to work on.",
-    503: "Too many reserves wait or hold jobs, the server is stopping, the journal is late, or the body of the only"
-    " job is lost, and the job was buried. Nothing was reserved.",
+    403: "You are a viewer, the server is read-only, or bodies are hidden, so that a worker could not read its jobs.",
+    503: "Nothing was reserved: too many reserves wait or hold jobs, the server is stopping, or the journal is late. Or"
+    " the bodies of the ready jobs are lost, and these jobs were buried.",
 }
 
 
@@ -161,7 +162,7 @@ class Leases:
     def show_lease(self, body: Leased) -> Job:
         """Check whether a lease is still valid.
 
-        Returns the job without its body; `time_left` is the rest of its ttr.
+        Returns the job without its body; `time_left` is the remaining time of its ttr.
         """
         with _lease_errors():
             return job_model(self._leases.job(body.token), self._clock())
@@ -177,10 +178,10 @@ class Leases:
 
     @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
     def delete_leased(self, body: Leased) -> None:
-        """Delete the job, as it is done."""
+        """Delete the job once its work is done."""
         with _lease_errors():
             self._leases.delete(body.token)
-        settle(self._commit)
+        wait_until_durable(self._commit)
 
     @endpoint("POST", "/leases/release", status=204, errors=NO_LEASE)
     def release_leased(self, body: Release) -> None:
@@ -190,7 +191,7 @@ class Leases:
         """
         with _lease_errors():
             self._leases.release(body.token, body.pri, body.delay * SECOND)
-        settle(self._commit)
+        wait_until_durable(self._commit)
 
     @endpoint("POST", "/leases/bury", status=204, errors=NO_LEASE)
     def bury_leased(self, body: Bury) -> None:
@@ -200,7 +201,7 @@ class Leases:
         """
         with _lease_errors():
             self._leases.bury(body.token, body.pri)
-        settle(self._commit)
+        wait_until_durable(self._commit)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Lists of jobs with cursors: every matching job exactly once, even while other jobs change.
 
-A list of one tube in one state starts in the order of a list page, for the first DEEPEST jobs. The other jobs of that
-list, and all other lists, are ordered by id, which is the order of the puts. A page that has to scan many jobs ends
-after SCAN_TIME with the jobs found so far, and its cursor continues from there. So no request waits long, and no job is
-skipped.
+A list of one tube in one state begins with up to MAX_LISTED jobs in page order. The tube's own page has that order: it
+lists the jobs in the order in which they leave the state (web.jobs.job_list). The other jobs of that list, and all
+other lists, are ordered by id, which is the order of the puts. A page that has to scan many jobs ends after SCAN_TIME
+with the jobs found so far, and its cursor continues from there. So no request waits long, and no job is skipped.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ Row = TypeVar("Row")
 class Place(Struct, array_like=True, kw_only=True):
     """The position of a cursor in a list.
 
-    of          a digest of the query, to recognize cursors of other lists.
-    above       the last id scanned, in the part of the list ordered by id; None in the part in page order.
-    beyond      rank and id of the last job in page order; None if there was none.
+    query_digest    a digest of the query, to recognize cursors of other lists.
+    after_id        the last id scanned, in the part of the list ordered by id; None in the part in page order.
+    after_key       sort key of the last job in page order; None if there was none.
     """
 
-    of: str
-    above: Annotated[int, Meta(ge=0)] | None
-    beyond: tuple[int, int] | None
+    query_digest: str
+    after_id: Annotated[int, Meta(ge=0)] | None
+    after_key: tuple[int, int] | None
 
 
 class Rows(Generic[Row]):
     """The rows of a page, until it is full.
 
-    make_row        makes the row of a job and its body; also returns the bytes of body in the row.
+    make_row        returns the row of a job and its body, and the size in bytes of the body in that row.
     wants_body      whether the row of a job needs its body.
     """
 
@@ -76,25 +76,25 @@ class Rows(Generic[Row]):
         self.rows.append(row)
         self._bytes += size
 
-    def rest(self) -> None:
+    def yield_if_due(self) -> None:
         """Yield to the event loop if it is time. May switch."""
         self._pace.yield_if_due()
 
 
 def begin(query: Query) -> Place:
     """Return the first place of the list of *query*."""
-    return Place(of=_digest(query), above=None if _has_order(query) else 0, beyond=None)
+    return Place(query_digest=_digest(query), after_id=None if _has_order(query) else 0, after_key=None)
 
 
 def refuse_other(place: Place, query: Query) -> None:
     """Refuse the request if *place* belongs to another list than that of *query*."""
-    if place.of != _digest(query) or (place.above is None and not _has_order(query)):
-        refuse("cursor", "is of another list: the other parameters must be the same as in the first request")
+    if place.query_digest != _digest(query) or (place.after_id is None and not _has_order(query)):
+        refuse("cursor", "belongs to another list: the other parameters must be the same as in the first request")
 
 
 def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
     """Fill *rows* from *place* on; return the next place, or None at the end of the list. May switch."""
-    if place.above is not None:
+    if place.after_id is not None:
         return _by_id(broker, query, place, now, rows)
     tube = broker.tubes.get(query.tube.encode())
     return None if tube is None else _in_order(broker, tube, query, place, rows)
@@ -105,31 +105,31 @@ def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows
     state = STATE_NAMES.index(query.state)
     listed = [(sort_key(job, state), job) for job in islice(jobs_in_order(broker, tube, state), MAX_LISTED)]
     is_all = len(listed) >= count_jobs(tube, state)
-    if state == RESERVED and not is_all:  # a bounded scan need not have found the first jobs of the whole order
-        return Place(of=place.of, above=0, beyond=place.beyond)
-    beyond = place.beyond
-    places = {job.id: (at, job) for at, job in listed if beyond is None or at > beyond}
-    for id, job, body in iter_with_bodies(broker, places, rows.wants_body, rows.rest):
+    if state == RESERVED and not is_all:  # the bounded scan may have missed the jobs that time out first
+        return Place(query_digest=place.query_digest, after_id=0, after_key=place.after_key)
+    after_key = place.after_key
+    places = {job.id: (key, job) for key, job in listed if after_key is None or key > after_key}
+    for id, job, body in iter_with_bodies(broker, places, rows.wants_body, rows.yield_if_due):
         if rows.is_full:
-            return Place(of=place.of, above=None, beyond=beyond)
-        beyond, was = places[id]
-        if job is was and job.state == state:  # the loop has yielded since the listing
+            return Place(query_digest=place.query_digest, after_id=None, after_key=after_key)
+        after_key, was = places[id]
+        if job is was and job.state == state:  # the job may have changed since the listing
             rows.add(job, body)
-    return None if is_all else Place(of=place.of, above=0, beyond=beyond)
+    return None if is_all else Place(query_digest=place.query_digest, after_id=0, after_key=after_key)
 
 
 def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
-    """Fill *rows* by id, without the jobs that came in page order. May switch."""
-    until, above, beyond = inf, place.above or 0, place.beyond
-    matcher = JobMatcher(broker, query, now, rows.rest, rows.wants_body)
-    for id, job, body in matcher.match(candidate_ids(broker, query, above)[1]):
+    """Fill *rows* by id; skip the jobs that were listed in page order. May switch."""
+    until, after_id, after_key = inf, place.after_id or 0, place.after_key
+    matcher = JobMatcher(broker, query, now, rows.yield_if_due, rows.wants_body)
+    for id, job, body in matcher.match(candidate_ids(broker, query, after_id)[1]):
         if rows.is_full or time.monotonic() > until:
-            return Place(of=place.of, above=above, beyond=beyond)
-        if until == inf:  # start the clock at the first job, which may have waited for a slow disk
+            return Place(query_digest=place.query_digest, after_id=after_id, after_key=after_key)
+        if until == inf:  # SCAN_TIME begins at the first job, whose body may have come from a slow disk
             until = time.monotonic() + SCAN_TIME
-        if job is not None and (beyond is None or sort_key(job, job.state) > beyond):
+        if job is not None and (after_key is None or sort_key(job, job.state) > after_key):
             rows.add(job, body)
-        above = id
+        after_id = id
     return None
 
 

@@ -1,4 +1,4 @@
-"""The samples of the API: named jobs that are kept to be put again."""
+"""The samples of the API: job templates, stored under a name."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName
 from greenstalk_server.web.auth.access import visitor
-from greenstalk_server.web.operations.store import LARGEST_SAMPLE, Store
+from greenstalk_server.web.operations.store import MAX_SAMPLE_SIZE, Store
 from greenstalk_server.web.operations.store import Sample as StoredSample
 from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="Its name.", examples=["welcome"])]
+Name = Annotated[
+    str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the sample.", examples=["welcome"])
+]
 
 
 class Sample(ResponseModel):
-    """A named job that is kept to be put again."""
+    """A job template: the tube, body and options of a job, stored under a name."""
 
     name: Name
     tube: TubeName
@@ -38,11 +40,11 @@ class SampleList(ResponseModel):
 
 
 class NewSample(RequestModel):
-    """A job to keep under a name."""
+    """A job template to save under a name."""
 
     name: Name
     tube: TubeName
-    body: Annotated[str, Meta(max_length=LARGEST_SAMPLE)] = ""
+    body: Annotated[str, Meta(max_length=MAX_SAMPLE_SIZE)] = ""
     pri: Pri = DEFAULT_PRI
     delay: Delay = 0
     ttr: Ttr = DEFAULT_TTR
@@ -58,7 +60,7 @@ HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
 
 
 class Samples:
-    """Samples: named jobs that the form for a new job offers."""
+    """Samples: job templates. The dashboard's form for a new job can be filled from them."""
 
     def __init__(self, store: Store, samples: SamplePages) -> None:
         self._store: Store = store
@@ -74,10 +76,10 @@ class Samples:
 
     @endpoint("POST", "/samples", status=201, errors={409: "There is no room for another sample."}, has_bodies=True)
     def save_sample(self, body: NewSample) -> Sample:
-        """Save a sample. It replaces one of the same name."""
+        """Save a sample. It replaces the sample of that name, if there is one."""
         name = " ".join(body.name.split())
         if not name:
-            refuse("name", "must have other characters than spaces")
+            refuse("name", "must not be blank")
         sample = StoredSample(name, body.tube, body.pri, body.delay, body.ttr, body.body)
         self._samples.keep(sample)
         return _sample_model(sample)

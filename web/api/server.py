@@ -13,7 +13,7 @@ from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
-from greenstalk_server.web.api.tubes import ListTubes, RatesPerSecond, Series, Spanned, Tubes, rates_model
+from greenstalk_server.web.api.tubes import HistoryQuery, ListTubes, RatesPerSecond, Series, Tubes, rates_model
 from greenstalk_server.web.api.values import (
     Count,
     Instant,
@@ -42,7 +42,7 @@ from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
-"""Name of the API's stream among the live pages."""
+"""Name under which the LiveHub knows the API's event stream."""
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -50,15 +50,16 @@ EVENT_STREAM: Final = "text/event-stream"
 class Journal(ResponseModel):
     """The state of the journal."""
 
-    is_on_disk: Annotated[bool, Meta(description="Jobs survive a restart of the server.")]
+    is_on_disk: Annotated[bool, Meta(description="Whether jobs survive a restart of the server.")]
     trouble: Annotated[str | None, Meta(description="Why the journal cannot be written, so that puts are refused.")]
-    is_full: Annotated[bool, Meta(description="The disk has no room for another file.")]
+    is_full: Annotated[bool, Meta(description="Whether the disk has no room for another file.")]
     files: Count
     bytes_on_disk: Annotated[Count, Meta(description="Size of the files.")]
     bytes_recorded: Annotated[Count, Meta(description="Size of the records in files that are in use.")]
     bytes_live: Annotated[Count, Meta(description="Size of the records that hold a job.")]
     synced_ago: Annotated[
-        float | None, Meta(description="Seconds since all records were known to be on disk; null if never.")
+        float | None,
+        Meta(description="Seconds since the last time that all records were known to be on disk; null if never."),
     ]
 
 
@@ -70,7 +71,7 @@ class Memory(ResponseModel):
 
 
 class Bodies(ResponseModel):
-    """The bodies of jobs, where memory is limited."""
+    """The bodies of jobs in memory and on disk, if memory is limited."""
 
     limit: Annotated[Count, Meta(description="Bytes of memory that jobs may use.")]
     taken: Annotated[Count, Meta(description="Bytes of memory that jobs use, approximately.")]
@@ -78,20 +79,21 @@ class Bodies(ResponseModel):
     bytes_in_memory: Count
     on_disk: Annotated[Count, Meta(description="Jobs whose bodies are only on disk.")]
     bytes_on_disk: Count
-    is_full: Annotated[bool, Meta(description="Puts are refused because of the limit.")]
+    is_full: Annotated[bool, Meta(description="Whether puts are refused because of the limit.")]
 
 
 class ServerFigures(ResponseModel):
     """The server and its figures."""
 
     stats: ServerStats
+    build: Annotated[str, Meta(description="How the core runs: `compiled` or `pure Python`.", examples=["compiled"])]
     rates: Annotated[RatesPerSecond, Meta(description="Rates of all tubes together.")]
     journal: Journal
     memory: Annotated[Memory | None, Meta(description="Null if the system does not report it.")]
     bodies: Annotated[Bodies | None, Meta(description="Null if memory is not limited.")]
     limited: Annotated[
         dict[str, Count],
-        Meta(description="How often each limit or access rule has refused or delayed something."),
+        Meta(description="Number of times that each limit or access rule has refused or delayed something."),
     ]
 
 
@@ -118,13 +120,14 @@ class ListAudit(RequestModel):
     """Selects entries as the dashboard's audit page does, and a page of the list."""
 
     who: Annotated[
-        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name, in any case.")
+        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name; case is ignored.")
     ] = ""
     what: Annotated[
         str,
         Meta(
             max_length=MAX_FILTER_LENGTH,
-            description="Only entries with this text in the action, or in the change that it makes, such as delete.",
+            description="Only entries with this text in the operation, or in its effect on jobs: `delete` finds"
+            " `tube/clear`.",
         ),
     ] = ""
     tube: Annotated[
@@ -141,7 +144,7 @@ class ListAudit(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class Watched(RequestModel):
+class WatchEvents(RequestModel):
     """The tube to watch."""
 
     tube: Annotated[
@@ -176,7 +179,7 @@ class Server:
         return self._figures(self._clock())
 
     @endpoint("GET", "/server/history")
-    def get_server_history(self, query: Spanned) -> Series:
+    def get_server_history(self, query: HistoryQuery) -> Series:
         """Get the recent history of all tubes together."""
         return Series(**history_json(self._history.columns(None, SPANS[query.span])))
 
@@ -186,7 +189,7 @@ class Server:
         content=(EVENT_STREAM,),
         errors={404: "The tube does not exist.", 503: "The maximum number of streams is open."},
     )
-    def watch(self, query: Watched) -> Response:
+    def watch(self, query: WatchEvents) -> Response:
         """Watch the figures of the server and of its tubes, as server-sent events.
 
         The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with the contents of `/server` and
@@ -227,7 +230,7 @@ class Server:
         )
 
     def live_state(self, args: Fields, now: int) -> State:
-        """Return the state of the stream, in the form of web.live.hub. May switch."""
+        """Return the state of the stream, in the format that web.live.hub describes. May switch."""
         if "tube" in args:
             tube = tube_of(self._broker, args["tube"])
             return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.tube_model(tube, now))}}
@@ -241,6 +244,7 @@ class Server:
         journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
         return ServerFigures(
             stats=server_stats(self._broker, now),
+            build=self._broker.facts.build,
             rates=rates_model(self._history.total_rates()),
             journal=Journal(
                 is_on_disk=journal.is_on_disk,

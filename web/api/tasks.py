@@ -43,14 +43,14 @@ _STATES: Final[Mapping[str, Progress]] = {state: state for state in get_args(Pro
 
 
 class Counted(ResponseModel):
-    """The counts of a dry run so far, and its run."""
+    """The counts of a dry run so far, and the task that carries it out."""
 
     action: Action
     would_change: Annotated[Count, Meta(description="Jobs that the change would change.")]
     held: Annotated[Count, Meta(description="Jobs held by clients; the change would change them only with `force`.")]
     as_they_are: Annotated[Count, Meta(description="Matching jobs that the change would not change.")]
     sample: Annotated[list[JobId], Meta(description="Some of the jobs that the change would change.")]
-    run: Annotated[str | None, Meta(description="The task that does the change; null if it has not started.")]
+    run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
 
 
 class Task(ResponseModel):
@@ -62,8 +62,8 @@ class Task(ResponseModel):
     state: Progress
     started_at: Instant
     ended_at: Instant | None
-    total: Annotated[Count, Meta(description="Jobs to look at.")]
-    scanned: Annotated[Count, Meta(description="Jobs looked at so far.")]
+    total: Annotated[Count, Meta(description="Jobs to scan.")]
+    scanned: Annotated[Count, Meta(description="Jobs scanned so far.")]
     matched: Annotated[Count, Meta(description="Jobs that matched so far.")]
     changed: Annotated[Count, Meta(description="Jobs changed so far.")]
     message: Annotated[str, Meta(description="Why the task ended early, or which jobs it skipped.")]
@@ -81,30 +81,33 @@ class NewSearch(JobSelector):
 
 
 class BulkChange(JobSelector, kw_only=True):
-    """A change of all jobs that match `tube`, `state` and `q`; with `ids`, only of these jobs."""
+    """A change to all jobs that match `tube`, `state` and `q`, limited to `ids` if given."""
 
     action: Annotated[Action, Meta(description="The change. `pri` and `delay` set the field of that name.")]
     all: Annotated[
         bool, Meta(description="Must be true to change every job, without `ids`, `tube`, `state` and `q`.")
     ] = False
     ids: Annotated[list[JobId], Meta(min_length=1, max_length=MAX_TICKED)] | UnsetType = UNSET
-    to: Annotated[TubeName | UnsetType, Meta(description="The target tube of `move`.")] = UNSET
-    pri: Annotated[Pri | UnsetType, Meta(description="The new priority of `pri`.")] = UNSET
-    delay: Annotated[Delay | UnsetType, Meta(description="The new delay of `delay`: seconds from now.")] = UNSET
+    to: Annotated[TubeName | UnsetType, Meta(description="The target tube, for `move`.")] = UNSET
+    pri: Annotated[Pri | UnsetType, Meta(description="The new priority, for `pri`.")] = UNSET
+    delay: Annotated[
+        Delay | UnsetType,
+        Meta(description="The new delay, for `delay`: seconds from the change until the job is ready."),
+    ] = UNSET
     force: Annotated[bool, Meta(description="Also change jobs that clients hold.")] = False
     dry_run: Annotated[bool, Meta(description="Only count. Must be false to change anything.")] = True
 
 
 class CarryOut(RequestModel):
-    """Options for the run of a dry run."""
+    """Options for carrying out a dry run."""
 
     force: Annotated[bool, Meta(description="Also change jobs that clients hold.")] = False
 
 
-NOT_FORCED: Final = CarryOut()
+DEFAULT_RUN: Final = CarryOut()
 
 
-class Found(RequestModel):
+class ListFound(RequestModel):
     """A page of the jobs found."""
 
     bodies: Annotated[bool, Meta(description="Include the bodies.")] = True
@@ -149,8 +152,8 @@ class Tasks:
     ) -> Task:
         """Change many jobs, or count the jobs that a change would affect, as a task.
 
-        Unless `dry_run` is false, this is a dry run: it counts and changes nothing. `/tasks/{task}/run` then changes
-        exactly the jobs counted. A change never affects jobs put after it has started.
+        Unless `dry_run` is false, this is a dry run: it counts and changes nothing. `/tasks/{task}/run` carries it out.
+        A change never affects jobs put after it has started.
         """
         plan = self._plan(body)
         task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.start_run(plan, body.force)
@@ -161,7 +164,7 @@ class Tasks:
         """List the tasks that are kept."""
         return TaskList(tasks=[_task_model(task) for task in self._tasks.all()])
 
-    @endpoint("GET", "/tasks/{task}", errors=NO_TASK | {403: "The task is about bodies, which are hidden from you."})
+    @endpoint("GET", "/tasks/{task}", errors=NO_TASK | {403: "The task searches bodies, which are hidden from you."})
     def get_task(self, task: TaskId) -> Task:
         """Get a task and its progress."""
         return _task_model(self._find(task))
@@ -173,11 +176,11 @@ class Tasks:
         self._tasks.stop(found)
         return _task_model(found)
 
-    @endpoint("POST", "/tasks/{task}/run", status=202, errors=NO_TASK | BUSY | {409: "The dry run has not ended."})
-    def run_task(self, task: TaskId, body: CarryOut = NOT_FORCED) -> Task:
-        """Do the change of a dry run.
+    @endpoint("POST", "/tasks/{task}/run", status=202, errors=NO_TASK | BUSY | {409: "The dry run did not finish."})
+    def run_task(self, task: TaskId, body: CarryOut = DEFAULT_RUN) -> Task:
+        """Carry out a dry run: make the change that it counted.
 
-        The change is done at most once, to the jobs that match as in the dry run and are not newer than it.
+        The change is made at most once, to the jobs that now match the same query and were put before the dry run.
         """
         dry_run = self._find(task)
         plan = plan_of(dry_run)
@@ -186,15 +189,15 @@ class Tasks:
         return self._started(self._bulk.start_run(plan, body.force))
 
     @endpoint(
-        "GET", "/tasks/{task}/jobs", errors=NO_TASK | {403: "The task is about bodies, which are hidden from you."}
+        "GET", "/tasks/{task}/jobs", errors=NO_TASK | {403: "The task searches bodies, which are hidden from you."}
     )
-    def list_found(self, task: TaskId, query: Found) -> JobList:
+    def list_found(self, task: TaskId, query: ListFound) -> JobList:
         """List the jobs that a search has found so far, as they are now. Deleted jobs are left out."""
         found = self._find(task)
         ids, now = search_of(found).ids, self._clock()
         rows = job_rows(query.limit, now, has_bodies=query.bodies)
         at = _at(query, found)
-        for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.rest):
+        for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.yield_if_due):
             if rows.is_full:
                 break
             at += 1
@@ -223,7 +226,7 @@ def _change(body: BulkChange) -> Change:
     for name in ("to", "pri", "delay"):
         is_given = getattr(body, name) is not UNSET
         if is_given and name != field_name:
-            refuse(name, f"does not go with the action {body.action}")
+            refuse(name, f"is not used by the action {body.action}")
         if name == field_name and not is_given:
             refuse(name, f"is missing: the action {body.action} needs it")
     if body.action == "move" and body.to is not UNSET:
@@ -231,12 +234,12 @@ def _change(body: BulkChange) -> Change:
     return Change(body.action, getattr(body, field_name) if field_name else 0)
 
 
-def _at(query: Found, task: CoreTask) -> int:
+def _at(query: ListFound, task: CoreTask) -> int:
     if query.cursor is UNSET:
         return 0
     place = load(query.cursor, _Place)
     if place.task != task.id or not 0 <= place.at <= MAX_MATCHES:
-        refuse("cursor", "is of another list")
+        refuse("cursor", "belongs to another list")
     return place.at
 
 

@@ -15,7 +15,7 @@ from greenstalk_server.core.tube import Tube as CoreTube
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from greenstalk_server.web.api.durability import settle
+from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName, tube_of
@@ -24,7 +24,7 @@ from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.metrics.rings import SPANS
-from greenstalk_server.web.operations.operations import LONGEST_REASON, Operations
+from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
@@ -71,13 +71,13 @@ class Tube(ResponseModel):
     bytes: Annotated[Count, Meta(description="Bytes of the bodies of all its jobs.")]
     total_jobs: Annotated[Count, Meta(description="Jobs put since the tube was created.")]
     total_deletes: Annotated[Count, Meta(description="Jobs deleted since the tube was created.")]
-    has_no_consumers: Annotated[bool, Meta(description="Jobs are ready, and no client watches the tube.")]
+    has_no_consumers: Annotated[bool, Meta(description="Whether jobs are ready and no client watches the tube.")]
     oldest_ready_age: Annotated[
         Count | None, Meta(description="Seconds that the oldest ready job has been ready; null if none is ready.")
     ]
     drain_time: Annotated[
         float | None,
-        Meta(description="Seconds until no job is ready, at the current rates. Null if unknown, or never."),
+        Meta(description="Seconds until no job is ready, at the current rates; null if unknown or never."),
     ]
     is_paused: bool
     pause: Annotated[Count, Meta(description="Length of the current pause in seconds; 0 if there is none.")]
@@ -98,7 +98,7 @@ class ListTubes(RequestModel):
 
     q: Annotated[
         str,
-        Meta(max_length=MAX_FILTER_LENGTH, description="Only tubes whose names contain this, in upper or lower case."),
+        Meta(max_length=MAX_FILTER_LENGTH, description="Only tubes whose names contain this text; case is ignored."),
     ] = ""
     sort: Annotated[Sort, Meta(description="The figure to sort by. Tubes without a value come last.")] = "name"
     desc: Annotated[bool, Meta(description="Largest first.")] = False
@@ -107,10 +107,10 @@ class ListTubes(RequestModel):
 
 
 class Pause(RequestModel):
-    """Length and reason of a pause."""
+    """Length of a pause, and the reason for it."""
 
     seconds: Annotated[int, Meta(ge=1, le=MAX_NUMBER, description="Length of the pause from now, in seconds.")]
-    reason: Annotated[str, Meta(max_length=LONGEST_REASON, description="The reason, shown with the tube.")] = ""
+    reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH, description="The reason, shown with the tube.")] = ""
 
 
 class Kick(RequestModel):
@@ -118,7 +118,8 @@ class Kick(RequestModel):
 
     state: Literal["buried", "delayed"] = "buried"
     count: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None, Meta(description="The most jobs to kick; null for all.")
+        Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None,
+        Meta(description="The maximum number of jobs to kick; null for all."),
     ] = None
 
 
@@ -142,15 +143,16 @@ class Outcome(ResponseModel):
     ]
 
 
-class Spanned(RequestModel):
+class HistoryQuery(RequestModel):
     """The span of time."""
 
     span: Annotated[
-        Literal["hour", "day"], Meta(description="An hour in points of 10 s, or a day in points of 300 s.")
+        Literal["hour", "day"],
+        Meta(description="The last hour, with a point per 10 s, or the last day, with a point per 300 s."),
     ] = "hour"
 
 
-class SpannedTube(Spanned, kw_only=True):
+class TubeHistoryQuery(HistoryQuery, kw_only=True):
     """The tube, and the span of time."""
 
     tube: TubeName
@@ -172,10 +174,10 @@ class Series(ResponseModel):
 
 
 class _Place(Struct, array_like=True):
-    """The last tube of the previous page, and the order of the list."""
+    """The order of the list, and the sort key of the last tube of the previous page."""
 
     order: str
-    is_last: bool
+    has_no_value: bool
     rank: float
     name: str
 
@@ -216,7 +218,7 @@ class Tubes:
         tubes = []
         for _, _, name in first[: query.limit]:
             tube = self._broker.tubes.get(name.encode())
-            if tube is not None:  # the loop has yielded since `_first`
+            if tube is not None:  # it may be gone, as `_first` may switch
                 tubes.append(self.tube_model(tube, now))
             pace.yield_if_due()
         following = dump(_Place(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None
@@ -228,7 +230,7 @@ class Tubes:
         return self.tube_model(tube_of(self._broker, query.tube), self._clock())
 
     @endpoint("GET", "/tubes/history", errors=NO_TUBE)
-    def get_tube_history(self, query: SpannedTube) -> Series:
+    def get_tube_history(self, query: TubeHistoryQuery) -> Series:
         """Get the recent history of one tube.
 
         The history of a deleted tube is kept for a while.
@@ -246,21 +248,21 @@ class Tubes:
         """
         tube = tube_of(self._broker, query.tube)
         self._operations.pause(tube, body.seconds, " ".join(body.reason.split()))
-        return self._settled(tube)
+        return self._model_when_durable(tube)
 
     @endpoint("POST", "/tube/resume", errors=NO_TUBE)
     def resume_tube(self, query: OfTube) -> Tube:
         """End the pause of a tube."""
         tube = tube_of(self._broker, query.tube)
         self._operations.resume(tube)
-        return self._settled(tube)
+        return self._model_when_durable(tube)
 
     @endpoint("POST", "/tube/kick", errors=NO_TUBE)
     def kick_tube(self, query: OfTube, body: Kick = DEFAULT_KICK) -> Outcome:
         """Kick buried or delayed jobs of a tube, so that they become ready."""
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         kicked = self._operations.kick(tube, state, count_jobs(tube, state) if body.count is None else body.count)
-        settle(self._commit)
+        wait_until_durable(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count_jobs(tube, state))
 
     @endpoint("POST", "/tube/clear", errors=NO_TUBE)
@@ -271,12 +273,12 @@ class Tubes:
         """
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         cleared = self._operations.clear(tube, state)
-        settle(self._commit)
+        wait_until_durable(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count_jobs(tube, state))
 
-    def _settled(self, tube: CoreTube) -> Tube:
+    def _model_when_durable(self, tube: CoreTube) -> Tube:
         response = self.tube_model(tube, self._clock())
-        settle(self._commit)
+        wait_until_durable(self._commit)
         return response
 
     def _first(self, query: ListTubes, now: int, pace: Pace) -> list[_Key]:
@@ -307,7 +309,7 @@ class Tubes:
         return False, _finite(-value if query.desc else value), tube.name.decode()
 
     def tube_model(self, tube: CoreTube, now: int) -> Tube:
-        """Return *tube* and its history_json."""
+        """Return *tube* as the API shows it."""
         stats, seen = tube_stats(tube, now), TubeView(tube, self._history, now)
         return Tube(
             name=stats.name,
@@ -344,8 +346,8 @@ def _after(query: ListTubes) -> _Key | None:
         return None
     place = load(query.cursor, _Place)
     if place.order != _order(query):
-        refuse("cursor", "is of a list in another order")
-    return place.is_last, place.rank, place.name
+        refuse("cursor", "belongs to a list in another order")
+    return place.has_no_value, place.rank, place.name
 
 
 def _order(query: ListTubes) -> str:

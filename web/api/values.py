@@ -54,9 +54,7 @@ Instant = Annotated[datetime, Meta(tz=True)]
 State = Literal["ready", "reserved", "delayed", "buried"]
 Encoding = Literal["utf-8", "base64"]
 
-Force = Annotated[
-    bool, Meta(description="Also act on a job that a client holds, although its worker may be busy with it.")
-]
+Force = Annotated[bool, Meta(description="Also act on a job that a client holds, and may still be processing.")]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -85,7 +83,7 @@ def tube_of(broker: Broker, name: str) -> Tube:
 
 
 def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> bytes:
-    """Return the bytes that *body* encodes; refuse *field* if that fails, or above MAX_JSON_BODY or *limit* bytes."""
+    """Decode *body*; refuse *field* if that fails, or if the result exceeds MAX_JSON_BODY or *limit* bytes."""
     if encoding == "utf-8":
         raw = body.encode()
     else:
@@ -95,12 +93,12 @@ def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> b
             refuse(field, f"is not base64: {error}")
     most = min(MAX_JSON_BODY, limit)
     if len(raw) > most:
-        refuse(field, f"must be at most {text.size(most)}, and has {text.number(len(raw))}")
+        refuse(field, f"must be at most {text.size(most)}, but has {text.number(len(raw))} bytes")
     return raw
 
 
 def body_out(body: bytes) -> tuple[Encoding, str]:
-    """Return the encoding of *body* in JSON, and the encode_body text."""
+    """Return the encoding of *body* in JSON, and *body* as text in that encoding."""
     encoding, shown = encode_body(body)
     return ("utf-8" if encoding == "utf-8" else "base64"), shown
 

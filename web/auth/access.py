@@ -19,7 +19,7 @@ class Visitor:
     address         the sender's IP address.
     is_admin        may change things.
     sees_bodies     may see job bodies.
-    sees_audit      may see the audit log. An admin may, even if the dashboard is read-only.
+    sees_audit      may see the audit log. Like *is_admin*, but not affected by a read-only dashboard.
     is_known        has passed the guard; otherwise *name* is only a claim.
     """
 

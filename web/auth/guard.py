@@ -1,11 +1,20 @@
 """The guard: the checks that every request passes before a view runs, and the headers of every response.
 
-The checks, in order: the Host is allowed; a change comes from our own pages; no page of another site embeds the
-response; the password is right; the path is under the prefix; and a visitor who changes something is an admin.
+The checks, in this order:
 
-For the API, a bearer token replaces the first three checks, since no browser adds one to a request. Without a token, an
-API request passes the same checks as a page, the password first. A program may then change things too, if no web page
-can have sent its request: see `_check_same_origin`.
+1. The Host is allowed.
+2. A request that changes something comes from one of our own pages.
+3. A request that changes nothing is not sent by a page of another site to load an image, a script, a frame or the like.
+4. The password is right.
+5. The path is under the prefix.
+6. A request that changes something comes from an admin.
+
+For an API request with a bearer token, the token replaces checks 1 to 4, since no browser adds a token to a request.
+
+An API request without a token needs the password, if one is set. If there are only API tokens, the request is refused,
+unless it is for one of PAGES_OF_API, which are checked like other pages. If there are neither passwords nor API tokens,
+check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without Sec-Fetch-Site and Origin,
+as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ from werkzeug.routing import MapAdapter
 
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import Visitor, is_api_request, visitor
-from greenstalk_server.web.auth.logins import FAILURES, Logins
+from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
@@ -55,7 +64,7 @@ WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
 OPEN_TO_VIEWERS: Final = frozenset({"theme", "api_search_jobs"})
-"""Endpoints with other methods than GET that viewers may use: they set a cookie, or start a search."""
+"""Endpoints whose POST requests viewers may send too: they set a cookie, or start a search."""
 
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""
@@ -64,11 +73,11 @@ PAGES_OF_API: Final = frozenset({"api_docs", "api_document"})
 """Endpoints that describe the API and show no data. A visitor of an open dashboard may read them without a token."""
 
 FORM_METHODS: Final = frozenset({"POST"})
-"""Methods of changes that an HTML form can send."""
+"""Methods with which an HTML form can send a change."""
 
 REQUESTED_WITH: Final = "X-Requested-With"
-NO_FORM: Final = f"“Content-Type: application/json”, or the header “{REQUESTED_WITH}”"
-"""Headers that an HTML form of another site cannot send."""
+NON_FORM_HEADERS: Final = f"“Content-Type: application/json”, or the header “{REQUESTED_WITH}”"
+"""Headers that an HTML form cannot send, named in a message."""
 
 API_ADMIN: Final = "api-token"
 API_VIEWER: Final = "api-viewer-token"
@@ -109,9 +118,10 @@ class Guard:
         self._api_viewer_token: bytes | None = _digest(options.api_viewer_token) if options.api_viewer_token else None
         self._needs_password: bool = self._password is not None or self._viewer_password is not None
         self._options: WebOptions = options
-        self._logins: Logins = Logins(clock)
-        self._tokens: Logins = Logins(clock)  # separate, so that a misconfigured scraper locks out only itself
-        self._api_tokens: Logins = Logins(clock)  # separate for the same reason
+        # Three counts, so that a misconfigured scraper or program locks out only itself.
+        self._failed_logins: FailedLogins = FailedLogins(clock)
+        self._failed_metrics_tokens: FailedLogins = FailedLogins(clock)
+        self._failed_api_tokens: FailedLogins = FailedLogins(clock)
         self._audit: Audit = audit
 
     def init_app(self, app: Flask) -> None:
@@ -121,7 +131,7 @@ class Guard:
 
     def check(self) -> None:
         """Raise an HTTPException if the current request must be refused; otherwise set its Visitor."""
-        g.visitor = _stranger("")
+        g.visitor = _unverified_visitor("")
         is_change = request.method not in SAFE_METHODS
         is_page = request.endpoint in PAGES_OF_API and not self._needs_password and _bearer() is None
         if is_api_request() and not is_page:
@@ -149,7 +159,8 @@ class Guard:
     def _check_api(self, is_change: bool) -> None:
         """Check a request for the API.
 
-        The credentials are checked first, and a wrong token gets the same response as a missing one.
+        The credentials are checked first. If the server has API tokens, a wrong token gets the same response as missing
+        credentials.
         """
         if (token := _bearer()) is not None:
             g.visitor = self._check_api_token(token)
@@ -188,13 +199,13 @@ class Guard:
     def _check_same_origin(self) -> None:
         """Raise Forbidden unless the browser's headers say that the current request comes from a page of ours.
 
-        An API request with neither Sec-Fetch-Site nor Origin comes from a program: a browser sends at least one of them
-        with every change. In case a browser does not, the request must also be one that an HTML form cannot send, as a
-        page of another site can send no other request without a CORS preflight.
+        An API request with neither Sec-Fetch-Site nor Origin comes from a program: current browsers send at least one
+        of them with every change. In case an old browser sends neither, the request must also be one that an HTML form
+        cannot send: a page of another site can send such a request only after a CORS preflight, which fails.
         """
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         if site is None and origin is None and is_api_request():
-            is_ours = _is_no_form()
+            is_ours = _cannot_be_form()
         elif site is None:  # browsers omit Sec-Fetch-Site on plain HTTP, except to loopback addresses
             host = request.headers.get("Host", "")
             is_ours = origin in (f"http://{host}", f"https://{host}")
@@ -202,15 +213,16 @@ class Guard:
             is_ours = site == "same-origin"
         if not is_ours:
             self._audit.note_refusal("refused/cross-site", path=request.path, origin=origin or "")
+            hint = f" A program must send a bearer token, or {NON_FORM_HEADERS}."
             raise Forbidden(
-                "Only this dashboard's own pages may change something, and this request came from elsewhere."
-                + (f" A program must send a bearer token, or {NO_FORM}." if is_api_request() and origin is None else "")
+                "Only this dashboard's own pages may make changes, and this request came from elsewhere."
+                + (hint if is_api_request() and origin is None else "")
             )
 
     def _log_in(self) -> Visitor:
-        """Return the visitor by the password; raise Unauthorized, or TooManyRequests after too many failures."""
+        """Check the password; return the visitor. Raise Unauthorized, or TooManyRequests after too many failures."""
         address = _address()
-        _refuse_locked(self._logins, address)
+        _refuse_locked(self._failed_logins, address)
         login = _basic()
         if login is None or login.type != "basic" or login.password is None:
             raise _challenge(f"This dashboard asks for {self._credentials()}.")
@@ -224,13 +236,13 @@ class Guard:
         return self._visitor(name, may_change=not is_viewer)
 
     def _check_token(self) -> Visitor:
-        """Return the visitor that scrapes the metrics, by the token or a password; raise as `_log_in` does."""
+        """Check the metrics token or the password; return the visitor. Raise the exceptions of `_log_in`."""
         token, address = _bearer(), _address()
         if token is not None:
-            _refuse_locked(self._tokens, address)
+            _refuse_locked(self._failed_metrics_tokens, address)
             if hmac.compare_digest(_digest(token), self._metrics_token or b""):
                 return Visitor("metrics", address, is_admin=False, sees_bodies=False)
-            self._tokens.fail(address)
+            self._failed_metrics_tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
             raise _challenge("The bearer token is not the one for the metrics.", "bearer")
         if self._needs_password and "Authorization" in request.headers:
@@ -238,20 +250,20 @@ class Guard:
         raise _challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
 
     def _check_api_token(self, token: str) -> Visitor:
-        """Return the visitor of *token*; raise Unauthorized, or TooManyRequests after too many failures.
+        """Check *token*; return its visitor. Raise Unauthorized, or TooManyRequests after too many failures.
 
-        A server without tokens refuses every token, but does not count failures: there is nothing to guess.
+        A server without API tokens refuses every token, but counts no failures, since there is no token to guess.
         """
         if not self._has_api_tokens:
             raise self._unauthorized()
         address = _address()
-        _refuse_locked(self._api_tokens, address)
+        _refuse_locked(self._failed_api_tokens, address)
         digest = _digest(token)
         is_admin = hmac.compare_digest(digest, self._api_token or b"")
         is_viewer = hmac.compare_digest(digest, self._api_viewer_token or b"")
         if is_admin or is_viewer:
             return self._visitor(API_ADMIN if is_admin else API_VIEWER, may_change=is_admin)
-        is_locked = self._api_tokens.fail(address)
+        is_locked = self._failed_api_tokens.fail(address)
         self._audit.note_refusal("token/locked" if is_locked else "token/failed")
         raise self._unauthorized()
 
@@ -260,7 +272,7 @@ class Guard:
         return self._api_token is not None or self._api_viewer_token is not None
 
     def _unauthorized(self) -> Unauthorized:
-        """Return the error that names the credentials which the API accepts."""
+        """Return the error for an API request without valid credentials; the message names those that are accepted."""
         accepted = ["“Authorization: Bearer TOKEN”"] if self._has_api_tokens else []
         accepted += ["the dashboard's password, by HTTP basic auth"] if self._needs_password else []
         challenges = [_authenticate("bearer")] if self._has_api_tokens else []
@@ -271,11 +283,11 @@ class Guard:
 
     def _fail(self, name: str, address: str) -> NoReturn:
         """Record a failed login by *name*, and raise Unauthorized."""
-        g.visitor = _stranger(name)
-        is_locked = self._logins.fail(address)
+        g.visitor = _unverified_visitor(name)
+        is_locked = self._failed_logins.fail(address)
         self._audit.note_refusal("login/locked" if is_locked else "login/failed")
         if is_locked:
-            log.warning("dashboard: %d failed logins from %s; refusing its logins for a minute", FAILURES, address)
+            log.warning("dashboard: %d failed logins from %s; refusing its logins for a minute", MAX_FAILURES, address)
         if self._user is not None:
             raise _challenge("The name or the password is wrong.")
         raise _challenge("The password is wrong. The user name does not matter.")
@@ -296,7 +308,7 @@ class Guard:
     def _refuse_change(self) -> NoReturn:
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
-            raise Forbidden("This dashboard is read-only: an option of its server forbids all changes.")
+            raise Forbidden("This dashboard is read-only: --read-only is set, so nobody can change anything.")
         if is_api_request() and _bearer() is not None:
             raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
         if self._password is None:
@@ -316,25 +328,25 @@ def _check_not_embedded() -> None:
         raise Forbidden("Pages of other sites may link to this dashboard, but may not load anything from it.")
 
 
-def _refuse_locked(logins: Logins, address: str) -> None:
-    if left := logins.seconds_locked(address):
+def _refuse_locked(failed: FailedLogins, address: str) -> None:
+    if left := failed.seconds_locked(address):
         raise TooManyRequests(f"Too many logins from {address} have failed. Try again in {left} s.", retry_after=left)
 
 
-def _stranger(name: str) -> Visitor:
+def _unverified_visitor(name: str) -> Visitor:
     """Return a visitor who has not passed the guard."""
     return Visitor(name[:200], _address(), is_admin=False, sees_bodies=False, is_known=False)
 
 
 def add_headers(response: Response) -> Response:
-    """Add the security headers. Caches may keep only static files, and must revalidate them each time."""
+    """Add the security headers. No response may be cached except static files, which caches must always revalidate."""
     response.headers.update(SECURITY_HEADERS)
     response.headers.setdefault("Cache-Control", "no-store")
     return response
 
 
 def _address() -> str:
-    """Return the address of the current request, cut to 100 characters, since a proxy may have sent any text."""
+    """Return the address of the visitor, cut to 100 characters, since a proxy may have sent any text."""
     return (request.remote_addr or "")[:100]
 
 
@@ -342,7 +354,7 @@ def _basic() -> Authorization | None:
     """Return the credentials of the current request, or None. Not for bearer tokens: see `_bearer`."""
     try:
         return request.authorization
-    except ValueError:  # Werkzeug expects base64, and ASCII at least
+    except ValueError:  # not ASCII; Werkzeug itself handles ASCII that is not base64
         return None
 
 
@@ -353,8 +365,8 @@ def _bearer() -> str | None:
     return token.strip() if kind.lower() == "bearer" else None
 
 
-def _is_no_form() -> bool:
-    """Return whether a browser would send the current request for another site only after a CORS preflight."""
+def _cannot_be_form() -> bool:
+    """Return whether a page of another site could send the current request only after a CORS preflight."""
     return (
         request.method not in FORM_METHODS
         or request.mimetype == "application/json"

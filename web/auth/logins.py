@@ -10,33 +10,39 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.net.admission import quota_key
 from greenstalk_server.runtime.clock import Clock
 
-FAILURES: Final = 10
-WITHIN: Final = 60 * SECOND
-"""FAILURES failed logins within this time lock an address out."""
+MAX_FAILURES: Final = 10
+"""Failed logins within FAILURE_WINDOW that lock an address out."""
 
-LOCKED_FOR: Final = 60 * SECOND
+FAILURE_WINDOW: Final = 60 * SECOND
+"""Nanoseconds over which failed logins are counted."""
+
+LOCK_TIME: Final = 60 * SECOND
+"""Nanoseconds for which an address is locked out."""
 
 MAX_ADDRESSES: Final = 10_000
-"""Addresses remembered, a few megabytes. The addresses with the oldest failures are evicted first."""
+"""Maximum number of addresses remembered; this many take a few megabytes.
+
+The address whose last failure is oldest is evicted first.
+"""
 
 
 @dataclass(slots=True)
 class _Failures:
     """The failed logins of one address: the times of the latest ones, and the end of the lock."""
 
-    times: deque[int] = field(default_factory=lambda: deque(maxlen=FAILURES))
+    times: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_FAILURES))
     locked_until: int = 0
 
 
-class Logins:
-    """The recent failed logins, by address."""
+class FailedLogins:
+    """The recent failed logins with one kind of credential, by address."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Clock = clock
         self._failures: OrderedDict[str, _Failures] = OrderedDict()
 
     def seconds_locked(self, address: str) -> int:
-        """Return for how many seconds *address* is still locked out, rounded up; 0 if it is not."""
+        """Return the seconds until the lock of *address* ends, rounded up; 0 if it is not locked out."""
         failures = self._failures.get(quota_key(address))
         left = failures.locked_until - self._clock() if failures is not None else 0
         return -(-left // SECOND) if left > 0 else 0
@@ -49,8 +55,8 @@ class Logins:
         if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
         failures.times.append(now)
-        if len(failures.times) < FAILURES or now - failures.times[0] >= WITHIN:
+        if len(failures.times) < MAX_FAILURES or now - failures.times[0] >= FAILURE_WINDOW:
             return False
         failures.times.clear()
-        failures.locked_until = now + LOCKED_FOR
+        failures.locked_until = now + LOCK_TIME
         return True

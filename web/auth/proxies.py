@@ -19,7 +19,7 @@ IS_OUTSIDE: Final = "greenstalk.is_outside"
 """Key in the WSGI environ of a request whose path is not under the prefix."""
 
 _PREFIX: Final = re.compile(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~-]+)+")
-"""Path segments other than `.` and `..`, with which a link would lead out of the prefix."""
+"""A path without the segments `.` and `..`, since links with these would lead out of the prefix."""
 
 
 class TrustedProxies:
@@ -35,7 +35,8 @@ class TrustedProxies:
             # The prefix becomes part of links: a value that is not a plain path could lead elsewhere.
             if not _PREFIX.fullmatch(environ.get("HTTP_X_FORWARDED_PREFIX", "/")):
                 environ.pop("HTTP_X_FORWARDED_PREFIX", None)
-            # Pass one value on: with ProxyFix a client could hide the values after it behind a quotation mark.
+            # Pass on a single value: in a list, ProxyFix honours quotation marks, so a client could send an opening
+            # quotation mark to hide the addresses that proxies append.
             environ["HTTP_X_FORWARDED_FOR"] = self._sender(environ.get("HTTP_X_FORWARDED_FOR", ""))
             app = ProxyFix(app, x_for=1, x_proto=1, x_host=1, x_prefix=1)
         return app(environ, start_response)
@@ -53,7 +54,7 @@ class TrustedProxies:
 
 
 class Prefix:
-    """Serves an app under *prefix*. Requests for other paths get IS_OUTSIDE, for the guard to decide."""
+    """Serves an app under *prefix*. Requests for other paths are marked with IS_OUTSIDE; the guard refuses most."""
 
     def __init__(self, app: WSGIApplication, prefix: str) -> None:
         self._app: WSGIApplication = app

@@ -1,8 +1,7 @@
 """Access to job bodies, some of which may be only on disk (see core.body_cache). Reading a body does not cache it.
 
-Reading a body back takes a few milliseconds, in which other greenlets run: afterwards a caller must look up jobs
-again. Many bodies are read in batches, which bounds memory. Functions that may switch
-greenlets say so.
+Reading a body back takes a few milliseconds, during which other greenlets run. A caller must look up its jobs again
+afterwards. Many bodies are read in batches, which bounds memory. Functions that may switch greenlets say so.
 """
 
 from __future__ import annotations
@@ -21,17 +20,22 @@ ON_DISK: Final = "(on disk)"
 """Shown in lists in place of a body that is only on disk."""
 
 BATCH_SIZE: Final = 256
+"""Maximum bodies read back from the disk per batch."""
+
 BATCH_BYTES: Final = 2**20
-"""Limits of a batch read back from the disk: bodies, and their total bytes, which the last body may exceed."""
+"""Maximum bytes of bodies read back from the disk per batch. The last body of a batch may exceed it."""
 
 MAX_LOOKAHEAD: Final = 4096
-"""Jobs scanned to fill a batch."""
+"""Maximum jobs scanned to fill a batch."""
 
 MAX_TRIES: Final = 3
-"""Attempts to read a body back while its job is being changed."""
+"""Maximum attempts to read a body back, if its job changes during every attempt."""
 
 JobWithBody = tuple[int, Job | None, bytes | None]
-"""An id, its current job, and its body. Job: None if deleted. Body: None if unreadable, or on disk and not wanted."""
+"""An id, its current job, and its body.
+
+The job is None if it was deleted. The body is None if it cannot be read, or if it is on disk and was not wanted.
+"""
 
 
 class BodyLost(InternalServerError):
@@ -44,13 +48,13 @@ class BodyLost(InternalServerError):
         )
 
 
-def no_body(job: Job) -> bool:
-    """Select no job: for a caller that wants no bodies."""
+def never_wants_body(job: Job) -> bool:
+    """Return False, for a caller that wants no bodies."""
     return False
 
 
 def load_bodies(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
-    """Return the bodies of *jobs* by id, without unreadable ones. May switch if one is only on disk."""
+    """Return the bodies of *jobs* by id, and omit those that cannot be read. May switch if one is only on disk."""
     jobs = list(jobs)
     if broker.bodies is None or all(job.body is not None for job in jobs):
         return held_bodies(jobs)
@@ -84,9 +88,10 @@ def load_job_with_body(broker: Broker, find: Callable[[], Job]) -> tuple[Job, by
 def iter_with_bodies(
     broker: Broker, ids: Iterable[int], is_wanted: Callable[[Job], bool], yield_if_due: Callable[[], None]
 ) -> Iterator[JobWithBody]:
-    """Yield each of *ids* with its current job, and with the bodies that *is_wanted* selects. Switches.
+    """Yield each of *ids* with its current job and body. Switches.
 
-    Calls *yield_if_due* between two ids. The consumer may switch too: each job is looked up just before it is yielded.
+    A body that is only on disk is read if *is_wanted* selects its job. *yield_if_due* is called between two ids. The
+    consumer may switch too, because each job is looked up just before it is yielded.
     """
     jobs, remaining = broker.jobs, iter(ids)
     for id in remaining:
@@ -103,7 +108,7 @@ def iter_with_bodies(
                     yield id, job, job.body if job is not None else None
                 elif wanted.get(id) is job:
                     yield id, job, bodies.get(id)
-                else:  # the job changed meanwhile, and its new body is already only on disk
+                else:  # during the read, the job was replaced or its body was evicted
                     yield id, *_retry(broker, id)
                 yield_if_due()
 
@@ -111,7 +116,7 @@ def iter_with_bodies(
 def _next_batch(
     broker: Broker, ids: Iterator[int], is_wanted: Callable[[Job], bool], yield_if_due: Callable[[], None]
 ) -> tuple[list[int], dict[int, Job]]:
-    """Return the next batch of *ids*, and its jobs whose bodies must be read back, by id. May switch."""
+    """Return the next batch of *ids*, and those of its jobs whose bodies must be read back, by id. May switch."""
     batch, wanted, size = list[int](), dict[int, Job](), 0
     for id in ids:
         batch.append(id)

@@ -1,6 +1,7 @@
 """Detection and display of a body's format: JSON, text, gzip, zlib, base64, or binary, shown as a hex dump.
 
-Nothing is ever unpickled or executed. PREVIEW and MAX_JSON_TOKENS bound the work for any body to a few milliseconds.
+Nothing is ever unpickled or executed. MAX_PREVIEW and MAX_JSON_TOKENS bound the work for any body to a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from typing import Final
 
 from greenstalk_server.web import text
 
-PREVIEW: Final = 64 * 1024
-"""Bytes shown of a body, or of its unpacked content."""
+MAX_PREVIEW: Final = 64 * 1024
+"""Maximum bytes shown of a body, or of its unpacked content."""
 
-PREVIEW_PACKED: Final = 4096
-"""Bytes shown of a packed body in its raw form, after its content."""
+MAX_PACKED_PREVIEW: Final = 4096
+"""Maximum bytes shown of a packed body as it is. The page shows these bytes after the unpacked content."""
 
-ROW_PREVIEW: Final = 120
-"""Bytes of a body shown in a list."""
+MAX_ROW_PREVIEW: Final = 120
+"""Maximum bytes of a body shown in a list."""
 
 MAX_JSON_TOKENS: Final = 8000
-"""Most separators in a JSON text that is indented, which takes about 4 ms. A text with more is shown unchanged."""
+"""Maximum separators in a JSON text. Indenting that many takes about 4 ms; text with more is shown unchanged."""
 
 MAX_INDENT: Final = 16
-"""Levels of indentation. Deeper levels are not indented further: a body of only brackets would exhaust memory."""
+"""Maximum levels of indentation. Deeper levels stay at this one, since a body of only brackets would exhaust memory."""
 
-MAX_UNPACKED: Final = 3
-"""Nested encodings that are unpacked, such as JSON in gzip in base64."""
+MAX_NESTING: Final = 3
+"""Maximum nested encodings that are unpacked, such as JSON in gzip in base64."""
 
 GZIP: Final = b"\x1f\x8b\x08"
 ZLIB_FIRST: Final = 0x78
-"""First byte of zlib data with a 32 KiB window. The first two bytes as a number are a multiple of 31."""
+"""First byte of zlib data with a 32 KiB window. The first two bytes, a big-endian number, are a multiple of 31."""
 
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/\r\n]{8,}+={0,2}\s*")
 _CONTROL: Final = bytes([*range(9), 11, *range(14, 27), *range(28, 32), 127])
@@ -45,7 +46,7 @@ _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+
 _ASCII: Final = bytes(byte if 32 <= byte < 127 else ord(".") for byte in range(256))
 
 
-SPELLED: Final = "Characters that change the direction of text are spelled out, such as ⟨U+202E⟩."
+REORDERED_NOTE: Final = "Characters that change the direction of text are spelled out, such as ⟨U+202E⟩."
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,16 @@ class BodyView:
 
 
 def describe_body(body: bytes) -> BodyView:
-    """Return how to show *body*."""
+    """Detect the format of *body*, and format it for display."""
     if not body:
         return BodyView("empty", ())
-    kinds, panes = _panes(body, MAX_UNPACKED)
+    kinds, panes = _panes(body, MAX_NESTING)
     return BodyView(", containing ".join(kinds), tuple(map(_with_note, panes)))
 
 
 def row_preview(body: bytes) -> str:
     """Return the beginning of *body* on one line."""
-    part = body[:ROW_PREVIEW]
+    part = body[:MAX_ROW_PREVIEW]
     found = decode_text(part, is_cut=len(part) < len(body))
     if found is None:
         return f"0x{part[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
@@ -84,22 +85,23 @@ def row_preview(body: bytes) -> str:
 
 def _with_note(pane: Pane) -> Pane:
     """Return *pane*, with a note if the page spells out characters in it (see text.spelled)."""
-    return replace(pane, note=f"{pane.note} {SPELLED}".strip()) if text.is_reordered(pane.text) else pane
+    return replace(pane, note=f"{pane.note} {REORDERED_NOTE}".strip()) if text.is_reordered(pane.text) else pane
 
 
-def _panes(body: bytes, wrappings: int) -> tuple[list[str], list[Pane]]:
-    part = body[:PREVIEW]
+def _panes(body: bytes, nesting: int) -> tuple[list[str], list[Pane]]:
+    """Return the formats of *body*, the outermost first, and its panes. At most *nesting* encodings are unpacked."""
+    part = body[:MAX_PREVIEW]
     is_cut = len(part) < len(body)
-    note = f"The first {text.size(PREVIEW)} are shown. Download the body to get all of it." if is_cut else ""
-    unpacked = _unpacked(body) if wrappings else None
+    note = f"The first {text.size(MAX_PREVIEW)} are shown. Download the body to get all of it." if is_cut else ""
+    unpacked = _unpacked(body) if nesting else None
     if unpacked is not None:
         kind, inner = unpacked
-        kinds, panes = _panes(inner, wrappings - 1)
-        found = decode_text(body[:PREVIEW_PACKED], is_cut=True)
-        as_it_came = found if found is not None else _hex(body[:PREVIEW_PACKED])
-        is_packed_cut = len(body) > PREVIEW_PACKED
-        note = f"The first {text.size(PREVIEW_PACKED)} are shown." if is_packed_cut else ""
-        return [kind, *kinds], [*panes, Pane("Raw", as_it_came, note)]
+        kinds, panes = _panes(inner, nesting - 1)
+        found = decode_text(body[:MAX_PACKED_PREVIEW], is_cut=True)
+        raw = found if found is not None else _hex(body[:MAX_PACKED_PREVIEW])
+        is_packed_cut = len(body) > MAX_PACKED_PREVIEW
+        note = f"The first {text.size(MAX_PACKED_PREVIEW)} are shown." if is_packed_cut else ""
+        return [kind, *kinds], [*panes, Pane("Raw", raw, note)]
     found = decode_text(part, is_cut)
     if found is None:
         return ["binary"], [Pane("Hexadecimal", _hex(part), note)]
@@ -117,7 +119,7 @@ def _unpacked(body: bytes) -> tuple[str, bytes] | None:
     inflated = _inflated(body)
     if inflated is not None:
         return inflated
-    if len(body) > 2 * PREVIEW or not _BASE64.fullmatch(body):
+    if len(body) > 2 * MAX_PREVIEW or not _BASE64.fullmatch(body):
         return None
     try:
         inner = base64.b64decode(b"".join(body.split()), validate=True)
@@ -131,10 +133,10 @@ def _unpacked(body: bytes) -> tuple[str, bytes] | None:
 
 def _inflated(body: bytes) -> tuple[str, bytes] | None:
     """Return `gzip` or `zlib` and the beginning of the content of *body*, or None."""
-    for kind, is_so, window in (("gzip", body.startswith(GZIP), 31), ("zlib", _is_zlib(body), 15)):
-        if is_so:
+    for kind, is_candidate, window in (("gzip", body.startswith(GZIP), 31), ("zlib", _is_zlib(body), 15)):
+        if is_candidate:
             try:
-                inner = zlib.decompressobj(wbits=window).decompress(body[: 4 * PREVIEW], PREVIEW + 1)
+                inner = zlib.decompressobj(wbits=window).decompress(body[: 4 * MAX_PREVIEW], MAX_PREVIEW + 1)
             except zlib.error:
                 return None
             return (kind, inner) if inner else None

@@ -26,15 +26,15 @@ PAGE_SIZE: Final = 100
 """Jobs per page: about 4 ms of rendering."""
 
 MAX_LISTED: Final = 1000
-"""Jobs listed of one state, on all pages together."""
+"""Maximum jobs listed per state, over all pages."""
 
 MAX_SCANNED: Final = 20_000
-"""Clients and held jobs scanned for the reserved jobs of a tube: about 2 ms."""
+"""Maximum clients and held jobs scanned to find the reserved jobs of a tube; takes about 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobColumn:
-    """A column of a list, after the id; *key* is its CSS class."""
+    """A column of a list of jobs, after the column of ids; *key* is its CSS class."""
 
     label: str
     key: str
@@ -90,9 +90,9 @@ class JobList:
     state           the protocol's name of the state.
     rows            a row per job: the id, then the columns in order.
     summary         the range of jobs shown, the total, and the order.
-    following       the field `after` of the next page; empty if there is none.
+    following       the value of the request field `after` for the next page; empty on the last page.
     is_first        the page begins with the first job.
-    is_deepest      there are more jobs, which no page shows.
+    is_truncated    this is the last page, and some jobs in this state are on no page.
     """
 
     state: str
@@ -100,7 +100,7 @@ class JobList:
     summary: str
     following: str
     is_first: bool
-    is_deepest: bool
+    is_truncated: bool
 
 
 def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
@@ -109,7 +109,11 @@ def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
 
 
 def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
-    """Return an iterable of the tube's jobs in *state*, in list order; for RESERVED, only of the first ones."""
+    """Return an iterable of the tube's jobs in *state*, in list order.
+
+    For RESERVED, it has at most MAX_LISTED + 1 jobs. It may miss some if the server has more than MAX_SCANNED clients
+    and held jobs.
+    """
     return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
 
 
@@ -152,7 +156,7 @@ def list_jobs(
         summary=_summary(begin, end, present, state) if page else "",
         following="" if is_last or not page else "{}-{}".format(*sort_key(page[-1], state)),
         is_first=after is None,
-        is_deepest=is_last and present > end > 0,
+        is_truncated=is_last and present > end > 0,
     )
 
 
@@ -169,7 +173,7 @@ def sort_key(job: Job, state: int) -> tuple[int, int]:
 
 
 def _reserved(broker: Broker, tube: Tube) -> list[Job]:
-    """Return the reserved jobs of *tube* that time out first, among those that a bounded scan of the clients finds."""
+    """Return the reserved jobs of *tube* that time out first, among those found by a bounded scan of clients."""
     found: list[Job] = []
     left = MAX_SCANNED
     for client in broker.clients:

@@ -23,7 +23,7 @@ from greenstalk_server.web.jobs.bodies import (
     JobWithBody,
     iter_with_bodies,
     load_bodies,
-    no_body,
+    never_wants_body,
 )
 from greenstalk_server.web.jobs.job_list import (
     MAX_LISTED,
@@ -36,20 +36,20 @@ from greenstalk_server.web.jobs.job_list import (
 )
 from greenstalk_server.web.jobs.query import BodyTest, Query, Test, parse
 
-SMALL_TUBE: Final = 5000
-"""Largest tube, in jobs, whose ids are collected from its own queues, which takes about a millisecond."""
+MAX_COLLECTED_IDS: Final = 5000
+"""Maximum queue entries and held jobs from which the ids of a tube are collected; takes about a millisecond."""
 
 MAX_LIST_TIME: Final = 0.002
-"""Seconds that a filtered list of a tube's jobs may take; searching a body of 1 MiB takes half of it."""
+"""Maximum seconds that a filtered list of a tube's jobs may take; searching a body of 1 MiB takes half of that."""
 
 MIN_LIST_JOBS: Final = 8
-"""Jobs that a filtered list examines however long that takes."""
+"""Jobs that a filtered list examines even if that takes longer than MAX_LIST_TIME."""
 
 
 class JobMatcher:
     """Selects the jobs that match *query* at the time *at*; calls *yield_if_due* between two jobs.
 
-    A job comes with its body if the query is about bodies, or if *wants_body* returns True for it.
+    A body that is only on disk is read if the query is about bodies, or if *wants_body* returns True for its job.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class JobMatcher:
         query: Query,
         at: int,
         yield_if_due: Callable[[], None],
-        wants_body: Callable[[Job], bool] = no_body,
+        wants_body: Callable[[Job], bool] = never_wants_body,
     ) -> None:
         self._broker: Broker = broker
         self._at: int = at
@@ -69,7 +69,10 @@ class JobMatcher:
         self._lost: int = 0
 
     def match(self, ids: Iterable[int]) -> Iterator[JobWithBody]:
-        """Yield each of *ids* with its current job and body; the job is None if deleted or no match. Switches."""
+        """Yield each of *ids* with its current job and body. Switches.
+
+        The job is None if it was deleted or does not match.
+        """
         is_match, body_test, at = self._is_match, self._body_test, self._at
         for id, job, body in iter_with_bodies(self._broker, ids, self._is_wanted, self._yield_if_due):
             if job is None or not is_match(job, at):
@@ -82,7 +85,7 @@ class JobMatcher:
 
     @property
     def warning(self) -> str:
-        """A sentence on the jobs whose bodies could not be searched; empty if there are none."""
+        """A warning about the jobs whose bodies could not be searched; empty if there are none."""
         if not self._lost:
             return ""
         jobs = text.counted(self._lost, "job")
@@ -106,30 +109,33 @@ def read_query(given: fields.Fields) -> Query:
 
 
 def candidate_ids(broker: Broker, query: Query, above: int = 0) -> tuple[int, Iterable[int]]:
-    """Return an upper bound of the number of current matches of *query*, and the candidate ids greater than *above*.
+    """Return an upper bound on the number of current matches of *query*, and the candidate ids greater than *above*.
 
     The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
 
-    The ids of a small tube are collected from its queues. For a large tube it is faster to skip the jobs of other
-    tubes than to separate the live entries of its heaps from the dead ones.
+    The ids of a small tube are collected from its queues. Collecting and sorting those of a large tube would hold the
+    event loop, so the caller gets the ids of all jobs, and skips those of other tubes.
     """
     if query.id is not None:
         return 1, [query.id] if query.id > above else []
-    above = max(above, query.least_id - 1)
+    above = max(above, query.min_id - 1)
     tube = broker.tubes.get(query.tube.encode())
     if query.tube and tube is None:
         return 0, []
-    if tube is None or _entries(tube) + sum([len(client.reserved) for client in broker.clients]) > SMALL_TUBE:
+    if (
+        tube is None
+        or _queued_count(tube) + sum([len(client.reserved) for client in broker.clients]) > MAX_COLLECTED_IDS
+    ):
         below = broker.next_id
         return len(broker.jobs), (id for id in broker.jobs.ids_above(above) if id < below)
-    entries = set(chain(tube.ready.ids(), tube.delayed.ids()))
+    queued = chain(tube.ready.ids(), tube.delayed.ids(), tube.buried)
     held = chain.from_iterable([client.reserved for client in broker.clients])
-    ids = sorted(id for id in entries.union(tube.buried, held) if id > above)
+    ids = sorted(id for id in chain(queued, held) if id > above)
     return len(ids), ids
 
 
 def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int) -> JobList:
-    """Return the tube's first jobs in *state* that match *query*, found in a bounded time. May switch."""
+    """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch."""
     until = time.perf_counter() + MAX_LIST_TIME
     is_match, body_test, scanned = query.test(), query.body_test(), 0
     found, on_disk, size = list[Job](), list[Job](), 0
@@ -162,9 +168,9 @@ def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int
         summary=f"{text.number(len(found))} matching, among {of}",
         following="",
         is_first=True,
-        is_deepest=False,
+        is_truncated=False,
     )
 
 
-def _entries(tube: Tube) -> int:
-    return tube.ready.size + tube.delayed.size + len(tube.buried)
+def _queued_count(tube: Tube) -> int:
+    return tube.ready.count + tube.delayed.count + len(tube.buried)

@@ -6,8 +6,9 @@ r"""The query language: predicates over jobs as text that fits in a URL: `tube:m
     bare    = 1*( any character except space and quote )
     quoted  = DQUOTE *( char / "\\" char ) DQUOTE
 
-Numbers are compared: `5`, `>5`, `>=5`, `<5`, `<=5`, `1..5`; durations in whole seconds, as pages show them. Parsing is
-strict, so that a typo is reported, not searched for as text. There are no regular expressions: their time is unbounded.
+The value of a numeric term, such as `age`, is a comparison: `5`, `>5`, `>=5`, `<5`, `<=5` or `1..5`. Durations are
+compared in whole seconds, as pages show them. Parsing is strict, so that a typo is reported, not searched for as text.
+There are no regular expressions, because the time to match one is unbounded.
 
 Pure: this module knows jobs, but neither HTTP nor the broker.
 """
@@ -24,16 +25,16 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.tube import is_tube_name
 
 MAX_LENGTH: Final = 1000
-"""Characters of a query."""
+"""Maximum characters of a query."""
 
 MAX_TERMS: Final = 32
-"""Terms of a query; each is tested on every job."""
+"""Maximum terms of a query; each is tested on every job."""
 
 MAX_SEARCHED: Final = 1024 * 1024
-"""Bytes searched at the beginning of a body: about 1 ms."""
+"""Maximum bytes searched, from the beginning of a body; takes about 1 ms."""
 
 Test: TypeAlias = Callable[[Job, int], bool]
-"""Returns whether a job matches at a time in nanoseconds, without regard to its body."""
+"""Returns whether a job matches at the given time, in nanoseconds. It does not test the body."""
 
 BodyTest: TypeAlias = Callable[[bytes], bool]
 """Returns whether a body matches."""
@@ -87,8 +88,12 @@ class QueryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """A comparison with a number: *sign* is `=`, `<`, `<=`, `>` or `>=` with *low*, or `..` for *low* to *high*."""
+class NumberMatch:
+    """A comparison with a number.
+
+    If *sign* is `=`, `<`, `<=`, `>` or `>=`, the number is compared with *low*. If *sign* is `..`, the number must be
+    between *low* and *high*, both included.
+    """
 
     sign: str
     low: int
@@ -96,7 +101,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextMatch:
     """A comparison with text: the name of a state or tube, or a substring of a body.
 
     is_loose        for a tube, *text* is a prefix of the name; for a body, the case of A-Z and a-z is ignored.
@@ -111,26 +116,26 @@ class Term:
     """One condition."""
 
     name: str
-    value: Numbers | Text
+    value: NumberMatch | TextMatch
     is_negated: bool = False
 
     def __str__(self) -> str:
         return f"{'-' if self.is_negated else ''}{self.name}:{_written(self.name, self.value)}"
 
     def test(self) -> Test:
-        """Return this term, which must not be about bodies, as a function."""
-        test = _number_test(self.name, self.value) if isinstance(self.value, Numbers) else _text_test(self)
+        """Return a function that tests a job against this term. The term must not be about bodies."""
+        test = _number_test(self.name, self.value) if isinstance(self.value, NumberMatch) else _text_test(self)
         return (lambda job, now: not test(job, now)) if self.is_negated else test
 
     def body_test(self) -> BodyTest:
-        """Return this term, which must be about bodies, as a function."""
+        """Return a function that tests a body against this term. The term must be about bodies."""
         test = _body_test(self)
         return (lambda body: not test(body)) if self.is_negated else test
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Terms that a job must all match. `str(query)` is the canonical text, which parses to an equal query."""
+    """A conjunction of terms. `str(query)` is its canonical text. Invariant: that text parses to an equal query."""
 
     terms: tuple[Term, ...] = ()
 
@@ -139,7 +144,7 @@ class Query:
 
     @property
     def needs_bodies(self) -> bool:
-        """Whether the matches depend on bodies, and so reveal them."""
+        """Whether the matches depend on bodies, so that a search reveals parts of them."""
         return any(term.name == "body" for term in self.terms)
 
     @property
@@ -156,25 +161,33 @@ class Query:
     def id(self) -> int | None:
         """Id of the only job that can match, or None."""
         for term in self.terms:
-            if term.name == "id" and isinstance(term.value, Numbers) and term.value.sign == "=" and not term.is_negated:
+            if (
+                term.name == "id"
+                and isinstance(term.value, NumberMatch)
+                and term.value.sign == "="
+                and not term.is_negated
+            ):
                 return term.value.low
         return None
 
     @property
-    def least_id(self) -> int:
-        """A lower bound of the ids that can match."""
+    def min_id(self) -> int:
+        """A lower bound on the ids that can match."""
         ids = [term.value for term in self.terms if term.name == "id" and not term.is_negated]
-        return max([_least(value) for value in ids if isinstance(value, Numbers)], default=0)
+        return max([_min(value) for value in ids if isinstance(value, NumberMatch)], default=0)
 
     def within(self, tube: str, state: str = "") -> Query:
         """Return this query restricted to *tube* and *state*; an empty name adds no restriction."""
-        added = [Term(name, Text(text)) for name, text in (("tube", tube), ("state", state)) if text]
+        added = [Term(name, TextMatch(text)) for name, text in (("tube", tube), ("state", state)) if text]
         return Query((*[term for term in added if term not in self.terms], *self.terms))
 
     def test(self) -> Test:
-        """Return the terms that are not about bodies as one function, which takes under a microsecond a term."""
+        """Return a function that tests a job against all terms but those about bodies.
+
+        The function takes less than a microsecond per term.
+        """
         terms = [term for term in self.terms if term.name != "body"]
-        tests = [term.test() for term in sorted(terms, key=lambda term: isinstance(term.value, Numbers))]
+        tests = [term.test() for term in sorted(terms, key=lambda term: isinstance(term.value, NumberMatch))]
         if len(tests) == 1:
             return tests[0]
 
@@ -187,13 +200,13 @@ class Query:
         return all_hold
 
     def body_test(self) -> BodyTest | None:
-        """Return the terms about bodies as one function, or None if there are none."""
+        """Return a function that tests a body against all terms about bodies; None if there are no such terms."""
         tests = [term.body_test() for term in self.terms if term.name == "body"]
         if len(tests) < 2:
             return tests[0] if tests else None
 
         def all_hold(body: bytes) -> bool:
-            for test in tests:  # noqa: SIM110  as above
+            for test in tests:  # noqa: SIM110  all() with a generator takes twice as long
                 if not test(body):
                     return False
             return True
@@ -204,7 +217,7 @@ class Query:
         return [
             (term.name, term.value.text)
             for term in self.terms
-            if isinstance(term.value, Text) and not term.value.is_loose and not term.is_negated
+            if isinstance(term.value, TextMatch) and not term.value.is_loose and not term.is_negated
         ]
 
 
@@ -243,37 +256,37 @@ def _term(match: re.Match[str]) -> Term:
     return Term(name, _value(word, name, given, bool(match["tilde"])), bool(match["minus"]))
 
 
-def _value(word: str, name: str, given: str, is_loose: bool) -> Numbers | Text:
+def _value(word: str, name: str, given: str, is_loose: bool) -> NumberMatch | TextMatch:
     if name == "body":
-        return Text(given, is_loose)
+        return TextMatch(given, is_loose)
     if name == "state":
         if given not in _STATES:
             raise QueryError(f"“{word}”: the state must be one of {', '.join(_STATES)}.")
-        return Text(given)
+        return TextMatch(given)
     if name == "tube":
         beginning = given.removesuffix("*")
         if not is_tube_name(beginning.encode(errors="replace")):
             allowed = "1 to 200 characters of A–Z, a–z, 0–9 and -+/;.$_()"
             raise QueryError(f"“{word}”: a tube name has {allowed}; a prefix ends with *.")
-        return Text(beginning, is_loose=beginning != given)
+        return TextMatch(beginning, is_loose=beginning != given)
     return _numbers(word, given.lower(), _NUMBERS[name][0])
 
 
-def _numbers(word: str, given: str, kind: _Kind) -> Numbers:
+def _numbers(word: str, given: str, kind: _Kind) -> NumberMatch:
     units = kind.units
     if (match := _BETWEEN.fullmatch(given)) and match[2] in units and match[4] in units:
         low, high = int(match[1]) * units[match[2]], int(match[3]) * units[match[4]]
         if low <= high:
-            return Numbers("..", low, high)
+            return NumberMatch("..", low, high)
         raise QueryError(f"“{word}”: the smaller number must come first.")
     if (match := _COMPARED.fullmatch(given)) and match[3] in units:
         number = int(match[2]) * units[match[3]]
-        return Numbers(match[1] or "=", number, number)
+        return NumberMatch(match[1] or "=", number, number)
     raise QueryError(f"“{word}” must be a comparison with a number, such as {kind.examples}.")
 
 
-def _written(name: str, value: Numbers | Text) -> str:
-    if isinstance(value, Text):
+def _written(name: str, value: NumberMatch | TextMatch) -> str:
+    if isinstance(value, TextMatch):
         if name != "body":
             return value.text + ("*" if value.is_loose else "")
         escaped = value.text.replace("\\", "\\\\").replace('"', '\\"')
@@ -290,12 +303,12 @@ def _amount(number: int, units: Mapping[str, int]) -> str:
     return f"{number // units[unit] if unit else number}{unit}"
 
 
-def _least(value: Numbers) -> int:
-    """Return a lower bound of the numbers that match *value*."""
+def _min(value: NumberMatch) -> int:
+    """Return a lower bound on the numbers that match *value*."""
     return {"<": 0, "<=": 0, ">": value.low + 1}.get(value.sign, value.low)
 
 
-def _number_test(name: str, value: Numbers) -> Test:
+def _number_test(name: str, value: NumberMatch) -> Test:
     get, low, high = _NUMBERS[name][1], value.low, value.high
     if value.sign == "..":
         return lambda job, now: low <= get(job, now) <= high
@@ -304,7 +317,7 @@ def _number_test(name: str, value: Numbers) -> Test:
 
 
 def _text_test(term: Term) -> Test:
-    assert isinstance(term.value, Text)
+    assert isinstance(term.value, TextMatch)
     given, is_loose = term.value.text.encode(errors="replace"), term.value.is_loose
     if term.name == "state":
         state = _STATES[term.value.text]
@@ -315,7 +328,7 @@ def _text_test(term: Term) -> Test:
 
 
 def _body_test(term: Term) -> BodyTest:
-    assert isinstance(term.value, Text)
+    assert isinstance(term.value, TextMatch)
     given = term.value.text.encode(errors="replace")
     if term.value.is_loose:
         lowered = given.lower()

@@ -1,21 +1,22 @@
-"""Live pages: each has a state, a dict of what changes on it, and streams send the changes every second.
+"""Live pages: a page has a state, and streams send the changes of that state to browsers once a second.
 
-A page registers a function that returns its state. static/live.js applies the state to the page. The dict may have
-these keys:
+A page registers a function that returns its state, which static/live.js applies to the page. The state is a dict, which
+may have these keys:
 
-    fields      name: text of the elements `data-field`.
-    rows        table: the rows of its `<tbody data-rows>`, each a list that starts with the row's key.
-    parts       name: escaped HTML of the elements `data-part`.
-    shown       name: whether the elements `data-shown` are visible.
-    series      name: numbers for charts.
+    fields      {name: text} for the elements `data-field`.
+    rows        {table: rows} for its `<tbody data-rows>`; each row is a list that starts with its key.
+    parts       {name: escaped HTML} for the elements `data-part`.
+    shown       {name: bool}: whether the elements `data-shown` are visible.
+    series      {name: numbers} for charts.
 
 `/live?page=NAME` returns the whole state once. `/events?page=NAME` is a stream of server-sent events: first the whole
-state, then only the changes. For a table whose rows have changed, the event has an object instead of the list:
-`changed`, the rows that are new or different, and `order`, the keys, if the set or the order of the rows has changed.
+state, then only the changes. For a table whose rows have changed, an event has an object instead of the list: `changed`
+is a list of the rows that are new or different; `order`, present if rows were added, removed or moved, is a list of all
+keys.
 
-One greenlet renders each watched page once a second, however many streams watch it, one page after the other with
-pauses in between. Nothing is queued: a stream remembers the last state that it sent, and next sends the difference to
-the newest state. So a slow reader costs the memory of one state, and skips the states in between.
+A single greenlet renders all watched pages, one after the other, with pauses in between. It renders each page once a
+second, however many streams watch it. Nothing is queued: a stream remembers the last state that it sent, and next sends
+the difference to the newest state. So a slow reader costs the memory of one state, and skips the states in between.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ State = dict[str, Any]
 Render = Callable[[Mapping[str, str], int], State]
 """Returns the state of a page for its arguments and the time; raises NotFound if the page's subject is gone.
 
-It must only read, and must take under a millisecond or yield (web.cooperative.Pace). It runs in a request context. Its
-result may depend on the rights of the visitor but not on the name, since visitors with the same rights share it.
+It must change nothing, and must take under a millisecond or yield (web.cooperative.Pace). It runs in a request context.
+Its result may depend on the rights of the visitor but not on the name, since visitors with the same rights share it.
 """
 
 REFRESH_INTERVAL: Final = 1.0
 """Seconds between two renderings of a page."""
 
-HEARTBEAT: Final = 15.0
+HEARTBEAT_INTERVAL: Final = 15.0
 """Seconds after which an idle stream sends a heartbeat. Proxies cut silent connections, many after 55 s."""
 
 RETRY: Final = 2000
@@ -63,13 +64,13 @@ STUCK_AFTER: Final = 60.0
 """Seconds that a reader may take to accept one event; about the time after which TCP gives up on a dead peer."""
 
 WAKE_BATCH: Final = 8
-"""Streams woken per iteration of the event loop. They take about 0.5 ms to send."""
+"""Streams woken per batch. A batch takes about 0.5 ms to send."""
 
 WAKE_INTERVAL: Final = 0.002
 """Seconds between two batches."""
 
 KEPT_KEYS: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "REMOTE_ADDR", "wsgi.url_scheme")
-"""Keys of a request's WSGI environ that are kept, to render the page later as for that request."""
+"""Keys of a request's WSGI environ that are kept, so that the page can be rendered after that request has ended."""
 
 Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool]
 
@@ -107,7 +108,8 @@ class Topic:
         """Return the event with the changes from *last* to the newest state; empty if there are none."""
         if last == self.state:
             return b""
-        if self._message[0] is not last or not self._message[1]:  # cached: most streams have sent the same state
+        # Cached, since most streams of a topic last sent the same state.
+        if self._message[0] is not last or not self._message[1]:
             self._message = last, event(difference(last, self.state))
         return self._message[1]
 
@@ -118,7 +120,7 @@ class Stream:
     greenlet    serves the stream.
     descriptor  of its socket; None if the WSGI server does not expose it.
     wake        is set when there is an event to send.
-    busy_since  when the event that is being sent was handed over; 0 while the stream waits.
+    busy_since  when the WSGI server began to send the current event; 0 while the stream waits.
     """
 
     def __init__(self, topic: Topic, descriptor: int | None) -> None:
@@ -182,7 +184,10 @@ class LiveHub:
         return self.stream(*self._page_args())
 
     def stream(self, page: str, args: dict[str, str]) -> Response:
-        """Return a stream of the live state of *page* and its changes. May switch."""
+        """Return a stream of the live state of *page* and its changes. May switch.
+
+        Raise ServiceUnavailable if MAX_STREAMS streams are open, or if the hub is stopped.
+        """
         topic = self._topic(page, args)
         state = self._pages[page](args, self._clock())  # the topic's state may be older than the visitor's page
         if not topic.streams:
@@ -221,9 +226,9 @@ class LiveHub:
             yield b"retry: %d\n\n" % RETRY
             while not (stream.is_over or topic.is_gone):
                 stream.busy_since = self._clock()
-                yield out or STILL_THERE
+                yield out or HEARTBEAT_EVENT
                 stream.busy_since = 0
-                stream.wake.wait(HEARTBEAT)
+                stream.wake.wait(HEARTBEAT_INTERVAL)
                 stream.wake.clear()
                 out, last = topic.message_since(last), topic.state
             if topic.is_gone:
@@ -284,7 +289,7 @@ class LiveHub:
 
     @contextmanager
     def _request_context(self, topic: Topic) -> Iterator[None]:
-        """Enter a request context as of a visitor of *topic*, for url_for and visitor()."""
+        """Enter a request context with the environ and visitor of *topic*, for url_for and visitor()."""
         with self._app.request_context(topic.environ):
             g.visitor = topic.visitor
             yield
@@ -304,7 +309,7 @@ class LiveHub:
 def render_blocks(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
     """Render the blocks *names* of *template*; return their HTML by name.
 
-    Such a block may use only *values*, the app's context processors, and the macros of parts.html.
+    The blocks may use only *values*, the app's context processors, and the macros of parts.html.
     """
     environment = current_app.jinja_env
     loaded = environment.get_template(template)
@@ -347,5 +352,5 @@ def event(data: State, name: str = "") -> bytes:
 
 GONE: Final = event({}, "gone")
 
-STILL_THERE: Final = b": still there\n" + event({})
+HEARTBEAT_EVENT: Final = b": still there\n" + event({})
 """A heartbeat: a comment for proxies, and an empty change, since scripts see events but not comments."""

@@ -1,8 +1,8 @@
-"""The client of a request that is still waiting for its response: detect when the client closes the connection.
+"""Detect that the client of a request closes its connection before it gets the response.
 
-A client that goes away closes its socket, and a proxy does so when its own client goes. A client that has only shut
-down its sending side counts as gone too: few do that, and a job must not go to a client that might not read the
-response.
+A client that disconnects closes its socket, and a proxy does so when its own client disconnects. A client that has only
+shut down its sending side counts as gone too: few clients do that, and a job must not go to a client that might not
+read the response.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READ: Final = 1
 
 
 class Peer:
-    """The other side of a socket. *descriptor* must stay open while this is used; None is a peer that never closes."""
+    """The other side of a socket. *descriptor* must stay open while this is used. With None, the peer is never gone."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor: int | None = descriptor
@@ -38,9 +38,10 @@ class Peer:
 
     @contextmanager
     def watched(self, on_end: Callable[[], None]) -> Iterator[None]:
-        """Within the block, call *on_end* once when the peer closes; *on_end* must not switch. Does not switch.
+        """Within the block, call *on_end* at most once, when the peer closes. *on_end* must not switch.
 
-        If the peer sends data first, watching stops, since the descriptor would stay readable all the time.
+        This method does not switch either. If the peer sends data first, watching stops, since the descriptor would
+        stay readable all the time.
         """
         if self._descriptor is None:
             yield

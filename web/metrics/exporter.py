@@ -48,7 +48,7 @@ SYNC_BIT_LENGTHS: Final = range(14, 36)
 """Upper bounds of buckets as bit lengths of nanoseconds: from 16 µs to 6.5 days for jobs, and to 34 s for syncs."""
 
 SAMPLE_BATCH: Final = 16
-"""Samples or rows between two looks at the time."""
+"""Samples or rows formatted between two checks of the time slice."""
 
 
 class TubeGauge(NamedTuple):
@@ -66,7 +66,7 @@ TUBE_GAUGES: Final = (
         "Time that the oldest ready job has been ready; 0 if no job is ready.",
         lambda row: row.gauges.oldest_age / SECOND,
     ),
-    TubeGauge("tube_waiting", "Clients that wait for a job of the tube.", lambda row: row.gauges.waiting),
+    TubeGauge("tube_waiting", "Clients that wait for a job from the tube.", lambda row: row.gauges.waiting),
     TubeGauge("tube_watching", "Clients that watch the tube.", lambda row: row.gauges.watching),
     TubeGauge("tube_paused", "1 while the tube is paused.", lambda row: row.gauges.paused),
     TubeGauge(
@@ -79,14 +79,14 @@ TUBE_GAUGES: Final = (
 
 TUBE_COUNTERS: Final = (
     ("put", "Jobs put into the tube."),
-    ("reserved", "Reservations of jobs of the tube."),
-    ("deleted", "Jobs of the tube that were deleted."),
-    ("buried", "Burials of jobs of the tube."),
-    ("timed_out", "Reservations of jobs of the tube that timed out."),
-    ("released", "Releases of jobs of the tube."),
-    ("kicked", "Kicks of jobs of the tube."),
+    ("reserved", "Reservations of the tube's jobs."),
+    ("deleted", "Jobs deleted from the tube."),
+    ("buried", "Burials of the tube's jobs."),
+    ("timed_out", "Reservations of the tube's jobs that timed out."),
+    ("released", "Releases of the tube's jobs."),
+    ("kicked", "Kicks of the tube's jobs."),
 )
-"""In the order of tube_counters."""
+"""Name and help of each counter, in the order of `tube_counters`."""
 
 
 class Metrics:
@@ -100,7 +100,7 @@ class Metrics:
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
     ) -> None:
-        """*role* is the one of `create_app`; *directory* is the journal's, or None."""
+        """*role* returns the status of the cluster, as in `create_app`; *directory* is the journal's, or None."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
@@ -118,7 +118,7 @@ class Metrics:
         return exposition(self.collect())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric. Iterating over its samples switches too. Switches."""
+        """Yield every metric. Switches, also in iterations over the samples of a metric."""
         with self._scraping:
             rows, totals = self._ledger.scrape()
         pace = Pace()
@@ -135,7 +135,8 @@ class Metrics:
 
     def _server(self) -> Iterator[Metric]:
         facts, counters = self._broker.facts, self._broker.counters
-        yield InfoMetricFamily(f"{PREFIX}build", "The version of the server.", {"version": facts.version})
+        labels = {"version": facts.version, "build": facts.build}
+        yield InfoMetricFamily(f"{PREFIX}build", "The version and the build of the server.", labels)
         uptime = (self._clock() - facts.started_at) / SECOND
         yield GaugeMetricFamily(f"{PREFIX}uptime_seconds", "Time since the start of the server.", uptime)
         commands = CounterMetricFamily(
@@ -160,7 +161,7 @@ class Metrics:
         total = broker.counters.total_connections
         yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections since the start.", total)
         limited = CounterMetricFamily(
-            f"{PREFIX}limited_total", "How often a limit or rule has refused or delayed something.", labels=("limit",)
+            f"{PREFIX}limited_total", "Times that a limit or rule refused or delayed a client.", labels=("limit",)
         )
         for name, count in broker.limit_counters.counts().items():
             limited.add_metric((name,), count)
@@ -170,7 +171,7 @@ class Metrics:
         journal = self._broker.journal
         stats = journal.stats()
         yield GaugeMetricFamily(
-            f"{PREFIX}journal_bytes", "Size of the journal on disk; 0 without one.", stats.bytes_on_disk
+            f"{PREFIX}journal_bytes", "Size of the journal on disk; 0 without a journal.", stats.bytes_on_disk
         )
         if (free := self._free()) is not None:
             yield GaugeMetricFamily(f"{PREFIX}journal_disk_free_bytes", "Free space on the journal's disk.", free)
@@ -231,13 +232,13 @@ def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
     """Yield the metrics of a server in a cluster."""
     yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
     if role.behind is not None:
-        text = "Time since a standby had read the whole journal; 0 while the server leads."
+        text = "Time since the standby last reached the end of the journal; 0 while the server leads."
         yield GaugeMetricFamily(f"{PREFIX}replication_lag_seconds", text, role.behind)
 
 
 def exposition(metrics: Iterable[Metric]) -> Response:
     """Return *metrics* as text. Switches if the metrics do."""
-    response = make_response(b"".join([generate_latest(_One(metric)) for metric in metrics]))
+    response = make_response(b"".join([generate_latest(_SingleMetric(metric)) for metric in metrics]))
     response.headers["Content-Type"] = CONTENT_TYPE
     return response
 
@@ -269,9 +270,11 @@ def _times(totals: Totals) -> Iterator[Metric]:
 
 
 def _histogram(name: str, text: str, counts: Mapping[int, int], total: int, lengths: range) -> Metric:
-    """Return a histogram with the buckets *lengths*.
+    """Return a histogram of durations.
 
-    *counts* are by bit length of nanoseconds, *total* is the sum of all durations in nanoseconds.
+    counts          number of durations by the bit length of their nanoseconds.
+    total           sum of all durations in nanoseconds.
+    lengths         bit lengths at which a bucket ends.
     """
     below = sum(count for length, count in counts.items() if length < lengths.start)
     by_length = accumulate((counts.get(length, 0) for length in lengths), initial=below)
@@ -283,8 +286,8 @@ def _histogram(name: str, text: str, counts: Mapping[int, int], total: int, leng
     return HistogramMetricFamily(f"{PREFIX}{name}", text, buckets, total / SECOND)
 
 
-class _One(NamedTuple):
-    """A collector of one metric, so that the library formats only one metric without yielding."""
+class _SingleMetric(NamedTuple):
+    """A collector of one metric. The library does not yield while it formats a collector, so each has one metric."""
 
     metric: Metric
 

@@ -1,9 +1,9 @@
-"""The counters of tubes as metrics: under labels whose counters never decrease.
+"""The counters of tubes for the metrics, by label. Invariant: the counters of a label never decrease.
 
 A tube's counters are deleted with the tube, and a new tube of the same name counts from zero. A monitoring system would
 take each decrease for a restart of the server. So each label has an account, which outlives its tube for a while and
-continues its counters. MAX_LABELS tubes have a label of their own. The events of all other tubes are counted under
-OTHER. A tube that gets a label starts at zero there, and OTHER keeps its earlier events.
+continues its counters. At most MAX_LABELS tubes have a label of their own. The events of all other tubes are counted
+under OTHER. The counters of a new label start at zero, and OTHER keeps the tube's earlier events.
 
 A tube keeps its label while it exists. If there are more tubes than labels, free labels go to the tubes with the most
 jobs and activity, and each scrape takes at most MAX_SWAPS labels from tubes with far less activity.
@@ -36,7 +36,7 @@ LABEL_RETENTION: Final = 3600 * SECOND
 """Nanoseconds that a label outlives its tube, unless another tube needs the label."""
 
 TUBE_BATCH: Final = 32
-"""Tubes between two looks at the time."""
+"""Tubes between two checks of the time slice."""
 
 DurationCounts = dict[int, int]
 """Counts of durations by the bit length of their nanoseconds."""
@@ -92,9 +92,9 @@ class Totals:
 class _Account:
     """One label.
 
-    carried         added to the tube's counters: the counts of earlier tubes of the name, minus those that OTHER has.
+    carried         offset added to the tube's counters: counts of earlier tubes of this name, minus counts in OTHER.
     shown           the counters at the last scrape.
-    weight          recent weight of the tube; it at most halves from one scrape to the next.
+    weight          recent weight of the tube. Invariant: a scrape reduces it by half at most.
     """
 
     __slots__ = ("carried", "shown", "weight")
@@ -125,9 +125,9 @@ class Ledger(BrokerListener):
         broker.subscribe(self)
 
     def scrape(self) -> tuple[list[Row], Totals]:
-        """Return every label, OTHER last, and the totals of the server. One at a time. May switch.
+        """Return every label, OTHER last, and the totals of the server. May switch.
 
-        Each tube is read in one step, but different tubes at different times. Invariant: no counter decreases.
+        Only one scrape may run at a time. Each tube is read in one step, but different tubes at different times.
         """
         self._give_labels()
         other, totals = NOTHING, Totals()
@@ -142,7 +142,7 @@ class Ledger(BrokerListener):
                     rows[name] = Row(name.decode(), gauges, self._read_account(name, tube, gauges))
                 else:
                     self._read_other(name, tube)
-                    other = _together(other, gauges)
+                    other = _sum_gauges(other, gauges)
             totals.add(self._gone_totals)
         finally:
             self._read.clear()
@@ -163,7 +163,7 @@ class Ledger(BrokerListener):
 
     def _read_other(self, name: bytes, tube: Tube) -> None:
         counts = tube_counters(tube)
-        self._other = _grown(self._other, counts, self._in_other.get(name, NO_COUNTS))
+        self._other = _add_growth(self._other, counts, self._in_other.get(name, NO_COUNTS))
         self._in_other[name] = counts
 
     def _read_gone(self, name: bytes) -> Counts:
@@ -181,7 +181,7 @@ class Ledger(BrokerListener):
             self._gone[tube.name] = self._clock()
             self._gone.move_to_end(tube.name)
         elif counts != (before := self._in_other.pop(tube.name, NO_COUNTS)):
-            self._other = _grown(self._other, counts, before)
+            self._other = _add_growth(self._other, counts, before)
         if tube.waits or tube.runs:
             (self._late_totals if tube.name in self._read else self._gone_totals).add(tube)
 
@@ -189,18 +189,21 @@ class Ledger(BrokerListener):
 
     def _give_labels(self) -> None:
         """Give free labels to the heaviest tubes, and swap a few labels of light tubes. May switch."""
-        self._end_old()
+        self._remove_old_labels()
         waiting = self._without_label()
         free = MAX_LABELS - len(self._accounts)
         while free < len(waiting) and self._gone:
-            self._end(next(iter(self._gone)))
+            self._remove_label(next(iter(self._gone)))
             free += 1
         for weight, name in waiting[:free]:
-            self._begin(name, weight)
+            self._add_label(name, weight)
         self._swap(waiting[free : free + MAX_SWAPS])
 
     def _without_label(self) -> list[tuple[int, bytes]]:
-        """Return weight and name of tubes without a label, heaviest first, as many as could get one. May switch."""
+        """Return the weights and names of the tubes without a label, the heaviest first. May switch.
+
+        Only as many are returned as could get a label.
+        """
         heaviest: list[tuple[int, bytes]] = []
         limit = MAX_LABELS - len(self._accounts) + len(self._gone) + MAX_SWAPS
         for tube in each_tube(self._broker, TUBE_BATCH):
@@ -217,33 +220,33 @@ class Ledger(BrokerListener):
     def _swap(self, waiting: list[tuple[int, bytes]]) -> None:
         """Give the labels of far lighter tubes to the tubes in *waiting*, heaviest first."""
         light = nsmallest(len(waiting), ((account.weight, name) for name, account in self._accounts.items()))
-        for (weight, name), (least, loser) in zip(waiting, light, strict=False):
-            if weight <= SWAP_RATIO * least:
+        for (weight, name), (light_weight, light_name) in zip(waiting, light, strict=False):
+            if weight <= SWAP_RATIO * light_weight:
                 return
-            self._end(loser)
-            self._begin(name, weight)
+            self._remove_label(light_name)
+            self._add_label(name, weight)
 
-    def _begin(self, name: bytes, weight: int) -> None:
+    def _add_label(self, name: bytes, weight: int) -> None:
         """Give a label to the tube *name*, if the tube still exists."""
         tube = self._broker.tubes.get(name)
         if tube is not None:
             in_other = self._in_other.pop(name, NO_COUNTS)
             self._accounts[name] = _Account(tuple(map(sub, NO_COUNTS, in_other)), weight)
 
-    def _end(self, name: bytes) -> None:
-        """Take the label from *name*: OTHER gets its counts since the last scrape, and its future ones."""
+    def _remove_label(self, name: bytes) -> None:
+        """Remove the label of *name*. Its events since the last scrape, and later ones, are counted under OTHER."""
         account, tube = self._accounts.pop(name), self._broker.tubes.get(name)
         self._gone.pop(name, None)
-        self._other = _grown(self._other, account.value(tube), account.shown)
+        self._other = _add_growth(self._other, account.value(tube), account.shown)
         if tube is not None:
             self._in_other[name] = tube_counters(tube)
 
-    def _end_old(self) -> None:
+    def _remove_old_labels(self) -> None:
         for name in [name for name in self._gone if name in self._broker.tubes]:
             del self._gone[name]
         since = self._clock() - LABEL_RETENTION
         for name in [name for name, at in self._gone.items() if at < since]:
-            self._end(name)
+            self._remove_label(name)
 
 
 def _gauges(tube: Tube, now: int) -> Gauges:
@@ -264,8 +267,8 @@ def _gauges(tube: Tube, now: int) -> Gauges:
     )
 
 
-def _together(one: Gauges, other: Gauges) -> Gauges:
-    """Return the sums of two gauges; of the pauses and ages the maximum."""
+def _sum_gauges(one: Gauges, other: Gauges) -> Gauges:
+    """Return the sum of two Gauges; for `pause_left` and `oldest_age`, the maximum."""
     return Gauges(*map(add, one[:-2], other[:-2]), *map(max, one[-2:], other[-2:]))
 
 
@@ -274,6 +277,6 @@ def _weight(gauges: Gauges, counts: Counts, before: Counts) -> int:
     return gauges.ready + gauges.reserved + gauges.delayed + gauges.buried + sum(counts) - sum(before)
 
 
-def _grown(total: Counts, counts: Counts, before: Counts) -> Counts:
+def _add_growth(total: Counts, counts: Counts, before: Counts) -> Counts:
     """Return *total* plus the increase of a tube's counters from *before* to *counts*."""
     return tuple(map(add, total, map(sub, counts, before)))

@@ -1,4 +1,7 @@
-"""Durations of HTTP requests, by endpoint, method and status. What clients send cannot make more of these keys."""
+"""Durations of HTTP requests by endpoint, method and status.
+
+The number of keys is bounded: all paths without an endpoint share one key, and so do all unknown methods.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Final
 from flask import Flask, Response, g, request
 
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of buckets in seconds. One more bucket has the slower requests."""
+"""Upper bounds of buckets in seconds. One more bucket counts the slower requests."""
 
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST"})
 
@@ -33,7 +36,7 @@ class Times:
 
 
 class RequestTimes:
-    """The durations of all requests, until the start of the response, since a stream may last for any time."""
+    """The duration of each request until its response starts, since a stream may then run for hours."""
 
     def __init__(self) -> None:
         self.by_key: dict[Key, Times] = {}

@@ -1,8 +1,9 @@
 """Fixed-size storage of time series: the points of one tube, or of the server, in ring buffers.
 
-A ring is an `array` of float32, allocated at the first value that is not blank. All rings of a span advance together: a
-point has the same index in each, and a Calendar records once which points are known. Fewer than `MAX_ROWS` points are
-stored as rows instead, so that a tube that is used once takes 2 kB.
+A ring is an `array` of float32, allocated for the first value that is not blank. The blank value is that of an idle
+tube: 0 for rates and depths, NaN for times. All rings of a span advance together: a point has the same index in each.
+So one Calendar, shared by all rings, records which points are known. Up to MAX_ROWS points are stored as rows instead,
+so that a tube that is used once takes 2 kB.
 
 Pure: no clock, no broker.
 """
@@ -22,7 +23,7 @@ DEPTHS: Final = ("ready", "reserved", "delayed", "buried", "waiting")
 """Jobs by state, and waiting clients, at the end of the interval."""
 
 TIMES: Final = ("wait_p50", "wait_p95", "run_p50", "run_p95")
-"""Quantiles in seconds: from ready to reserved, and from reserved to deleted, released or buried; NaN without any."""
+"""Quantiles in seconds: the wait is from ready to reserved, the run from reserved to deleted, released or buried."""
 
 SERIES: Final = RATES + DEPTHS + TIMES
 
@@ -35,7 +36,7 @@ Ring = TypeVar("Ring", bytearray, "array[float]")
 
 
 class Span(NamedTuple):
-    """The length of rings: *points* of *step* seconds."""
+    """A time span: *points* points of *step* seconds each."""
 
     name: str
     step: int
@@ -47,43 +48,50 @@ DAY: Final = Span("day", 300, 288)
 SPANS: Final = {span.name: span for span in (HOUR, DAY)}
 
 MAX_ROWS: Final = 12
-"""Points kept as rows, in 2.5 kB, less memory than rings take."""
+"""Maximum points stored as rows. They take 2.5 kB, less than rings would."""
 
 PER_DAY_POINT: Final = DAY.step // HOUR.step
-"""Points of the hour per point of the day. It divides the points of the hour, so these are contiguous in its ring."""
+"""Points of the hour per point of the day. Invariant: it divides HOUR.points, so they are contiguous in the ring."""
 
 
 class Calendar:
-    """A record of the known points of a span. The number of a point is its seconds since the epoch // step."""
+    """A record of the known points of a span.
+
+    The number of a point is the start of its interval, in seconds since the epoch, divided by the step. The point
+    *current* has not ended yet.
+    """
 
     def __init__(self, span: Span, point: int) -> None:
-        """*point* is the current one."""
+        """*point* is the number of the current point."""
         self.span: Span = span
-        self.begun: int = point
+        self.current: int = point
         self._known: bytearray = bytearray(span.points)
 
     def close(self, point: int) -> None:
         """Mark *point*, the current one, as known; the next one begins."""
         self._known[point % self.span.points] = 1
-        self.begun = point + 1
+        self.current = point + 1
 
     def skip_to(self, point: int) -> None:
         """Mark all points before *point* as unknown, and make *point* the current one."""
-        for skipped in range(max(self.begun, point - self.span.points), point):
+        for skipped in range(max(self.current, point - self.span.points), point):
             self._known[skipped % self.span.points] = 0
-        self.begun = point
+        self.current = point
 
     def read(self, ring: array[float] | None, since: int, blank: float, points: int) -> list[float]:
-        """Return the last *points* of *ring*, or *blank* if it is None; NaN where unknown or before point *since*."""
+        """Return the last *points* values of *ring*, with NaN for points that are unknown or before *since*.
+
+        If *ring* is None, all other values are *blank*.
+        """
         values = [blank] * points if ring is None else self._in_order(ring)[-points:]
         known = self._in_order(self._known)[-points:]
-        hidden = min(points, max(0, since - (self.begun - points)))
+        hidden = min(points, max(0, since - (self.current - points)))
         known[:hidden] = bytes(hidden)
         return [value if is_known else nan for value, is_known in zip(values, known, strict=True)]
 
     def _in_order(self, ring: Ring) -> Ring:
         """Return the points of *ring*, oldest first."""
-        at = self.begun % self.span.points
+        at = self.current % self.span.points
         return ring[at:] + ring[:at]
 
     def known_between(self, first: int, count: int) -> bytearray:
@@ -157,7 +165,7 @@ class Rings:
         self._hour.write(point, values)
 
     def write_day(self, point: int, known: bytearray, rest: Sequence[float]) -> None:
-        """Store a point of the day: rates are means of the *known* points of the hour, *rest* the other values."""
+        """Store a point of the day: the mean rates of the *known* points of the hour, then the values in *rest*."""
         self._day.write(point, [*self._mean_rates(point, known), *rest])
 
     def _mean_rates(self, point: int, known: bytearray) -> list[float]:

@@ -30,7 +30,7 @@ tube_counters: Final = attrgetter(
 
 
 def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:
-    """Yield every tube that still exists when its turn comes. Switches between two batches."""
+    """Yield every tube that still exists when its turn comes. May switch between two batches."""
     tubes = broker.tubes
     for name in in_batches(list(tubes), batch_size):
         tube = tubes.get(name)
@@ -39,7 +39,7 @@ def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:
 
 
 def in_batches(items: list[Item], batch_size: int) -> Iterator[Item]:
-    """Yield *items*. Switches between two batches, if it is time."""
+    """Yield *items*. May switch between two batches."""
     pace = Pace()
     for start in range(0, len(items), batch_size):
         pace.yield_if_due()

@@ -1,6 +1,6 @@
-"""The activity of one tube, or of the server: events since the last sample, rates of the last seconds, and rings.
+"""The activity of one tube, or of the server: events since the last sample, events of the last seconds, and rings.
 
-An entry stays when its tube is dropped and created again. Pure: no clock, no broker.
+The series of a tube continue if the tube is dropped and created again. Pure: no clock, no broker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_SECOND: Final = array("f", NO_COUNTS)
 
 
 class Recent:
-    """The number of events in each of the last WINDOW seconds."""
+    """The numbers of events in each of the last WINDOW seconds."""
 
     __slots__ = ("_counts", "_second")
 
@@ -43,7 +43,10 @@ class Recent:
         self._second = second
 
     def sums(self, before: int) -> list[float]:
-        """Return the sums over the WINDOW seconds before *before*, which must be after the last noted second."""
+        """Return the sums over the last WINDOW seconds, without the current one.
+
+        *before* is the current second, which must be after the last noted one.
+        """
         seconds = range(before - WINDOW, self._second + 1)
         return [sum(self._counts[second % WINDOW * _WIDTH + kind] for second in seconds) for kind in range(_WIDTH)]
 
@@ -51,10 +54,11 @@ class Recent:
 class TubeSeries:
     """The activity of one tube name, or of the whole server.
 
-    counts, waits, runs     the tube's counters at the last sample; zero and empty after it was dropped.
+    counts                  the tube's counters at the last sample; zero after the tube was dropped.
+    waits, runs             the tube's durations at the last `gather`; empty after the tube was dropped.
     sums, waited, ran       events and durations in the current point of the hour.
-    day_waited, day_ran     durations in the current point of the day, up to the last point of the hour.
-    recent                  the last seconds; None if idle for longer.
+    day_waited, day_ran     durations in the current point of the day, up to the end of the last point of the hour.
+    recent                  events in the last WINDOW seconds; None if the tube was idle for longer.
     rings                   the series; None if it has none.
     active_at               second of the last activity.
     active_points           points of the hour with activity, since the series began.
@@ -100,7 +104,10 @@ class TubeSeries:
         self.counts, self.waits, self.runs = tube_counters(tube), dict(tube.waits), dict(tube.runs)
 
     def count(self, counts: Counts, second: int) -> Counts:
-        """Record in *second* the events since the last sample, with the tube's counters at *counts*; return them."""
+        """Record the events since the last sample as events of *second*; return their numbers.
+
+        *counts* are the tube's counters now.
+        """
         delta = tuple(map(sub, counts, self.counts))
         self.counts = counts
         self.note(delta, second)
@@ -149,7 +156,7 @@ class TubeSeries:
         self.begin_point()
 
     def close_day_point(self, point: int, known: bytearray, depths: Counts) -> None:
-        """Write *point* of the day; *known* tells which points of the hour to include. Start the next one."""
+        """Write *point* of the day; start the next one. *known* says which points of the hour to include."""
         if self.rings is not None:
             self.rings.write_day(point, known, [*depths, *_times(self.day_waited, self.day_ran)])
         self.day_waited = self.day_ran = NO_DURATIONS

@@ -1,7 +1,7 @@
 """The audit log: who changed what through the dashboard, when and from which address, and which requests were refused.
 
-The latest entries are in memory. With a directory, a greenlet also appends every entry to files, in a thread. An
-operation neither waits for the disk nor fails because of it: failed writes are logged and retried.
+The latest entries are in memory. With a directory, a greenlet also appends every entry to files; a thread does the
+writing. An operation neither waits for the disk nor fails because of it: failed writes are logged and retried.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from greenstalk_server.web.operations.audit_files import AuditFiles, decode, enc
 MAX_ENTRIES: Final = 1000
 """Entries kept in memory."""
 
-LONGEST_TEXT: Final = 300
-"""Characters of a text in an entry."""
+MAX_TEXT_LENGTH: Final = 300
+"""Maximum characters of a text in an entry; longer texts are cut."""
 
 MAX_REFUSALS: Final = 30
 REFUSAL_WINDOW: Final = 60 * SECOND
 """At most MAX_REFUSALS refusals are logged per window, so that a flood does not evict the changes. The others are
-counted, and the next logged refusal has their number.
+counted, and the next logged refusal has the count as `omitted`.
 """
 
-RETRY_INTERVAL: Final = 5.0
+WRITE_RETRY_INTERVAL: Final = 5.0
 """Seconds between attempts to write while the disk fails."""
 
 FLUSH_TIMEOUT: Final = 2.0
@@ -74,7 +74,7 @@ class Audit:
     """
 
     def __init__(self, clock: Clock, directory: str | None = None) -> None:
-        """Continue the numbers of the files in *directory*. Blocks, so call this before the server serves clients."""
+        """Continue the numbering of the files in *directory*. Blocks, so call this before the server serves clients."""
         self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self.trouble: str = ""
         self._clock: Clock = clock
@@ -91,9 +91,9 @@ class Audit:
         return self._files is not None
 
     def note(self, what: str, **details: str | int) -> None:
-        """Log the operation *what*, such as `tube/pause`, of the current visitor. Does not switch."""
+        """Log that the current visitor did *what*, such as `tube/pause`. Does not switch."""
         who = visitor()
-        cut = {key: value[:LONGEST_TEXT] if isinstance(value, str) else value for key, value in details.items()}
+        cut = {key: value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for key, value in details.items()}
         cut = {key: value for key, value in cut.items() if value != ""}
         self.entries.append(Entry(self._next, self._clock(), who.name, who.address, what, cut))
         self._next += 1
@@ -124,7 +124,7 @@ class Audit:
         try:
             yield from _on_disk(self._files, min(before, recent[0].number if recent else self._next))
         except OSError as error:
-            self._report(f"it cannot be read: {error}")
+            self._report(f"the file cannot be read: {error}")
 
     def flush(self) -> None:
         """Write the entries that are not on disk yet; give up after FLUSH_TIMEOUT. Switches."""
@@ -139,7 +139,7 @@ class Audit:
         try:
             return self._files.last_number() if self._files is not None else 0
         except OSError as error:
-            self._report(f"it cannot be read: {error}")
+            self._report(f"the file cannot be read: {error}")
             return 0
 
     def _write(self, files: AuditFiles) -> None:
@@ -150,8 +150,8 @@ class Audit:
             try:
                 run_in_thread(files.append, b"".join(map(_line, batch)))
             except OSError as error:
-                self._report(f"it cannot be written: {error}")
-                self._wanted.wait(RETRY_INTERVAL)
+                self._report(f"the file cannot be written: {error}")
+                self._wanted.wait(WRITE_RETRY_INTERVAL)
                 continue
             if lost := batch[0].number - self._written - 1:
                 log.error("audit log: %d entries were lost while the disk failed", lost)
@@ -178,7 +178,7 @@ def _on_disk(files: AuditFiles, before: int) -> Iterator[Entry]:
                     if entry is not None and entry.number < before:
                         before = entry.number
                         yield entry
-        if before == last:  # the file's first entry was below *before* a moment ago: another process changes the file
+        if before == last:  # the entry below *before* that `open_before` found is gone: another process changes it
             return
 
 

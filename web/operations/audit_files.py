@@ -16,10 +16,10 @@ from greenstalk_server.journal.files import open_regular, sync_directory
 
 NAME: Final = "audit.jsonl"
 
-LARGEST_FILE: Final = 10 * 1024 * 1024
+MAX_FILE_SIZE: Final = 10 * 1024 * 1024
 """Bytes of a file before it is rotated."""
 
-OLD_FILES: Final = 3
+MAX_OLD_FILES: Final = 3
 """Rotated files kept."""
 
 BLOCK: Final = 65536
@@ -32,13 +32,13 @@ class AuditFiles:
     def __init__(self, directory: str) -> None:
         self._directory: Path = Path(directory)
         self._paths: list[Path] = [self._directory / NAME]
-        self._paths += [self._directory / f"{NAME}.{age}" for age in range(1, OLD_FILES + 1)]
+        self._paths += [self._directory / f"{NAME}.{age}" for age in range(1, MAX_OLD_FILES + 1)]
 
     def append(self, lines: bytes) -> None:
         """Append *lines*, each with its newline, and sync. On OSError the file is unchanged."""
         newest = self._paths[0]
         size = newest.stat(follow_symlinks=False).st_size if newest.exists() else 0
-        if size and size + len(lines) > LARGEST_FILE:
+        if size and size + len(lines) > MAX_FILE_SIZE:
             self._rotate()
             size = 0
         handle = open_regular(newest, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
@@ -62,7 +62,7 @@ class AuditFiles:
 
     def open_before(self, number: int) -> Reader | None:
         """Open the newest file with an entry whose number is below *number*, positioned before *number*; or None."""
-        for path in self._paths:  # newest first, the direction in which rotation moves files: no file is missed
+        for path in self._paths:  # newest first: rotation moves files in the same direction, so none is missed
             try:
                 reader = Reader(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW))
             except FileNotFoundError:
@@ -116,7 +116,7 @@ class Reader:
         self._end = high + line_end + 1 if line_end >= 0 else self._end
 
     def lines_before(self) -> list[bytes]:
-        """Return the lines of the block before the last one read, in file order; empty at the beginning of the file."""
+        """Return the lines of the block that precedes the one read last, in file order; empty at the file's start."""
         lines: list[bytes] = []
         while not lines and self._end:
             start = max(0, self._end - BLOCK)
@@ -163,7 +163,7 @@ def _number(line: bytes) -> int:
 
 
 def _write(handle: int, size: int, lines: bytes) -> None:
-    """Append *lines*, from a new line on, to the file of *size* bytes, and sync; truncate it back on OSError."""
+    """Append *lines*, starting on a new line, to the file of *size* bytes, and sync; undo it on OSError."""
     if size and os.pread(handle, 1, size - 1) != b"\n":
         lines = b"\n" + lines
     try:

@@ -1,8 +1,9 @@
 """Bulk changes: one action on all ticked jobs, or on all jobs that match a query.
 
-A change takes two steps. The dry run counts and changes nothing. Its page shows the predicate, the change, and how many
-jobs it would affect. The run, started from that page, changes the jobs that match the same predicate and are no newer
-than the dry run. Both are tasks: they work in small steps, report progress, and can be cancelled.
+A change takes two steps. The dry run counts and changes nothing. The page of the dry run shows the predicate, the
+change, and how many jobs it would affect. The run, started from that page, changes the jobs that match the same
+predicate and are no newer than the dry run. Both are tasks: they work in small steps, report progress, and can be
+cancelled.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.fields import MAX_NUMBER
-from greenstalk_server.web.jobs.bodies import no_body
+from greenstalk_server.web.jobs.bodies import never_wants_body
 from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import Query, QueryError
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.pages.search import INITIAL_WAIT, match_rows, visible_columns
 
-SAMPLE: Final = 10
+SAMPLE_SIZE: Final = 10
 """Sample jobs that the page of a dry run shows."""
 
 MAX_TICKED: Final = 1000
@@ -186,10 +187,10 @@ class Plan:
     """A change, the jobs it is for, and the counts of its dry run.
 
     query, ids      the jobs: those that match *query*, limited to *ids* unless that is None.
-    at, below       time of the dry run, and the next job id at that time. The run evaluates ages at the same time and
-                    skips newer jobs.
-    hit             jobs that the change would change and no client holds.
-    held            jobs that the change would change and a client holds.
+    at, below       time of the dry run, and the next job id at that time. The run evaluates ages as of *at*, and skips
+                    newer jobs.
+    hit             jobs that the change would change, and that no client holds.
+    held            jobs that the change would change, and that a client holds.
     others          matching jobs that the change would not change.
     sample          ids of the first jobs counted in *hit*.
     run             the task of the run, once it has started. Invariant: a plan runs at most once.
@@ -254,7 +255,10 @@ class Plan:
 
 
 class Bulk:
-    """Dry runs and runs of bulk changes; *commit* is the one of pages.actions."""
+    """Dry runs and runs of bulk changes.
+
+    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
+    """
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, tasks: Tasks) -> None:
         self._audit: Audit = audit
@@ -298,7 +302,7 @@ class Bulk:
         )
 
     def run(self) -> Response:
-        """Start the run of a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch."""
+        """Carry out a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch."""
         dry_run = self._tasks.find(request.form)
         plan, is_forced = plan_of(dry_run), request.form.get("force") == "1"
         if plan.run is None:
@@ -344,13 +348,13 @@ class Bulk:
             raise Conflict("The dry run did not finish, so the effect of this change is not known. Start it again.")
 
     def _back(self, plan: Plan) -> str:
-        """Return the address for a visitor who does not want the change."""
+        """Return the target of the page's Cancel link."""
         if plan.tube.encode() in self._broker.tubes:
             return url_for("tube", tube=plan.tube, state=plan.query.state or None)
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
 
     def _count(self, task: Task, plan: Plan) -> None:
-        """Do the dry run. Switches."""
+        """Count the jobs for the dry run. Switches."""
         for job, _ in self._select(task, plan):
             task.matched += 1
             if not plan.change.applies_to(job):
@@ -359,18 +363,18 @@ class Bulk:
                 plan.held += 1
             else:
                 plan.hit += 1
-                if len(plan.sample) < SAMPLE:
+                if len(plan.sample) < SAMPLE_SIZE:
                     plan.sample.append(job.id)
 
     def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
-        """Do the run. Switches."""
+        """Change the jobs, and write the audit entries. Switches."""
         details: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
         details |= {"tube": plan.tube} | plan.change.audit_details()
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
         try:
             self._change(task, plan, is_forced)
-            self._settle(task)
+            self._commit_or_fail(task)
         except TaskCancelled:
             self._commit()
             raise
@@ -384,7 +388,7 @@ class Bulk:
             return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
 
         wants_body = (
-            applies_to if plan.change.action.field_name else no_body
+            applies_to if plan.change.action.field_name else never_wants_body
         )  # a rewritten job record includes the body
         for job, body in self._select(task, plan, wants_body):
             task.matched += 1
@@ -398,14 +402,14 @@ class Bulk:
             unread += outcome == EditOutcome.BODY_ON_DISK
             uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
-                self._settle(task)
+                self._commit_or_fail(task)
                 uncommitted_bytes = 0
         if unread:
             stay = "1 job stays as it is" if unread == 1 else f"{text.number(unread)} jobs stay as they are"
             task.message = f"{task.message} {stay}: the body cannot be read back from the disk.".strip()
 
     def _select(
-        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = no_body
+        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = never_wants_body
     ) -> Iterator[tuple[Job, bytes | None]]:
         """Yield the jobs of *plan*, each as it is now, with its body where *wants_body* says so. Switches."""
         ids: Iterable[int]
@@ -413,7 +417,7 @@ class Bulk:
             task.total, ids = candidate_ids(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        matcher = JobMatcher(self._broker, plan.query, plan.at, task.rest, wants_body)
+        matcher = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body)
         for id, job, body in matcher.match(ids):
             if job is not None and id < plan.below:
                 yield job, body
@@ -429,7 +433,7 @@ class Bulk:
         if self._broker.is_draining:
             raise TaskFailed(f"The server is draining. {_so_far(task)}")
 
-    def _settle(self, task: Task) -> None:
+    def _commit_or_fail(self, task: Task) -> None:
         """Commit the changes so far; raise TaskFailed if that takes too long. Switches."""
         if not self._commit():
             raise TaskFailed(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")

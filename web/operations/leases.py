@@ -1,19 +1,20 @@
 """Leases: jobs reserved over HTTP, held by a token until the ttr ends.
 
 **Each reserve is a client.** A request that reserves is one client of the broker. The client exists while the request
-waits, and then while it holds a job that the request got. It ends with the last of these jobs, when that is deleted,
-released, buried, timed out or taken by an admin. So a reserve waits in line with all other clients, counts as one
-connection and as a worker that watches its tubes, and its jobs time out as usual. A client per worker was rejected:
-nothing would tell when the worker is gone, and its held jobs would end the wait of its next request (DEADLINE_SOON).
+waits, and then until each job that it reserved is deleted, released, buried, timed out or taken by an admin. So a
+reserve waits in line with all other clients, counts as one connection and as a worker that watches its tubes, and its
+jobs time out as usual. The alternative was one client per worker. It has two flaws: the server could not detect that a
+worker is gone, and the jobs that a worker holds would end the wait of its next request (DEADLINE_SOON).
 
 **A lease is a token.** The token names one reservation: the job's id and its count of reserves, signed with a key of
 this process. The server stores nothing for it. So a lease ends together with its reservation, its token cannot be
-guessed, and a token of an ended lease differs from a forged one. A token is a secret and must not be logged.
+guessed, and the server can tell the token of an ended lease from a forged one. A token is a secret and must not be
+logged.
 
 **How the end is noticed.** The broker takes a job from its holder by `del client.reserved[id]` alone. For these clients
 `reserved` is a dict subclass that calls back when it is empty. Other clients pay nothing for this.
 
-This module knows no HTTP. The caller gives it a worker name, an address, and a Peer.
+This module does not depend on HTTP. The caller passes a worker name, an address, and a Peer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MAX_BYTES: Final = 1024 * 1024
 """Bytes of bodies after which a reserve takes no further job. A single body may be larger."""
 
 MAX_WAITING: Final = 1000
-"""Reserves under way at once. Most of them wait for a job."""
+"""Reserves in progress. Most of them wait for a job."""
 
 MAX_CLIENTS: Final = 10_000
 """Reserves that wait or hold jobs. This bounds the work of a page that lists connections."""
@@ -69,7 +70,7 @@ class ReserveRefused(Exception):
 
 
 class NoLease(Exception):
-    """The token is not one of a running lease; the message says why."""
+    """The token does not belong to a current lease; the message says why."""
 
 
 class LeaseEnded(NoLease):
@@ -81,7 +82,7 @@ class ReserveRequest:
     """One request to reserve.
 
     tubes           tube names, at least one.
-    count           the most jobs to reserve.
+    count           the maximum number of jobs to reserve.
     wait            nanoseconds to wait for the first job.
     worker, address name and address of the worker, for operators; the name may be empty.
     """
@@ -121,9 +122,10 @@ class Leases:
     def reserve(self, request: ReserveRequest, peer: Peer) -> list[Lease]:
         """Reserve jobs for *peer*; return none if the wait ends first or *peer* is gone. Switches.
 
-        Raise ReserveRefused if too many reserves are under way, if the server is stopping, or if the journal cannot
-        make the jobs durable in time; the jobs are then ready again. Jobs whose bodies are lost are buried, or each
-        reserve would get them again.
+        Raise ReserveRefused if too many reserves are under way, if a limit of the server is reached, if the server is
+        stopping, if the journal cannot make the jobs durable in time (the jobs are then ready again), or if the bodies
+        of all the jobs are lost. Jobs whose bodies are lost are buried, so that the next reserve does not get them
+        again.
         """
         if self._is_stopped:
             raise ReserveRefused("The server is stopping.")
@@ -180,7 +182,7 @@ class Leases:
     def stop(self) -> None:
         """End every wait and every lease, and refuse new ones. Call before the server stops. Does not switch."""
         self._is_stopped = True
-        for number in [*self._waiting, *self._clients]:  # waiting clients first: they must not get the jobs released
+        for number in [*self._waiting, *self._clients]:  # waiting clients first: they must not get the released jobs
             self._hang_up(number)
 
     # One reserve
@@ -214,7 +216,7 @@ class Leases:
             if not client.reserved:
                 if not self._park(client, until, woken, peer):
                     return False
-                promised = journal.safe  # the put of the job that the client was given may not be safe yet
+                promised = journal.safe  # the put of the job just received may not be durable yet
                 if client.reserved:
                     self._take(client, request)
             if client.reserved and journal.promised > promised and not self._commit():
@@ -263,7 +265,7 @@ class Leases:
     def _park(self, client: Client, until: int, woken: Event, peer: Peer) -> bool:
         """Wait for a job, the time *until*, or the end of *client* or *peer*. Switches.
 
-        Return False at once if *client* cannot wait, as *until* is past.
+        Return False at once if *client* cannot wait because *until* has passed.
         """
         if self._broker.wait(client, until, self._clock()) != WaitOutcome.WAITING:
             return False
@@ -278,7 +280,7 @@ class Leases:
         """Return the client and the job of the lease *token*; raise NoLease if it does not exist or has ended."""
         reservation = self._tokens.read(token)
         if reservation is None:
-            raise NoLease("The token is not one that this server has issued since it started.")
+            raise NoLease("This server has not issued the token since it started.")
         id, reserves = reservation
         job = self._broker.jobs.get(id)
         if job is None:
@@ -352,7 +354,7 @@ class _Tokens:
         return urlsafe_b64encode(payload + self._sign(payload)).decode()
 
     def read(self, token: str) -> tuple[int, int] | None:
-        """Return the job's id and its count of reserves when *token* was made; None if the token is forged."""
+        """Return the payload of *token*, the job's id and its count of reserves; None if the token is forged."""
         if _FORM.fullmatch(token) is None:
             return None
         raw = urlsafe_b64decode(token)

@@ -33,7 +33,10 @@ from greenstalk_server.web.pages.edit import Changes
 MAX_REQUEST_TIME: Final = 20.0
 """Seconds that one request may spend on a long operation. Another request must do the rest."""
 
-LONGEST_REASON: Final = 200
+COMMIT_BATCH: Final = 8192
+"""Jobs that a kick or a clear changes between two commits: less than a megabyte of journal records."""
+
+MAX_REASON_LENGTH: Final = 200
 """Characters in the reason for a pause."""
 
 CLOSE_TIMEOUT: Final = 1.0
@@ -45,9 +48,10 @@ class JobHeld(Conflict):
 
 
 class PutRefused(ServiceUnavailable):
-    """The server cannot accept a job: the disk or memory *is_full*, or the journal cannot be written.
+    """The server cannot accept a job. The message is *why*, then *done*, which says what was put or changed.
 
-    The message is *why*, then what was *done*. After a put of several jobs, *ids* are those of the jobs that were put.
+    is_full         the disk or the memory is full, or a limit is reached; if False, the journal cannot be written.
+    ids             ids of the jobs put before the failure, if the request was to put several; otherwise None.
     """
 
     def __init__(self, why: str, done: str, *, is_full: bool, ids: list[int] | None = None) -> None:
@@ -71,9 +75,11 @@ class Put:
 class Operations:
     """Operations on the queue of *broker*."""
 
-    def __init__(self, broker: Broker, clock: Clock, audit: Audit, store: Store) -> None:
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store) -> None:
+        """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
         self._broker: Broker = broker
         self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
         self._audit: Audit = audit
         self._store: Store = store
 
@@ -143,7 +149,7 @@ class Operations:
                 tubes.setdefault(one.tube, []).append(job.id)
                 pace.yield_if_due()
         except PutRefused as error:
-            done = f"{text.counted(len(ids), 'job')} of them {_was(ids)}."
+            done = f"{len(ids)} of the jobs {'was' if len(ids) == 1 else 'were'} put."
             raise PutRefused(error.why, done, is_full=error.is_full, ids=ids) from None
         finally:
             for name, put in tubes.items():
@@ -189,7 +195,7 @@ class Operations:
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
         done = self._broker.edit_job(job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
-        self._refuse_undone(job, done, "moved")
+        self._refuse_failed_edit(job, done, "moved")
         self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
 
     def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> None:
@@ -206,7 +212,7 @@ class Operations:
             body=changes.body if changes.body is not None else body,
             is_forced=is_forced,
         )
-        self._refuse_undone(job, done, "changed")
+        self._refuse_failed_edit(job, done, "changed")
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
 
     def copy_job(self, job: Job, body: bytes, delay: int) -> Job:
@@ -243,7 +249,7 @@ class Operations:
             " finished with it or its time to run has ended."
         )
 
-    def _refuse_undone(self, job: Job, outcome: int, done: str) -> None:
+    def _refuse_failed_edit(self, job: Job, outcome: int, done: str) -> None:
         if outcome == EditOutcome.HELD:
             self._refuse_held(job, done)
         if outcome == EditOutcome.NO_ROOM:
@@ -273,19 +279,25 @@ class Operations:
             why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
         raise PutRefused(why, "Nothing was put.", is_full=True)
 
-    def _in_slices(self, tube: Tube, bound: int, move: Callable[[Tube, int], int]) -> int:
-        """Call *move* with the number of jobs left until it has moved *bound* jobs or moves none. May switch."""
-        moved, until = 0, time.monotonic() + MAX_REQUEST_TIME
-        while moved < bound and self._broker.tubes.get(tube.name) is tube:
-            slice = move(tube, bound - moved)
+    def _in_slices(self, tube: Tube, bound: int, change: Callable[[Tube, int], int]) -> int:
+        """Change up to *bound* jobs of *tube*, and return how many were changed. May switch.
+
+        Commits between slices, so that few records are pending. Stops early if the journal does not keep up.
+
+        *change* takes the maximum number of jobs to change, and returns how many it has changed; 0 if none are left.
+        """
+        changed, uncommitted, until = 0, 0, time.monotonic() + MAX_REQUEST_TIME
+        while changed < bound and self._broker.tubes.get(tube.name) is tube:
+            slice = change(tube, bound - changed)
             if not slice:
                 break
-            moved += slice
+            changed += slice
+            uncommitted += slice
             gevent.sleep(YIELD_DELAY)
+            if uncommitted >= COMMIT_BATCH:
+                if not self._commit():
+                    break
+                uncommitted = 0
             if time.monotonic() > until:
                 break
-        return moved
-
-
-def _was(ids: list[int]) -> str:
-    return "was put" if len(ids) == 1 else "were put"
+        return changed

@@ -1,8 +1,10 @@
-"""The dashboard's own data: sample jobs to put, and the reasons for pauses.
+"""The dashboard's own data: job templates, and the reasons for pauses.
 
-It is one small JSON document, `dashboard.json` in the journal's directory; without a directory it is in memory only. A
-save replaces the whole file, in a thread, so a crash leaves either the old or the new version. A damaged file is
-renamed, and the dashboard starts without data.
+A template is a `Sample` here: that is its name in the file, in URLs and in the API.
+
+The data is one small JSON document, `dashboard.json` in the journal's directory; without a directory the data is in
+memory only. A save replaces the whole file, in a thread, so a crash leaves either the old or the new version. A damaged
+file is renamed, and the dashboard starts without data.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ NAME: Final = "dashboard.json"
 VERSION: Final = 1
 
 MAX_SAMPLES: Final = 100
-LARGEST_SAMPLE: Final = 64 * 1024
+MAX_SAMPLE_SIZE: Final = 64 * 1024
 """Bytes of one sample's body."""
 
-LARGEST_SAMPLES: Final = 1024 * 1024
+MAX_SAMPLES_SIZE: Final = 1024 * 1024
 """Bytes of the bodies of all samples."""
 
 MAX_REASONS: Final = 1000
 
-LARGEST_FILE: Final = 16 * 1024 * 1024
-"""Bytes of the largest document that is read: above the maximum of all samples and reasons with every byte escaped."""
+MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
+"""Bytes of the largest document that is read. All samples and reasons fit, even with every byte escaped."""
 
 
-class Full(Exception):
+class SampleLimitExceeded(Exception):
     """A sample exceeds a limit; the message names the limit."""
 
 
@@ -87,14 +89,17 @@ class Store:
     # Samples
 
     def add_sample(self, sample: Sample) -> None:
-        """Add *sample*, or replace the one of the same name; raise Full. Call `save` afterwards. Does not switch."""
+        """Add *sample*, or replace the sample of that name; raise SampleLimitExceeded if it exceeds a limit.
+
+        Call `save` afterwards. Does not switch.
+        """
         others = [one for name, one in self.samples.items() if name != sample.name]
         if len(others) >= MAX_SAMPLES:
-            raise Full(f"there are already {MAX_SAMPLES} samples, the maximum")
-        if _size(sample) > LARGEST_SAMPLE:
-            raise Full(f"its body has more than {LARGEST_SAMPLE:,} bytes")
-        if sum(map(_size, others)) + _size(sample) > LARGEST_SAMPLES:
-            raise Full(f"all samples together would have more than {LARGEST_SAMPLES:,} bytes")
+            raise SampleLimitExceeded(f"there are already {MAX_SAMPLES} templates, the maximum")
+        if _size(sample) > MAX_SAMPLE_SIZE:
+            raise SampleLimitExceeded(f"its body has more than {MAX_SAMPLE_SIZE:,} bytes")
+        if sum(map(_size, others)) + _size(sample) > MAX_SAMPLES_SIZE:
+            raise SampleLimitExceeded(f"all templates together would have more than {MAX_SAMPLES_SIZE:,} bytes")
         self.samples[sample.name] = sample
         self._version += 1
 
@@ -105,12 +110,12 @@ class Store:
         self._version += 1
         return True
 
-    # Reasons of pauses
+    # Reasons for pauses
 
     def set_reason(self, tube: str, text: str, until: int, now: int) -> None:
         """Set the reason for the pause of *tube* that ends at *until*; empty *text* removes it.
 
-        Also removes the reasons of pauses that have ended. Call `save` afterwards. Does not switch.
+        Also removes the reasons for pauses that have ended. Call `save` afterwards. Does not switch.
         """
         reasons = {name: reason for name, reason in self._reasons.items() if reason.until > now and name != tube}
         if text and len(reasons) < MAX_REASONS:
@@ -168,7 +173,7 @@ class Store:
     def _set_aside(self, path: Path, why: Exception) -> None:
         aside = path.with_name(f"{NAME}.damaged")
         log.error(
-            "dashboard: %s is damaged (%s): renaming it to %s; samples and pause reasons are lost", path, why, aside
+            "dashboard: %s is damaged (%s): renaming it to %s; templates and pause reasons are lost", path, why, aside
         )
         try:
             path.replace(aside)
@@ -192,7 +197,7 @@ def _check(document: Any) -> None:
     Anything may have written the file.
     """
     if document["version"] != VERSION:
-        raise ValueError(f"it is of version {document['version']!r}, not {VERSION}")
+        raise ValueError(f"its version is {document['version']!r}, not {VERSION}")
     for values, texts, numbers in (
         *[(sample, ("name", "tube", "body"), ("pri", "delay", "ttr")) for sample in document["samples"]],
         *[(reason, ("text",), ("until",)) for reason in document["pauses"].values()],
@@ -207,16 +212,16 @@ def _check(document: Any) -> None:
 def _read(path: Path) -> bytes:
     """Return the content of the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
     with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        document = file.read(LARGEST_FILE + 1)
-    if len(document) > LARGEST_FILE:
-        raise ValueError(f"it has more than {LARGEST_FILE:,} bytes")
+        document = file.read(MAX_DOCUMENT_SIZE + 1)
+    if len(document) > MAX_DOCUMENT_SIZE:
+        raise ValueError(f"it has more than {MAX_DOCUMENT_SIZE:,} bytes")
     return document
 
 
 def _replace(path: Path, document: bytes) -> None:
-    """Replace the file *path* by *document* and wait until that is on disk. Blocks; raises OSError."""
+    """Atomically replace the content of *path* with *document*, and sync. Blocks; raises OSError."""
     new = path.with_name(f"{NAME}.new")
-    new.unlink(missing_ok=True)  # may be left from a crash
+    new.unlink(missing_ok=True)  # may be left over from a crash
     with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(document)
         file.flush()

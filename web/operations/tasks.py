@@ -27,7 +27,7 @@ from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.audit import Audit
 
-KEPT: Final = 50
+MAX_KEPT: Final = 50
 """Tasks kept per kind (searches, dry runs, changes), running ones included."""
 
 MAX_RUNNING: Final = 4
@@ -68,14 +68,14 @@ class Task:
     needs_bodies    the task shows parts of job bodies.
     who, started_at the visitor who started the task, and when.
     ended_at        when the task ended; 0 while it runs.
-    total, scanned  jobs to look at, and jobs looked at so far.
+    total, scanned  jobs to scan, and jobs scanned so far.
     matched         jobs that matched so far.
     done            jobs changed so far.
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
-    is_cancelled    a visitor has cancelled the task; it ends at its next `rest`.
+    is_cancelled    a visitor has cancelled the task; it ends at its next `checkpoint`.
     message         why the task ended early, or which jobs it skipped; empty if neither.
-    back            returns the address of the task's subject, or None.
+    back            a function that returns the address of the task's subject; None if there is no such page.
     """
 
     def __init__(self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Visitor, now: int) -> None:
@@ -105,14 +105,14 @@ class Task:
     def is_running(self) -> bool:
         return self.state == RUNNING
 
-    def rest(self) -> None:
+    def checkpoint(self) -> None:
         """Yield to the event loop if it is time; raise TaskCancelled if cancelled. Call between jobs. May switch."""
         if self.is_cancelled:
             raise TaskCancelled
         self._pace.yield_if_due()
 
     def cancel(self) -> None:
-        """Make the task end at its next `rest`. Does not switch."""
+        """Make the task end at its next `checkpoint`. Does not switch."""
         self.is_cancelled = True
 
     def end(self, state: str, message: str, now: int) -> None:
@@ -192,11 +192,11 @@ class Tasks:
         task = self._kept.get(fields.get(name, ""))
         if task is None:
             raise NotFound(
-                f"There is no such task. The server keeps the last {KEPT} of each kind until it stops. Start the search"
-                " or change again."
+                f"There is no such task. The server keeps the last {MAX_KEPT} of each kind until it stops. Start the"
+                " search or change again."
             )
         if task.needs_bodies and not visitor().sees_bodies:
-            raise Forbidden("This task is about job bodies, which are hidden from you.")
+            raise Forbidden("This task searches job bodies, which are hidden from you.")
         return task
 
     def page(self) -> str:
@@ -251,7 +251,7 @@ class Tasks:
         alike = [id for id, task in self._kept.items() if task.endpoint == endpoint]
         ended = [id for id in alike if not self._kept[id].is_running]
         ended.sort(key=lambda id: self._kept[id].who.is_admin)
-        for id in ended[: max(0, len(alike) - KEPT)]:
+        for id in ended[: max(0, len(alike) - MAX_KEPT)]:
             del self._kept[id]
 
 
@@ -280,7 +280,7 @@ def _time_left(task: Task, now: int) -> str:
 
 
 def live_state(task: Task, now: int) -> State:
-    """Return the live state of *task*, in the form of web.live.hub."""
+    """Return the live state of *task*, in the format that web.live.hub describes."""
     shown = progress_texts(task, now)
     macros: Any = current_app.jinja_env.get_template("task_parts.html").module
     return {

@@ -25,7 +25,7 @@ from greenstalk_server.web.connection_queries import find_client
 from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.bodies import load_job_with_body
 from greenstalk_server.web.jobs.job_list import count_jobs
-from greenstalk_server.web.operations.operations import LONGEST_REASON, Operations, Put
+from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations, Put
 from greenstalk_server.web.pages.details import reservation
 from greenstalk_server.web.pages.edit import Changes, edit_page, read_changes, submitted_form, version
 
@@ -44,7 +44,7 @@ ACTIONS: Final = (
     "job/copy",
     "connection/close",
 )
-"""The path of each action. With `_` instead of `/`, the path is also the endpoint and the method of Actions."""
+"""The path of each action. With `_` instead of `/`, it also names the endpoint and the method of Actions."""
 
 
 class Unconfirmed(BadRequest):
@@ -79,13 +79,13 @@ class Actions:
     # Tubes
 
     def tube_pause(self) -> Response:
-        """`tube`, `seconds`, `reason`: pause the tube, so that none of its jobs is reserved for `seconds`.
+        """`tube`, `seconds`, `reason`: pause reserves from the tube for `seconds`.
 
         May switch.
         """
         tube = self._tube()
         seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
-        self._operations.pause(tube, seconds, fields.line(request.form, "reason", LONGEST_REASON))
+        self._operations.pause(tube, seconds, fields.line(request.form, "reason", MAX_REASON_LENGTH))
         return self._to_tube(tube.name, "", "paused", seconds)
 
     def tube_resume(self) -> Response:

@@ -79,9 +79,10 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An entry as text: *links* has label and URL of its tube, job and task.
+    """An entry as text.
 
-    *details* has the other names and values.
+    links           label and URL of its tube, of its job and of its task, if any.
+    details         the other names and values.
     """
 
     at: str

@@ -114,7 +114,7 @@ class DrawnLine:
 
 @dataclass(frozen=True, slots=True)
 class DrawnChart:
-    """A drawn chart. A row of its table is the time in ISO format, the time as text, and a cell per line."""
+    """A drawn chart. A row of its table has the time in ISO format, the time as text, and a cell per chart line."""
 
     chart: Chart
     label: str
@@ -198,7 +198,10 @@ def _has_any(key: str, values: Sequence[float]) -> bool:
 
 
 def _rounded(value: float) -> float | int | None:
-    """Return *value* with its significant digits only: a float32 has seven, and times are estimates."""
+    """Return *value* rounded; None for NaN.
+
+    Further digits are noise: a float32 has seven, and times are estimates.
+    """
     if isnan(value):
         return None
     return int(value) if value.is_integer() else round(value, 3) if value >= 1 else round(value, 6)
@@ -216,7 +219,10 @@ def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, p
 
 
 def _link(span: Span, page: str) -> str:
-    """Return the URL of the current page with *span*: relative, or based on *page* in the response to a POST."""
+    """Return the URL of the current page with *span*.
+
+    The URL is relative; in the response to a POST it starts with *page*, the page's own URL.
+    """
     kept = [(key, value) for key, value in request.args.items(multi=True) if key not in DROPPED_ARGS]
     query = urlencode([*kept, ("span", span.name)])
     return f"{page}&{query}" if request.method == "POST" else f"?{query}"

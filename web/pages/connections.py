@@ -44,7 +44,7 @@ MAX_SCANNED_IN_ROW: Final = 32
 """Held jobs scanned per row, to find the ones that time out first."""
 
 MIN_SHOWN_WAIT: Final = 10 * SECOND
-"""The shortest remaining wait that a row shows: most workers reserve again every few seconds."""
+"""The shortest remaining wait that a row shows. Shorter ones are routine: most workers wait a few seconds at a time."""
 
 PARTS: Final = ("figures", "jobs", "tubes", "facts")
 """Blocks of connection.html, each within an element with its name in `data-part`."""
@@ -67,8 +67,9 @@ class Row:
     """One connection in the list.
 
     name            the client's name, and "HTTP" if it reserves over HTTP; may be empty.
-    is_http         the connection is one HTTP reserve request (operations.leases). It ends with the last job that it
-                    reserved.
+    is_http         the connection is one HTTP reserve request (operations.leases). It lasts while the request waits,
+                    and then until the last job that it reserved is deleted, released, buried, timed out or taken by an
+                    admin.
     watches, jobs   the first few; *more_tubes* and *more_jobs* count the others, and are empty if there are none.
     waiting         how long it has waited in a reserve; empty if it is not waiting.
     until           the longest time that it will still wait; may be empty.

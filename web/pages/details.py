@@ -82,11 +82,11 @@ class JobDetails:
     """A job.
 
     held            its holder, or None.
-    last_held       the last holder if it has none now; None if unknown.
+    last_held       the last holder if no client holds the job now; None if one does, or if the last one is unknown.
     reservation     identifies the current reservation, which a forced change must confirm. Empty if not reserved.
     history         its events, from the put to now.
     forgotten       the events that its counters count but *history* lacks, in words; empty if there are none.
-    kept_events     how many of the last events are kept.
+    kept_events     maximum number of events that are kept for a job; the oldest are dropped.
     was_held        it has been reserved at least once.
     edited          identifies its last edit, so that a live page notices a new one.
     """
@@ -219,7 +219,8 @@ def events_of(job: Job) -> list[job_history.Event]:
     events = job_history.unpack(job.events)
     if job.holder is not None:
         events.append(job_history.Event(job.reserved_at, job_history.RESERVED, job.holder.number))
-    # A reservation is recorded when it ends, with its start time, so events during the reservation precede it.
+    # The stored events need sorting: a reservation is recorded when it ends, but with its start time, so it is stored
+    # after events that happened during it.
     return sorted(events, key=lambda event: event.at)
 
 

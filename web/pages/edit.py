@@ -32,7 +32,7 @@ LF: Final = "LF"
 class Form:
     """The values of the form.
 
-    version         digest of the job when the form was filled in; see `version`.
+    version         digest of the job when the server rendered the form; see `version`.
     delay           empty to keep the current delay.
     body            None if it cannot be edited here; *why_no_body* gives the reason.
     encoding        encoding of *body*: TEXT or BASE64.
@@ -182,7 +182,7 @@ def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPExceptio
         refusal=refusal.description if refusal is not None else "",
         now={"State": STATE_NAMES[job.state], "Tube": job.tube.name.decode(), "Priority": str(job.pri),
              "TTR, s": str(job.ttr // SECOND), "Body": text.size(job.size)},
-        look=describe_body(body) if refusal is not None and visitor().sees_bodies else None,
+        body_view=describe_body(body) if refusal is not None and visitor().sees_bodies else None,
         max_number=MAX_NUMBER,
     )  # fmt: skip
 

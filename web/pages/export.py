@@ -1,10 +1,13 @@
 """Export of the jobs that match a query, streamed as CSV or JSON lines. Only the ids are held in memory.
 
-JSON lines contain every value unchanged. In CSV, text is protected against formula injection: a spreadsheet executes
-a cell that begins with one of `=+-@`, a tab or a line end. Such text is prefixed with an apostrophe, which marks it as
-text. Some spreadsheets also split cells at semicolons and tabs, and then ignore quotes: where one of `=+-@` follows a
-separator, an apostrophe is inserted between the two. A body where this occurs is exported as base64, and so is a body
-that is not UTF-8, contains a NUL, or is large.
+Only CSV alters text, against formula injection (see below). In both formats, a body that is not UTF-8, contains a NUL,
+or is large is exported as base64.
+
+In CSV, text is protected against formula injection. A spreadsheet executes a cell that begins with one of `=+-@`, a tab
+or a line end. Such text is prefixed with an apostrophe, which marks it as text. Some spreadsheets also split cells at
+semicolons, tabs and line ends, ignoring quotes. There, one of `=+-@` after a separator begins a formula too. In the
+name of a tube, an apostrophe is inserted before that `=+-@`. A body that contains a separator followed by one of `=+-@`
+is exported as base64.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ FIELDS: Final = (
 )
 """Columns; times in whole seconds. Visitors who see bodies also get `encoding` and `body`.
 
-Both are empty if it is lost.
+If a body is lost, both are empty in CSV, and null in JSON lines.
 """
 
 CHUNK: Final = 32 * 1024
@@ -84,7 +87,7 @@ class Exports:
         app.add_url_rule("/export", "export", self.export)
 
     def export(self) -> Response:
-        """Serve `/export?tube=&state=&q=&format=`: the matching jobs, oldest first. Streaming the response switches."""
+        """Serve `/export?tube=&state=&q=&format=`: the matching jobs, oldest first. Sending it may switch greenlets."""
         try:
             query = read_query(request.args)
         except QueryError as error:
@@ -95,7 +98,7 @@ class Exports:
         return self.file(query, form)
 
     def file(self, query: Query, form: str) -> Response:
-        """Return the jobs that match *query*, oldest first, as a *form* file. Streaming the response switches."""
+        """Return the jobs that match *query*, oldest first, as a *form* file. Sending it may switch greenlets."""
         if self._running >= MAX_EXPORTS:
             raise ServiceUnavailable(
                 f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
@@ -191,9 +194,9 @@ _FORMATS: Final[Mapping[str, tuple[str, Callable[[bool], Writer]]]] = {
 
 
 def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
-    """Return the body of the job that *find* returns as a download; raise Forbidden if bodies are hidden. May switch.
+    """Return a download of the body of the job that *find* returns. May switch.
 
-    Its headers keep the browser from displaying it.
+    Raise Forbidden if bodies are hidden. The headers of the response keep the browser from displaying the body.
     """
     job = find()
     if not visitor().sees_bodies:

@@ -1,4 +1,7 @@
-"""Messages about the change that led to a page: a code and a number in the URL, since there are no sessions."""
+"""Messages on the page to which a change redirects.
+
+The URL carries the message as a code and a number, since there are no sessions.
+"""
 
 from __future__ import annotations
 

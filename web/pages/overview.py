@@ -288,6 +288,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         "Process",
         (
             ("Version", "version"),
+            ("Build", "build"),
             ("Uptime", "uptime"),
             ("Draining", "draining"),
             ("Memory", "memory"),
@@ -391,7 +392,7 @@ class Overview:
 
 
 _Ranked = tuple[bool, float, bytes, Tube]
-"""A sort key that ends with the tube: tubes without a value sort last, and equal values by name."""
+"""A sort key, then the tube. Tubes without a value sort last, and tubes with equal values sort by name."""
 
 
 class OverviewBuilder:
@@ -467,9 +468,10 @@ class OverviewBuilder:
             yield [tube for tube in tubes if wanted in tube.name.lower()] if wanted else tubes
 
     def _more_texts(self) -> dict[str, str]:
-        """Return the fields of the server that "stats" lacks."""
+        """Return the fields of the server that the reply to "stats" lacks."""
         broker, rates = self._broker, self._history.total_rates()
-        texts = journal_texts(broker.journal.stats(), broker.journal.trouble)
+        texts = {"build": broker.facts.build}
+        texts |= journal_texts(broker.journal.stats(), broker.journal.trouble)
         texts |= role_texts(self._role() if self._role is not None else None)
         texts |= memory_texts(broker.facts.memory())
         texts |= bodies_texts(broker.bodies)

@@ -1,4 +1,4 @@
-"""Job templates (“samples”): saved from the put form, loaded into it, and deleted. For admins."""
+"""Job templates (`Sample` in the code): saved from the put form, loaded into it, and deleted. For admins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.web import fields
 from greenstalk_server.web.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.operations.store import Full, Sample, Store
+from greenstalk_server.web.operations.store import Sample, SampleLimitExceeded, Store
 
 MAX_NAME_LENGTH: Final = 60
 """Characters."""
@@ -78,8 +78,8 @@ class Samples:
         """Save *sample*, replacing any sample of the same name; raise Conflict if the store is full. Switches."""
         try:
             self._store.add_sample(sample)
-        except Full as full:
-            raise Conflict(f"The template was not saved: {full}.") from None
+        except SampleLimitExceeded as error:
+            raise Conflict(f"The template was not saved: {error}.") from None
         self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
         self._store.save()
 

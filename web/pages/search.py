@@ -27,7 +27,7 @@ from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.tasks import Task, Tasks, live_state, progress_texts
 
 MAX_MATCHES: Final = 1000
-"""Matches listed on the page. All matches are counted."""
+"""Matches that one search lists, over all its pages. The others are only counted."""
 
 PAGE_SIZE: Final = 100
 """Matches per page: about 4 ms of rendering."""
@@ -79,7 +79,7 @@ class Searches:
         live.register("search", self.live)
 
     def page(self) -> Response:
-        """Serve `/search`: start or join a search for `q`, `tube`, `state`, or show the search of `task`.
+        """Serve `/search`: show the search of `task`, or else start or join the one for `q`, `tube` and `state`.
 
         May switch.
         """
@@ -124,7 +124,7 @@ class Searches:
     def _work(self, task: Task, search: Search) -> None:
         """Scan every job that existed at the start. Switches."""
         task.total, ids = candidate_ids(self._broker, search.query)
-        matcher = JobMatcher(self._broker, search.query, self._clock(), task.rest)
+        matcher = JobMatcher(self._broker, search.query, self._clock(), task.checkpoint)
         for id, job, _ in matcher.match(ids):
             if job is not None:
                 task.matched += 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan
 
 INSET = 1
-"""Units of margin above and below, so that a line of this width is not clipped."""
+"""Units of margin above and below, so that a line up to two units wide is not clipped."""
 
 
 def path(values: Sequence[float], width: float, height: float, top: float | None = None) -> str:

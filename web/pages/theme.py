@@ -16,8 +16,8 @@ AUTO: Final = "auto"
 COOKIE_LIFETIME: Final = 365 * 86400
 """Seconds."""
 
-# A path that a browser resolves to the same site: without a second slash at the start, and without backslashes and
-# control characters, which browsers treat as slashes or drop.
+# A path that a browser resolves to the same site. It has no second slash at the start, no backslash (browsers treat it
+# as a slash), and no space or control character (browsers drop some of them).
 _PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 
 

@@ -22,7 +22,7 @@ from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.operations.operations import LONGEST_REASON
+from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
 from greenstalk_server.web.pages.details import job_details, tube_details
@@ -142,7 +142,7 @@ class Views:
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
-            look=describe_body(body) if visitor().sees_bodies and not is_lost else None,
+            body_view=describe_body(body) if visitor().sees_bodies and not is_lost else None,
             is_lost=is_lost,
             is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
@@ -151,7 +151,8 @@ class Views:
     def job_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/job`, without the body.
 
-        It reports whether the job was edited again after `edited`.
+        The argument `edited` is the value of JobDetails.edited when the page was loaded. The state tells whether the
+        job has been edited since.
         """
         details = job_details(self._broker, find_job(self._broker, args), now)
         names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
@@ -212,7 +213,7 @@ class Views:
             ),
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
-            "longest_reason": LONGEST_REASON,
+            "max_reason_length": MAX_REASON_LENGTH,
             "longest_sample_name": MAX_NAME_LENGTH,
             "max_number": fields.MAX_NUMBER,
             "max_job_size": text.size(self._broker.max_job_size),
@@ -246,7 +247,7 @@ def _order(args: Fields) -> Order:
 
 
 def _heads(query: str, order: Order) -> list[Head]:
-    """Return the headers of the table of tubes. Numbers sort in descending order first, names in ascending order."""
+    """Return the headers of the table of tubes. A link to a new sort column sorts descending, except by name."""
     heads = []
     for column in (NAME, *COLUMNS):
         is_sorted = column.key == order.key

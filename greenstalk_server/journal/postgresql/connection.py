@@ -36,7 +36,7 @@ from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 APPLICATION: Final = "greenstalk-server"
 """The beginning of the application_name of every session."""
 
-RETRY_INTERVAL: Final = 0.1
+DATABASE_RETRY_INTERVAL: Final = 0.1
 """Seconds between attempts to reach the database, and between attempts at a host while another host is tried."""
 
 CONNECT_TIMEOUT: Final = 2
@@ -69,7 +69,7 @@ class DatabaseUnavailable(OSError):
     """The database is unreachable, or the connection broke. The statement may have been executed, or may be later."""
 
 
-class Locked(DatabaseUnavailable):
+class LockTimeout(DatabaseUnavailable):
     """Another session held a lock for too long. The statement was not executed."""
 
 
@@ -77,12 +77,12 @@ class NotLeader(OSError):
     """This server does not lead: another one does, or none."""
 
 
-class Refused(OSError):
+class DatabaseRefused(OSError):
     """The database has answered with an error. The statement was not executed."""
 
 
-def conninfo_of(url: str, named: str) -> str:
-    """Return *url*, the value of the option *named*, as a conninfo for libpq; raise StartError if it is malformed.
+def conninfo_of(url: str, option: str) -> str:
+    """Return *url*, the value of *option*, as a conninfo for libpq; raise StartError if it is malformed.
 
     Of several hosts, the one that accepts writes is used. libpq's message about a malformed address is not passed on,
     since it may contain a part of the password. So may the host, port or database, if the password is not encoded.
@@ -94,7 +94,7 @@ def conninfo_of(url: str, named: str) -> str:
     is_torn = any("@" in str(parameters.get(part, "")) for part in ("host", "dbname"))
     if not parameters or is_torn or not re.fullmatch("[0-9,]*", str(parameters.get("port", ""))):
         form = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with %40 for @ in a password, %2F for /, %25 for %"
-        raise StartError(f"{named}: the address cannot be read; it must be {form}", EXIT_USAGE)
+        raise StartError(f"{option}: the address cannot be read; it must be {form}", EXIT_USAGE)
     ours = {
         "application_name": APPLICATION,
         "connect_timeout": str(CONNECT_TIMEOUT),
@@ -234,7 +234,7 @@ class _Race:
             numbers[connection.socket] = number
             poll.register(connection.socket, wanted)
         pause = min([self._until, *self._due.values()]) - time.monotonic()
-        return [numbers[fd] for fd, _ in poll.poll(max(0.0, min(pause, RETRY_INTERVAL)) * 1000)]
+        return [numbers[fd] for fd, _ in poll.poll(max(0.0, min(pause, DATABASE_RETRY_INTERVAL)) * 1000)]
 
     def _resume(self, number: int) -> bool:
         """Perform the next step of an attempt; return whether it has succeeded."""
@@ -253,7 +253,7 @@ class _Race:
         connection.finish()
         now = time.monotonic()
         self._due = {other: at if other in self._failures else now for other, at in self._due.items()}
-        self._due[number] = now + RETRY_INTERVAL
+        self._due[number] = now + DATABASE_RETRY_INTERVAL
         if not self._started:
             self._due = {other: at for other, at in self._due.items() if other not in self._failures}
 
@@ -261,7 +261,7 @@ class _Race:
 class DatabaseConnection:
     """A session of the database, opened on demand and replaced after it broke. One statement at a time.
 
-    timeout     seconds without an answer after which `cut_if_late` breaks the connection. It doubles with each
+    timeout     seconds without an answer after which `break_if_overdue` breaks the connection. It doubles with each
                 consecutive overdue statement, so that a slow database does not get the same statement forever.
     """
 
@@ -297,7 +297,7 @@ class DatabaseConnection:
     def call(self, function: Callable[[psycopg.Connection[Row]], list[Row]], size: int = 0) -> list[Row]:
         """Return the result of *function*, called with the session, which sends *size* bytes.
 
-        Raise DatabaseUnavailable, Locked, Refused or NotLeader.
+        Raise DatabaseUnavailable, LockTimeout, DatabaseRefused or NotLeader.
         """
         with self._lock:
             try:
@@ -305,17 +305,17 @@ class DatabaseConnection:
                 self._begin(size)
                 found = function(connection)
             except errors.LockNotAvailable as error:
-                raise Locked("PostgreSQL: a lock that another session holds was waited for in vain") from error
+                raise LockTimeout("PostgreSQL: a lock that another session holds was waited for in vain") from error
             except errors.NotNullViolation as error:  # see _INSERT_AS_LEADER in rows.py: the epoch has changed
                 raise NotLeader("another server has taken over") from error
             except errors.UniqueViolation as error:
                 raise NotLeader("the journal has rows that this server has not read") from error
             except errors.InsufficientPrivilege as error:
-                raise Refused(f"PostgreSQL: {_first_line(error)}; {RIGHTS}") from error
+                raise DatabaseRefused(f"PostgreSQL: {_first_line(error)}; {RIGHTS}") from error
             except psycopg.Error as error:
                 connection_is_sound = self._connection is not None and not self._connection.broken
                 if connection_is_sound and not isinstance(error, _SESSION_ENDED):
-                    raise Refused(f"PostgreSQL: {_first_line(error)}") from error
+                    raise DatabaseRefused(f"PostgreSQL: {_first_line(error)}") from error
                 self._drop()
                 raise DatabaseUnavailable(f"PostgreSQL: {_first_line(error)}") from error
             finally:
@@ -326,8 +326,8 @@ class DatabaseConnection:
                 raise DatabaseUnavailable("PostgreSQL: the wait for its synchronous standby was cancelled")
             return found
 
-    def cut_if_late(self, at_most: float = inf) -> None:
-        """Break the connection if an answer is overdue, or missing for *at_most* seconds. Never waits for long.
+    def break_if_overdue(self, limit: float = inf) -> None:
+        """Break the connection if an answer is overdue, or missing for *limit* seconds. Never waits for long.
 
         The caller that waits for the answer gets DatabaseUnavailable. A session whose generation is over is overdue.
         """
@@ -336,11 +336,11 @@ class DatabaseConnection:
             return
         now = time.monotonic()
         if self._is_connecting:
-            self._is_closed = self._is_closed or now >= asked_at + at_most
+            self._is_closed = self._is_closed or now >= asked_at + limit
             return
         is_late = now >= self._late_at
-        is_stale = self._generation != self._hosts.generation and now >= asked_at + RETRY_INTERVAL
-        if not (is_late or is_stale or now >= asked_at + at_most):
+        is_stale = self._generation != self._hosts.generation and now >= asked_at + DATABASE_RETRY_INTERVAL
+        if not (is_late or is_stale or now >= asked_at + limit):
             return
         if is_late:
             self._late_at = inf
@@ -354,7 +354,7 @@ class DatabaseConnection:
     def close(self) -> None:
         """Close the connection for good, and interrupt a pending statement."""
         self._is_closed = True
-        self.cut_if_late(0.0)
+        self.break_if_overdue(0.0)
         with self._lock:
             self._drop()
 

@@ -29,7 +29,7 @@ _ROWS: Final = """
     WHERE bytes_before < %s ORDER BY segment, at"""
 
 
-class LostTrack(Exception):
+class PositionLost(Exception):
     """Segments were removed before they were read; the journal must be read again from its start."""
 
 
@@ -46,10 +46,10 @@ class Follower:
         self._known: psycopg.Connection[Row] | None = None
 
     def fetch(self) -> list[Row]:
-        """Return the next rows, none if all were read; raise DatabaseUnavailable or LostTrack.
+        """Return the next rows, none if all were read; raise DatabaseUnavailable or PositionLost.
 
-        LostTrack is also raised if a new connection leads to a PostgreSQL server that lacks the last row read, such as
-        a standby that was promoted without it.
+        PositionLost is also raised if a new connection leads to a PostgreSQL server that lacks the last row read, such
+        as a standby that was promoted without it.
         """
         return self.connection.call(self._fetch)
 
@@ -57,16 +57,16 @@ class Follower:
         journal = self._lease.journal
         if connection is not self._known:
             if self._at[0] and connection.execute(_DIGEST, (journal, *self._at)).fetchone() != (self._digest,):
-                raise LostTrack
+                raise PositionLost
             self._known = connection
         parameters = (journal, journal, *self._at, MAX_FETCH_ROWS, MAX_FETCH_BYTES)
         return connection.execute(_ROWS.encode(), parameters, binary=True).fetchall()
 
     def replay(self, rows: list[Row]) -> None:
-        """Add *rows*, which `fetch` has returned, to `recovery`; raise LostTrack."""
+        """Add *rows*, which `fetch` has returned, to `recovery`; raise PositionLost."""
         for segment, at, has_more, data, oldest in rows:
             if self._at[0] and oldest > self._at[0]:
-                raise LostTrack
+                raise PositionLost
             self._at = (segment, at)
             self._parts.append(data)
             if not has_more:
@@ -97,19 +97,19 @@ class Follower:
     def finish(self, epoch: int) -> None:
         """Forget the segments that were removed. Call after all rows were read, and this server has taken *epoch*.
 
-        Raise LostTrack; raise DatabaseUnavailable if the rows were not read from the PostgreSQL server that granted the
-        lead.
+        Raise PositionLost; raise DatabaseUnavailable if the rows were not read from the PostgreSQL server that granted
+        the lead.
         """
         rows = self.connection.call(lambda connection: self._segments(connection, epoch))
         there = {number for (number,) in rows}
         recovery = self.recovery
         recovery.segments[:] = [segment for segment in recovery.segments if segment.header.number in there]
         if not all(job.segment in there for job in recovery.jobs.values()):
-            raise LostTrack
+            raise PositionLost
 
     def _segments(self, connection: psycopg.Connection[Row], epoch: int) -> list[Row]:
         journal = self._lease.journal
-        leads = connection.execute(_LEADS, (journal, epoch, self._lease.me)).fetchone()
+        leads = connection.execute(_LEADS, (journal, epoch, self._lease.holder_id)).fetchone()
         if connection is not self._known or leads is None:
             raise DatabaseUnavailable("PostgreSQL: the connection has changed while the journal was read")
         return connection.execute(SEGMENTS.encode(), (journal, journal)).fetchall()

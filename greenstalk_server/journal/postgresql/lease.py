@@ -13,9 +13,9 @@ from greenstalk_server.journal.postgresql.connection import (
     APPLICATION,
     RIGHTS,
     DatabaseConnection,
+    DatabaseRefused,
     Hosts,
     NotLeader,
-    Refused,
 )
 from greenstalk_server.journal.postgresql.schema import LACKING_RIGHTS, MIGRATE, SCHEMA
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, StartError
@@ -31,7 +31,7 @@ UPKEEP_TIMEOUT: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LeaseState:
     """The leader, as the database knows it.
 
     epoch       incremented by each takeover, and each time a leader resolves an append that is in doubt.
@@ -68,7 +68,7 @@ class Standby:
 class LeaderLease:
     """The lease by which one server leads a journal: takes, renews and releases it.
 
-    me          unique id of this process.
+    holder_id   unique id of this process.
     name        name of this server, for people.
     duration    seconds of a lease.
     heartbeat_interval  seconds between two heartbeats.
@@ -78,8 +78,8 @@ class LeaderLease:
     """
 
     def __init__(self, conninfo: str, journal_name: str, name: str, duration: float, former: str = "") -> None:
-        """*duration* in seconds. *former* is `me` of this process before it was replaced by exec, if it was."""
-        self.me: UUID = uuid4()
+        """*duration* in seconds. *former* is `holder_id` of this process before it was replaced by exec, if it was."""
+        self.holder_id: UUID = uuid4()
         self.name: str = name
         self.duration: float = duration
         self.journal_name: str = journal_name
@@ -94,13 +94,13 @@ class LeaderLease:
     def new_connection(self, purpose: str, timeout: float) -> DatabaseConnection:
         """Return a connection for *purpose*, which must be the only one for it. *timeout* in seconds."""
         return DatabaseConnection(
-            self._hosts, f"{APPLICATION} {self.me} {purpose}", min(timeout, UPKEEP_TIMEOUT), self._former
+            self._hosts, f"{APPLICATION} {self.holder_id} {purpose}", min(timeout, UPKEEP_TIMEOUT), self._former
         )
 
     def open(self) -> int:
         """Create or migrate the schema, and the row of the journal; return the database's time in nanoseconds.
 
-        Raise StartError if a later version of the server has made the schema, DatabaseUnavailable, or Refused.
+        Raise StartError if a later version of the server has made the schema, DatabaseUnavailable, or DatabaseRefused.
         """
         if self._version() < len(SCHEMA):
             self.connection.run(MIGRATE)
@@ -111,7 +111,7 @@ class LeaderLease:
         )
         self.find()
         if lacking := self.connection.run(LACKING_RIGHTS):
-            raise Refused(f"PostgreSQL: permission denied to {', '.join(lacking[0])}; {RIGHTS}")
+            raise DatabaseRefused(f"PostgreSQL: permission denied to {', '.join(lacking[0])}; {RIGHTS}")
         [(now,)] = self.connection.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
         return int(now) * 1000
 
@@ -148,19 +148,19 @@ class LeaderLease:
             return "synchronous_commit is local: a failover to its synchronous standby may lose acknowledged jobs"
         return ""
 
-    def look(self) -> Standing:
-        """Return the present leader; raise Refused if the journal was removed."""
+    def read_state(self) -> LeaseState:
+        """Return the present leader; raise DatabaseRefused if the journal was removed."""
         query = """
             SELECT epoch, coalesce(holder = %s, false), holder IS NULL OR lease_until < clock_timestamp(), holder_name,
                    is_handing_over, holder, (extract(epoch FROM lease_until) * 1000000)::bigint,
                    extract(epoch FROM lease_until - clock_timestamp())::float8
             FROM greenstalk_journal WHERE id = %s"""
-        found = self.connection.run(query, (self.me, self.journal))
+        found = self.connection.run(query, (self.holder_id, self.journal))
         if not found:
-            raise Refused(f"PostgreSQL: the journal {self.journal_name} was removed")
-        return Standing(*found[0])
+            raise DatabaseRefused(f"PostgreSQL: the journal {self.journal_name} was removed")
+        return LeaseState(*found[0])
 
-    def take(self, seen: Standing) -> int | None:
+    def acquire(self, seen: LeaseState) -> int | None:
         """Take the lead if nothing has changed since *seen*; return the new epoch, or None if something has.
 
         The former holder's sessions are terminated first: if its machine lost power during a statement, its session
@@ -171,11 +171,11 @@ class LeaderLease:
                    lease_until = clock_timestamp() + make_interval(secs => %s)
             WHERE id = %s AND epoch = %s AND (extract(epoch FROM lease_until) * 1000000)::bigint = %s
             RETURNING epoch"""
-        if seen.holder is not None and seen.holder != self.me:
+        if seen.holder is not None and seen.holder != self.holder_id:
             self.connection.run(
                 _TERMINATE_HOLDER, (f"{APPLICATION} {seen.holder} %", self.journal, seen.epoch, seen.holder)
             )
-        parameters = (self.me, self.name, self.duration, self.journal, seen.epoch, seen.lease_until)
+        parameters = (self.holder_id, self.name, self.duration, self.journal, seen.epoch, seen.lease_until)
         taken = self.connection.run(query, parameters)
         if not taken:
             return None
@@ -192,10 +192,10 @@ class LeaderLease:
             WHERE id = %s AND holder = %s AND epoch <= %s AND lease_until >= clock_timestamp()
             RETURNING is_handing_over"""
         for _ in range(2):  # this process may raise the epoch between the two statements
-            kept = self.connection.run(query, (self.duration, self.journal, self.me, self.epoch_limit))
-            if kept:
-                return bool(kept[0][0])
-            now = self.look()
+            renewed = self.connection.run(query, (self.duration, self.journal, self.holder_id, self.epoch_limit))
+            if renewed:
+                return bool(renewed[0][0])
+            now = self.read_state()
             if not now.is_mine:
                 raise NotLeader(f"{now.leader or 'nobody'} leads now")
             if now.is_free:
@@ -207,18 +207,18 @@ class LeaderLease:
     def release(self) -> None:
         """Give up the lead, so that another server can take it immediately."""
         query = "UPDATE greenstalk_journal SET holder = NULL, lease_until = 'epoch' WHERE id = %s AND holder = %s"
-        self.connection.run(query, (self.journal, self.me))
+        self.connection.run(query, (self.journal, self.holder_id))
 
-    def ask_for_handover(self) -> None:
+    def request_handover(self) -> None:
         """Ask the leader to hand its lead to a standby."""
         self.connection.run("UPDATE greenstalk_journal SET is_handing_over = true WHERE id = %s", (self.journal,))
 
-    def follow(self, behind: float) -> None:
+    def report_standby(self, behind: float) -> None:
         """Report that this server follows, *behind* seconds behind the leader."""
         query = """
             INSERT INTO greenstalk_standby VALUES (%s, %s, %s, clock_timestamp(), %s)
             ON CONFLICT (id) DO UPDATE SET seen = clock_timestamp(), behind = excluded.behind"""
-        self.background.run(query, (self.me, self.journal, self.name, behind))
+        self.background.run(query, (self.holder_id, self.journal, self.name, behind))
 
     def standbys(self) -> list[Standby]:
         """Return the standbys, and delete those without a heartbeat for STANDBY_TIMEOUT."""
@@ -229,9 +229,9 @@ class LeaderLease:
             WHERE journal = %s AND id NOT IN (SELECT id FROM gone) ORDER BY name"""
         return [Standby(*row) for row in self.background.run(query, (self.journal, STANDBY_TIMEOUT, self.journal))]
 
-    def leave(self) -> None:
+    def remove_standby(self) -> None:
         """Report that this server no longer follows."""
-        self.background.run("DELETE FROM greenstalk_standby WHERE id = %s", (self.me,))
+        self.background.run("DELETE FROM greenstalk_standby WHERE id = %s", (self.holder_id,))
 
     def close(self) -> None:
         """Close both connections for good."""

@@ -23,10 +23,10 @@ from typing import Final
 import psycopg
 
 from greenstalk_server.journal.postgresql.connection import (
-    RETRY_INTERVAL,
+    DATABASE_RETRY_INTERVAL,
     DatabaseConnection,
     DatabaseUnavailable,
-    Locked,
+    LockTimeout,
     NotLeader,
     Row,
 )
@@ -81,7 +81,7 @@ class Rows:
         self._unwritten: builtins.list[tuple[int, int, bool, bytes]] = []
 
     def begin(self, epoch: int) -> None:
-        """Allow writes in *epoch*, which `LeaderLease.take` has returned."""
+        """Allow writes in *epoch*, which `LeaderLease.acquire` has returned."""
         self._epoch = epoch
 
     def list(self) -> builtins.list[str]:
@@ -130,7 +130,7 @@ class Rows:
         del self._segments[handle]
 
     def remove(self, name: str) -> None:
-        parameters = (_number(name), self._lease.journal, self._lease.me)
+        parameters = (_number(name), self._lease.journal, self._lease.holder_id)
         self._retry_until_reachable(lambda: self._remove(parameters))
 
     def move(self, name: str, directory: str) -> None:
@@ -139,7 +139,7 @@ class Rows:
     def sync_directory(self) -> None:
         pass
 
-    def shut(self) -> None:
+    def stop(self) -> None:
         """Stop waiting for the database: a pending append fails."""
         self._is_closed = True
         self.connection.close()
@@ -154,7 +154,7 @@ class Rows:
         except NotLeader as error:
             self.lost = str(error)
             raise
-        except Locked:
+        except LockTimeout:
             raise
         except DatabaseUnavailable:
             self._is_in_doubt = self._was_sent = True
@@ -164,12 +164,12 @@ class Rows:
         self, connection: psycopg.Connection[Row], rows: Sequence[tuple[int, int, bool, bytes]]
     ) -> builtins.list[Row]:
         """Insert *rows* in one transaction. Only the last one locks the row of the journal, so the lock is short."""
-        ending, journal = _UNLESS_THERE if self._was_sent else b"", self._lease.journal
-        leader = (journal, self._epoch, self._lease.me)
+        on_conflict, journal = _UNLESS_THERE if self._was_sent else b"", self._lease.journal
+        leader = (journal, self._epoch, self._lease.holder_id)
         with connection.pipeline() if len(rows) > 1 else nullcontext():
             for row in rows[:-1]:
-                connection.execute(_INSERT + ending, (journal, *row))
-            connection.execute(_INSERT_AS_LEADER + ending, (*leader, *rows[-1]))
+                connection.execute(_INSERT + on_conflict, (journal, *row))
+            connection.execute(_INSERT_AS_LEADER + on_conflict, (*leader, *rows[-1]))
         return []
 
     def _raise_epoch(self) -> None:
@@ -178,14 +178,14 @@ class Rows:
         A late copy of the UPDATE has no effect, since the epoch that it names is no longer current.
         """
         lease = self._lease
-        standing = "SELECT epoch FROM greenstalk_journal WHERE id = %s AND holder = %s"
-        query = "UPDATE greenstalk_journal SET epoch = %s WHERE id = %s AND holder = %s AND epoch = %s RETURNING epoch"
-        found = self.connection.run(standing, (lease.journal, lease.me))
+        select = "SELECT epoch FROM greenstalk_journal WHERE id = %s AND holder = %s"
+        update = "UPDATE greenstalk_journal SET epoch = %s WHERE id = %s AND holder = %s AND epoch = %s RETURNING epoch"
+        found = self.connection.run(select, (lease.journal, lease.holder_id))
         if not found:
             raise NotLeader("another server has taken over")
         [(before,)] = found
         lease.epoch_limit = before + 1
-        if not self.connection.run(query, (before + 1, lease.journal, lease.me, before)):
+        if not self.connection.run(update, (before + 1, lease.journal, lease.holder_id, before)):
             raise DatabaseUnavailable("PostgreSQL: the epoch was changed by another statement")
         self._epoch = before + 1
 
@@ -204,7 +204,7 @@ class Rows:
             except DatabaseUnavailable:
                 if self._is_closed:
                     raise
-                time.sleep(RETRY_INTERVAL)
+                time.sleep(DATABASE_RETRY_INTERVAL)
             else:
                 return
 

@@ -15,14 +15,14 @@ from greenstalk_server.config.text import without_password
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal.postgresql.connection import conninfo_of
-from greenstalk_server.journal.postgresql.follower import Follower, LostTrack
+from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.rows import Rows
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.transfer import read_archive, write_archive
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
 
-LEASE: Final = 600.0
+LEASE_DURATION: Final = 600.0
 """Seconds that an import may take."""
 
 
@@ -30,27 +30,29 @@ def export_shared(url: str, name: str, target: str | None, is_quiet: bool = Fals
     """Export the journal *name* in the database at *url*, as `export_journal` of journal/transfer.py does."""
     now = time.time_ns()
     missing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
-    with _opened_lease("export", url, name) as lease:
+    with _open_lease("export", url, name) as lease:
         if not lease.find():
             raise missing
-        standing, recovery = lease.look(), _read(lease)
+        state, recovery = lease.read_state(), _read(lease)
     if not recovery.is_readable:
         raise StartError("journal export: a later version has written here; export with that one", EXIT_BINLOG)
     if not recovery.segments:
         raise missing
     recovery.settle(now)
-    in_use = "" if standing.is_free else f"the journal {name} is in use by {standing.leader}"
+    in_use = "" if state.is_free else f"the journal {name} is in use by {state.leader}"
     return write_archive(recovery, now, target, in_use, is_quiet)
 
 
 def import_shared(url: str, name: str, source: str | None) -> int:
     """Import into the journal *name*, empty or missing, in the database at *url*, as `import_journal` does."""
-    with _opened_lease("import", url, name) as lease:
+    with _open_lease("import", url, name) as lease:
         lease.open()
-        standing = lease.look()
-        epoch = lease.take(standing) if standing.is_free else None
+        state = lease.read_state()
+        epoch = lease.acquire(state) if state.is_free else None
         if epoch is None:
-            raise StartError(f"journal import: {lease.look().leader} is active on the journal {name}", EXIT_BINLOG)
+            raise StartError(
+                f"journal import: {lease.read_state().leader} is active on the journal {name}", EXIT_BINLOG
+            )
         rows = Rows(lease)
         try:
             rows.begin(epoch)
@@ -59,14 +61,14 @@ def import_shared(url: str, name: str, source: str | None) -> int:
             read_archive(rows, f"the journal {name}", source)
         finally:
             lease.release()
-            rows.shut()
+            rows.stop()
     return EXIT_OK
 
 
 @contextmanager
-def _opened_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
+def _open_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
     """Provide the lease of the journal, for the caller to take if need be; turn an OSError into a StartError."""
-    lease = LeaderLease(conninfo_of(url, f"journal {verb}"), name, f"journal {verb}", LEASE)
+    lease = LeaderLease(conninfo_of(url, f"journal {verb}"), name, f"journal {verb}", LEASE_DURATION)
     try:
         yield lease
     except OSError as error:
@@ -83,7 +85,7 @@ def _read(lease: LeaderLease) -> Recovery:
         try:
             while rows := follower.fetch():
                 follower.replay(rows)
-        except LostTrack:
+        except PositionLost:
             continue
         finally:
             follower.connection.close()

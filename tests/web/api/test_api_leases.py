@@ -1,4 +1,4 @@
-"""Leases by the API: the endpoints and their errors; and with a real daemon, curl, workers and kills."""
+"""Leases over the API: the endpoints and their errors, also with a real daemon, curl, workers and kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.operations import leases as operations
-from tests.support.daemon import PATIENCE, REPOSITORY, Daemon, environment
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually, open_files
 from tests.web.conftest import Queue
 from tests.web.visit import FLAGS
@@ -160,7 +160,7 @@ def test_ended_lease_is_gone(queue: Queue, client: FlaskClient, operation: str) 
     assert "reserved by another worker" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
     finish(client, "delete", new["token"])
     assert "the job is deleted" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
-    assert "not one that this server has issued" in refused(
+    assert "This server has not issued the token" in refused(
         send(client, f"/leases/{operation}", token=old["token"][:-1]), 404
     )
 
@@ -246,7 +246,7 @@ def test_late_change_says_that_it_was_made(queue: Queue, operation: str) -> None
 
 
 class LateJournal(NullJournal):
-    """A journal in which nothing becomes safe. A reservation promises as much as the put did; see Binlog.reserve."""
+    """A journal in which no record becomes durable. A reservation waits for the record of the put (Binlog.reserve)."""
 
     def put(self, job: Job) -> bool:
         self.promised += 1
@@ -339,7 +339,7 @@ class Request:
     """A request of a worker that is sent, and whose response is read later or never."""
 
     def __init__(self, daemon: Daemon, path: str, **body: Any) -> None:
-        self._connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+        self._connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=TIMEOUT)
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", f"{API}{path}", json.dumps(body), headers)
 
@@ -376,16 +376,16 @@ def daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def peer(daemon: Daemon) -> Iterator[Peer]:
-    """A protocol connection; at its end, the server must have the same counts as before."""
+    """A protocol connection. At the end of the test, the server must have the same counts as before it."""
     with Peer(daemon) as peer:
         eventually(lambda: peer.stats()["current-connections"] == "1", "no other connection")
         before = settled(peer)
         yield peer
-        eventually(lambda: settled(peer) == before, "the server is as it was")
+        eventually(lambda: settled(peer) == before, "the server has the same counts as before")
 
 
 def settled(peer: Peer) -> dict[str, str]:
-    """Return the counts that must be as before once all is done."""
+    """Return the counts that a test must leave unchanged."""
     keys = ["current-tubes", *[f"current-{who}" for who in ("connections", "workers", "waiting")]]
     keys += [f"current-jobs-{state}" for state in ("ready", "reserved", "delayed", "buried")]
     stats = peer.stats()
@@ -445,13 +445,13 @@ def test_two_hundred_waiting_reserves_get_a_job_each(daemon: Daemon, peer: Peer)
     files = open_files(daemon)
     with ExitStack() as closing:
         requests = list[Request]()
-        for count in range(1, 201):  # one by one: each connection has a greenlet of its own
+        for count in range(1, 201):  # one at a time, since requests sent together may arrive in any order
             requests.append(closing.enter_context(Request(daemon, "/reserve", tubes=["many", "other"], wait=50)))
             await_waiting(peer, count)
         ids = [put(peer, "many") for _ in range(200)]
         jobs = [job for request in requests for job in request.jobs()]
         assert sorted(job["id"] for job in jobs) == ids
-        assert [job["id"] for job in jobs] == ids, "they are served in the order in which they came"
+        assert [job["id"] for job in jobs] == ids, "requests are not served in the order in which they came"
         assert int(peer.stats()["current-connections"]) == 201
         delete(daemon, *jobs)
     eventually(lambda: open_files(daemon) <= files, "the files are closed")
@@ -484,14 +484,14 @@ class Worker:
             self.die()
 
     def read_line(self) -> bytes:
-        """Return the next line that it prints."""
+        """Return the next line that the worker prints."""
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
     def die(self) -> tuple[bytes, bytes]:
-        """Kill it; return the rest of its output and of its errors."""
+        """Kill the worker; return the rest of its stdout and stderr."""
         self._process.kill()
-        return self._process.communicate(timeout=PATIENCE)
+        return self._process.communicate(timeout=TIMEOUT)
 
 
 @pytest.fixture(scope="module")
@@ -510,7 +510,7 @@ def test_worker_works_and_leaves_no_trace(guarded: Daemon) -> None:
             assert [worker.read_line() for _ in range(3)] == [b"one\n", b"two\n", b"three\n"]
             await_waiting(peer, 1)
             assert worker.die() == (b"", b"")
-        eventually(lambda: settled(peer) == before, "the server is as it was")
+        eventually(lambda: settled(peer) == before, "the server has the same counts as before")
 
 
 def test_worker_buries_jobs_that_fail(guarded: Daemon) -> None:
@@ -541,7 +541,7 @@ def curl(line: str, daemon: Daemon, token: str = "") -> str:
     """Run a *line* of the guide, which must succeed; return its output."""
     env = os.environ | {"url": f"{daemon.dashboard}api/v1", "token": token}
     line = re.sub("^curl", "curl -sS --fail-with-body", line)
-    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
 
@@ -598,7 +598,7 @@ def test_stop_ends_waits_and_leases_and_no_token_was_logged(tmp_path: Path) -> N
         assert peer.ask(b"peek %d" % gone) == b"NOT_FOUND"
         status, problem = Request(daemon, "/leases/delete", token=first["token"]).answer()
         assert status == 404
-        page = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=PATIENCE)
+        page = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=TIMEOUT)
         page.request("GET", f"{API}/jobs/{kept}")
         job = json.loads(page.getresponse().read())
         page.close()

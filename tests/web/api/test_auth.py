@@ -12,7 +12,7 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.web.api.framework.router import ROOT
 from greenstalk_server.web.auth.guard import OPEN_TO_VIEWERS
-from greenstalk_server.web.auth.logins import FAILURES, LOCKED_FOR
+from greenstalk_server.web.auth.logins import LOCK_TIME, MAX_FAILURES
 
 from ..conftest import Queue
 from ..test_guard import basic
@@ -89,26 +89,26 @@ def test_error_names_the_accepted_credentials(queue: Queue) -> None:
 
 def test_failed_tokens_lock_out_their_address(queue: Queue) -> None:
     app = queue.app(**TOKENS, **PASSWORDS)
-    for _ in range(FAILURES):
+    for _ in range(MAX_FAILURES):
         problem(look(app, bearer("x")), 401)
     locked = look(app, bearer(ADMIN))
     problem(locked, 429)
     assert locked.headers["Retry-After"] == "60"
-    assert look(app, basic("ada", "pass-admin")).status_code == 200  # a program does not lock out people
+    assert look(app, basic("ada", "pass-admin")).status_code == 200  # failed tokens do not lock out logins
     assert app.test_client().get("/", headers=basic("ada", "pass-admin")).status_code == 200
     other = app.test_client().get(
         f"{ROOT}/server", headers=bearer(ADMIN), environ_overrides={"REMOTE_ADDR": "192.0.2.7"}
     )
     assert other.status_code == 200
-    queue.now += LOCKED_FOR
+    queue.now += LOCK_TIME
     assert look(app, bearer(ADMIN)).status_code == 200
     what = [one["what"] for one in look(app, bearer(ADMIN), "/audit").get_json()["entries"]]
-    assert what == ["token/locked"] + ["token/failed"] * (FAILURES - 1)
+    assert what == ["token/locked"] + ["token/failed"] * (MAX_FAILURES - 1)
 
 
 def test_request_without_a_token_is_not_a_failure(queue: Queue) -> None:
     app = queue.app(**TOKENS)
-    for _ in range(2 * FAILURES):
+    for _ in range(2 * MAX_FAILURES):
         problem(look(app, {}), 401)
     assert look(app, bearer(ADMIN)).status_code == 200
 
@@ -136,7 +136,7 @@ def test_token_is_refused_by_a_server_without_tokens(queue: Queue) -> None:
 @pytest.mark.parametrize("options", [{}, PASSWORDS], ids=["open", "password"])
 def test_tokens_do_not_lock_out_on_a_server_without_tokens(queue: Queue, options: dict[str, Any]) -> None:
     app = queue.app(**options)
-    for _ in range(2 * FAILURES):
+    for _ in range(2 * MAX_FAILURES):
         problem(look(app, bearer("x")), 401)
 
 
@@ -172,7 +172,7 @@ KINDS = (None, "application/json", "text/plain", "application/x-www-form-urlenco
 def test_no_page_of_another_site_changes_anything(
     queue: Queue, options: dict[str, Any], site: str | None, origin: str | None
 ) -> None:
-    """A browser adds the password to every request, so only the origin of the request can tell."""
+    """A browser adds the password to every request, so only the headers that name the origin tell the pages apart."""
     app = queue.app(**options)
     headers = basic("ada", "pass-admin") if options else {}
     headers |= {} if site is None else {"Sec-Fetch-Site": site}
@@ -251,4 +251,4 @@ def test_guard_and_document_agree_on_changes(queue: Queue) -> None:
     page = queue.app().test_client().get(f"{ROOT}/docs").text
     for operation in re.findall(r'<details .*? id="([\w-]+)">(.*?)</details>', page, re.DOTALL):
         is_get = "<b>GET</b>" in operation[1]
-        assert ("For admins" in operation[1]) == (not is_get and operation[0] != "search-jobs"), operation[0]
+        assert ("Requires admin rights" in operation[1]) == (not is_get and operation[0] != "search-jobs"), operation[0]

@@ -1,4 +1,4 @@
-"""Connections by the API: the list, single connections, and closing one."""
+"""Connections over the API: the list, single connections, and closing one."""
 
 from __future__ import annotations
 

@@ -125,12 +125,12 @@ def test_document_names_the_accepted_credentials(queue: Queue, options: dict[str
 
 
 @pytest.mark.usefixtures("short_steps")
-def test_first_request_for_it_leaves_turns_to_others_after_each_endpoint(queue: Queue) -> None:
+def test_building_the_document_yields_after_each_endpoint(queue: Queue) -> None:
     found = queue.app()
     endpoints = len(operations(queue.app()))
-    with LoopIterations() as turns:
+    with LoopIterations() as iterations:
         assert found.test_client().get(f"{ROOT}/openapi.json").status_code == 200
-    assert turns.count >= 2 * endpoints, "one as the document is built, one as the page is"
+    assert iterations.count >= 2 * endpoints, "one yield per endpoint to build the document, and one to build the page"
 
 
 # The page
@@ -168,7 +168,7 @@ def test_page_needs_the_password_of_the_dashboard(queue: Queue) -> None:
         assert queue.app(api_token=TOKEN).test_client().get(path).status_code == 200
 
 
-def test_every_page_links_to_it(queue: Queue) -> None:
+def test_every_page_links_to_the_page_of_the_api(queue: Queue) -> None:
     for path in ("/", "/search", "/nowhere"):
         assert f'<a href="{ROOT}/docs">API</a>' in queue.app().test_client().get(path).text
 

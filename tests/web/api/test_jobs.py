@@ -1,4 +1,4 @@
-"""Jobs by the API: put, read, changed, moved and deleted as from a page, in every state, and as durable."""
+"""Jobs over the API: the same operations as on a page, on jobs in every state, with the same durability."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_list_that_is_too_long_is_refused_before_it_is_decoded(queue: Queue, pro
     response = program.ask("POST", "/jobs", data=raw, content_type="application/json")
     assert time.process_time() - began < 0.02
     assert response.status_code == 400
-    assert "must be a list of 1 to 1000" in response.text
+    assert "or a list of 1 to 1000 items, each an object (NewJob)" in response.text
     assert len(queue.broker.jobs) == 1
 
 
@@ -176,7 +176,7 @@ def test_full_disk(queue: Queue, ids: dict[str, int]) -> None:
     program = Program(queue.app(api_token=TOKEN))
     found = problem(program.ask("POST", "/jobs", json=[{"tube": "full"}] * 5), 507)
     assert found["put"] == [5, 6]
-    assert "2 jobs of them were put" in found["detail"]
+    assert "2 of the jobs were put" in found["detail"]
     assert queue.broker.tubes[b"full"].ready.count == 2
     problem(program.ask("POST", "/jobs", json={"tube": "full"}), 507)
     problem(program.ask("POST", f"/jobs/{ids['ready']}/copy"), 507)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.api import jobs, listing
 from greenstalk_server.web.jobs.job_list import MAX_LISTED
-from greenstalk_server.web.jobs.matching import SMALL_TUBE
+from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.jobs.query import Query, parse
-from tests.support.daemon import PATIENCE
+from tests.support.daemon import TIMEOUT
 
 from ..conftest import Queue
 from .conftest import TOKEN, Program, problem
@@ -92,7 +92,7 @@ def test_more_urgent_jobs_do_not_hide_others(queue: Queue, program: Program) -> 
     assert not set(rest) & set(expected[:100])
 
 
-@pytest.mark.parametrize("count", [200, SMALL_TUBE + 100])
+@pytest.mark.parametrize("count", [200, MAX_COLLECTED_IDS + 100])
 def test_other_lists_come_by_id(queue: Queue, program: Program, count: int) -> None:
     """For a small tube and a large one, which are scanned in different ways."""
     queue.put("other", count=10)
@@ -128,7 +128,7 @@ def test_unchanged_jobs_come_exactly_once(data: st.DataObject) -> None:
     found: list[int] = []
     cursor: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listing, "SCAN_TIME", PATIENCE)  # a busy machine must not add pages either
+        patch.setattr(listing, "SCAN_TIME", TIMEOUT)  # a busy machine must not add pages either
         while True:
             page = program.get("/jobs", **query, **cursor, limit=data.draw(st.integers(1, 20)))
             found += [job["id"] for job in page["jobs"]]
@@ -156,21 +156,21 @@ def test_order_by_id_survives_a_restart(queue: Queue, program: Program) -> None:
 def test_number_of_concurrent_lists_is_bounded(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """One more list waits for its turn, and is refused after LIST_TIMEOUT."""
     queue.put("mail", count=3)
-    may_go_on = Event()
+    may_continue = Event()
     monkeypatch.setattr(jobs, "LIST_TIMEOUT", 0.01)
-    monkeypatch.setattr(listing.Rows, "rest", lambda _: may_go_on.wait())
+    monkeypatch.setattr(listing.Rows, "yield_if_due", lambda _: may_continue.wait())
     lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.MAX_LISTS)]
     gevent.sleep(0)
     problem(program.ask("GET", "/jobs"), 503)
-    monkeypatch.setattr(jobs, "LIST_TIMEOUT", PATIENCE)
-    gevent.spawn_later(0.01, may_go_on.set)
+    monkeypatch.setattr(jobs, "LIST_TIMEOUT", TIMEOUT)
+    gevent.spawn_later(0.01, may_continue.set)
     assert len(program.get("/jobs")["jobs"]) == 3
     gevent.joinall(lists, raise_error=True)
     assert all(len(one.value["jobs"]) == 3 for one in lists)
 
 
-def test_ids_above_an_id_are_in_rising_order(queue: Queue) -> None:
-    """Across the shards of the job table, and while jobs are put and deleted."""
+def test_ids_above_an_id_are_ascend(queue: Queue) -> None:
+    """The ids span several shards of the job table, and jobs are put and deleted during the iteration."""
     ids = queue.put("mail", count=40_000)
     jobs = queue.broker.jobs
     assert list(jobs.ids_above(0)) == ids
@@ -198,7 +198,7 @@ def test_page_of_large_bodies_is_short(queue: Queue, program: Program) -> None:
 
 
 def test_long_search_ends_early_and_continues(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page scans a part in its little time, and has a cursor to continue."""
+    """Each page scans for SCAN_TIME only, and has a cursor to continue."""
     ids = queue.put("mail", count=2000)
     queue.broker.edit_job(ids[-1], queue.now, pri=7)
     monkeypatch.setattr(listing, "SCAN_TIME", 0.0005)
@@ -230,14 +230,16 @@ def test_malformed_cursor_is_refused(queue: Queue, program: Program, spoil: Call
 
 
 @pytest.mark.parametrize("query", [{}, {"tube": "mail"}, {"tube": "mail", "state": "ready"}, {"q": "pri:2000"}])
-@pytest.mark.parametrize("above", [None, -1, 0, 2, 2**64, 2**80])
-@pytest.mark.parametrize("beyond", [None, (-1, -1), (2**80, 2**80)])
+@pytest.mark.parametrize("after_id", [None, -1, 0, 2, 2**64, 2**80])
+@pytest.mark.parametrize("after_key", [None, (-1, -1), (2**80, 2**80)])
 def test_forged_cursor_is_refused_or_harmless(
-    queue: Queue, program: Program, query: dict[str, str], above: int | None, beyond: tuple[int, int] | None
+    queue: Queue, program: Program, query: dict[str, str], after_id: int | None, after_key: tuple[int, int] | None
 ) -> None:
     queue.put("mail", count=5)
     wanted = Query().within(query.get("tube", ""), query.get("state", "")) if "q" not in query else parse(query["q"])
-    cursor = base64.urlsafe_b64encode(json.dumps([listing.begin(wanted).of, above, beyond]).encode()).decode()
+    cursor = base64.urlsafe_b64encode(
+        json.dumps([listing.begin(wanted).query_digest, after_id, after_key]).encode()
+    ).decode()
     response = program.ask("GET", "/jobs", query_string=query | {"cursor": cursor})
     assert response.status_code in (200, 400), response.text
 

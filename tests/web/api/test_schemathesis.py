@@ -16,10 +16,10 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from ..conftest import Queue
 from .conftest import TOKEN, bearer
 
-ASKING = bearer(TOKEN)
+AS_ADMIN = bearer(TOKEN)
 """An admin's token, so that nothing is refused for lack of rights."""
 
-BEYOND_SCHEMAS = {"cursor", "q", "body", "all", "to", "pri", "delay"}
+FIELDS_BEYOND_SCHEMAS = {"cursor", "q", "body", "all", "to", "pri", "delay"}
 """Fields that a schema cannot describe fully: cursors, queries, base64, and the fields that go with an action."""
 
 
@@ -36,7 +36,7 @@ def app() -> Flask:
     return queue.app(api_token=TOKEN)
 
 
-schema = schemathesis.openapi.from_wsgi("/api/v1/openapi.json", app(), headers=ASKING)
+schema = schemathesis.openapi.from_wsgi("/api/v1/openapi.json", app(), headers=AS_ADMIN)
 
 
 def test_document_is_valid_openapi() -> None:
@@ -55,8 +55,8 @@ def test_document_is_valid_openapi() -> None:
     suppress_health_check=list(HealthCheck),
 )
 def test_responses_are_as_documented(case: schemathesis.Case) -> None:
-    response = case.call(headers=ASKING)
-    case.validate_response(response, headers=ASKING, excluded_checks=[positive_data_acceptance])
+    response = case.call(headers=AS_ADMIN)
+    case.validate_response(response, headers=AS_ADMIN, excluded_checks=[positive_data_acceptance])
     if case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE and response.status_code == 400:
         (error,) = json.loads(response.content)["errors"]
-        assert error["field"].rpartition(".")[2] in BEYOND_SCHEMAS, error
+        assert error["field"].rpartition(".")[2] in FIELDS_BEYOND_SCHEMAS, error

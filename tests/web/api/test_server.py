@@ -1,4 +1,4 @@
-"""The server by the API: its figures, the stream of changes, the audit log, and the samples."""
+"""The server over the API: its figures, the stream of changes, the audit log, and the samples."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def test_figures(queue: Queue, program: Program) -> None:
     found = program.get("/server")
     assert (found["stats"]["version"], found["stats"]["current_jobs_ready"]) == ("9.8.7", 3)
     assert found["stats"]["hostname"] == "queue-host"
+    assert found["build"] == "compiled"
     assert found["memory"] is None
     assert found["rates"]["put"] == 0
     assert (found["journal"]["is_on_disk"], found["journal"]["trouble"]) == (False, None)

@@ -1,4 +1,4 @@
-"""Searches and bulk changes by the API: dry runs, runs and cancellation."""
+"""Searches and bulk changes over the API: dry runs, runs and cancellation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ended(program: Program, task: dict[str, Any]) -> dict[str, Any]:
     return task
 
 
-def test_words_are_those_of_the_pages() -> None:
+def test_actions_and_states_have_the_names_of_the_pages() -> None:
     assert set(get_args(Action)) == set(bulk.ACTIONS)
     assert set(get_args(Progress)) == {tasks.RUNNING, tasks.DONE, tasks.CANCELLED, tasks.FAILED}
 
@@ -131,13 +131,13 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
     """A cancelled task ends between two jobs, and frees its place among the running tasks."""
     queue.put("mail", count=10)
 
-    def rest(task: tasks.Task) -> None:
+    def checkpoint(task: tasks.Task) -> None:
         gevent.sleep(0.001)
         if task.is_cancelled:
             raise tasks.TaskCancelled
         task.scanned -= 1
 
-    monkeypatch.setattr(tasks.Task, "rest", rest)
+    monkeypatch.setattr(tasks.Task, "checkpoint", checkpoint)
     monkeypatch.setattr("greenstalk_server.web.pages.search.candidate_ids", lambda *_: (10, iter(lambda: 1, 0)))
     monkeypatch.setattr("greenstalk_server.web.api.tasks.INITIAL_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.MAX_RUNNING)]

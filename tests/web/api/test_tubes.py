@@ -1,4 +1,4 @@
-"""Tubes by the API: lists in every order, figures, pauses, and operations on all jobs of a tube."""
+"""Tubes over the API: lists in every order, figures, pauses, and operations on all jobs of a tube."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(program: Program, **query: object) -> list[str]:
     return [tube["name"] for page in program.pages("/tubes", "tubes", **query) for tube in page]
 
 
-def test_orders_are_those_of_the_page() -> None:
+def test_orders_have_the_names_of_the_page() -> None:
     assert set(get_args(Sort)) == {BY_NAME, *SORTS}
 
 

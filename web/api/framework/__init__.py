@@ -1,8 +1,8 @@
 """The framework of the API: it turns methods into HTTP endpoints.
 
-Of the queue it knows only the largest job size, which limits requests, and three exceptions with extra data
-(`JobHeld`, `PutRefused`, `Late`). The endpoints are in the modules of `web.api`; the docstring of that package says how
-to add one.
+It depends on the queue only for the maximum job size, which limits the size of requests, and for three exceptions with
+extra data (`JobHeld`, `PutRefused`, `NotDurableYet`). The endpoints are in the modules of `web.api`; the docstring of
+that package says how to add one.
 
 - `endpoint`: the `@endpoint` decorator, and `Endpoint`, the description that it makes of a method.
 - `reading`: parses path, query and body into the types of an endpoint, strictly.
@@ -16,8 +16,11 @@ The signature of a method is the only definition of its endpoint. The types are 
 constraints, so the code that parses a request, the error message, the OpenAPI document and the page cannot disagree.
 
 Why not a library: msgspec already validates requests, in C, and generates the schemas. With a library the project would
-still have to write the rest: errors that name a field, as RFC 9457 problems, also for errors that Flask raises; limits
-on request bodies before they are read, and on list lengths before the elements are decoded (60,000 jobs would hold the
-event loop for 150 ms); a page without scripts and styles from elsewhere, as the Content-Security-Policy requires; and a
-document that is generated in steps, since it takes 70 ms.
+still have to write the rest:
+
+- errors that name a field, as RFC 9457 problems, also for errors that Flask raises;
+- limits on request bodies before they are read, and on list lengths before the elements are decoded: a list of 60,000
+  jobs would block the event loop for 150 ms;
+- a documentation page without scripts and styles of other sites, as the Content-Security-Policy requires;
+- a document that is generated in steps, since all of it takes 70 ms.
 """

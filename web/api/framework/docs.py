@@ -42,7 +42,7 @@ class Operation:
     parameters      path parameters, then query parameters.
     body            type of the request body; empty if there is none.
     answer          status and type of the response on success.
-    errors          statuses with a meaning of their own at this endpoint: status, phrase, meaning.
+    errors          error statuses with a meaning specific to this endpoint: status, phrase, meaning.
     other_errors    all other error statuses.
     example         a curl command, for the API at HERE.
     """
@@ -90,8 +90,8 @@ class Page:
     statuses: list[tuple[int, str, Markup]]
 
 
-def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint], rest: Callable[[], None]) -> Page:
-    """Return the page of *document*. Calls *rest* after each endpoint; all endpoints take 7 ms. May switch."""
+def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint], yield_if_due: Callable[[], None]) -> Page:
+    """Return the page of *document*. Calls *yield_if_due* after each endpoint; all endpoints take 7 ms. May switch."""
     schemas: dict[str, Schema] = document["components"]["schemas"]
     login = login_of(document)
     return Page(
@@ -100,7 +100,7 @@ def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint], rest: Calla
             Group(
                 tag["name"],
                 _paragraphs(tag["description"]),
-                [_operation(one, schemas, login, rest) for one in endpoints if one.tag == tag["name"]],
+                [_operation(one, schemas, login, yield_if_due) for one in endpoints if one.tag == tag["name"]],
             )
             for tag in document["tags"]
         ],
@@ -113,7 +113,7 @@ def page(document: Mapping[str, Any], endpoints: Sequence[Endpoint], rest: Calla
 
 
 def example_of(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str]) -> str:
-    """Return a curl command for *endpoint* of the API at HERE; *login* is the arguments for its credentials."""
+    """Return a curl command for *endpoint* of the API at HERE; *login* is the curl arguments with the credentials."""
     parameters = parameters_of(endpoint)
     values = {one["name"]: sample(one["schema"], schemas) for one in parameters if one["required"]}
     path = endpoint.path.format(**values)
@@ -175,9 +175,9 @@ def kind_of(schema: Schema) -> Markup:
 
 
 def _operation(
-    endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str], rest: Callable[[], None]
+    endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequence[str], yield_if_due: Callable[[], None]
 ) -> Operation:
-    rest()
+    yield_if_due()
     return Operation(
         id=endpoint.name.replace("_", "-"),
         method=endpoint.method,

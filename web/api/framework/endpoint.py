@@ -4,7 +4,7 @@
     body        a parameter of a Struct type, or of a list or union of such types: the request body, optional if it has
                 a default.
     others      path parameters, of an annotated `int` or `str`.
-    ->          the type of the response as JSON; None for status 204; Response for other content than JSON.
+    ->          the type of the response as JSON; None for status 204; Response for content other than JSON.
 
 The docstring is the documentation for users. Its first line is the summary.
 """
@@ -45,16 +45,16 @@ class Endpoint:
     name            name of the handler. Invariant: unique among all endpoints.
     path            path below the API's root, with parameters in OpenAPI form: `/jobs/{id}`.
     tag             the group's name.
-    status          status of success.
+    status          HTTP status on success.
     content         media types of the response.
-    errors          meanings of statuses of this endpoint, in addition to those of every endpoint.
+    errors          error statuses specific to this endpoint, with their meanings.
     query           type of the query parameters; None if there are none.
     body            type of the request body; None if there is none.
     is_body_needed  the body is required.
     path_types      types of the path parameters, by name.
-    answer          type of the response: None for an empty one, Response for other content than JSON.
-    is_change       changes something, so that only admins may use it.
-    has_bodies      the request contains job bodies, so that it may be large.
+    answer          type of the response: None for an empty one, Response for content other than JSON.
+    is_change       changes something, so only admins may use it.
+    has_bodies      the request contains job bodies, so it may be large.
     """
 
     name: str
@@ -91,7 +91,7 @@ def endpoint(
     is_change: bool | None = None,
     has_bodies: bool = False,
 ) -> Callable[[Function], Function]:
-    """Make a method of a group an endpoint.
+    """Mark a method of a group as an endpoint.
 
     An endpoint that is not a GET but changes nothing (*is_change* is False) must also be in `guard.OPEN_TO_VIEWERS`.
     """

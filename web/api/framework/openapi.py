@@ -22,8 +22,9 @@ acknowledged when it is as durable as an acknowledged command of the beanstalk p
 Tokens: `GREENSTALK_API_TOKEN` allows everything, `GREENSTALK_API_VIEWER_TOKEN` only reading. The dashboard's \
 passwords allow the same over HTTP basic auth. If neither a password nor a token is set, the API is open.
 
-A change without a bearer token must show that no page of another site has sent it: by `Content-Type: \
-application/json`, by the header `X-Requested-With`, or by a method other than POST.
+To prevent cross-site request forgery (CSRF), a change without a bearer token must be a request that a page of \
+another site cannot send: with `Content-Type: application/json`, with the header `X-Requested-With`, or with a method \
+other than POST.
 """
 
 SECURITY: Final[Mapping[str, Schema]] = {
@@ -40,7 +41,7 @@ SECURITY: Final[Mapping[str, Schema]] = {
 }
 
 ALWAYS: Final = (400, 401, 413, 421, 429, 500)
-"""Errors that every endpoint may return; 400 at least for an unknown parameter."""
+"""Error statuses that every endpoint may return; 400, because every endpoint refuses unknown parameters."""
 
 
 def document(
@@ -48,12 +49,12 @@ def document(
     security: Iterable[str],
     tags: Sequence[tuple[str, str]],
     endpoints: Iterable[Endpoint],
-    rest: Callable[[], None],
+    yield_if_due: Callable[[], None],
 ) -> Schema:
     """Return the OpenAPI document of *endpoints* without `servers`, which depends on the request. May switch.
 
-    *version* is the server's. *security* are keys of SECURITY, one of which a request needs; none if the API is open.
-    Calls *rest* after each endpoint; all endpoints take 70 ms.
+    *version* is the server's. *security* is the keys of SECURITY that the server accepts; empty if the API is open.
+    Calls *yield_if_due* after each endpoint; all endpoints take 70 ms.
     """
     endpoints = list(endpoints)
     paths: dict[str, Schema] = {}
@@ -63,7 +64,7 @@ def document(
         for type in _types(one):
             for name, schema in of_type(type)[1].items():
                 assert schemas.setdefault(name, schema) == schema, f"two types are named {name}"
-        rest()
+        yield_if_due()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -151,5 +152,5 @@ def _problem(meaning: str) -> Schema:
 
 
 def _types(endpoint: Endpoint) -> list[Any]:
-    """Return the types of the bodies that *endpoint* reads and answers."""
+    """Return the types of the request body and the response bodies of *endpoint*."""
     return [type for type in (endpoint.body, endpoint.answer, Problem) if type is not None and type is not Response]

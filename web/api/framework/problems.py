@@ -13,7 +13,7 @@ from flask import Response, request, url_for
 from msgspec import UNSET, Meta, Struct, UnsetType
 from werkzeug.exceptions import BadRequest, HTTPException
 
-from greenstalk_server.web.api.durability import Late
+from greenstalk_server.web.api.durability import NotDurableYet
 from greenstalk_server.web.operations.operations import JobHeld, PutRefused
 
 PROBLEM_TYPE: Final = "application/problem+json"
@@ -29,7 +29,7 @@ MEANINGS: Final[dict[int, str]] = {
     404: "The job, tube, connection or task does not exist, or the address is wrong.",
     405: "The address does not support this method. The header `Allow` lists those that it supports.",
     409: "The state of the job or the task does not allow this.",
-    410: "The lease of the job has ended: its ttr ran out, or the job was finished or taken.",
+    410: "The lease of the job has ended: its ttr ran out, the job was finished, or an admin took it.",
     413: "The request is larger than the server accepts.",
     415: "The request body must be JSON, with `Content-Type: application/json`.",
     421: "The dashboard does not answer to the name in `Host`.",
@@ -92,7 +92,7 @@ def answer(error: HTTPException) -> Response:
         detail=_detail(error, status),
         instance=request.root_path + request.path,
         errors=[error.error] if isinstance(error, Invalid) else UNSET,
-        put=error.ids if isinstance(error, PutRefused | Late) and error.ids is not None else UNSET,
+        put=error.ids if isinstance(error, PutRefused | NotDurableYet) and error.ids is not None else UNSET,
     )
     response = Response(msgspec.json.encode(problem), status, mimetype=PROBLEM_TYPE)
     for key, value in error.get_headers():
@@ -104,6 +104,6 @@ def answer(error: HTTPException) -> Response:
 def _detail(error: HTTPException, status: int) -> str:
     """Return the message of *error*, or else the meaning of *status*."""
     if isinstance(error, JobHeld):
-        return f"{error.description} Or send “force” to do it now, although the worker may be busy with the job."
+        return f"{error.description} To do it now anyway, send “force”; the worker may still be processing the job."
     is_ours = error.description is not None and error.description != type(error).description
     return str(error.description) if is_ours else MEANINGS.get(status, HTTPStatus(status).description)

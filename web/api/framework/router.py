@@ -25,14 +25,14 @@ from greenstalk_server.web.pages.views import render_cooperatively
 ROOT: Final = "/api/v1"
 
 SMALL_REQUEST: Final = 64 * 1024
-"""Bytes of the largest request body of an endpoint without job bodies. It is parsed without yielding to the loop."""
+"""Bytes of the largest request body of an endpoint without job bodies. Parsing it does not yield to the event loop."""
 
 MIN_BODIES_REQUEST: Final = 1024 * 1024
-"""Bytes of a request body that an endpoint with job bodies accepts at least, for lists of many small jobs."""
+"""Bytes that a request with job bodies may have in addition to the largest job, for lists of many small jobs."""
 
 
 def max_request_size(broker: Broker, has_bodies: bool = True) -> int:
-    """Return the bytes that a request body may have: room for the largest job in base64, or as text without escapes."""
+    """Return the size limit of a request body in bytes: the largest job fits in base64, or as text without escapes."""
     return SMALL_REQUEST if not has_bodies else MIN_BODIES_REQUEST + 3 * min(broker.max_job_size, MAX_PUT)
 
 
@@ -72,9 +72,9 @@ class Api:
     def _describe(self) -> tuple[Schema, Page]:
         """Return the document and the page, which the first request for either builds. May switch."""
         if self._description is None:
-            rest = Pace().yield_if_due
-            made = document(self._broker.facts.version, self._security, self._tags, self._endpoints, rest)
-            self._description = made, page(made, self._endpoints, rest)
+            yield_if_due = Pace().yield_if_due
+            made = document(self._broker.facts.version, self._security, self._tags, self._endpoints, yield_if_due)
+            self._description = made, page(made, self._endpoints, yield_if_due)
         return self._description
 
     def _view(self, endpoint: Endpoint) -> Callable[..., Response]:
@@ -97,13 +97,13 @@ class Api:
 
 
 def _refuse_large(size: int, most: int) -> None:
-    """Raise RequestEntityTooLarge if a request body of *size* bytes has more than *most*."""
+    """Raise RequestEntityTooLarge if *size*, the size of a request body, exceeds *most* bytes."""
     if size > most:
         raise RequestEntityTooLarge(f"The request's body may have at most {most} bytes.")
 
 
 def _raw(most: int) -> bytes:
-    """Return the request body; stop reading one of unknown length above *most* bytes. May switch."""
+    """Return the request body; refuse it after *most* bytes if its length is not declared. May switch."""
     request.max_content_length = most + 1
     raw = request.get_data(cache=False)
     _refuse_large(len(raw), most)
@@ -111,11 +111,11 @@ def _raw(most: int) -> bytes:
 
 
 def set_location(endpoint: str, **path: Any) -> None:
-    """Set the header `Location` of the response to the API's endpoint *endpoint*, for a created resource."""
+    """Set the `Location` header of the current response to the URL of *endpoint*, for a created resource."""
     where = url_for(f"api_{endpoint}", **path)
 
     @after_this_request
-    def say(response: Response) -> Response:
+    def add_header(response: Response) -> Response:
         response.headers["Location"] = where
         return response
 

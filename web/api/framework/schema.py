@@ -13,6 +13,9 @@ Schema = dict[str, Any]
 
 REFERENCE: Final = "#/components/schemas/{name}"
 
+_DESCRIPTIONS: Final = {"ServerStats": 'The reply to "stats"; times in seconds.'}
+"""Descriptions of compiled types, which have no docstrings."""
+
 _STEP: Final = re.compile(r"\.([A-Za-z_]\w*)|\[(?:\d+|\.\.\.)\]")
 
 
@@ -20,6 +23,8 @@ _STEP: Final = re.compile(r"\.([A-Za-z_]\w*)|\[(?:\d+|\.\.\.)\]")
 def of_type(type: Any) -> tuple[Schema, dict[str, Schema]]:
     """Return the schema of *type*, and the schemas that it refers to, by name."""
     (schema,), components = msgspec.json.schema_components([type], ref_template=REFERENCE)
+    for name in _DESCRIPTIONS.keys() & components.keys():
+        components[name].setdefault("description", _DESCRIPTIONS[name])
     return schema, components
 
 
@@ -49,7 +54,8 @@ def in_words(schema: Schema) -> str:
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
     if "anyOf" in schema:
-        return " or ".join(filter(None, map(in_words, schema["anyOf"])))
+        choices = sorted(schema["anyOf"], key=lambda one: one.get("type") == "array")  # "a list of …" ends the sentence
+        return " or ".join(filter(None, map(in_words, choices)))
     if "$ref" in schema:
         return f"an object ({schema['$ref'].rpartition('/')[2]})"
     words = _WORDS.get(schema.get("type", ""))
@@ -77,16 +83,16 @@ def _number(schema: Schema) -> str:
 
 def _string(schema: Schema) -> str:
     if "pattern" in schema:
-        return str(schema.get("description", "a text of a certain form")).rstrip(".").partition(". ")[0]
+        return str(schema.get("description", "a string of the documented form")).rstrip(".").partition(". ")[0]
     if schema.get("format") == "date-time":
         return "a time"
-    return f"a text of at most {schema['maxLength']} characters" if "maxLength" in schema else "a text"
+    return f"a string of at most {schema['maxLength']} characters" if "maxLength" in schema else "a string"
 
 
 def _array(schema: Schema) -> str:
     least, most = schema.get("minItems"), schema.get("maxItems")
-    many = f" of {least or 0} to {most}" if most is not None else ""
-    return f"a list{many}: {in_words(schema.get('items', {}))} each"
+    many = f" of {least or 0} to {most} items" if most is not None else ""
+    return f"a list{many}, each {in_words(schema.get('items', {}))}"
 
 
 _WORDS: Final[Mapping[str, Callable[[Schema], str]]] = {

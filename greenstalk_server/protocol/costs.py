@@ -1,0 +1,41 @@
+"""The cost model of a session: how much work a slice may do, and the cost of each kind of work.
+
+A slice ends when its cost exceeds OUTPUT_SLICE, or after COMMAND_SLICE commands. The unit of cost is a byte of replies;
+other work is converted to it by the CPU time that it takes. The poller adds up the same costs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OUTPUT_SLICE: Final = 65536
+"""Maximum cost of a slice, about a millisecond. A reply of more bytes is sent as a stream."""
+
+COMMAND_SLICE: Final = range(500)
+"""Maximum commands of a slice: about a millisecond of puts."""
+
+COMMAND_COST: Final = OUTPUT_SLICE // len(COMMAND_SLICE)
+"""Cost of a command without its reply."""
+
+SHORT_LIST: Final = 256
+"""Maximum names of a list that is certain to be smaller than OUTPUT_SLICE, however long the names are."""
+
+WATCHED_BATCH: Final = 64
+WATCHED_COST: Final = 512
+"""Cost of a reserve per WATCHED_BATCH watched tubes. Fewer tubes cost nothing. The cost of a reserve from 8000 tubes is
+almost OUTPUT_SLICE; the reserve takes about two milliseconds."""
+
+NAME_COST: Final = 2
+"""Cost of each name of a long list that is copied to be sent as a stream."""
+
+KICK_COST: Final = 128
+"""Cost of each job that a kick moves."""
+
+NEW_TUBE_COST: Final = 2048
+"""Cost of a new tube. To create the tube and to put a first job into it takes 13 us."""
+
+DISCONNECT_COST: Final = 128
+"""Cost of each job and each watched tube of a client that disconnects."""
+
+LIST_COST: Final = 64
+"""Cost of each tube whose grant a list-tubes examines."""
