@@ -5,6 +5,7 @@ import json
 import platform
 import resource
 import shlex
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -75,7 +76,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--attempts", type=_positive_int, default=4, help="attempts at a sample that other processes disturb (4)")
     add("--quick", action="store_true", help="one round of half a second")
     add("--ours", metavar="CMD", default=OURS_COMMAND, help="command of Greenstalk Server; {web}: dashboard options")
-    add("--peer", metavar="CMD", default=_PEER_COMMAND, help="command of the peer")
+    add("--reference", metavar="CMD", default=_PEER_COMMAND, help="command of the server that all are compared with")
+    add(
+        "--peer",
+        metavar="PATH",
+        action="append",
+        default=[],
+        type=_peer_program,
+        help="another program with beanstalkd's options to measure; repeatable",
+    )
     add(
         "--also", metavar="NAME=CMD", action="append", default=[], type=_named_command, help="another server to measure"
     )
@@ -107,6 +116,14 @@ def _named_command(text: str) -> Contender:
     return Contender(name, command)
 
 
+def _peer_program(text: str) -> Contender:
+    path = Path(text)
+    if shutil.which(text) is None:
+        raise argparse.ArgumentTypeError(f"{text}: not an executable program")
+    name = path.name if path.name != PEER else str(Path(path.resolve().parent.name, path.name))
+    return Contender(name, f"{shlex.quote(text)} -l 127.0.0.1 -p {{port}}")
+
+
 def _modes(names: str) -> list[Mode]:
     try:
         return select(names.split(","))
@@ -115,7 +132,10 @@ def _modes(names: str) -> list[Mode]:
 
 
 def _contenders(options: argparse.Namespace) -> list[Contender]:
-    contenders = [Contender(OURS, options.ours), *options.also, Contender(PEER, options.peer)]
+    contenders = [Contender(OURS, options.ours), *options.also, *options.peer, Contender(PEER, options.reference)]
+    names = [contender.name for contender in contenders]
+    if len(set(names)) < len(names):
+        raise BenchError(f"two servers have one name: {', '.join(names)}; name them with --also NAME=CMD")
     if not options.no_floor:
         floor = shlex.quote(str(build("floor")))
         contenders.append(Contender(FLOOR, f"{floor} {{port}} {{body}}", True))
@@ -157,8 +177,9 @@ def _headline(bench: Bench, contenders: list[Contender]) -> str:
 
 def _conditions(bench: Bench) -> str:
     """Describe the machine and the measurement in one paragraph of a document."""
+    kernel = ".".join(platform.release().split(".")[:2])
     return (
-        f"{cpu_model()}, {platform.system()} {platform.release()}, Python {platform.python_version()};\n"
+        f"{cpu_model()}, {platform.system()} {kernel}, Python {platform.python_version()};\n"
         f"{bench.cpus}; {_dashboard_condition(bench)}.\n"
         f"Each figure is the median (lowest–highest) of {_rounds(bench)}."
     )

@@ -22,6 +22,7 @@ _RATIO_LABELS: Final[dict[Metric, str]] = {
     "cpu_us": "server CPU per command",
     "p50_us": "latency, p50",
     "p99_us": "latency, p99",
+    "p999_us": "latency, p99.9",
     "bytes_per_connection": "memory per connection",
     "bytes_per_job": "memory per job",
     "restart_seconds": "time to restart",

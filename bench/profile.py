@@ -41,7 +41,7 @@ _UNWOUND: Final[dict[bool, tuple[str, ...]]] = {
     True: ("--freq", "999", "--call-graph", "dwarf,4096"),  # compiled code has no frame pointers
 }
 _WRITE_SECONDS: Final = 30.0
-_COMPILED_COMMAND: Final = f"env PYTHONSAFEPATH=1 PYTHONPATH={REPOSITORY / 'build' / 'compiled'} {OURS_COMMAND}"
+_PURE_COMMAND: Final = f"env GREENSTALK_PURE=1 {OURS_COMMAND}"
 _COLOURS: Final[dict[Stage, str]] = {
     "wait": "#b3c7e6",
     "recv": "#8fd0c8",
@@ -166,7 +166,7 @@ def main() -> int:
     try:
         profile = Profile(
             _mode(options.mode),
-            options.ours or (_COMPILED_COMMAND if options.compiled else OURS_COMMAND),
+            options.ours or (OURS_COMMAND if options.compiled else _PURE_COMMAND),
             options.seconds,
             is_compiled=options.compiled,
             has_dashboard=not options.no_dashboard,

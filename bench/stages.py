@@ -31,16 +31,20 @@ _MODULES: Final[dict[str, Stage]] = {
     "protocol": "parse",
     "runtime": "other",
     # Modules that differ from their package, or that the compiled build shows without their package:
+    "batch": "journal",
     "body_loader": "journal",
     "clock": "connection",
     "codec": "parse",
     "committer": "journal",
+    "compaction": "journal",
     "connection": "connection",
     "poller": "connection",
     "record": "journal",
     "restricted_session": "parse",
     "segment": "journal",
+    "segment_log": "journal",
     "session": "parse",
+    "writer": "journal",
 }
 """Stages of packages and modules of the server; the name closest to the function counts. All others are the core's."""
 
