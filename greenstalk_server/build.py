@@ -63,6 +63,7 @@ COMPILED: Final = (
     "net/poller",
     "protocol/codec",
     "protocol/costs",
+    "protocol/extended_session",
     "protocol/restricted_session",
     "protocol/session",
     "protocol/stats",

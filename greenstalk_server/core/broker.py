@@ -201,9 +201,26 @@ class Broker(PolicyTransitions):
         *delay* and *ttr* in nanoseconds. Return *id*, or the id of an earlier job if a policy makes the new one its
         duplicate, or a Refusal, which is negative. A refused put changes nothing.
         """
+        return self._put_in(client.used, client, id, pri, delay, ttr, body, now)
+
+    def put_in_tube(
+        self, client: Client, name: bytes, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int
+    ) -> int:
+        """Add a job to the tube *name*, created if it does not exist; otherwise as `put`."""
+        refusal = self._refuse_tube(name, client)
+        if refusal:
+            return refusal
+        tube = self.tube(name)
+        result = self._put_in(tube, client, id, pri, delay, ttr, body, now)
+        if result < 0:
+            self._drop_if_unneeded(tube)
+        return result
+
+    def _put_in(
+        self, tube: Tube, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int
+    ) -> int:
         if self.bodies is not None and not self.bodies.admit(len(body)):
             return Refusal.MEMORY
-        tube = client.used
         if self.quotas is not None:
             refusal = self.quotas.refuse_job(tube, len(body), len(self.jobs))
             if refusal:
@@ -368,6 +385,38 @@ class Broker(PolicyTransitions):
 
     # Every client
 
+    def reprioritize(self, id: int, pri: int, now: int) -> int:
+        """Give the ready, delayed or buried job *id* the priority *pri*; return DONE, NOT_FOUND or HELD."""
+        job = self.jobs.get(id)
+        if job is None:
+            return EditOutcome.NOT_FOUND
+        if job.state == RESERVED:
+            return EditOutcome.HELD
+        self._set_priority(job, pri, now)
+        return EditOutcome.DONE
+
+    def wait_for_job(self, client: Client, id: int, until: int | None, now: int) -> int:
+        """Park *client* until the job *id* is deleted or buried, or the time is *until*; return a WaitOutcome.
+
+        If the job is buried already or does not exist, or if *until* has come, return the outcome without parking.
+        """
+        job = self.jobs.get(id)
+        if job is None:
+            return WaitOutcome.NOT_FOUND
+        if job.state == BURIED:
+            return WaitOutcome.BURIED
+        if until is not None and until <= now:
+            return WaitOutcome.TIMED_OUT
+        client.is_waiting = True
+        client.awaited_id = id
+        client.waiting_since = now
+        client.wait_until = until
+        client.outcome = None
+        self.job_waiters.setdefault(id, {})[client] = None
+        if until is not None:
+            self._arm(client, until)
+        return WaitOutcome.WAITING
+
     def kick(self, tube: Tube, state: int, bound: int, now: int) -> int:
         """Make ready up to *bound* jobs of *tube* that are in *state*, BURIED or DELAYED; return how many.
 
@@ -410,14 +459,7 @@ class Broker(PolicyTransitions):
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
         """Add a job to the tube *name*, as `put` does; return its id, or the Refusal, which is negative."""
         client = Client(self.default_tube, _ignore_wake)
-        refusal = self._refuse_tube(name, client)
-        if refusal:
-            return refusal
-        client.used, id = self.tube(name), self.allocate_id()
-        result = self.put(client, id, pri, delay, ttr, body, now)
-        if result < 0:
-            self._drop_if_unneeded(client.used)
-        return result
+        return self.put_in_tube(client, name, self.allocate_id(), pri, delay, ttr, body, now)
 
     def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:
         """Bury the ready or delayed job *id*, or, if *is_forced*, a reserved one; return False if no such job."""
@@ -573,7 +615,8 @@ class Broker(PolicyTransitions):
             self._close_some(client, 1, now)
             return
         job = client.soonest()
-        if client.is_waiting and job is not None and job.deadline - SAFETY_MARGIN <= now:
+        is_in_reserve = client.is_waiting and not client.awaited_id
+        if is_in_reserve and job is not None and job.deadline - SAFETY_MARGIN <= now:
             self._end_wait(client, WaitOutcome.DEADLINE_SOON)
         elif client.is_waiting and client.wait_until is not None and client.wait_until <= now:
             self._end_wait(client, WaitOutcome.TIMED_OUT)
@@ -581,7 +624,8 @@ class Broker(PolicyTransitions):
             self._time_out(job, client, now)
             job = client.soonest()
         if job is not None:
-            self._arm(client, job.deadline - SAFETY_MARGIN if client.is_waiting else job.deadline)
+            is_in_reserve = client.is_waiting and not client.awaited_id
+            self._arm(client, job.deadline - SAFETY_MARGIN if is_in_reserve else job.deadline)
         if client.is_waiting and client.wait_until is not None:
             self._arm(client, client.wait_until)
 

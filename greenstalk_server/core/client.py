@@ -37,7 +37,8 @@ class Client:
                     subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved a job by id.
-    is_waiting      it is parked in a reserve.
+    is_waiting      it is parked in a reserve, or in a wait for the job `awaited_id`.
+    awaited_id      id of the job whose end it waits for; 0 if it waits for none.
     is_http         the client is one HTTP request and the jobs that it reserved, not a connection.
     is_closed       the broker has disconnected it.
     waiting_since   start of its last wait, nanoseconds.
@@ -52,6 +53,7 @@ class Client:
     __slots__ = (
         "_deadlines",
         "address",
+        "awaited_id",
         "connected_at",
         "hang_up",
         "is_closed",
@@ -87,6 +89,7 @@ class Client:
         self.is_producer: bool = False
         self.is_worker: bool = False
         self.is_waiting: bool = False
+        self.awaited_id: int = 0
         self.is_http: bool = False
         self.is_closed: bool = False
         self.waiting_since: int = 0

@@ -10,11 +10,17 @@ from typing import Final
 
 
 class WaitOutcome:
-    """The state of a wait, or how it ended without a job."""
+    """The state of a wait, or how it ended without a job.
+
+    DEADLINE_SOON ends only a wait for a ready job; DELETED, BURIED and NOT_FOUND end only a wait for a certain job.
+    """
 
     WAITING: Final = 0
     TIMED_OUT: Final = 1
     DEADLINE_SOON: Final = 2
+    DELETED: Final = 3
+    BURIED: Final = 4
+    NOT_FOUND: Final = 5
 
 
 class EditOutcome:

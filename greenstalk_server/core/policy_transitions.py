@@ -20,7 +20,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
 from greenstalk_server.core.policy import Overflow, Policy, PolicySet, UniqueFor
 from greenstalk_server.core.policy_store import PolicyStore
 from greenstalk_server.core.timers import NEVER
@@ -267,10 +267,13 @@ class PolicyTransitions(Transitions):
         return id if now < until else 0
 
     def _raise_priority(self, id: int, pri: int, now: int) -> None:
-        """Give the job *id* the priority *pri* if that is more urgent than its own."""
+        """Give the job *id*, if it exists, the priority *pri* if that is more urgent than its own."""
         job = self.jobs.get(id)
-        if job is None or job.pri <= pri:
-            return
+        if job is not None and pri < job.pri:
+            self._set_priority(job, pri, now)
+
+    def _set_priority(self, job: Job, pri: int, now: int) -> None:
+        """Change the priority of *job*, which keeps its place if it is reserved or buried."""
         job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
         if job.state not in (READY, DELAYED):
             job.pri = pri
@@ -361,6 +364,8 @@ class PolicyTransitions(Transitions):
         if self.quotas is not None:
             self.quotas.body_bytes -= job.size
         self.journal.delete(job)
+        if self.job_waiters:
+            self._end_job_waits(job.id, WaitOutcome.DELETED)
         if tube.rules is not None:
             tube.rules.release_key(job)
         if not tube.using and not tube.watching:
@@ -617,6 +622,8 @@ class PolicyTransitions(Transitions):
         job.burial_number = self._burials
         job.tube.add_buried(job)
         self.journal.update(job)
+        if self.job_waiters:
+            self._end_job_waits(job.id, WaitOutcome.BURIED)
         if job.tube.rules is not None:
             self._arm_burial_expiry(job.tube, job.tube.rules)
 

@@ -54,6 +54,7 @@ class Transitions:
     closing_clients disconnected clients that still have jobs or watches. Later ticks requeue the jobs and end the
                     watches. While the server stops, both stay, and the next start requeues the jobs.
     recent_workers  addresses of the workers that disconnected last, by client number.
+    job_waiters     clients that wait for the end of a job, by its id.
     bodies          which bodies are in memory; None if all are.
     is_draining     puts are refused.
     is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
@@ -78,6 +79,7 @@ class Transitions:
         self.clients: dict[Client, None] = {}
         self.closing_clients: dict[Client, None] = {}
         self.recent_workers: OrderedDict[int, str] = OrderedDict()
+        self.job_waiters: dict[int, dict[Client, None]] = {}
         self.counters: Counters = Counters()
         self.bodies: Bodies | None = bodies
         self.is_draining: bool = False
@@ -348,9 +350,21 @@ class Transitions:
         client.outcome = outcome
         client.wake()
 
+    def _end_job_waits(self, id: int, outcome: int) -> None:
+        """End the waits for the job *id* with a WaitOutcome."""
+        for client in list(self.job_waiters.get(id, ())):
+            self._end_wait(client, outcome)
+
     def cancel_wait(self, client: Client) -> None:
         """End *client*'s wait, if it waits, without an outcome and without waking it."""
-        if client.is_waiting:
+        if client.is_waiting and client.awaited_id:
+            client.is_waiting = False
+            waiters = self.job_waiters[client.awaited_id]
+            del waiters[client]
+            if not waiters:
+                del self.job_waiters[client.awaited_id]
+            client.awaited_id = 0
+        elif client.is_waiting:
             client.is_waiting = False
             self.waiting_count -= 1
             if client.tube_set is not None:

@@ -10,6 +10,13 @@ A command is a tuple: the verb, then its arguments, with numbers as int (times i
     (PAUSE_TUBE, name, delay, is_valid_name)
     (any other verb,)
 
+Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
+
+    (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
+    (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
+    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED, name)
+    (META, fields)                          (TOUCH_ALL | PEEK_RESERVED,)
+
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
 1.12 where clients rely on that: a negative timeout waits without a limit, and names in YAML are unquoted if possible.
 """
@@ -59,6 +66,29 @@ LIST_TUBES_WATCHED: Final = b"list-tubes-watched"
 QUIT: Final = b"quit"
 PAUSE_TUBE: Final = b"pause-tube"
 
+# Verbs of extensions
+
+PUT_IN_TUBE: Final = b"put-in-tube"
+RESERVE_BATCH: Final = b"reserve-batch"
+DELETE_BATCH: Final = b"delete-batch"
+REPRIORITIZE: Final = b"reprioritize"
+WAIT: Final = b"wait"
+FLUSH_TUBE: Final = b"flush-tube"
+FLUSH_BURIED: Final = b"flush-buried"
+META: Final = b"meta"
+TOUCH_ALL: Final = b"touch-all"
+PEEK_RESERVED: Final = b"peek-reserved"
+
+BATCH_LINE_START: Final = DELETE_BATCH + b" "
+MAX_BATCH_LINE: Final = 21_015
+"""Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
+
+MAX_BATCH: Final = 1000
+"""Maximum number of jobs of a reserve-batch, and of ids of a delete-batch."""
+
+META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
+"""Fields that meta may name."""
+
 # Replies
 
 BURIED: Final = b"BURIED\r\n"
@@ -73,6 +103,8 @@ NOT_FOUND: Final = b"NOT_FOUND\r\n"
 NOT_IGNORED: Final = b"NOT_IGNORED\r\n"
 OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY\r\n"
 PAUSED: Final = b"PAUSED\r\n"
+REPRIORITIZED: Final = b"REPRIORITIZED\r\n"
+ALREADY_RESERVED: Final = b"ALREADY_RESERVED\r\n"
 RELEASED: Final = b"RELEASED\r\n"
 TIMED_OUT: Final = b"TIMED_OUT\r\n"
 TOUCHED: Final = b"TOUCHED\r\n"
@@ -96,10 +128,31 @@ class UnknownCommand(ProtocolError):
     reply: ClassVar[bytes] = b"UNKNOWN_COMMAND\r\n"
 
 
+class Mode:
+    """How strictly all connections of the process follow the published protocol.
+
+    is_strict   the extensions are off; every line gets beanstalkd's reply.
+    """
+
+    def __init__(self) -> None:
+        self.is_strict: bool = False
+
+
+mode: Final = Mode()
+
+
+def set_strict(is_strict: bool) -> None:
+    """Turn the extensions off or on for all connections of the process."""
+    mode.is_strict = is_strict
+    known.clear()
+    known.update(_BARE if is_strict else {**_BARE, **_BARE_EXTENSIONS})
+
+
 def parse(line: bytes) -> Command:
     """Return the command in *line*; raise ProtocolError if it has none.
 
-    *line* has at most 222 bytes, and no CRLF. Look it up in `known` first, which is faster.
+    *line* has no CRLF, and at most MAX_LINE - 2 bytes, or MAX_BATCH_LINE - 2 if it starts with BATCH_LINE_START. Look
+    it up in `known` first, which is faster.
     """
     verb, space, rest = line.partition(b" ")
     if verb in _VERBS_WITH_ID and len(rest) < 20 and rest.isdigit():
@@ -107,13 +160,14 @@ def parse(line: bytes) -> Command:
     if b"\0" in line:
         raise BadFormat
     parser = _WITH_ARGUMENTS.get(verb) if space else None
+    if parser is None and not mode.is_strict:
+        parser = _EXTENSIONS.get(verb)
     if parser is None:
         return _parse_by_prefix(line)
     command = parser(verb, rest)
     if verb in _CACHEABLE:
         if len(known) >= _MAX_KNOWN:
-            known.clear()
-            known.update(_BARE)
+            set_strict(mode.is_strict)
         known[line] = command
     return command
 
@@ -131,14 +185,19 @@ def _parse_by_prefix(line: bytes) -> Command:
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 _I31: Final = 2**31 - 1
+_MAX_DIGITS: Final = len(str(_U64))
+_MILLISECOND: Final = SECOND // 1000
 
-_put_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+) +([0-9]+)(.*)", re.DOTALL)
-_release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +([0-9]+)")
+_SECONDS: Final = rb"([0-9]+(?:\.[0-9]+)?)"
+_put_arguments: Final = re.compile(rb" *([0-9]+) +%b +%b +([0-9]+)(.*)" % (_SECONDS, _SECONDS), re.DOTALL)
+_release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +%b" % _SECONDS)
 _bury_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+)")
 _id: Final = re.compile(rb" *([0-9]+)")
-_timeout: Final = re.compile(rb" *(-?)([0-9]+)")
+_timeout: Final = re.compile(rb" *(-?)%b" % _SECONDS)
 _lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
-_pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +([0-9]+)")
+_pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +%b" % _SECONDS)
+_seconds_only: Final = re.compile(_SECONDS)
+_tube_argument: Final = re.compile(rb" *([^ ]+)(.*)", re.DOTALL)
 
 
 def _number(digits: bytes, maximum: int) -> int:
@@ -146,6 +205,21 @@ def _number(digits: bytes, maximum: int) -> int:
     if value > maximum:
         raise BadFormat
     return value
+
+
+def _seconds(text: bytes, maximum: int) -> int:
+    """Return the *text* of a number of seconds in nanoseconds; a fraction counts by its first three digits."""
+    whole, point, fraction = text.partition(b".")
+    if not point:
+        return _number(whole, maximum) * SECOND
+    if mode.is_strict:
+        raise BadFormat
+    return _number(whole, maximum) * SECOND + int(fraction[:3].ljust(3, b"0")) * _MILLISECOND
+
+
+def _ttr(text: bytes) -> int:
+    """Return the *text* of a ttr in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
+    return _seconds(text, _U32) or SECOND
 
 
 def _fully(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes]:
@@ -160,11 +234,18 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
     return (
         verb,
         _number(pri, _U32),
-        _number(delay, _U32) * SECOND,
-        max(1, _number(ttr, _U32)) * SECOND,
+        _seconds(delay, _U32),
+        _ttr(ttr),
         _number(size, _U32),
         not garbage,
     )
+
+
+def _parse_put_in_tube(verb: bytes, rest: bytes) -> Command:
+    """Read the tube's name, then the arguments of put. A name that is not valid makes the line malformed."""
+    name, arguments = _fully(_tube_argument, rest).groups()
+    _, pri, delay, ttr, size, is_well_formed = _parse_put(PUT, arguments)
+    return (PUT, pri, delay, ttr, size, is_well_formed and is_tube_name(name), name)
 
 
 def _parse_id(verb: bytes, rest: bytes) -> Command:
@@ -173,7 +254,7 @@ def _parse_id(verb: bytes, rest: bytes) -> Command:
 
 def _parse_release(verb: bytes, rest: bytes) -> Command:
     id, pri, delay = _fully(_release_arguments, rest).groups()
-    return (verb, _number(id, _U64), _number(pri, _U32), _number(delay, _U32) * SECOND)
+    return (verb, _number(id, _U64), _number(pri, _U32), _seconds(delay, _U32))
 
 
 def _parse_bury(verb: bytes, rest: bytes) -> Command:
@@ -195,9 +276,10 @@ def _parse_timeout(verb: bytes, rest: bytes) -> Command:
     match = _timeout.match(rest)
     if match is None:
         raise BadFormat
+    text: bytes = match[2].partition(b".")[0] if mode.is_strict else match[2]
     if not match[1]:
-        return (verb, _number(match[2], _I31) * SECOND)
-    return (verb, None if _number(match[2], _I31 + 1) else 0)
+        return (verb, _seconds(text, _I31))
+    return (verb, None if _seconds(text, _I31 + 1) else 0)
 
 
 def _parse_name(verb: bytes, rest: bytes) -> Command:
@@ -206,7 +288,7 @@ def _parse_name(verb: bytes, rest: bytes) -> Command:
 
 def _parse_pause(verb: bytes, rest: bytes) -> Command:
     name, delay = _fully(_pause_arguments, rest).groups()
-    return (verb, name, _number(delay, _U32) * SECOND, is_tube_name(name))
+    return (verb, name, _seconds(delay, _U32), is_tube_name(name))
 
 
 def _parse_bare(verb: bytes, rest: bytes) -> Command:
@@ -217,6 +299,54 @@ def _parse_bare(verb: bytes, rest: bytes) -> Command:
 
 def _parse_quit(verb: bytes, rest: bytes) -> Command:
     return (verb,)
+
+
+def _words(rest: bytes, least: int, most: int) -> list[bytes]:
+    """Return the words of *rest*, from *least* to *most*."""
+    words = [word for word in rest.split(b" ") if word]
+    if not least <= len(words) <= most:
+        raise BadFormat
+    return words
+
+
+def _whole(word: bytes, least: int, most: int) -> int:
+    """Return the whole number in *word*, from *least* to *most*."""
+    if not word.isdigit() or len(word) > _MAX_DIGITS or not least <= int(word) <= most:
+        raise BadFormat
+    return int(word)
+
+
+def _timeout_of(word: bytes) -> int:
+    """Return the seconds in *word*, 0 or more, in nanoseconds."""
+    if _seconds_only.fullmatch(word) is None:
+        raise BadFormat
+    return _seconds(word, _I31)
+
+
+def _parse_reserve_batch(verb: bytes, rest: bytes) -> Command:
+    words = _words(rest, 1, 2)
+    return (verb, _whole(words[0], 1, MAX_BATCH), _timeout_of(words[1]) if len(words) == 2 else 0)
+
+
+def _parse_delete_batch(verb: bytes, rest: bytes) -> Command:
+    return (verb, [_whole(word, 0, _U64) for word in _words(rest, 1, MAX_BATCH)])
+
+
+def _parse_reprioritize(verb: bytes, rest: bytes) -> Command:
+    id, pri = _words(rest, 2, 2)
+    return (verb, _whole(id, 0, _U64), _whole(pri, 0, _U32))
+
+
+def _parse_wait(verb: bytes, rest: bytes) -> Command:
+    words = _words(rest, 1, 2)
+    return (verb, _whole(words[0], 0, _U64), _timeout_of(words[1]) if len(words) == 2 else None)
+
+
+def _parse_meta(verb: bytes, rest: bytes) -> Command:
+    fields = _words(rest, 0, len(META_FIELDS))
+    if len(set(fields)) < len(fields) or not set(fields).issubset(META_FIELDS):
+        raise BadFormat
+    return (verb, tuple(fields))
 
 
 _Parser: TypeAlias = Callable[[bytes, bytes], Command]
@@ -261,12 +391,30 @@ _BARE: Final[dict[bytes, Command]] = {
     prefix: (prefix,) for prefix, parser in _PREFIXES if parser in (_parse_bare, _parse_quit)
 }
 
+_EXTENSIONS: Final[dict[bytes, _Parser]] = {
+    PUT_IN_TUBE: _parse_put_in_tube,
+    RESERVE_BATCH: _parse_reserve_batch,
+    DELETE_BATCH: _parse_delete_batch,
+    REPRIORITIZE: _parse_reprioritize,
+    WAIT: _parse_wait,
+    FLUSH_TUBE: _parse_name,
+    FLUSH_BURIED: _parse_name,
+    META: _parse_meta,
+    TOUCH_ALL: _parse_bare,
+    PEEK_RESERVED: _parse_bare,
+}
+"""Parsers of extensions by the verb, with or without arguments. In strict mode their lines are parsed by _PREFIXES."""
+
+_BARE_EXTENSIONS: Final[dict[bytes, Command]] = {
+    verb: (verb,) for verb, parser in _EXTENSIONS.items() if parser is _parse_bare
+}
+
 _CACHEABLE: Final = frozenset((PUT, RESERVE_WITH_TIMEOUT, USE, WATCH, IGNORE))
 """Verbs whose lines clients repeat unchanged. Lines with a job id are not repeated."""
 
 _MAX_KNOWN: Final = 1024
 
-known: Final[dict[bytes, Command]] = dict(_BARE)
+known: Final[dict[bytes, Command]] = {**_BARE, **_BARE_EXTENSIONS}
 """A cache of parsed lines, to be consulted before `parse`. A hit costs 0.05 us, and parsing a put 2 us. In pure Python,
 jobs that are put by equal lines also share the objects of their numbers."""
 
@@ -287,6 +435,11 @@ def reserved(id: int, body: bytes) -> bytes:
 def found(id: int, body: bytes) -> bytes:
     """Return the reply to a peek that found the job *id*."""
     return b"".join((b"FOUND %d %d\r\n" % (id, len(body)), body, CRLF))
+
+
+def job_line(word: bytes, id: int, body: bytes, values: list[bytes]) -> bytes:
+    """Return the first line of a reply, RESERVED or FOUND as the *word*, that has *values* after the size."""
+    return b"%b %d %d %b\r\n" % (word, id, len(body), b" ".join(values))
 
 
 def reserved_line(id: int, body: bytes) -> bytes:
@@ -312,6 +465,26 @@ def using(name: bytes) -> bytes:
 def watching(count: int) -> bytes:
     """Return the reply to watch and ignore."""
     return b"WATCHING %d\r\n" % count
+
+
+def reserved_batch(count: int) -> bytes:
+    """Return the first line of the reply to reserve-batch."""
+    return b"RESERVED_BATCH %d\r\n" % count
+
+
+def deleted_batch(deleted: int, missing: int) -> bytes:
+    """Return the reply to delete-batch."""
+    return b"DELETED_BATCH %d %d\r\n" % (deleted, missing)
+
+
+def counted(word: bytes, count: int) -> bytes:
+    """Return the reply to touch-all, to a flush, and to meta: *word* and a number."""
+    return b"%b %d\r\n" % (word, count)
+
+
+def finished(word: bytes, id: int) -> bytes:
+    """Return the reply to a wait for the job *id*: DELETED or BURIED as the *word*."""
+    return b"%b %d\r\n" % (word, id)
 
 
 def kicked(count: int) -> bytes:

@@ -31,6 +31,12 @@ NAME_COST: Final = 2
 KICK_COST: Final = 128
 """Cost of each job that a kick moves."""
 
+JOB_COST: Final = 128
+"""Cost of each job that a delete-batch, a touch-all or a flush examines."""
+
+SCAN_COST: Final = 16
+"""Cost of each job that a search for reserved jobs examines."""
+
 NEW_TUBE_COST: Final = 2048
 """Cost of a new tube. To create the tube and to put a first job into it takes 13 us."""
 

@@ -23,7 +23,8 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
-from greenstalk_server.protocol.session import HANDLERS, Session
+from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS, ExtendedSession
+from greenstalk_server.protocol.session import PUT_LENGTH, Session
 from greenstalk_server.protocol.work import Work
 
 REFUSED: Final = codec.UnknownCommand.reply
@@ -32,7 +33,7 @@ LIST_BATCH: Final = 3 * CHUNK_SIZE
 """Tubes that a list-tubes examines in one slice."""
 
 
-class RestrictedSession(Session):
+class RestrictedSession(ExtendedSession):
     """A session with grants, a rate limit, and the times that timeouts need.
 
     active_at       time of the last input or `resume`, nanoseconds.
@@ -103,9 +104,17 @@ class RestrictedSession(Session):
     # Permissions
 
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
-        if self._max_body < 0:
-            self._refuse(codec.PUT, self.client.used.name)
-        return super()._begin_put(command, data, pos, out, now)
+        if self._grants is None or (len(command) == PUT_LENGTH and self._max_body >= 0):
+            return super()._begin_put(command, data, pos, out, now)
+        tube = self.client.used.name if len(command) == PUT_LENGTH else command[6]
+        is_allowed, max_body = self._grants.may_produce(tube), self._max_body
+        if not is_allowed:
+            self._refuse(codec.PUT, tube)
+        self._max_body = self._broker.max_job_size if is_allowed else -1
+        try:
+            return super()._begin_put(command, data, pos, out, now)
+        finally:
+            self._max_body = max_body
 
     def _refuse(self, verb: bytes, what: bytes, reply: bytes = REFUSED) -> bytes:
         request = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
@@ -131,6 +140,10 @@ class RestrictedSession(Session):
         assert self._grants is not None
         job: Job | None = self._broker.jobs.get(id)
         return job is None or job.holder is self.client or self._grants.may_consume(job.tube.name)
+
+    def may_delete(self, id: int) -> bool:
+        """Whether the client may delete the job *id*."""
+        return self._grants is None or self._may_consume_job(id)
 
     def _may_inspect_job(self, id: int) -> bool:
         """Whether the client may inspect job *id*. True if it holds the job, or if there is no such job."""
@@ -164,17 +177,17 @@ class RestrictedSession(Session):
     def _guarded_reserve(self, command: Command, now: int) -> bytes | None:
         if not self._may_reserve:
             return self._refuse(command[0], b"")
-        return HANDLERS[command[0]](self, command, now)
+        return EXTENDED_HANDLERS[command[0]](self, command, now)
 
     def _guarded_consume_job(self, command: Command, now: int) -> bytes | None:
         if not self._may_consume_job(command[1]):
             return self._refuse_job(command)
-        return HANDLERS[command[0]](self, command, now)
+        return EXTENDED_HANDLERS[command[0]](self, command, now)
 
     def _guarded_inspect_job(self, command: Command, now: int) -> bytes | None:
         if not self._may_inspect_job(command[1]):
             return self._refuse_job(command)
-        return HANDLERS[command[0]](self, command, now)
+        return EXTENDED_HANDLERS[command[0]](self, command, now)
 
     def _guarded_kick(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
@@ -186,13 +199,19 @@ class RestrictedSession(Session):
         used = self.client.used.name
         if not self._grants.may_inspect(used):
             return self._refuse(command[0], used)
-        return HANDLERS[command[0]](self, command, now)
+        return EXTENDED_HANDLERS[command[0]](self, command, now)
 
     def _guarded_pause_tube(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         if not self._grants.may_consume(command[1]):
             return self._refuse(command[0], command[1])
         return self._pause_tube(command, now)
+
+    def _guarded_flush(self, command: Command, now: int) -> bytes | None:
+        assert self._grants is not None
+        if not self._grants.may_consume(command[1]):
+            return self._refuse(command[0], command[1])
+        return EXTENDED_HANDLERS[command[0]](self, command, now)
 
     def _guarded_stats(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
@@ -257,6 +276,12 @@ _CHECKED: Final[dict[bytes, Any]] = {
     codec.WATCH: RestrictedSession._guarded_watch,
     codec.LIST_TUBES: RestrictedSession._guarded_list_tubes,
     codec.PAUSE_TUBE: RestrictedSession._guarded_pause_tube,
+    codec.RESERVE_BATCH: RestrictedSession._guarded_reserve,
+    codec.FLUSH_TUBE: RestrictedSession._guarded_flush,
+    codec.FLUSH_BURIED: RestrictedSession._guarded_flush,
+    codec.PEEK_RESERVED: RestrictedSession._guarded_peek_used,
+    codec.REPRIORITIZE: RestrictedSession._guarded_consume_job,
+    codec.WAIT: RestrictedSession._guarded_inspect_job,
 }
 """Verbs whose handler checks the grants."""
 
@@ -268,8 +293,12 @@ _NEED_NO_GRANT: Final = (
     codec.LIST_TUBE_USED,
     codec.LIST_TUBES_WATCHED,
     codec.QUIT,
+    codec.TOUCH_ALL,
+    codec.META,
+    codec.DELETE_BATCH,
 )
-"""Verbs that affect only the jobs that the client holds, and the tubes that it uses and watches."""
+"""Verbs that affect only the jobs that the client holds, and the tubes that it uses and watches; and delete-batch,
+which asks `may_delete` for each job."""
 
 
 def guard(handlers: dict[bytes, Any]) -> dict[bytes, Any]:
@@ -283,4 +312,4 @@ def guard(handlers: dict[bytes, Any]) -> dict[bytes, Any]:
     return guarded
 
 
-_GUARDED: Final[dict[bytes, Any]] = guard(HANDLERS)
+_GUARDED: Final[dict[bytes, Any]] = guard(EXTENDED_HANDLERS)

@@ -46,6 +46,9 @@ from greenstalk_server.protocol.costs import (
 from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
 from greenstalk_server.protocol.work import Kick, Work
 
+PUT_LENGTH: Final = 6
+"""Members of a put. The command of put-in-tube has one more, the tube."""
+
 INPUT_LIMIT: Final = 65536
 """Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
 
@@ -54,11 +57,16 @@ GROWN_BODY: Final = 2**20
 which takes 15 ms for 30 MB. The system provides the pages of such a large buffer when they are written, so a put whose
 body does not arrive takes no memory."""
 
+TOO_LONG: Final = -1
+INCOMPLETE: Final = -2
+"""Results of `_end_of_long_line`, which are no positions."""
+
 TOO_BIG: Final = 0
 FORBIDDEN: Final = 1
 NO_MEMORY: Final = 2
-REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY)
-"""Replies to a put whose body is discarded. TOO_BIG, FORBIDDEN and NO_MEMORY are the indices."""
+MALFORMED: Final = 3
+REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY, codec.BadFormat.reply)
+"""Replies to a put whose body is discarded. TOO_BIG, FORBIDDEN, NO_MEMORY and MALFORMED are the indices."""
 
 
 class Session:
@@ -180,7 +188,7 @@ class Session:
         if self.is_waiting:
             self._broker.cancel_wait(self.client)
             self.is_waiting = False
-            out.append(codec.TIMED_OUT)
+            out.append(self._ended_wait_reply(WaitOutcome.TIMED_OUT))
         self.cost = 0
         return self._serve(self._rest, self._position, out, now, limit)
 
@@ -190,7 +198,7 @@ class Session:
         self.cost = 0
         if self.is_waiting:
             self.is_waiting = False
-            reply = self._wait_reply() if self._awaited is None else self._awaited_reply(now)
+            reply = self._wait_reply(now) if self._awaited is None else self._awaited_reply(now)
             if reply is None:
                 return b""
             out.append(reply)
@@ -232,11 +240,13 @@ class Session:
                 break
             end = data.find(CRLF, pos, pos + MAX_LINE)
             if end < 0:
-                if size - pos < MAX_LINE:
+                end = INCOMPLETE if size - pos < MAX_LINE else self._end_of_long_line(data, pos)
+                if end == INCOMPLETE:
                     break
-                self._is_long_line = True
-                pos = self._continue_long_line(data, pos, out)
-                continue
+                if end == TOO_LONG:
+                    self._is_long_line = True
+                    pos = self._continue_long_line(data, pos, out)
+                    continue
             line = data[pos:end]
             pos = end + 2
             try:
@@ -269,6 +279,10 @@ class Session:
         else:
             self._rest, self._position = data[pos:], 0
 
+    def _end_of_long_line(self, data: bytes, pos: int) -> int:
+        """Return the end of the line at *pos*, which is longer than MAX_LINE; or INCOMPLETE or TOO_LONG."""
+        return TOO_LONG
+
     def _continue_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
         end = data.find(CRLF, pos)
         if end < 0:
@@ -288,7 +302,9 @@ class Session:
             refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
             return self._begin_skip(size, refusal, data, pos, out)
         if not command[5]:
-            raise codec.BadFormat
+            if len(command) > PUT_LENGTH:
+                return self._begin_skip(size, MALFORMED, data, pos, out)
+            raise codec.BadFormat  # as in beanstalkd, the body is served as commands
         if not self.client.is_producer:
             broker.note_producer(self.client)
         id = broker.allocate_id()
@@ -326,8 +342,12 @@ class Session:
             return codec.EXPECTED_CRLF
         if self._broker.is_draining:
             return codec.DRAINING
-        _, pri, delay, ttr, _, _ = command
-        result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        if len(command) == PUT_LENGTH:
+            _, pri, delay, ttr, _, _ = command
+            result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        else:
+            _, pri, delay, ttr, _, _, name = command
+            result = self._broker.put_in_tube(self.client, name, id, pri, delay, ttr, body, now)
         if result > 0:
             return codec.inserted(result)
         return codec.JOB_TOO_BIG if result == Refusal.TOO_BIG else codec.OUT_OF_MEMORY
@@ -365,27 +385,31 @@ class Session:
             self.cost += self._reserve_cost
         job = broker.reserve(client, now)
         if job is not None:
-            return self._job_reply(job, is_peek=False)
+            return self._job_reply(job, False, now)
         outcome = broker.wait(client, now if self._is_eof else until, now)
         if outcome == WaitOutcome.WAITING:
             self.is_waiting = True
             return None
-        return _ended_wait_reply(outcome)
+        return self._ended_wait_reply(outcome)
 
-    def _wait_reply(self) -> bytes | None:
+    def _wait_reply(self, now: int) -> bytes | None:
         """Return the reply that ends the client's wait."""
         outcome, self.client.outcome = self.client.outcome, None  # else a deleted job would stay in memory
-        return self._job_reply(outcome, is_peek=False) if isinstance(outcome, Job) else _ended_wait_reply(outcome)
+        return self._job_reply(outcome, False, now) if isinstance(outcome, Job) else self._ended_wait_reply(outcome)
 
-    def _job_reply(self, job: Job, is_peek: bool) -> bytes | None:
+    def _ended_wait_reply(self, outcome: int | None) -> bytes:
+        """Return the reply to a wait that ended without a job."""
+        return codec.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else codec.TIMED_OUT
+
+    def _job_reply(self, job: Job, is_peek: bool, now: int) -> bytes | None:
         """Return the reply with *job*, RESERVED or, if *is_peek*, FOUND; None if it has to wait for the body."""
         body = job.body
         if body is None:
             self._await_body(job, is_peek)
             return None
-        return self._body_reply(job, body, is_peek)
+        return self._body_reply(job, body, is_peek, now)
 
-    def _body_reply(self, job: Job, body: bytes, is_peek: bool) -> bytes:
+    def _body_reply(self, job: Job, body: bytes, is_peek: bool, now: int) -> bytes:
         self.cost += len(body)
         if len(body) > OUTPUT_SLICE:
             self.stream = BodyStream(body)
@@ -414,7 +438,7 @@ class Session:
         assert job is not None
         self._awaited = self._body = None
         if body is not None:
-            return self._body_reply(job, body, self._is_peek)
+            return self._body_reply(job, body, self._is_peek, now)
         if self._is_peek:
             return codec.INTERNAL_ERROR if job.id in self._broker.jobs else codec.NOT_FOUND
         self._broker.bury(self.client, job.id, job.pri, now)  # else later reserves would fail on the same job
@@ -426,7 +450,7 @@ class Session:
         if job is None:
             return codec.NOT_FOUND
         self._broker.note_worker(self.client)
-        return self._job_reply(job, is_peek=False)
+        return self._job_reply(job, False, now)
 
     def _delete(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_delete += 1
@@ -452,24 +476,19 @@ class Session:
     def _peek(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek += 1
         _, id = command
-        return self._peek_reply(self._broker.jobs.get(id))
+        return self.peek_reply(self._broker.jobs.get(id), now)
 
     def _peek_ready(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_ready += 1
-        return self._peek_reply(self.client.used.ready.first())
+        return self.peek_reply(self.client.used.ready.first(), now)
 
     def _peek_delayed(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_delayed += 1
-        return self._peek_reply(self.client.used.delayed.first())
+        return self.peek_reply(self.client.used.delayed.first(), now)
 
     def _peek_buried(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_buried += 1
-        return self._peek_reply(self.client.used.first_buried())
-
-    def _peek_reply(self, job: Job | None) -> bytes | None:
-        if job is None:
-            return codec.NOT_FOUND
-        return self._job_reply(job, is_peek=True)
+        return self.peek_reply(self.client.used.first_buried(), now)
 
     def _begin_kick(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_kick += 1
@@ -480,11 +499,19 @@ class Session:
         return self._do_work(Kick(tube, state, min(bound, present)), now)
 
     def _do_work(self, work: Work, now: int) -> bytes | None:
-        """Do a slice of *work*; return the reply when it is done, else None, with `has_more` set."""
+        """Do a slice of *work*; return the reply when it is done, else None, with `has_more` or `is_waiting` set."""
         reply = work.do_slice(self, self._broker, now)
-        self._work = None if reply is not None else work
-        self.has_more = reply is None
+        self.has_more = reply is None and not self.is_waiting
+        self._work = work if self.has_more else None
         return reply
+
+    def may_delete(self, id: int) -> bool:
+        """Whether the client may delete the job *id*; True if there is no such job."""
+        return True
+
+    def peek_reply(self, job: Job | None, now: int) -> bytes | None:
+        """Return the reply to a peek; None if it has to wait for the body."""
+        return codec.NOT_FOUND if job is None else self._job_reply(job, True, now)
 
     def _kick_job(self, command: Command, now: int) -> bytes:
         _, id = command
@@ -578,11 +605,6 @@ class Session:
 
 def _ignore_refused(client: Client, command: bytes, reply: bytes) -> None:
     """Stand in for `Session.refused` where errors are not logged."""
-
-
-def _ended_wait_reply(outcome: int | None) -> bytes:
-    """Return the reply to a wait that ended without a job."""
-    return codec.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else codec.TIMED_OUT
 
 
 _Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.costs import KICK_COST
+from greenstalk_server.protocol.costs import JOB_COST, KICK_COST, SCAN_COST
 
 if TYPE_CHECKING:
     from greenstalk_server.protocol.session import Session
@@ -40,3 +45,121 @@ class Kick(Work):
         session.cost += KICK_COST * done
         self._done += done
         return None if done and self._done < self._bound else codec.kicked(self._done)
+
+
+class DeleteBatch(Work):
+    """A deletion of the jobs *ids*."""
+
+    __slots__ = ("_deleted", "_done", "_ids")
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids: list[int] = ids
+        self._done: int = 0
+        self._deleted: int = 0
+
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Delete one slice of jobs."""
+        ids = self._ids[self._done : self._done + SLICE]
+        self._done += len(ids)
+        session.cost += JOB_COST * len(ids)
+        client = session.client
+        for id in ids:
+            self._deleted += session.may_delete(id) and broker.delete(client, id, now)
+        if self._done < len(self._ids):
+            return None
+        return codec.deleted_batch(self._deleted, len(self._ids) - self._deleted)
+
+
+class TouchAll(Work):
+    """A touch of the jobs *ids*, which the client holds."""
+
+    __slots__ = ("_done", "_ids", "_touched")
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids: list[int] = ids
+        self._done: int = 0
+        self._touched: int = 0
+
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Touch one slice of jobs."""
+        ids = self._ids[self._done : self._done + SLICE]
+        self._done += len(ids)
+        session.cost += JOB_COST * len(ids)
+        for id in ids:
+            self._touched += broker.touch(session.client, id, now)
+        return None if self._done < len(self._ids) else codec.counted(b"TOUCHED_ALL", self._touched)
+
+
+class Flush(Work):
+    """A deletion of all jobs of the tube *name*, or of the buried ones, that exist when it begins.
+
+    A pass deletes the ready, delayed and buried jobs, then those that clients hold. Between two slices a job may change
+    to a state whose turn is over, so passes follow until one finds nothing.
+    """
+
+    __slots__ = ("_below", "_deleted", "_deleted_before", "_is_whole", "_name", "_reserved", "_states")
+
+    def __init__(self, broker: Broker, name: bytes, is_whole: bool) -> None:
+        self._name: bytes = name
+        self._below: int = broker.next_id
+        self._is_whole: bool = is_whole
+        self._states: list[int] = []
+        self._reserved: Iterator[Job] = iter(())
+        self._deleted: int = 0
+        self._deleted_before: int = -1
+
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Delete one slice of jobs."""
+        tube = broker.tubes.get(self._name)
+        if tube is not None and not self._states and self._deleted > self._deleted_before:  # another pass
+            self._deleted_before = self._deleted
+            self._states = [READY, DELAYED, BURIED, RESERVED] if self._is_whole else [BURIED]
+            self._reserved = reserved_jobs(broker) if tube.reserved_count else iter(())
+        if tube is None or not self._states:
+            return codec.counted(b"FLUSHED", self._deleted)
+        state = self._states[0]
+        if state == RESERVED:
+            jobs = list(islice(self._reserved, SLICE))
+            doomed = [job.id for job in jobs if job.tube is tube and job.id < self._below]
+            deleted, is_done = sum([broker.delete_job(id, now, is_forced=True) for id in doomed]), not jobs
+        else:
+            deleted = broker.clear(tube, state, SLICE, self._below, now)
+            is_done = not deleted
+        if is_done:
+            del self._states[0]
+        self._deleted += deleted
+        session.cost += JOB_COST * max(1, deleted)
+        return None
+
+
+class FindReserved(Work):
+    """A search for the reserved job of *tube* with the lowest id."""
+
+    __slots__ = ("_first", "_jobs", "_tube")
+
+    def __init__(self, broker: Broker, tube: Tube) -> None:
+        self._tube: Tube = tube
+        self._jobs: Iterator[Job] = reserved_jobs(broker)
+        self._first: int = 0
+
+    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Examine one slice of jobs."""
+        jobs = list(islice(self._jobs, SLICE)) if self._tube.reserved_count else []
+        session.cost += SCAN_COST * len(jobs)
+        for job in jobs:
+            if job.tube is self._tube and job.holder is not None and not 0 < self._first < job.id:
+                self._first = job.id
+        return None if jobs else session.peek_reply(broker.jobs.get(self._first), now)
+
+
+def reserved_jobs(broker: Broker) -> Iterator[Job]:
+    """Iterate over the jobs that clients hold when the iteration reaches them.
+
+    The broker may change during the iteration. A job reserved meanwhile may be missed.
+    """
+    clients: list[Client] = [*broker.clients, *broker.closing_clients]
+    for client in clients:
+        for id in list(client.reserved):
+            job = client.reserved.get(id)
+            if job is not None:
+                yield job

@@ -1,0 +1,215 @@
+"""A session with the extensions of the protocol that docs/protocol-extensions.md describes.
+
+The server makes a plain `Session` instead in strict mode. No reply of a published command changes until the client has
+sent `meta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
+from greenstalk_server.protocol.costs import OUTPUT_SLICE
+from greenstalk_server.protocol.session import HANDLERS, INCOMPLETE, TOO_LONG, Session
+from greenstalk_server.protocol.streams import BodyStream
+from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
+
+
+class ExtendedSession(Session):
+    """A session with extensions.
+
+    `_batch_size` is the number of jobs that the current reserve-batch asked for, 0 if there is none. `_batch` has its
+    jobs, and their bodies, while the body of its last job is being read. `_job_wait` is the id of the job that the
+    client waits for, 0 if there is none. `_meta` has the fields that follow the size of each job.
+    """
+
+    __slots__ = ("_batch", "_batch_size", "_job_wait", "_meta")
+
+    def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
+        """See Session."""
+        super().__init__(broker, wake)
+        self._handlers = EXTENDED_HANDLERS
+        self._batch_size: int = 0
+        self._batch: list[tuple[Job, bytes]] = []
+        self._job_wait: int = 0
+        self._meta: tuple[bytes, ...] = ()
+
+    def _end_of_long_line(self, data: bytes, pos: int) -> int:
+        """Return the end of a delete-batch line at *pos*; or INCOMPLETE or TOO_LONG."""
+        if not data.startswith(codec.BATCH_LINE_START, pos) or codec.mode.is_strict:
+            return TOO_LONG
+        end = data.find(CRLF, pos, pos + MAX_BATCH_LINE)
+        return end if end >= 0 else INCOMPLETE if len(data) - pos < MAX_BATCH_LINE else TOO_LONG
+
+    # Batches
+
+    def _reserve_batch(self, command: Command, now: int) -> bytes | None:
+        broker, client = self._broker, self.client
+        _, size, timeout = command
+        broker.note_worker(client)
+        self._batch_size = size
+        self.cost += self._reserve_cost
+        job = broker.reserve(client, now)
+        if job is not None:
+            return self._fill_batch(job, now)
+        outcome = broker.wait(client, now if self._is_eof else now + timeout, now)
+        if outcome == WaitOutcome.WAITING:
+            self.is_waiting = True
+            return None
+        return self._ended_wait_reply(outcome)
+
+    def _fill_batch(self, job: Job, now: int) -> bytes | None:
+        """Reserve what else is ready for the batch that begins with *job*, up to a slice of output; return the reply.
+
+        Return None if it has to wait for the body of the last job: a job whose body is on disk ends the batch.
+        """
+        batch: list[tuple[Job, bytes]] = []
+        size, self._batch_size = self._batch_size, 0
+        total = 0
+        while True:
+            body = job.body
+            if body is None:
+                self._batch = batch
+                self._await_body(job, False)
+                return None
+            batch.append((job, body))
+            total += len(body) + self._reserve_cost
+            found = self._broker.reserve(self.client, now) if len(batch) < size and total <= OUTPUT_SLICE else None
+            if found is None:
+                self.cost += self._reserve_cost * len(batch)
+                return self._batch_reply(batch, now)
+            job = found
+
+    def _batch_reply(self, batch: list[tuple[Job, bytes]], now: int) -> bytes:
+        """Return the reply with the jobs of *batch*. Only its last body may be sent as a stream."""
+        replies = [codec.reserved_batch(len(batch))]
+        replies += [self._body_reply(job, body, False, now) for job, body in batch]
+        return b"".join(replies)
+
+    def _wait_reply(self, now: int) -> bytes | None:
+        outcome, size = self.client.outcome, self._batch_size
+        if size and isinstance(outcome, Job):
+            self.client.outcome = None
+            return self._fill_batch(outcome, now)
+        return super()._wait_reply(now)
+
+    def _ended_wait_reply(self, outcome: int | None) -> bytes:
+        if self._job_wait:
+            id, self._job_wait = self._job_wait, 0
+            return _job_wait_reply(outcome, id)
+        if self._batch_size and outcome == WaitOutcome.TIMED_OUT:
+            self._batch_size = 0
+            return codec.reserved_batch(0)
+        self._batch_size = 0
+        return super()._ended_wait_reply(outcome)
+
+    def _awaited_reply(self, now: int) -> bytes:
+        batch, self._batch = self._batch, []
+        job, body = self._awaited, self._body
+        if not batch or job is None:
+            return super()._awaited_reply(now)
+        if body is None:
+            super()._awaited_reply(now)  # buries the job
+        else:
+            self._awaited = self._body = None
+            batch.append((job, body))
+        return self._batch_reply(batch, now)
+
+    def _delete_batch(self, command: Command, now: int) -> bytes | None:
+        return self._do_work(DeleteBatch(command[1]), now)
+
+    def _touch_all(self, command: Command, now: int) -> bytes | None:
+        return self._do_work(TouchAll(list(self.client.reserved)), now)
+
+    # Tubes
+
+    def _flush_tube(self, command: Command, now: int) -> bytes | None:
+        return self._do_work(Flush(self._broker, command[1], is_whole=True), now)
+
+    def _flush_buried(self, command: Command, now: int) -> bytes | None:
+        return self._do_work(Flush(self._broker, command[1], is_whole=False), now)
+
+    def _peek_reserved(self, command: Command, now: int) -> bytes | None:
+        return self._do_work(FindReserved(self._broker, self.client.used), now)
+
+    # Jobs
+
+    def _reprioritize(self, command: Command, now: int) -> bytes:
+        _, id, pri = command
+        outcome = self._broker.reprioritize(id, pri, now)
+        if outcome == EditOutcome.DONE:
+            return codec.REPRIORITIZED
+        return codec.ALREADY_RESERVED if outcome == EditOutcome.HELD else codec.NOT_FOUND
+
+    def _wait_for_job(self, command: Command, now: int) -> bytes | None:
+        _, id, timeout = command
+        until = now if self._is_eof else None if timeout is None else now + timeout
+        outcome = self._broker.wait_for_job(self.client, id, until, now)
+        if outcome == WaitOutcome.WAITING:
+            self.is_waiting = True
+            self._job_wait = id
+            return None
+        return _job_wait_reply(outcome, id)
+
+    def _set_meta(self, command: Command, now: int) -> bytes:
+        self._meta = command[1]
+        return codec.counted(b"META", len(self._meta))
+
+    def _body_reply(self, job: Job, body: bytes, is_peek: bool, now: int) -> bytes:
+        if not self._meta:
+            return super()._body_reply(job, body, is_peek, now)
+        self.cost += len(body)
+        values = [_META[field](job, now) for field in self._meta]
+        line = codec.job_line(b"FOUND" if is_peek else b"RESERVED", job.id, body, values)
+        if len(body) > OUTPUT_SLICE:
+            self.stream = BodyStream(body)
+            return line
+        return b"".join((line, body, CRLF))
+
+
+def _job_wait_reply(outcome: int | None, id: int) -> bytes:
+    """Return the reply to a wait for the job *id* that has ended."""
+    if outcome == WaitOutcome.DELETED:
+        return codec.finished(b"DELETED", id)
+    if outcome == WaitOutcome.BURIED:
+        return codec.finished(b"BURIED", id)
+    return codec.NOT_FOUND if outcome == WaitOutcome.NOT_FOUND else codec.TIMED_OUT
+
+
+def _in_seconds(time: int) -> bytes:
+    """Return *time*, nanoseconds, as seconds with at most three digits after the point."""
+    text = b"%d.%03d" % (time // SECOND, time % SECOND // (SECOND // 1000))
+    return text.rstrip(b"0").rstrip(b".")
+
+
+_META: Final[dict[bytes, Callable[[Job, int], bytes]]] = {
+    b"tube": lambda job, now: job.tube.name,
+    b"pri": lambda job, now: b"%d" % job.pri,
+    b"age": lambda job, now: _in_seconds(max(0, now - job.created_at)),
+    b"ttr": lambda job, now: _in_seconds(job.ttr),
+    b"reserves": lambda job, now: b"%d" % job.reserves,
+    b"timeouts": lambda job, now: b"%d" % job.timeouts,
+    b"releases": lambda job, now: b"%d" % job.releases,
+    b"attempts": lambda job, now: b"%d" % (job.reserves - job.attempts_base),
+}
+"""The value of each field of meta."""
+
+EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
+    codec.RESERVE_BATCH: ExtendedSession._reserve_batch,
+    codec.DELETE_BATCH: ExtendedSession._delete_batch,
+    codec.TOUCH_ALL: ExtendedSession._touch_all,
+    codec.FLUSH_TUBE: ExtendedSession._flush_tube,
+    codec.FLUSH_BURIED: ExtendedSession._flush_buried,
+    codec.PEEK_RESERVED: ExtendedSession._peek_reserved,
+    codec.REPRIORITIZE: ExtendedSession._reprioritize,
+    codec.WAIT: ExtendedSession._wait_for_job,
+    codec.META: ExtendedSession._set_meta,
+}
+
+EXTENDED_HANDLERS: Final[dict[bytes, Callable[[Any, Command, int], bytes | None]]] = {**HANDLERS, **EXTENSION_HANDLERS}
+"""All commands. `put` and `put-in-tube` have no handler; see `Session._begin_put`."""
