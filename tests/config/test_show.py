@@ -72,6 +72,16 @@ def test_access_rules_are_counted_in_the_table_and_listed_in_json(tmp_path: Path
     assert shown == {"value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"]}], "origin": f"{path}:1"}
 
 
+def test_policies_are_counted_in_the_table_and_listed_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "greenstalk.toml"
+    path.write_text('[policies.mail]\ntubes = ["mail.*"]\nexpire_after = "1d"\n')
+    assert re.search(r"^policies  +1 \(--json shows them\) ", run("config", "--config", str(path)).stdout, re.MULTILINE)
+    shown = json.loads(run("config", "--json", "--config", str(path)).stdout)["settings"]["policies"]
+    value = {"mail": {"tubes": ["mail.*"], "priority": 0, "expire_after": "1d"}}
+    assert shown == {"value": value, "origin": f"{path}:1"}
+    assert re.search(r"^policies  +\(none\) ", run("config").stdout, re.MULTILINE)
+
+
 def test_warnings_are_printed_to_stderr(file: Path) -> None:
     file.chmod(0o644)
     done = run("config", "--config", str(file), "-z", "2000000000")
