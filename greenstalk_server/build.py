@@ -35,6 +35,7 @@ COMPILED: Final = (
     "core/counters",
     "core/gc_untrack",
     "core/job",
+    "core/job_attributes",
     "core/job_history",
     "core/job_index",
     "core/job_table",

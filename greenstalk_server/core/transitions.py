@@ -258,6 +258,7 @@ class Transitions:
         job.tube.remove(job)
         job.tube.total_kicks += 1
         job.kicks += 1
+        job.attempts_base = job.reserves
         job.ready_since = now
         job.events = job_history.add(job.events, job_history.KICKED, now, job_history.NOBODY)
         job.state = READY

@@ -74,7 +74,7 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
     recovery.settle(now)
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
-    binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
+    binlog.begin(recovery, broker.jobs, broker.tubes, recovery.policies, recovery.keys, broker.bodies)
 
 
 def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
