@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.policy import Policy, find_mistakes, parse_policy
+from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
 from greenstalk_server.protocol.access import read_rules
 
@@ -204,6 +204,8 @@ def _read_policies(value: object) -> tuple[Policy, ...]:
     """Return the policies in *value*, the TOML tables `[policies.NAME]`; raise Mistakes."""
     if not isinstance(value, dict):
         raise ValueError("must be tables, each headed [policies.NAME]")  # noqa: TRY004  as for all wrong values
+    if len(value) > MAX_POLICIES:
+        raise ValueError(f"must be at most {MAX_POLICIES} tables, not {len(value)}")
     mistakes = [
         (f"{name}.{error.key}" if error.key else name, str(error))
         for name, document in value.items()

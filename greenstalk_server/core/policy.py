@@ -23,6 +23,8 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.core.units import MILLISECOND, parse_size, parse_time
 
 MAX_POLICIES: Final = 10_000
+"""Maximum policies of the configuration file, and of all when one is added at run time."""
+
 MAX_PATTERNS: Final = 100
 """Maximum patterns of one policy."""
 
@@ -498,17 +500,14 @@ class PolicySet:
     __slots__ = ("_cache", "_entries", "_following", "_index", "policies")
 
     def __init__(self, policies: Iterable[Policy] = ()) -> None:
-        """Raises PolicyError if a name is repeated or there are too many policies."""
+        """Invariant: no two *policies* have the same name."""
         self.policies: dict[str, Policy] = {}
         self._index: PatternIndex = PatternIndex()
         self._entries: list[_Entry] = []
         self._cache: dict[object, EffectivePolicy] = {}
         self._following: dict[bytes, bytes] = {}
         for policy in policies:
-            if policy.name in self.policies:
-                raise PolicyError(policy.name, "there is another policy of this name")
-            if len(self.policies) == MAX_POLICIES:
-                raise PolicyError(policy.name, f"there are {MAX_POLICIES} policies already, the most allowed")
+            assert policy.name not in self.policies
             self.policies[policy.name] = policy
             dead_letter = _tube(policy.settings.get("dead_letter", ""))
             self._entries += [_Entry(policy, pattern, dead_letter) for pattern in policy.tubes]

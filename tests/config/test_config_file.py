@@ -320,6 +320,11 @@ def test_file_may_have_a_thousand_policies(path: Path) -> None:
     assert len(options(path).policies) == 1000
 
 
+def test_file_may_not_have_more_than_ten_thousand_policies(path: Path) -> None:
+    text = "".join([f"[policies.p{number}]\ntubes = ['a']\n" for number in range(10_001)])
+    assert str(refusal(path, text)) == f"{path}:1: policies: must be at most 10000 tables, not 10001"
+
+
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         options(tmp_path)
