@@ -49,6 +49,7 @@ COMPILED: Final = (
     "journal/batch",
     "journal/compaction",
     "journal/record",
+    "journal/recovery",
     "journal/segment",
     "journal/segment_log",
     "journal/writer",
@@ -63,7 +64,8 @@ COMPILED: Final = (
     "protocol/work",
     "runtime/clock",
 )
-"""Modules to compile: those that most commands pass through. The last parts of their names are unique."""
+"""Modules to compile: those that most commands, or each recovered job, pass through. The last parts of their names are
+unique."""
 
 WRITTEN_IN_C: Final = ("core/_untrack", "net/_plain_socket")
 """Extension modules that the compiled modules use if they are there."""
@@ -74,7 +76,6 @@ INLINED: Final = (
     "core/listener",
     "journal/eviction",
     "journal/files",
-    "journal/recovery",
     "journal/rewrite",
     "journal/space",
     "net/committer",
