@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import socket
 import sys
@@ -221,7 +222,9 @@ def _recovered_broker(options: Options, clock: Clock) -> tuple[Broker, Committer
 def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
     """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
     bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict) if options.memory_limit else None
-    return Broker(server_facts(started_at=clock()), journal, options.max_job_size, options.limits, bodies)
+    broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size, options.limits, bodies)
+    broker.random = random.random
+    return broker
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
 from greenstalk_server.protocol.access import Rule, read_rules
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -20,20 +21,11 @@ LOG_FORMATS: Final = ("text", "json")
 NEVER: Final = "never"
 """Accepted by -f instead of a number of milliseconds."""
 
-MILLISECOND: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
-
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_RATE: Final = 1_000_000
 _MAX_TIMEOUT: Final = 30 * 24 * 3600
 _MAX_LEASE: Final = 3600
 _MAX_NAME: Final = 200
-
-_SIZES: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE_UNIT: Final = re.compile(r"([kmgt]?)(?:(?<=[kmgt])i?b)?\Z", re.IGNORECASE)
-
-_TIMES: Final = (24 * 3600 * SECOND, 3600 * SECOND, 60 * SECOND, SECOND, MILLISECOND)
-_TIME: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
 
 _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
 """Path segments other than `.` and `..`, which browsers resolve."""
@@ -148,43 +140,15 @@ def _boolean(text: str) -> bool:
     raise ValueError(text)
 
 
-def _number(text: str, maximum: int | None = None) -> int:
-    """Return the decimal number *text*, which may have a plus sign, as beanstalkd allows."""
-    digits = text.removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(text)
-    number = int(digits)  # raises ValueError for more digits than Python converts
-    if maximum is not None and number > maximum:
-        raise ValueError(text)
-    return number
-
-
-def _size(text: str, maximum: int | None = None) -> int:
-    """Return *text* in bytes: a decimal number, optionally with a unit. The units are powers of 1024."""
-    unit = _SIZE_UNIT.search(text)
-    assert unit is not None  # the pattern also matches the empty string at the end
-    size = _number(text[: unit.start()]) * _SIZES[unit[1].lower()]
-    if maximum is not None and size > maximum:
-        raise ValueError(text)
-    return size
-
-
 def _memory_limit(text: str) -> int:
-    limit = _size(text)
+    limit = parse_size(text)
     if 0 < limit < LEAST_LIMIT:
         raise ValueError(text)
     return limit
 
 
-def _time(text: str, unit: int) -> int:
-    """Return *text* in nanoseconds: a decimal number of *unit* nanoseconds, or one with units, such as 1h30m."""
-    if (parts := _TIME.fullmatch(text)) is None or not text:
-        return unit * _number(text)
-    return sum(_number(part or "0") * size for part, size in zip(parts.groups(), _TIMES, strict=True))
-
-
 def _sync_interval(text: str) -> int | None:
-    return None if text == NEVER else _time(text, MILLISECOND)
+    return None if text == NEVER else parse_time(text, MILLISECOND)
 
 
 def _sync_interval_to_json(interval: int | None) -> object:
@@ -192,14 +156,14 @@ def _sync_interval_to_json(interval: int | None) -> object:
 
 
 def _timeout(text: str) -> int:
-    seconds, rest = divmod(_time(text, SECOND), SECOND)
+    seconds, rest = divmod(parse_time(text, SECOND), SECOND)
     if rest or seconds > _MAX_TIMEOUT:
         raise ValueError(text)
     return seconds
 
 
 def _lease(text: str) -> int:
-    lease = _time(text, SECOND)
+    lease = parse_time(text, SECOND)
     if not SECOND <= lease <= _MAX_LEASE * SECOND:
         raise ValueError(text)
     return lease
@@ -250,16 +214,19 @@ BOOLEAN: Final = Type(
     (bool,),
     accepts_in_toml="true or false, without quotes",
 )
-PORT: Final = Type(partial(_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER)
-COUNT: Final = Type(partial(_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER)
+PORT: Final = Type(partial(parse_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER)
+COUNT: Final = Type(partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER)
 RATE: Final = Type(
-    partial(_number, maximum=_MAX_RATE),
+    partial(parse_number, maximum=_MAX_RATE),
     f"a whole number of commands per second, from 0 (no limit) to {_MAX_RATE}",
     _NUMBER,
 )
-SIZE: Final = Type(_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS)
+SIZE: Final = Type(parse_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS)
 SIZE_LIMIT: Final = Type(
-    partial(_size, maximum=_MAX_COUNT), "a whole number of bytes, 0 (no limit) or more", _NUMBER_OR_TEXT, _SIZE_UNITS
+    partial(parse_size, maximum=_MAX_COUNT),
+    "a whole number of bytes, 0 (no limit) or more",
+    _NUMBER_OR_TEXT,
+    _SIZE_UNITS,
 )
 MEMORY_LIMIT: Final = Type(
     _memory_limit,
