@@ -42,6 +42,16 @@ NOT_REWRITTEN: Final = 2**64
 _IMPOSSIBLE: Final = 2**record.BITS
 _ID_LIMIT: Final = record.ID_LIMIT
 
+_COUNTS: Final = struct.Struct("<IIIII")
+"""reserves, timeouts, releases, buries, kicks: the counts in record.JOB_FIELDS."""
+
+_NO_COUNTS: Final = bytes(_COUNTS.size)
+
+_JOB: Final = struct.Struct(f"<QIQQQQ{_COUNTS.size}sBB")
+"""record.JOB_FIELDS with the counts as bytes: they are zeros in most records, which one comparison shows."""
+
+_unpack_job: Final = _JOB.unpack_from
+
 _COPIED: Final = 4096
 """Bytes of a record below which it is copied to compute its CRC."""
 
@@ -415,49 +425,28 @@ class Recovery:
         ttr: int
         created_at: int
         deadline: int
-        reserves: int
-        timeouts: int
-        releases: int
-        buries: int
-        kicks: int
+        counts: bytes
         state: int
         name_length: int
-        (
-            id,
-            pri,
-            delay,
-            ttr,
-            created_at,
-            deadline,
-            reserves,
-            timeouts,
-            releases,
-            buries,
-            kicks,
-            state,
-            name_length,
-        ) = record.JOB_FIELDS.unpack_from(data, at + _JOB_AT)
+        (id, pri, delay, ttr, created_at, deadline, counts, state, name_length) = _unpack_job(data, at + _JOB_AT)
         events_at = name_at + name_length
         attributes_at = events_at + events_length
         body_at = attributes_at + attributes_length
         tube = self._tube(data[name_at:events_at])
-        if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length not in job_history.SIZES:
+        if tube is None or not READY <= state <= DELAYED or body_at > stop:
+            return
+        if events_length and events_length not in job_history.SIZES:
             return
         if not 0 < id < _ID_LIMIT or (delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
             return
-        like = self._last  # consecutive jobs often have equal values: share one int object
+        like = self._last  # consecutive jobs often have equal priorities: share one int object
         pri = like.pri if pri == like.pri else pri
-        ttr = like.ttr if ttr == like.ttr else ttr
         job = self._last = Job(id, tube, data[body_at:stop], pri, delay, ttr, created_at)
         job.state = state
         job.segment = segment.header.number
         job.deadline = deadline
-        if reserves or releases or kicks or buries or timeouts:
-            job.reserves = reserves
-            job.timeouts = timeouts
-            job.releases = releases
-            job.buries = buries
-            job.kicks = kicks
+        if counts != _NO_COUNTS:
+            job.reserves, job.timeouts, job.releases, job.buries, job.kicks = _COUNTS.unpack(counts)
         if events_length:
             job.events = data[events_at:attributes_at]
         if body_at > events_at:
