@@ -523,6 +523,7 @@ class Recovery:
         job = self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
         if job is not None and job_history.is_kick(job.events):
             job.attempts_base = job.reserves
+            job.expires_from = job_history.last(job.events).at
 
     def _note_event(self, data: bytes, at: int, event_at: int) -> Job | None:
         """Add the event at *event_at* to the job of the record at *at*; return the job, or None."""

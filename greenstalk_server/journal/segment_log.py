@@ -327,7 +327,7 @@ class SegmentLog:
 
     def add_update(self, job: Job) -> None:
         """Record the state of *job*, and its last event."""
-        if job_history.is_kick(job.events):  # a replay sets attempts_base
+        if job_history.is_kick(job.events):  # a replay sets attempts_base and expires_from
             self._note_growth(job, job_attributes.encode(job))
         segment = self.room_for(record.UPDATE_SIZE)
         self.sequence += 1
