@@ -194,6 +194,20 @@ class Recovery:
         for name in names:
             self._tubes.pop(name, None)
 
+    def forget_segment(self, segment: ReplayedSegment) -> None:
+        """Forget *segment*, which the leader has removed, and the keys whose newest records were in it.
+
+        The time of these keys is over: the leader has copied all others.
+        """
+        self.segments.remove(segment)
+        for entry in segment.entries:
+            if self.entries.get(entry, (0, 0))[0] == segment.header.number:
+                del self.entries[entry]
+                if isinstance(entry, str):
+                    self.policies.pop(entry, None)
+                else:
+                    self.keys.pop(entry, None)
+
     def settle(self, now: int) -> None:
         """Undo an interrupted import, end all reservations, make due jobs ready, pause tubes, and drop expired keys.
 
