@@ -48,6 +48,7 @@ from greenstalk_server.preflight import (
     warn_if_world_writable,
     with_password,
 )
+from greenstalk_server.protocol import codec
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import StartError
@@ -84,6 +85,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
         log.warning("%s", warning)
     hide_secrets([row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"])
     options = with_password(options)
+    codec.set_strict(options.strict_protocol)
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
     is_serving = options.journal is None  # a standby refuses connections
@@ -268,7 +270,7 @@ def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) 
 def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
     """Return an empty broker; *can_evict*: whether bodies can be read back from *journal*."""
     bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict) if options.memory_limit else None
-    broker = Broker(server_facts(started_at=clock()), journal, options.max_job_size, options.limits, bodies)
+    broker = Broker(server_facts(clock(), codec.extensions()), journal, options.max_job_size, options.limits, bodies)
     broker.random = random.random
     return broker
 

@@ -237,6 +237,17 @@ DEFINITIONS: Final = (
         default="no",
     ),
     Definition(
+        ("--strict-protocol",),
+        "turn off the protocol's extensions; every line gets the reply that beanstalkd 1.13 gives",
+        field="strict_protocol",
+        kind=Kind.SWITCH,
+        variable="GREENSTALK_STRICT_PROTOCOL",
+        key="strict_protocol",
+        type=BOOLEAN,
+        implies="yes",
+        default="no",
+    ),
+    Definition(
         ("--tls-cert",),
         "use TLS on every TCP port of the beanstalk protocol, with the certificate chain in FILE (PEM)",
         field="tls_cert",

@@ -78,6 +78,7 @@ class Options:
     log_level: str
     log_format: str
     strict_recovery: bool
+    strict_protocol: bool
     journal: str | None = field(repr=False)
     journal_name: str
     lease_ns: int

@@ -222,8 +222,7 @@ class Broker(PolicyTransitions):
             return refusal
         tube = self.tube(name)
         result = self._put_in(tube, client, id, pri, delay, ttr, body, now)
-        if result < 0:
-            self._drop_if_unneeded(tube)
+        self._drop_if_unneeded(tube)  # it has no job if the put was refused, or was a duplicate of a finished job
         return result
 
     def _put_in(

@@ -85,6 +85,7 @@ class ServerFacts:
     started_at      nanoseconds since the Unix epoch.
     rusage          returns the user and system CPU time of the process, seconds.
     memory          returns the resident and the private memory of the process in bytes, or None if unknown.
+    extensions      names of the protocol's extensions that are on.
     """
 
     id: str
@@ -97,3 +98,4 @@ class ServerFacts:
     started_at: int
     rusage: Callable[[], tuple[float, float]]
     memory: Callable[[], tuple[int, int] | None] = _unknown_memory
+    extensions: tuple[str, ...] = ()

@@ -29,11 +29,20 @@ def check(broker: PolicyTransitions) -> None:
     for tubes, tube_set in broker.tube_sets.items():
         users = [client for client in broker.clients if client.tube_set is tube_set]
         assert tube_set.users == len(users) and tubes == tube_set.tubes
-        assert set(tube_set.waiters) == {client for client in users if client.is_waiting}
+        assert set(tube_set.waiters) == {client for client in users if is_in_reserve(client)}
         tube_set.check()
     for client in broker.clients:
         _check_client(broker, client)
     assert len(broker.recent_workers) <= MAX_RECENT_WORKERS
+    waits = {id: set(clients) for id, clients in broker.job_waiters.items()}
+    awaited = {client.awaited_id for client in broker.clients if client.awaited_id}
+    assert waits == {id: {client for client in broker.clients if client.awaited_id == id} for id in awaited}
+    assert all(id in broker.jobs and broker.jobs[id].state != BURIED for id in awaited)
+
+
+def is_in_reserve(client: Client) -> bool:
+    """Whether *client* waits for a ready job."""
+    return client.is_waiting and not client.awaited_id
 
 
 def _check_places(broker: PolicyTransitions) -> None:
@@ -63,7 +72,7 @@ def _check_totals(broker: PolicyTransitions) -> None:
     assert broker.totals.buried == states.count(BURIED)
     assert broker.producer_count == sum(client.is_producer for client in broker.clients)
     assert broker.worker_count == sum(client.is_worker for client in broker.clients)
-    assert broker.waiting_count == sum(client.is_waiting for client in broker.clients)
+    assert broker.waiting_count == sum(is_in_reserve(client) for client in broker.clients)
 
 
 def _check_bodies(broker: PolicyTransitions) -> None:
@@ -100,7 +109,7 @@ def _check_tube(broker: PolicyTransitions, tube: Tube, places: dict[int, int]) -
     assert tube.using == sum(client.used is tube for client in clients)
     assert tube.watching == sum(tube.name in client.watched for client in [*clients, *broker.closing_clients])
     assert tube.total_reserves == sum(tube.waits.values())
-    waiting = [client for client in clients if client.is_waiting and tube.name in client.watched]
+    waiting = [client for client in clients if is_in_reserve(client) and tube.name in client.watched]
     assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
@@ -141,10 +150,11 @@ def _check_client(broker: PolicyTransitions, client: Client) -> None:
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
     assert client.watched and broker.tubes[client.used.name] is client.used
     assert all(broker.tubes[name] is tube for name, tube in client.watched.items())
+    assert client.is_waiting or not client.awaited_id
     if client.is_waiting:
         assert client.outcome is None
         if client.wait_until is not None:
             assert 0 < client.timer_at <= client.wait_until
-        if client.reserved:
+        if client.reserved and is_in_reserve(client):
             soonest = min(job.deadline for job in client.reserved.values())
             assert 0 < client.timer_at <= soonest - SAFETY_MARGIN

@@ -148,6 +148,13 @@ def set_strict(is_strict: bool) -> None:
     known.update(_BARE if is_strict else {**_BARE, **_BARE_EXTENSIONS})
 
 
+def extensions() -> tuple[str, ...]:
+    """Return the names of the extensions that are on: their verbs, and `fractions`. See docs/protocol-extensions.md."""
+    if mode.is_strict:
+        return ()
+    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions"]))
+
+
 def parse(line: bytes) -> Command:
     """Return the command in *line*; raise ProtocolError if it has none.
 
@@ -197,7 +204,6 @@ _timeout: Final = re.compile(rb" *(-?)%b" % _SECONDS)
 _lenient_number: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)([0-9]+)")
 _pause_arguments: Final = re.compile(rb" *([-A-Za-z0-9+/;.$_()]+) +%b" % _SECONDS)
 _seconds_only: Final = re.compile(_SECONDS)
-_tube_argument: Final = re.compile(rb" *([^ ]+)(.*)", re.DOTALL)
 
 
 def _number(digits: bytes, maximum: int) -> int:
@@ -242,10 +248,16 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_put_in_tube(verb: bytes, rest: bytes) -> Command:
-    """Read the tube's name, then the arguments of put. A name that is not valid makes the line malformed."""
-    name, arguments = _fully(_tube_argument, rest).groups()
-    _, pri, delay, ttr, size, is_well_formed = _parse_put(PUT, arguments)
-    return (PUT, pri, delay, ttr, size, is_well_formed and is_tube_name(name), name)
+    """Read the tube's name, then the arguments of put. If only the size can be read, the command is not well-formed."""
+    words = _words(rest, 5, MAX_LINE)
+    name, size = words[0], _whole(words[4], 0, _U32)
+    is_well_formed = len(words) == 5 and is_tube_name(name)
+    pri, delay, ttr = 0, 0, 0
+    try:
+        pri, delay, ttr = _whole(words[1], 0, _U32), _seconds_of(words[2], _U32), _seconds_of(words[3], _U32)
+    except BadFormat:
+        is_well_formed = False
+    return (PUT, pri, delay, ttr or SECOND, size, is_well_formed, name)
 
 
 def _parse_id(verb: bytes, rest: bytes) -> Command:
@@ -316,16 +328,15 @@ def _whole(word: bytes, least: int, most: int) -> int:
     return int(word)
 
 
-def _timeout_of(word: bytes) -> int:
-    """Return the seconds in *word*, 0 or more, in nanoseconds."""
-    if _seconds_only.fullmatch(word) is None:
-        raise BadFormat
-    return _seconds(word, _I31)
+def _seconds_of(word: bytes, maximum: int) -> int:
+    """Return the seconds in *word* in nanoseconds."""
+    _fully(_seconds_only, word)
+    return _seconds(word, maximum)
 
 
 def _parse_reserve_batch(verb: bytes, rest: bytes) -> Command:
     words = _words(rest, 1, 2)
-    return (verb, _whole(words[0], 1, MAX_BATCH), _timeout_of(words[1]) if len(words) == 2 else 0)
+    return (verb, _whole(words[0], 1, MAX_BATCH), _seconds_of(words[1], _I31) if len(words) == 2 else 0)
 
 
 def _parse_delete_batch(verb: bytes, rest: bytes) -> Command:
@@ -339,7 +350,7 @@ def _parse_reprioritize(verb: bytes, rest: bytes) -> Command:
 
 def _parse_wait(verb: bytes, rest: bytes) -> Command:
     words = _words(rest, 1, 2)
-    return (verb, _whole(words[0], 0, _U64), _timeout_of(words[1]) if len(words) == 2 else None)
+    return (verb, _whole(words[0], 0, _U64), _seconds_of(words[1], _I31) if len(words) == 2 else None)
 
 
 def _parse_meta(verb: bytes, rest: bytes) -> Command:
@@ -409,7 +420,7 @@ _BARE_EXTENSIONS: Final[dict[bytes, Command]] = {
     verb: (verb,) for verb, parser in _EXTENSIONS.items() if parser is _parse_bare
 }
 
-_CACHEABLE: Final = frozenset((PUT, RESERVE_WITH_TIMEOUT, USE, WATCH, IGNORE))
+_CACHEABLE: Final = frozenset((PUT, PUT_IN_TUBE, RESERVE_WITH_TIMEOUT, USE, WATCH, IGNORE))
 """Verbs whose lines clients repeat unchanged. Lines with a job id are not repeated."""
 
 _MAX_KNOWN: Final = 1024

@@ -34,8 +34,11 @@ KICK_COST: Final = 128
 JOB_COST: Final = 128
 """Cost of each job that a delete-batch, a touch-all or a flush examines."""
 
+RESERVE_COST: Final = 64
+"""Cost of each job of a reserve-batch, without its body."""
+
 SCAN_COST: Final = 16
-"""Cost of each job that a search for reserved jobs examines."""
+"""Cost of each client, and each job that it holds, that a search for reserved jobs examines."""
 
 NEW_TUBE_COST: Final = 2048
 """Cost of a new tube. To create the tube and to put a first job into it takes 13 us."""

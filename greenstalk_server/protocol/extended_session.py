@@ -14,7 +14,7 @@ from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
-from greenstalk_server.protocol.costs import OUTPUT_SLICE
+from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
 from greenstalk_server.protocol.session import HANDLERS, INCOMPLETE, TOO_LONG, Session
 from greenstalk_server.protocol.streams import BodyStream
 from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
@@ -24,8 +24,8 @@ class ExtendedSession(Session):
     """A session with extensions.
 
     `_batch_size` is the number of jobs that the current reserve-batch asked for, 0 if there is none. `_batch` has its
-    jobs, and their bodies, while the body of its last job is being read. `_job_wait` is the id of the job that the
-    client waits for, 0 if there is none. `_meta` has the fields that follow the size of each job.
+    jobs, and their bodies, while the body of its last job is being read; else it is None. `_job_wait` is the id of the
+    job that the client waits for, 0 if there is none. `_meta` has the fields that follow the size of each job.
     """
 
     __slots__ = ("_batch", "_batch_size", "_job_wait", "_meta")
@@ -35,7 +35,7 @@ class ExtendedSession(Session):
         super().__init__(broker, wake)
         self._handlers = EXTENDED_HANDLERS
         self._batch_size: int = 0
-        self._batch: list[tuple[Job, bytes]] = []
+        self._batch: list[tuple[Job, bytes]] | None = None
         self._job_wait: int = 0
         self._meta: tuple[bytes, ...] = ()
 
@@ -73,6 +73,7 @@ class ExtendedSession(Session):
         total = 0
         while True:
             body = job.body
+            self.cost += self._reserve_cost + RESERVE_COST
             if body is None:
                 self._batch = batch
                 self._await_body(job, False)
@@ -81,7 +82,6 @@ class ExtendedSession(Session):
             total += len(body) + self._reserve_cost
             found = self._broker.reserve(self.client, now) if len(batch) < size and total <= OUTPUT_SLICE else None
             if found is None:
-                self.cost += self._reserve_cost * len(batch)
                 return self._batch_reply(batch, now)
             job = found
 
@@ -109,9 +109,9 @@ class ExtendedSession(Session):
         return super()._ended_wait_reply(outcome)
 
     def _awaited_reply(self, now: int) -> bytes:
-        batch, self._batch = self._batch, []
+        batch, self._batch = self._batch, None
         job, body = self._awaited, self._body
-        if not batch or job is None:
+        if batch is None or job is None:
             return super()._awaited_reply(now)
         if body is None:
             super()._awaited_reply(now)  # buries the job

@@ -142,8 +142,11 @@ class RestrictedSession(ExtendedSession):
         return job is None or job.holder is self.client or self._grants.may_consume(job.tube.name)
 
     def may_delete(self, id: int) -> bool:
-        """Whether the client may delete the job *id*."""
-        return self._grants is None or self._may_consume_job(id)
+        """Whether the client may delete the job *id*; note a refusal."""
+        if self._grants is None or self._may_consume_job(id):
+            return True
+        self._refuse_job((codec.DELETE_BATCH, id))
+        return False
 
     def _may_inspect_job(self, id: int) -> bool:
         """Whether the client may inspect job *id*. True if it holds the job, or if there is no such job."""

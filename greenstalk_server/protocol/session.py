@@ -15,7 +15,8 @@ A session is in one of these states:
 
 One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
 call. The returned replies have at most 2 * OUTPUT_SLICE bytes, plus at most 208 bytes for each command: short
-replies, and the first line of a reply with a body, do not add to the cost.
+replies, and the first line of a reply with a body, do not add to the cost. With extensions, the replies of one
+reserve-batch have at most 1000 first lines of at most 400 bytes.
 """
 
 from __future__ import annotations
@@ -297,7 +298,8 @@ class Session:
         """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
         broker = self._broker
         size: int = command[4]
-        broker.counters.cmd_put += 1
+        if len(command) == PUT_LENGTH:
+            broker.counters.cmd_put += 1
         if size > self._max_body:
             refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
             return self._begin_skip(size, refusal, data, pos, out)

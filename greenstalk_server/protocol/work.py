@@ -12,7 +12,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.costs import JOB_COST, KICK_COST, SCAN_COST
+from greenstalk_server.protocol.costs import JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
 
 if TYPE_CHECKING:
     from greenstalk_server.protocol.session import Session
@@ -104,12 +104,20 @@ class Flush(Work):
         self._below: int = broker.next_id
         self._is_whole: bool = is_whole
         self._states: list[int] = []
-        self._reserved: Iterator[Job] = iter(())
+        self._reserved: Iterator[Job | None] = iter(())
         self._deleted: int = 0
         self._deleted_before: int = -1
 
     def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
         """Delete one slice of jobs."""
+        limit = session.cost + OUTPUT_SLICE // 2
+        reply = None
+        while reply is None and session.cost < limit:
+            reply = self._do_step(session, broker, now)
+        return reply
+
+    def _do_step(self, session: Session, broker: Broker, now: int) -> bytes | None:
+        """Delete up to SLICE jobs that are in one state; return the reply when nothing is left."""
         tube = broker.tubes.get(self._name)
         if tube is not None and not self._states and self._deleted > self._deleted_before:  # another pass
             self._deleted_before = self._deleted
@@ -120,8 +128,9 @@ class Flush(Work):
         state = self._states[0]
         if state == RESERVED:
             jobs = list(islice(self._reserved, SLICE))
-            doomed = [job.id for job in jobs if job.tube is tube and job.id < self._below]
+            doomed = [job.id for job in jobs if job is not None and job.tube is tube and job.id < self._below]
             deleted, is_done = sum([broker.delete_job(id, now, is_forced=True) for id in doomed]), not jobs
+            session.cost += SCAN_COST * len(jobs)
         else:
             deleted = broker.clear(tube, state, SLICE, self._below, now)
             is_done = not deleted
@@ -139,26 +148,37 @@ class FindReserved(Work):
 
     def __init__(self, broker: Broker, tube: Tube) -> None:
         self._tube: Tube = tube
-        self._jobs: Iterator[Job] = reserved_jobs(broker)
+        self._jobs: Iterator[Job | None] = reserved_jobs(broker)
         self._first: int = 0
 
     def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
         """Examine one slice of jobs."""
-        jobs = list(islice(self._jobs, SLICE)) if self._tube.reserved_count else []
+        tube = self._tube
+        jobs = list(islice(self._jobs, SLICE)) if tube.reserved_count else []
         session.cost += SCAN_COST * len(jobs)
         for job in jobs:
-            if job.tube is self._tube and job.holder is not None and not 0 < self._first < job.id:
+            if job is not None and job.tube is tube and not 0 < self._first < job.id:
                 self._first = job.id
-        return None if jobs else session.peek_reply(broker.jobs.get(self._first), now)
+        if len(jobs) == SLICE:
+            return None
+        first = broker.jobs.get(self._first)
+        if first is not None and first.state == RESERVED and first.tube is tube:
+            return session.peek_reply(first, now)
+        if not tube.reserved_count:
+            return session.peek_reply(None, now)
+        self._first, self._jobs = 0, reserved_jobs(broker)  # the reservation has ended between two slices
+        return None
 
 
-def reserved_jobs(broker: Broker) -> Iterator[Job]:
-    """Iterate over the jobs that clients hold when the iteration reaches them.
+def reserved_jobs(broker: Broker) -> Iterator[Job | None]:
+    """Iterate over the jobs that clients hold when the iteration reaches them, with a None before those of each client.
 
-    The broker may change during the iteration. A job reserved meanwhile may be missed.
+    So each step takes the same time. The broker may change during the iteration. A job reserved meanwhile may be
+    missed.
     """
     clients: list[Client] = [*broker.clients, *broker.closing_clients]
     for client in clients:
+        yield None
         for id in list(client.reserved):
             job = client.reserved.get(id)
             if job is not None:

@@ -129,7 +129,7 @@ def notify_manager(state: str, environ: Mapping[str, str]) -> None:
         log.warning("NOTIFY_SOCKET %s: %s; the service manager does not receive %s", address, error.strerror, state)
 
 
-def server_facts(started_at: int) -> ServerFacts:
+def server_facts(started_at: int, extensions: tuple[str, ...] = ()) -> ServerFacts:
     """Return the facts of this process for `stats`, with a new random id; *started_at* in nanoseconds."""
     system = os.uname()
     return ServerFacts(
@@ -143,6 +143,7 @@ def server_facts(started_at: int) -> ServerFacts:
         started_at=started_at,
         rusage=_rusage,
         memory=_memory,
+        extensions=extensions,
     )
 
 

@@ -24,6 +24,7 @@ port = 11301
 user = "nobody"
 max_job_size = 100_000
 strict_recovery = true
+strict_protocol = true
 log_level = "warning"
 log_format = "json"
 lease_seconds = 7
@@ -93,23 +94,24 @@ FIELDS = {
     "user": ("nobody", 7),
     "max_job_size": (100_000, 8),
     "strict_recovery": (True, 9),
-    "log_level": ("warning", 10),
-    "log_format": ("json", 11),
-    "lease_ns": (7_000_000_000, 12),
-    "web_host": ("::1", 14),
-    "web_port": (8081, 16),
-    "web_enabled": (True, 17),
-    "url_prefix": ("/queue", 18),
-    "trusted_proxies": ((ip_network("10.0.0.0/8"), ip_network("::1")), 19),
-    "read_only": (True, 23),
-    "hide_bodies": (True, 24),
-    "web_user": ("ada", 25),
-    "web_password": ("pa55word", 26),
-    "viewer_password": ("l00k", 27),
-    "api_token": ("t0ken", 28),
-    "api_viewer_token": ("r3ad", 29),
-    "metrics_token": ("scr4pe", 30),
-    "allow_insecure": (False, 31),
+    "strict_protocol": (True, 10),
+    "log_level": ("warning", 11),
+    "log_format": ("json", 12),
+    "lease_ns": (7_000_000_000, 13),
+    "web_host": ("::1", 15),
+    "web_port": (8081, 17),
+    "web_enabled": (True, 18),
+    "url_prefix": ("/queue", 19),
+    "trusted_proxies": ((ip_network("10.0.0.0/8"), ip_network("::1")), 20),
+    "read_only": (True, 24),
+    "hide_bodies": (True, 25),
+    "web_user": ("ada", 26),
+    "web_password": ("pa55word", 27),
+    "viewer_password": ("l00k", 28),
+    "api_token": ("t0ken", 29),
+    "api_viewer_token": ("r3ad", 30),
+    "metrics_token": ("scr4pe", 31),
+    "allow_insecure": (False, 32),
     **{
         field: (value, EVERYTHING.splitlines().index(text) + 1)
         for field, value, text in (

@@ -38,7 +38,7 @@ def test_put_into_a_tube_beyond_the_limit_of_tubes_is_refused(world: World) -> N
     world.broker.quotas = job_quotas(Limits(tubes=2))
     assert put(world) == 1
     assert put(world, b"other") == Refusal.TUBES
-    assert put(world) == 2
+    assert put(world) == 3
 
 
 def test_put_without_memory_is_refused_and_counts_no_limit(world: World) -> None:

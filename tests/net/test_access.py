@@ -15,8 +15,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
+from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS
 from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
-from greenstalk_server.protocol.session import HANDLERS
 from tests.support.daemon import TIMEOUT, Daemon, environment, run
 from tests.support.talk import CUTS, Talk
 from tests.support.tls import PAGE, connect, context, make_certificates
@@ -68,6 +68,12 @@ def refusals(broker: Broker) -> int:
         (b"stats-job 1", NOT_FOUND, "inspect", b"OK "),
         (b"stats-tube mail", REFUSED, "inspect", b"OK "),
         (b"stats", REFUSED, "inspect", b"OK "),
+        (b"put-in-tube mail 0 0 60 1\r\nc", REFUSED, "produce", b"INSERTED 3\r\n"),
+        (b"delete-batch 1", b"DELETED_BATCH 0 1\r\n", "consume", b"DELETED_BATCH 1 0\r\n"),
+        (b"flush-tube mail", REFUSED, "consume", b"FLUSHED 1\r\n"),
+        (b"flush-buried news", REFUSED, "consume", b"FLUSHED 1\r\n"),
+        (b"reprioritize 1 5", NOT_FOUND, "consume", b"REPRIORITIZED\r\n"),
+        (b"wait 2", NOT_FOUND, "inspect", b"BURIED 2\r\n"),
     ],
 )
 def test_command_requires_its_grant(broker: Broker, command: bytes, refused: bytes, grant: str, allowed: bytes) -> None:
@@ -92,6 +98,7 @@ def test_command_requires_its_grant(broker: Broker, command: bytes, refused: byt
         (b"peek-buried", "inspect", b"FOUND 2 1\r\nb\r\n"),
         (b"peek-ready", "inspect", NOT_FOUND),
         (b"peek-delayed", "inspect", NOT_FOUND),
+        (b"peek-reserved", "inspect", NOT_FOUND),
     ],
 )
 def test_command_on_the_used_tube_requires_its_grant(
@@ -105,7 +112,7 @@ def test_command_on_the_used_tube_requires_its_grant(
 
 def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:
     talk = Guarded(broker, produce="*", consume="*", inspect="*")
-    handlers = guard({**HANDLERS, codec.KICK_JOB + b"s": HANDLERS[codec.QUIT]})
+    handlers = guard({**EXTENDED_HANDLERS, codec.KICK_JOB + b"s": EXTENDED_HANDLERS[codec.QUIT]})
     assert handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
     assert refusals(broker) == 1
 
@@ -114,24 +121,24 @@ def test_every_verb_has_a_row_in_the_access_table() -> None:
     """A verb is checked, or is named as one that needs no grant; never neither, never both."""
     in_both, with_a_row = _CHECKED.keys() & _NEED_NO_GRANT, {*_CHECKED, *_NEED_NO_GRANT}
     assert not in_both, f"in _CHECKED and in _NEED_NO_GRANT of restricted_session.py: {in_both}"
-    missing, stale = HANDLERS.keys() - with_a_row, with_a_row - HANDLERS.keys()
+    missing, stale = EXTENDED_HANDLERS.keys() - with_a_row, with_a_row - EXTENDED_HANDLERS.keys()
     assert not missing, f"neither in _CHECKED nor in _NEED_NO_GRANT of restricted_session.py: {missing}"
-    assert not stale, f"in restricted_session.py, but not in HANDLERS of session.py: {stale}"
+    assert not stale, f"in restricted_session.py, but not in EXTENDED_HANDLERS: {stale}"
 
 
 def test_every_parsed_verb_has_a_handler() -> None:
-    parsed = codec._WITH_ARGUMENTS.keys() | {prefix for prefix, _ in codec._PREFIXES}
-    missing = parsed - HANDLERS.keys() - {codec.PUT}
-    assert not missing, f"parsed by codec.py, but not in HANDLERS of session.py: {missing}"
+    parsed = codec._WITH_ARGUMENTS.keys() | {prefix for prefix, _ in codec._PREFIXES} | codec._EXTENSIONS.keys()
+    missing = parsed - EXTENDED_HANDLERS.keys() - {codec.PUT, codec.PUT_IN_TUBE}
+    assert not missing, f"parsed by codec.py, but not in EXTENDED_HANDLERS: {missing}"
 
 
 def test_every_verb_is_in_the_documented_access_table() -> None:
     table = PAGE.read_text().partition("| command | wants |")[2].partition("\n\n")[0]
     verbs = [verb for row in table.splitlines() for verb in re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1:2]))]
-    handled = {verb.decode() for verb in (codec.PUT, *HANDLERS)}
+    handled = {verb.decode() for verb in (codec.PUT, codec.PUT_IN_TUBE, *EXTENDED_HANDLERS)}
     missing, stale = handled - set(verbs), set(verbs) - handled
     assert not missing, f"without a row in the table of {PAGE.name} (Who may use which tube): {missing}"
-    assert not stale, f"in the table of {PAGE.name}, but not in HANDLERS of session.py: {stale}"
+    assert not stale, f"in the table of {PAGE.name}, but not in EXTENDED_HANDLERS: {stale}"
 
 
 @pytest.mark.parametrize("cut", CUTS)

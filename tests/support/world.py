@@ -69,7 +69,9 @@ def outcome_of(result: Job | int | None) -> Outcome:
 def slots(one: object) -> tuple[str, ...]:
     """Return the names of the attributes of *one*, in either build: compiled classes have no `__slots__`."""
     kind: Any = type(one)
-    return tuple(kind.__slots__ if hasattr(kind, "__slots__") else kind.__mypyc_attrs__)
+    if not hasattr(kind, "__slots__"):
+        return tuple(kind.__mypyc_attrs__)
+    return tuple(name for base in kind.__mro__ for name in base.__dict__.get("__slots__", ()))
 
 
 class FullJournal(NullJournal):

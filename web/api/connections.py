@@ -75,9 +75,11 @@ class Connection(ResponseModel):
     ]
     watched: Annotated[Count, Meta(description="The number of tubes that it watches.")]
     held: Annotated[Count, Meta(description="The number of jobs that it holds.")]
-    waiting_since: Annotated[Instant | None, Meta(description="Start of its current reserve; null if it has none.")]
+    waiting_since: Annotated[
+        Instant | None, Meta(description="Start of its current reserve, or wait for a job; null if it has none.")
+    ]
     waits_until: Annotated[
-        Instant | None, Meta(description="Time at which that reserve times out; null if it has no timeout.")
+        Instant | None, Meta(description="Time at which the reserve or wait times out; null if it has no timeout.")
     ]
 
 

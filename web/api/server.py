@@ -87,6 +87,13 @@ class ServerFigures(ResponseModel):
 
     stats: ServerStats
     build: Annotated[str, Meta(description="How the core runs: `compiled` or `pure Python`.", examples=["compiled"])]
+    extensions: Annotated[
+        list[str],
+        Meta(
+            description="Extensions of the beanstalk protocol that are on: their commands, and `fractions` of seconds.",
+            examples=[["delete-batch", "fractions"]],
+        ),
+    ]
     rates: Annotated[RatesPerSecond, Meta(description="Rates of all tubes together.")]
     journal: Journal
     memory: Annotated[Memory | None, Meta(description="Null if the system does not report it.")]
@@ -245,6 +252,7 @@ class Server:
         return ServerFigures(
             stats=server_stats(self._broker, now),
             build=self._broker.facts.build,
+            extensions=list(self._broker.facts.extensions),
             rates=rates_model(self._history.total_rates()),
             journal=Journal(
                 is_on_disk=journal.is_on_disk,
