@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.codec import BadFormat, Command, UnknownCommand, parse
+from greenstalk_server.protocol.codec import BadFormat, Command, ProtocolError, UnknownCommand, parse
 from tests.support.talk import Talk
 
 NAME_200 = b"n" * 200
@@ -95,6 +98,69 @@ COMMANDS: dict[bytes, Command] = {
     b"pause-tube " + NAME_200 + b"n 0": (b"pause-tube", NAME_200 + b"n", 0, False),
 }
 
+EXTENSIONS = {
+    b"put 1 0.5 2.25 4": (b"put", 1, SECOND // 2, 9 * SECOND // 4, 4, True),
+    b"put 1 0.0019 0.001 4": (b"put", 1, SECOND // 1000, SECOND // 1000, 4, True),
+    b"put 1 0.0 0.0009 4": (b"put", 1, 0, SECOND, 4, True),
+    b"put 1 4294967295.9999 1.0 4": (b"put", 1, (2**32 - 1) * SECOND + 999 * SECOND // 1000, SECOND, 4, True),
+    b"put 1 2 3 4.5": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False),
+    b"release 5 6 0.25": (b"release", 5, 6, SECOND // 4),
+    b"reserve-with-timeout 5.7": (b"reserve-with-timeout", 57 * SECOND // 10),
+    b"reserve-with-timeout 5.": (b"reserve-with-timeout", 5 * SECOND),
+    b"reserve-with-timeout -0.5": (b"reserve-with-timeout", None),
+    b"reserve-with-timeout -0.0": (b"reserve-with-timeout", 0),
+    b"pause-tube a 1.5": (b"pause-tube", b"a", 3 * SECOND // 2, True),
+    b"put-in-tube a 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, True, b"a"),
+    b"put-in-tube  a  01  0.5  0 4 ": (b"put", 1, SECOND // 2, SECOND, 4, True, b"a"),
+    b"put-in-tube " + NAME_200 + b" 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, True, NAME_200),
+    b"put-in-tube -a 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"-a"),
+    b"put-in-tube a 1 2 3 4 5": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"a"),
+    b"put-in-tube a x 2 3 4": (b"put", 0, 0, SECOND, 4, False, b"a"),
+    b"put-in-tube a 1 4294967296 3 4": (b"put", 0, 0, SECOND, 4, False, b"a"),
+    b"reserve-batch 1": (b"reserve-batch", 1, 0),
+    b"reserve-batch 1000 0.25": (b"reserve-batch", 1000, SECOND // 4),
+    b"delete-batch 1": (b"delete-batch", [1]),
+    b"delete-batch  0 18446744073709551615 7 7 ": (b"delete-batch", [0, 2**64 - 1, 7, 7]),
+    b"delete-batch" + b" 18446744073709551615" * 1000: (b"delete-batch", [2**64 - 1] * 1000),
+    b"touch-all": (b"touch-all",),
+    b"flush-tube a": (b"flush-tube", b"a"),
+    b"flush-buried a": (b"flush-buried", b"a"),
+    b"peek-reserved": (b"peek-reserved",),
+    b"reprioritize 5 4294967295": (b"reprioritize", 5, 2**32 - 1),
+    b"wait 5": (b"wait", 5, None),
+    b"wait 5 0.5": (b"wait", 5, SECOND // 2),
+    b"meta": (b"meta", ()),
+    b"meta pri tube": (b"meta", (b"pri", b"tube")),
+    b"meta tube pri age ttr reserves timeouts releases attempts": (b"meta", codec.META_FIELDS),
+}
+"""Lines of extensions."""
+
+BAD_EXTENSIONS = [
+    b"put 1 .5 3 4", b"put 1 5. 3 4", b"put 1 0.5.5 3 4", b"put 0.5 0 3 4", b"put 1 4294967296.0 3 4", b"put 1 1e3 3 4",
+    b"release 1 0 -0.5", b"release 1 0.5 0", b"bury 1 0.5", b"pause-tube a .5", b"reserve-with-timeout .5",
+    b"reserve-with-timeout 2147483648.0", b"reserve-job 1.5", b"kick .5",
+    b"put-in-tube", b"put-in-tube a 1 2 3", b"put-in-tube a 1 2 3 x", b"put-in-tube a 1 2 3 4294967296",
+    b"reserve-batch", b"reserve-batch 0", b"reserve-batch 1001", b"reserve-batch -1", b"reserve-batch 1.5",
+    b"reserve-batch 1 -1", b"reserve-batch 1 x", b"reserve-batch 1 2 3", b"reserve-batch 1 2147483648",
+    b"delete-batch", b"delete-batch ", b"delete-batch x", b"delete-batch 1 x", b"delete-batch 18446744073709551616",
+    b"delete-batch" + b" 1" * 1001, b"delete-batch 1,2", b"delete-batch 000000000000000000001",
+    b"touch-all 1", b"peek-reserved 1", b"flush-tube", b"flush-tube ", b"flush-tube -a", b"flush-tube a b",
+    b"flush-buried", b"flush-buried " + NAME_200 + b"n",
+    b"reprioritize", b"reprioritize 1", b"reprioritize 1 2 3", b"reprioritize 1 4294967296", b"reprioritize x 1",
+    b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
+    b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
+]  # fmt: skip
+
+STRICT = {
+    b"put 1 0.5 3 4": BadFormat, b"put 1 0 2.5 4": BadFormat, b"release 1 2 0.5": BadFormat,
+    b"pause-tube a 1.5": BadFormat, b"reserve-batch 1": BadFormat, b"reserve-batch": BadFormat,
+    b"put-in-tube a 1 2 3 4": UnknownCommand, b"delete-batch 1": UnknownCommand, b"touch-all": UnknownCommand,
+    b"flush-tube a": UnknownCommand, b"flush-buried a": UnknownCommand, b"peek-reserved": UnknownCommand,
+    b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
+    b"meta pri": UnknownCommand,
+}  # fmt: skip
+"""Lines of extensions, and what they are in strict mode."""
+
 UNKNOWN = [
     b"", b" ", b"\n", b" stats", b"STATS", b"Put 0 0 0 0", b"hello", b"stat", b"put", b"put\t0 0 0 0", b"putx 0 0 0 0",
     b"use", b"use\ta", b"watch", b"ignore", b"delete", b"delete\t5", b"release", b"bury", b"kick", b"kick-job",
@@ -169,6 +235,54 @@ def test_malformed_line_is_bad_format(line: bytes) -> None:
     for _ in range(2):
         with pytest.raises(BadFormat):
             parse(line)
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    codec.set_strict(True)
+    yield
+    codec.set_strict(False)
+
+
+@pytest.mark.parametrize(("line", "command"), EXTENSIONS.items())
+def test_well_formed_extension_is_a_command(line: bytes, command: Command) -> None:
+    assert parse(line) == command
+    assert (codec.known.get(line) or parse(line)) == command
+
+
+@pytest.mark.parametrize("line", BAD_EXTENSIONS)
+def test_malformed_extension_is_bad_format(line: bytes) -> None:
+    for _ in range(2):
+        with pytest.raises(BadFormat):
+            parse(line)
+
+
+@pytest.mark.parametrize(("line", "error"), STRICT.items())
+def test_extension_is_an_error_in_strict_mode_even_if_it_was_parsed_before(
+    line: bytes, error: type[ProtocolError], request: pytest.FixtureRequest
+) -> None:
+    with suppress(ProtocolError):
+        parse(line)
+    request.getfixturevalue("strict")
+    assert line not in codec.known
+    with pytest.raises(error):
+        parse(line)
+    assert codec.extensions() == ()
+
+
+@pytest.mark.usefixtures("strict")
+def test_strict_mode_parses_every_published_command() -> None:
+    for line, command in COMMANDS.items():
+        assert (codec.known.get(line) or parse(line)) == command
+    assert parse(b"reserve-with-timeout 5.7") == (b"reserve-with-timeout", 5 * SECOND)
+    assert parse(b"reserve-with-timeout -0.5") == (b"reserve-with-timeout", 0)
+
+
+def test_each_extension_has_a_name() -> None:
+    assert codec.extensions() == (
+        *("delete-batch", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "touch-all", "wait"),
+    )
 
 
 def test_cache_of_parsed_lines_is_bounded_and_correct() -> None:

@@ -117,6 +117,119 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     "kick-job": (b"put 0 9 9 0\r\n\r\nkick-job 1\r\nkick-job 1\r\n", b"INSERTED 1\r\nKICKED\r\nNOT_FOUND\r\n"),
     "stats-job of an unknown job": (b"stats-job 1\r\n", b"NOT_FOUND\r\n"),
     "stats-tube of an unknown tube": (b"stats-tube a\r\n", b"NOT_FOUND\r\n"),
+    # extensions
+    "put-in-tube": (
+        b"put-in-tube a 0 0 60 1\r\nx\r\nlist-tube-used\r\nuse a\r\npeek-ready\r\nuse default\r\n",
+        b"INSERTED 1\r\nUSING default\r\nUSING a\r\nFOUND 1 1\r\nx\r\nUSING default\r\n",
+    ),
+    "put-in-tube that is malformed discards its body": (
+        b"put-in-tube -a 0 0 60 7\r\nstats\r\n\r\nput-in-tube a x 0 60 4\r\nquit\r\n"
+        b"put-in-tube a 0 0 9 4 x\r\nquit\r\n" + PUT,
+        b"BAD_FORMAT\r\n" * 3 + b"INSERTED 1\r\n",
+    ),
+    "put-in-tube without a size has no body": (
+        b"put-in-tube a 0 0 60\r\nx\r\n",
+        b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
+    ),
+    "put-in-tube too big": (
+        b"put-in-tube a 0 0 60 65536\r\n" + BIGGEST + b"b\r\nlist-tubes\r\n",
+        b"JOB_TOO_BIG\r\nOK 14\r\n---\n- default\n\r\n",
+    ),
+    "put-in-tube with a body that is too long": (
+        b"put-in-tube a 0 0 60 1\r\nxyz" + PUT + b"list-tubes\r\n",
+        b"EXPECTED_CRLF\r\nINSERTED 2\r\nOK 14\r\n---\n- default\n\r\n",
+    ),
+    "reserve-batch": (
+        PUT * 3 + b"reserve-batch 2\r\nreserve-batch 5\r\nreserve-batch 5\r\nreserve-batch 5 0\r\n",
+        (
+            b"INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nRESERVED_BATCH 2\r\nRESERVED 1 1\r\nx\r\n"
+            b"RESERVED 2 1\r\nx\r\nRESERVED_BATCH 1\r\nRESERVED 3 1\r\nx\r\nRESERVED_BATCH 0\r\n"
+            b"RESERVED_BATCH 0\r\n"
+        ),
+    ),
+    "reserve-batch inside the safety margin": (
+        b"put 0 0 1 0\r\n\r\nreserve-batch 9\r\nreserve-batch 9\r\nreserve-batch 9 5\r\n",
+        b"INSERTED 1\r\nRESERVED_BATCH 1\r\nRESERVED 1 0\r\n\r\nDEADLINE_SOON\r\nDEADLINE_SOON\r\n",
+    ),
+    "delete-batch": (
+        PUT * 3 + b"delete-batch 3 1 1 9\r\ndelete-batch 2\r\ndelete-batch 2\r\n",
+        (b"INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nDELETED_BATCH 2 2\r\nDELETED_BATCH 1 0\r\nDELETED_BATCH 0 1\r\n"),
+    ),
+    "the longest delete-batch": (
+        b"delete-batch" + b" 18446744073709551615" * 1000 + b"\r\n",
+        b"DELETED_BATCH 0 1000\r\n",
+    ),
+    "a delete-batch that is too long": (
+        b"delete-batch" + b" 18446744073709551615" * 1000 + b"  \r\n",
+        b"BAD_FORMAT\r\n",
+    ),
+    "a delete-batch with too many ids": (
+        b"delete-batch" + b" 1" * 1001 + b"\r\n",
+        b"BAD_FORMAT\r\n",
+    ),
+    "a long line that begins almost like a delete-batch": (
+        b"delete-batches" + b" 1" * 200 + b"\r\n",
+        b"BAD_FORMAT\r\n",
+    ),
+    "touch-all": (
+        PUT * 2 + b"touch-all\r\nreserve\r\nreserve\r\ntouch-all\r\n",
+        (b"INSERTED 1\r\nINSERTED 2\r\nTOUCHED_ALL 0\r\nRESERVED 1 1\r\nx\r\nRESERVED 2 1\r\nx\r\nTOUCHED_ALL 2\r\n"),
+    ),
+    "flush-tube": (
+        b"flush-tube default\r\nflush-tube a\r\n"
+        + PUT * 2
+        + b"put 9 9 9 0\r\n\r\nreserve\r\nreserve\r\nbury 1 0\r\n"
+        + PUT
+        + b"flush-tube default\r\ntouch 2\r\npeek 4\r\n",
+        (
+            b"FLUSHED 0\r\nFLUSHED 0\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nRESERVED 1 1\r\n"
+            b"x\r\nRESERVED 2 1\r\nx\r\nBURIED\r\nINSERTED 4\r\nFLUSHED 4\r\nNOT_FOUND\r\n"
+            b"NOT_FOUND\r\n"
+        ),
+    ),
+    "flush-buried": (
+        PUT * 2
+        + b"reserve\r\nbury 1 0\r\nflush-buried default\r\nflush-buried default\r\n"
+        + b"flush-buried a\r\npeek 2\r\n",
+        (
+            b"INSERTED 1\r\nINSERTED 2\r\nRESERVED 1 1\r\nx\r\nBURIED\r\nFLUSHED 1\r\nFLUSHED 0\r\n"
+            b"FLUSHED 0\r\nFOUND 2 1\r\nx\r\n"
+        ),
+    ),
+    "peek-reserved": (
+        PUT + b"peek-reserved\r\nreserve\r\npeek-reserved\r\nuse a\r\npeek-reserved\r\nuse default\r\n",
+        (
+            b"INSERTED 1\r\nNOT_FOUND\r\nRESERVED 1 1\r\nx\r\nFOUND 1 1\r\nx\r\nUSING a\r\n"
+            b"NOT_FOUND\r\nUSING default\r\n"
+        ),
+    ),
+    "reprioritize": (
+        PUT * 2 + b"reprioritize 1 9\r\nreserve\r\nreprioritize 2 1\r\nreprioritize 3 1\r\n",
+        b"INSERTED 1\r\nINSERTED 2\r\nREPRIORITIZED\r\nRESERVED 2 1\r\nx\r\nALREADY_RESERVED\r\n" + b"NOT_FOUND\r\n",
+    ),
+    "wait": (
+        PUT + b"wait 1 0\r\nwait 2\r\nreserve\r\nwait 1 0\r\nbury 1 0\r\nwait 1\r\ndelete 1\r\n" + b"wait 1\r\n",
+        (
+            b"INSERTED 1\r\nTIMED_OUT\r\nNOT_FOUND\r\nRESERVED 1 1\r\nx\r\nTIMED_OUT\r\nBURIED\r\n"
+            b"BURIED 1\r\nDELETED\r\nNOT_FOUND\r\n"
+        ),
+    ),
+    "meta": (
+        (
+            b"put 7 0 2.5 1\r\nx\r\nmeta pri tube ttr age reserves timeouts releases attempts\r\n"
+            b"peek 1\r\nreserve\r\nmeta reserves\r\npeek-reserved\r\nmeta x\r\nreserve-batch 1\r\n"
+            b"meta\r\npeek 1\r\n"
+        ),
+        (
+            b"INSERTED 1\r\nMETA 8\r\nFOUND 1 1 7 default 2.5 0 0 0 0 0\r\nx\r\n"
+            b"RESERVED 1 1 7 default 2.5 0 1 0 0 1\r\nx\r\nMETA 1\r\nFOUND 1 1 1\r\nx\r\n"
+            b"BAD_FORMAT\r\nRESERVED_BATCH 0\r\nMETA 0\r\nFOUND 1 1\r\nx\r\n"
+        ),
+    ),
+    "fractions of seconds": (
+        (b"put 0 0.5 0.25 0\r\n\r\npause-tube default 0.5\r\nreserve-with-timeout 0.0\r\nmeta ttr\r\npeek-delayed\r\n"),
+        b"INSERTED 1\r\nPAUSED\r\nTIMED_OUT\r\nMETA 1\r\nFOUND 1 0 0.25\r\n\r\n",
+    ),
     # lines
     "an empty line": (b"\r\n", b"UNKNOWN_COMMAND\r\n"),
     "LF alone is data": (b"stats\nstats\r\nhello\nhello\r\n", b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n"),
