@@ -72,6 +72,7 @@ class Model:
 
     clients   by the test's own numbers.
     waiting   numbers of the waiting clients, the longest wait first.
+    job_waits ids of the jobs that clients wait for, by the number of the client.
     paused    ends of pauses, by tube.
     """
 
@@ -80,6 +81,7 @@ class Model:
         self.jobs: dict[int, ModelJob] = {}
         self.clients: dict[int, ModelClient] = {}
         self.waiting: list[int] = []
+        self.job_waits: dict[int, int] = {}
         self.paused: dict[str, int] = {}
         self.counted: dict[str, ModelTube] = {}
         self.burials = 0
@@ -159,8 +161,8 @@ class Model:
         self._drop_unused_tubes()
         return len(watched)
 
-    def put(self, number: int, id: int, pri: int, delay: int, ttr: int) -> None:
-        job = self.jobs[id] = ModelJob(id, self.clients[number].used, pri, delay, ttr)
+    def put(self, number: int, id: int, pri: int, delay: int, ttr: int, tube: str = "") -> None:
+        job = self.jobs[id] = ModelJob(id, tube or self.clients[number].used, pri, delay, ttr)
         self.total_jobs += 1
         self.counts(job.tube).counts["total_jobs"] += 1
         self._make_ready_or_delayed(job)
@@ -180,7 +182,16 @@ class Model:
         self.waiting.append(number)
         return "WAITING"
 
+    def wait_for_job(self, number: int, id: int, timeout: int | None) -> str:
+        job = self.jobs.get(id)
+        if job is None or job.state == "buried" or timeout == 0:
+            return "NOT_FOUND" if job is None else "BURIED" if job.state == "buried" else "TIMED_OUT"
+        self.clients[number].until = None if timeout is None else self.now + timeout
+        self.job_waits[number] = id
+        return "WAITING"
+
     def cancel_wait(self, number: int) -> None:
+        self.job_waits.pop(number, None)
         if number in self.waiting:
             self.waiting.remove(number)
 
@@ -203,6 +214,7 @@ class Model:
     def _delete(self, job: ModelJob) -> None:
         if job.state == "reserved":
             self._end_run(job)
+        self._end_job_waits("DELETED", id=job.id)
         self.counts(job.tube).counts["cmd_delete"] += 1
         del self.jobs[job.id]
         self._drop_unused_tubes()
@@ -234,6 +246,7 @@ class Model:
             self._note_end(job, self._end_run(job), "buried", by)
         else:
             self._note(job, "buried", by)
+        self._end_job_waits("BURIED", id=job.id)
         self.burials += 1
         job.state, job.buried_as = "buried", self.burials
         job.buries += 1
@@ -259,6 +272,16 @@ class Model:
             return False
         self._kick(job)
         return True
+
+    def reprioritize(self, id: int, pri: int) -> str:
+        job = self.jobs.get(id)
+        if job is None or job.state == "reserved":
+            return "NOT_FOUND" if job is None else "HELD"
+        self._note(job, "edited", 0)
+        job.pri = pri
+        if job.state == "ready":
+            self._make_ready(job)
+        return "DONE"
 
     def pause_tube(self, tube: str, delay: int) -> bool:
         if tube not in self.tubes():
@@ -337,6 +360,10 @@ class Model:
         self.now = until
 
     def _future_events(self) -> Iterator[tuple[int, Callable[[], None]]]:
+        for number in self.job_waits:
+            until = self.clients[number].until
+            if until is not None:
+                yield until, partial(self._end_job_waits, "TIMED_OUT", number=number)
         for number in self.waiting:
             client = self.clients[number]
             if client.until is not None:
@@ -349,12 +376,18 @@ class Model:
                 yield job.deadline, partial(self._make_ready, job)
             elif job.state == "reserved":
                 yield job.deadline, partial(self._time_out, job)
-        for tube, until in self.paused.items():
-            yield until, partial(self._unpause, tube)
+        for tube, end in self.paused.items():
+            yield end, partial(self._unpause, tube)
 
     def _end_wait(self, number: int, word: str) -> None:
         self.waiting.remove(number)
         self.clients[number].ended.append(word)
+
+    def _end_job_waits(self, word: str, id: int = 0, number: int = 0) -> None:
+        """End the waits for the job *id*, or the wait of the client *number*."""
+        for each in [each for each, awaited in self.job_waits.items() if number == each or awaited == id]:
+            del self.job_waits[each]
+            self.clients[each].ended.append(word)
 
     def _time_out(self, job: ModelJob) -> None:
         job.timeouts += 1

@@ -70,7 +70,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.world.advance_to(until)
 
     def idle(self) -> list[int]:
-        return [number for number in self.actors if number not in self.model.waiting]
+        return [number for number in self.actors if number not in {*self.model.waiting, *self.model.job_waits}]
 
     def held(self) -> list[tuple[int, int]]:
         """Return the reserved jobs of clients that do not wait: number of the client, id."""
@@ -150,6 +150,14 @@ class BrokerMachine(RuleBasedStateMachine):
             id = actor.put(pri, delay, distinct)
             self.model.put(number, id, pri, delay * SECOND, round(distinct * SECOND))
 
+    @rule(pick=PICKS, tube=TUBES, pri=PRIS, delay=DELAYS, ttr=TTRS)
+    def put_in_tube(self, pick: int, tube: str, pri: int, delay: int, ttr: int) -> None:
+        self.begin_command()
+        number, actor = self.pick_idle(pick)
+        distinct = ttr + self.world.broker.next_id / SECOND
+        id = actor.put_in_tube(tube.encode(), pri, delay, distinct)
+        self.model.put(number, id, pri, delay * SECOND, round(distinct * SECOND), tube)
+
     @precondition(lambda self: len(self.idle()) > 1)
     @rule(pick=PICKS, timeout=TIMEOUTS)
     def reserve(self, pick: int, timeout: int | None) -> None:
@@ -166,10 +174,20 @@ class BrokerMachine(RuleBasedStateMachine):
         expected = self.model.reserve(number, None if timeout is None else timeout * SECOND)
         assert self.actors[number].reserve(timeout) == expected
 
-    @precondition(lambda self: self.model.waiting)
+    @precondition(lambda self: len(self.idle()) > 1)
+    @rule(pick=PICKS, job=PICKS, timeout=TIMEOUTS)
+    def wait_for_job(self, pick: int, job: int, timeout: int | None) -> None:
+        self.begin_command()
+        number, actor = self.pick_idle(pick)
+        id = self.pick_job(job, {"ready", "delayed", "reserved"})
+        expected = self.model.wait_for_job(number, id, None if timeout is None else timeout * SECOND)
+        assert actor.wait_for_job(id, timeout) == expected
+
+    @precondition(lambda self: self.model.waiting or self.model.job_waits)
     @rule(pick=PICKS)
     def cancel_wait(self, pick: int) -> None:
-        number = self.model.waiting[pick % len(self.model.waiting)]
+        waiting = [*self.model.waiting, *self.model.job_waits]
+        number = waiting[pick % len(waiting)]
         self.model.cancel_wait(number)
         self.actors[number].cancel_wait()
 
@@ -224,6 +242,12 @@ class BrokerMachine(RuleBasedStateMachine):
         _, actor = self.pick_idle(pick)
         id = self.pick_job(job, {"delayed", "buried"})
         assert actor.kick_job(id) == self.model.kick_job(id)
+
+    @rule(job=PICKS, pri=PRIS)
+    def reprioritize(self, job: int, pri: int) -> None:
+        self.begin_command()
+        id = self.pick_job(job, {"ready", "delayed", "buried"})
+        assert self.world.reprioritize(id, pri) == self.model.reprioritize(id, pri)
 
     @rule(pick=PICKS, tube=TUBES, delay=PAUSES)
     def pause_tube(self, pick: int, tube: str, delay: int) -> None:
@@ -313,7 +337,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def clients_agree(self) -> None:
         for number, actor in self.actors.items():
             client = self.model.clients[number]
-            assert actor.is_waiting == (number in self.model.waiting)
+            assert actor.is_waiting == (number in {*self.model.waiting, *self.model.job_waits})
             assert actor.ended == client.ended
             assert actor.reserved == ids(client.reserved)
             assert actor.client.used.name.decode() == client.used

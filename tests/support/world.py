@@ -33,6 +33,9 @@ WORDS: Final = {
     WaitOutcome.WAITING: "WAITING",
     WaitOutcome.TIMED_OUT: "TIMED_OUT",
     WaitOutcome.DEADLINE_SOON: "DEADLINE_SOON",
+    WaitOutcome.DELETED: "DELETED",
+    WaitOutcome.BURIED: "BURIED",
+    WaitOutcome.NOT_FOUND: "NOT_FOUND",
 }
 
 
@@ -167,6 +170,9 @@ class World(BrokerListener):
         )
         return self.checked(EDITS[done])
 
+    def reprioritize(self, id: int, pri: int) -> str:
+        return self.checked(EDITS[self.broker.reprioritize(id, pri, self.now)])
+
     def bury_job(self, id: int, is_forced: bool = False) -> bool:
         return self.checked(self.broker.bury_job(id, self.now, is_forced))
 
@@ -253,6 +259,18 @@ class Actor:
         done = self.broker.put(self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now)
         assert self.world.checked(done) == id
         return id
+
+    def put_in_tube(self, name: bytes, pri: int = 0, delay: float = 0, ttr: float = 60, body: bytes = b"") -> int:
+        """Put a job into the tube *name*; return its id, or a Refusal."""
+        id, now = self.broker.allocate_id(), self.world.now
+        times = (round(delay * SECOND), round(ttr * SECOND))
+        return self.world.checked(self.broker.put_in_tube(self.client, name, id, pri, *times, body, now))
+
+    def wait_for_job(self, id: int, timeout: float | None = None) -> Outcome:
+        """Wait until the job *id* is deleted or buried; return the outcome."""
+        now = self.world.now
+        until = None if timeout is None else now + round(timeout * SECOND)
+        return self.world.checked(WORDS[self.broker.wait_for_job(self.client, id, until, now)])
 
     def reserve(self, timeout: float | None = None) -> Outcome:
         """Reserve a job, or wait for one like a session; return the outcome."""
