@@ -1,6 +1,7 @@
 """All conversations, by name."""
 
 from . import (
+    corpus_extensions,
     corpus_framing,
     corpus_jobs,
     corpus_names,
@@ -25,6 +26,7 @@ _ALL: list[Conversation] = [
     *corpus_servers.CONVERSATIONS,
     *corpus_order.CONVERSATIONS,
     *corpus_time.CONVERSATIONS,
+    *corpus_extensions.CONVERSATIONS,
 ]
 
 CORPUS: dict[str, Conversation] = {conversation.name: conversation for conversation in _ALL}

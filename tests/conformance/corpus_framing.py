@@ -127,7 +127,7 @@ a> list
 a> list-
 a> list-tube
 a> list-watched-tubes
-a> peek-reserved
+a> peek-held
 a> peekx
 a> job-stats 1
 a> -

@@ -106,7 +106,7 @@ a> peek-buried
 a> peek-
 a> peek-read
 a> peek-job 1
-a> peek-reserved
+a> peek-held
 a> list-tube-used
 
 == refused-arguments-do-not-count

@@ -31,7 +31,7 @@ STRICT_ARGUMENTS: dict[str, tuple[list[str], str, str]] = {
 FORMS: dict[str, list[str]] = {
     # "?" is the valid value.
     "signs": ["+?", "-?", "- ?", "--?", "-0"],
-    "garbage": ["0x?", "?a", "a?", "?.5", "?e1", "?,", "1_0", "'?'", r"?\n", r"\n?", r"?\x80"],
+    "garbage": ["0x?", "?a", "a?", "?.x", "?e1", "?,", "1_0", "'?'", r"?\n", r"\n?", r"?\x80"],
     "spaces": [" ?", "     ?", r"\t?", r" \t?", r"?\x20", r"?\x20\x20", r"?\t"],
     "missing-or-extra": ["", r"\x20", "? ?", "? x"],
     "leading-zeros": ["00?", "{0*100}?"],
@@ -48,7 +48,7 @@ PUT_ARGUMENTS = {
 
 PUT_FORMS_REFUSED = {
     "signs": ["+1", "-1", "- 1", "-0"],
-    "garbage": ["0x1", "1a", "a1", "1.5", "1e1", r"1\n", "1_0"],
+    "garbage": ["0x1", "1a", "a1", "1.x", "1e1", r"1\n", "1_0"],
     "tabs": [r"\t1", r" \t1", r"1\t"],
     "too-large": ["4294967296", "18446744073709551615", "18446744073709551616", "{9*40}"],
 }
@@ -216,7 +216,7 @@ a> reserve-with-timeout {0*150}
 a> reserve-with-timeout 0x
 a> reserve-with-timeout 0 5
 a> reserve-with-timeout 0\x20
-a> reserve-with-timeout 0.5
+a> reserve-with-timeout 0.x
 a> reserve-with-timeout 0\t
 
 == reserve-with-timeout-without-a-number

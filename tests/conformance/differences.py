@@ -59,9 +59,11 @@ _TIMEOUT = "1.12 parses any text as 0, and wraps at 2^32; our server refuses bot
 _FIRST_COME = "beanstalkd serves waiting connections by rotation; our server in the order of their reserves"
 _CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; our server keeps the order of creation"
 _LOST_EXPIRY = "beanstalkd misses an expiry checked in the microsecond of the deadline, until the holder's next command"
+_EXTENSION = "beanstalkd does not have the command, or reads whole seconds only; so does our server in strict mode"
 
 _BAD_LINE = ["BAD_FORMAT", "USING default", "<end>"]
 _TUBES = "OK *\n- "
+_RESERVED = r"RESERVED {1} 1\r\nx"
 
 DIFFERENCES: dict[str, Difference] = {
     "line-of-225-bytes": Difference(_CR_AT_224, _BAD_LINE),
@@ -133,5 +135,54 @@ DIFFERENCES: dict[str, Difference] = {
         _LOST_EXPIRY,
         ["INSERTED {1}", r"RESERVED {1} 1\r\nx", "<quiet>", r"RESERVED {1} 1\r\nx", "<end>", "<end>"],
         peer_varies=True,
+    ),
+    "extension-put-in-tube": Difference(
+        _EXTENSION, ["INSERTED {1}", "USING default", "USING t", r"FOUND {1} 4\r\nstat", "<end>"]
+    ),
+    "extension-reserve-batch": Difference(
+        _EXTENSION,
+        [
+            *["INSERTED {1}", "INSERTED {2}", "RESERVED_BATCH 2", r"RESERVED {1} 1\r\nx", r"RESERVED {2} 1\r\ny"],
+            *["RESERVED_BATCH 0", "BAD_FORMAT", "BAD_FORMAT", "<end>"],
+        ],
+    ),
+    "extension-delete-batch": Difference(
+        _EXTENSION, ["INSERTED {1}", "DELETED_BATCH 1 1", "BAD_FORMAT", "BAD_FORMAT", "USING default", "<end>"]
+    ),
+    "extension-delete-batch-line-of-more-than-224-bytes": Difference(
+        _EXTENSION, ["DELETED_BATCH 0 20", "USING default", "<end>"]
+    ),
+    "extension-touch-all": Difference(
+        _EXTENSION, ["INSERTED {1}", "TOUCHED_ALL 0", _RESERVED, "TOUCHED_ALL 1", "BAD_FORMAT", "<end>"]
+    ),
+    "extension-flush-tube": Difference(
+        _EXTENSION, ["INSERTED {1}", _RESERVED, "FLUSHED 1", "FLUSHED 0", "NOT_FOUND", "<end>"]
+    ),
+    "extension-flush-buried": Difference(
+        _EXTENSION, ["INSERTED {1}", "FLUSHED 0", _RESERVED, "BURIED", "FLUSHED 1", "NOT_FOUND", "<end>"]
+    ),
+    "extension-peek-reserved": Difference(
+        _EXTENSION, ["INSERTED {1}", "NOT_FOUND", _RESERVED, r"FOUND {1} 1\r\nx", "<end>"]
+    ),
+    "extension-reprioritize": Difference(
+        _EXTENSION,
+        [
+            *["INSERTED {1}", "INSERTED {2}", "REPRIORITIZED", r"RESERVED {2} 1\r\ny", "ALREADY_RESERVED", "NOT_FOUND"],
+            "<end>",
+        ],
+    ),
+    "extension-wait": Difference(
+        _EXTENSION, ["INSERTED {1}", "TIMED_OUT", "NOT_FOUND", "DELETED", "DELETED {1}", "<end>", "<end>"]
+    ),
+    "extension-meta": Difference(
+        _EXTENSION,
+        # The player takes the body after the longer first line for a reply of its own.
+        [
+            *["INSERTED {1}", "META 2", "FOUND {1} 1 7 default", "x", "META 0", r"FOUND {1} 1\r\nx", "BAD_FORMAT"],
+            "<end>",
+        ],
+    ),
+    "extension-fractions-of-seconds": Difference(
+        _EXTENSION, ["INSERTED {1}", "INSERTED {2}", "NOT_FOUND", "PAUSED", "<end>"]
     ),
 }

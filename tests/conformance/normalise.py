@@ -19,7 +19,7 @@ from tests.support.servers import Baseline
 
 _LONG_BODY = 200
 
-_ID_REPLY = re.compile(rb"(INSERTED|RESERVED|FOUND|BURIED) (\d+)(.*)", re.DOTALL)
+_ID_REPLY = re.compile(rb"(INSERTED|RESERVED|FOUND|BURIED|DELETED) (\d+)(.*)", re.DOTALL)
 _COUNTED = re.compile(r"cmd-.*|job-timeouts|total-(jobs|connections)|current-(connections|producers|workers)")
 _COUNTED_OF_DEFAULT = ("total-jobs", "current-using", "current-watching", "cmd-delete", "cmd-pause-tube")
 _MASKED_FORMS = {

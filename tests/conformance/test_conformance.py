@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.servers import Kind, Server, ours, peer
 
+from . import corpus_extensions
 from .corpus import CORPUS
 from .differences import DIFFERENCES, as_ours
 from .player import Delivery, Transcript, play, replies
@@ -62,6 +63,12 @@ def servers() -> Iterator[Servers]:
         yield Servers(stack)
 
 
+@pytest.fixture(scope="module")
+def strict_server() -> Iterator[Server]:
+    with closing(Server(ours(), ("--strict-protocol",))) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def timed_pair(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pair]]:
     """Plays all selected timed conversations concurrently; returns the transcripts of one by its name."""
@@ -98,6 +105,13 @@ def test_replies_equal_those_of_beanstalkd(servers: Servers, name: str) -> None:
 def test_replies_do_not_depend_on_the_delivery(servers: Servers, name: str, delivery: Delivery) -> None:
     on_peer, on_ours = (servers.play(kind, CORPUS[name], delivery) for kind in (peer(), ours()))
     check(name, on_peer, on_ours)
+
+
+@pytest.mark.parametrize("name", [conversation.name for conversation in corpus_extensions.CONVERSATIONS])
+def test_strict_replies_to_extensions_equal_those_of_beanstalkd(strict_server: Server, name: str) -> None:
+    with closing(Server(peer(), ())) as on_peer:
+        expected = replies(play(on_peer, CORPUS[name]))
+    assert replies(play(strict_server, CORPUS[name])) == expected
 
 
 @pytest.mark.parametrize("timed_name", TIMED)

@@ -512,7 +512,8 @@ class Bench:
             self.put, self.put, self.put, self.put, self.reserve, self.reserve, self.reserve, self.wait, self.release,
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
             self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time, self.edit,
-            self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced,
+            self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced, self.put_in_tube,
+            self.reprioritize, self.reprioritize,
         )  # fmt: skip
 
     def put(self, size: int | None = None, delay: int | None = None) -> int:
@@ -529,6 +530,20 @@ class Bench:
             return id
         self.refused += 1
         return 0
+
+    def put_in_tube(self) -> None:
+        """Put a job into a random tube, with fractions of seconds."""
+        random, id = self.random, self.broker.allocate_id()
+        name, body = random.choice((ELSEWHERE, *TUBES)), b"%d:" % id + random.randbytes(random.randrange(200))
+        delay, ttr = random.choice((0, SECOND // 4)), random.choice((SECOND // 1000, 5 * SECOND // 2))
+        self.refused += self.broker.put_in_tube(self._client(), name, id, 5, delay, ttr, body, self.now) < 0
+
+    def reprioritize(self) -> None:
+        if self.broker.jobs:
+            id = self._any_id()
+            is_held = self.broker.jobs[id].state == RESERVED
+            outcome = self.broker.reprioritize(id, self.random.randrange(20), self.now)
+            assert outcome == (EditOutcome.HELD if is_held else EditOutcome.DONE)
 
     def reserve(self) -> Job | None:
         return self.broker.reserve(self._client(), self.now)
