@@ -51,6 +51,11 @@ BUDGET: Final = OUTPUT_SLICE
 DEFER_ABOVE: Final = 2 * BUDGET
 """Cost of a batch above which the handlers not yet served wait for the next call of the loop."""
 
+try:
+    from greenstalk_server.net._plain_socket import poll
+except ImportError:  # not compiled
+    poll = None  # type: ignore[assignment]
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the tests have some
 class Handler:
@@ -116,6 +121,8 @@ class Poller:
     def __init__(self, clock: Clock) -> None:
         self._clock: Clock = clock
         self._epoll: select.epoll = select.epoll()
+        self._epoll_fd: int = self._epoll.fileno()
+        self._quick_poll: Callable[[int, int, int], list[tuple[int, int]]] | None = poll
         self._handlers: dict[int, Handler] = {}
         self._queue: deque[Handler] = deque()
         self._is_queued: set[Handler] = set()
@@ -126,7 +133,7 @@ class Poller:
         self._is_timed: bool = False  # the timer is armed, and will call `_poll`
         self._is_stopped: bool = False
         self._loop: Any = get_hub().loop
-        self._watcher: Any = self._loop.io(self._epoll.fileno(), READ, priority=self._loop.MAXPRI)  # before the timer
+        self._watcher: Any = self._loop.io(self._epoll_fd, READ, priority=self._loop.MAXPRI)  # before the timer
         self._timer: Any = self._loop.timer(YIELD_DELAY)
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
@@ -185,7 +192,7 @@ class Poller:
                     is_drained = False  # the handlers that this batch has queued are served without another poll
                 else:
                     asked = BATCH_SIZE - min(len(self._queue), BATCH_SIZE // 2)
-                    events = self._epoll.poll(0, asked)
+                    events = self._events(0, asked)
                     is_drained = len(events) < asked
                 self._serve_batch(events)
                 if self._spent >= BUDGET or not (self._queue or (events and not is_drained)):
@@ -195,6 +202,12 @@ class Poller:
             if self._is_due:
                 self._is_timed = True
                 self._timer.start(self._poll)
+
+    def _events(self, milliseconds: int, limit: int) -> list[tuple[int, int]]:
+        """Return up to *limit* sockets with their events; wait *milliseconds* at most for the first one."""
+        if self._quick_poll is None:
+            return self._epoll.poll(milliseconds / 1000, limit)
+        return self._quick_poll(self._epoll_fd, milliseconds, limit)
 
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
         """Serve the handlers that are queued, then those that *events* are about."""
