@@ -65,7 +65,7 @@ COMPILED: Final = (
 )
 """Modules to compile: those that most commands pass through. The last parts of their names are unique."""
 
-WRITTEN_IN_C: Final = ("net/_plain_socket",)
+WRITTEN_IN_C: Final = ("journal/_seal", "net/_plain_socket")
 """Extension modules that the compiled modules use if they are there."""
 
 INLINED: Final = (
