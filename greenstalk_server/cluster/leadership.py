@@ -358,8 +358,9 @@ class Candidate(Generic[Q]):
             log.warning("journal: %s", damage)
         refuse_unfit(recovery, self._is_strict)
         queue.rows.begin(epoch)
-        resume_from(recovery, queue.broker, queue.binlog, self.clock())
-        queue.broker.restore(recovery.next_id)
+        now = self.clock()
+        resume_from(recovery, queue.broker, queue.binlog, now)
+        queue.broker.restore(recovery.next_id, now)
         self._follower.connection.close()
         return self.leadership
 

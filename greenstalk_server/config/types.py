@@ -12,7 +12,9 @@ from typing import Any, Final, NamedTuple
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.protocol.access import Rule, read_rules
+from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
+from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
+from greenstalk_server.protocol.access import read_rules
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -20,20 +22,11 @@ LOG_FORMATS: Final = ("text", "json")
 NEVER: Final = "never"
 """Accepted by -f instead of a number of milliseconds."""
 
-MILLISECOND: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
-
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_RATE: Final = 1_000_000
 _MAX_TIMEOUT: Final = 30 * 24 * 3600
 _MAX_LEASE: Final = 3600
 _MAX_NAME: Final = 200
-
-_SIZES: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE_UNIT: Final = re.compile(r"([kmgt]?)(?:(?<=[kmgt])i?b)?\Z", re.IGNORECASE)
-
-_TIMES: Final = (24 * 3600 * SECOND, 3600 * SECOND, 60 * SECOND, SECOND, MILLISECOND)
-_TIME: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?(?:([0-9]+)ms)?")
 
 _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
 """Path segments other than `.` and `..`, which browsers resolve."""
@@ -44,6 +37,17 @@ class Units(NamedTuple):
 
     in_text: str
     in_toml: str
+
+
+class Mistakes(ValueError):
+    """Several mistakes in the tables of one option.
+
+    messages    by the key with the mistake, as dotted names below the option's key: a complete message.
+    """
+
+    def __init__(self, messages: list[tuple[str, str]]) -> None:
+        super().__init__(messages)
+        self.messages: list[tuple[str, str]] = messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Type:
     accepts_in_toml  describes the values allowed in a configuration file. If it is empty, messages are composed of
                      `accepts`, a note on quotes, `units` and `keyword`.
     to_json     converts a value to JSON, as the configuration file would have it.
-    from_toml   converts a TOML value that has no string form; its ValueError has the complete message.
+    from_toml   converts a TOML value that has no string form; its ValueError has the complete message, and its Mistakes
+                have several.
     """
 
     parse: Callable[[str], object]
@@ -148,43 +153,15 @@ def _boolean(text: str) -> bool:
     raise ValueError(text)
 
 
-def _number(text: str, maximum: int | None = None) -> int:
-    """Return the decimal number *text*, which may have a plus sign, as beanstalkd allows."""
-    digits = text.removeprefix("+")
-    if not (digits.isascii() and digits.isdigit()):
-        raise ValueError(text)
-    number = int(digits)  # raises ValueError for more digits than Python converts
-    if maximum is not None and number > maximum:
-        raise ValueError(text)
-    return number
-
-
-def _size(text: str, maximum: int | None = None) -> int:
-    """Return *text* in bytes: a decimal number, optionally with a unit. The units are powers of 1024."""
-    unit = _SIZE_UNIT.search(text)
-    assert unit is not None  # the pattern also matches the empty string at the end
-    size = _number(text[: unit.start()]) * _SIZES[unit[1].lower()]
-    if maximum is not None and size > maximum:
-        raise ValueError(text)
-    return size
-
-
 def _memory_limit(text: str) -> int:
-    limit = _size(text)
+    limit = parse_size(text)
     if 0 < limit < LEAST_LIMIT:
         raise ValueError(text)
     return limit
 
 
-def _time(text: str, unit: int) -> int:
-    """Return *text* in nanoseconds: a decimal number of *unit* nanoseconds, or one with units, such as 1h30m."""
-    if (parts := _TIME.fullmatch(text)) is None or not text:
-        return unit * _number(text)
-    return sum(_number(part or "0") * size for part, size in zip(parts.groups(), _TIMES, strict=True))
-
-
 def _sync_interval(text: str) -> int | None:
-    return None if text == NEVER else _time(text, MILLISECOND)
+    return None if text == NEVER else parse_time(text, MILLISECOND)
 
 
 def _sync_interval_to_json(interval: int | None) -> object:
@@ -192,14 +169,14 @@ def _sync_interval_to_json(interval: int | None) -> object:
 
 
 def _timeout(text: str) -> int:
-    seconds, rest = divmod(_time(text, SECOND), SECOND)
+    seconds, rest = divmod(parse_time(text, SECOND), SECOND)
     if rest or seconds > _MAX_TIMEOUT:
         raise ValueError(text)
     return seconds
 
 
 def _lease(text: str) -> int:
-    lease = _time(text, SECOND)
+    lease = parse_time(text, SECOND)
     if not SECOND <= lease <= _MAX_LEASE * SECOND:
         raise ValueError(text)
     return lease
@@ -217,10 +194,26 @@ def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
     return tuple(ip_network(part.strip()) for part in text.split(",")) if text else ()
 
 
-def _no_rules(text: str) -> tuple[Rule, ...]:
-    """Return the default: only a configuration file can have access rules."""
+def _nothing(text: str) -> tuple[()]:
+    """Return the default of an option that only a configuration file can set."""
     assert not text
     return ()
+
+
+def _read_policies(value: object) -> tuple[Policy, ...]:
+    """Return the policies in *value*, the TOML tables `[policies.NAME]`; raise Mistakes."""
+    if not isinstance(value, dict):
+        raise ValueError("must be tables, each headed [policies.NAME]")  # noqa: TRY004  as for all wrong values
+    if len(value) > MAX_POLICIES:
+        raise ValueError(f"must be at most {MAX_POLICIES} tables, not {len(value)}")
+    mistakes = [
+        (f"{name}.{error.key}" if error.key else name, str(error))
+        for name, document in value.items()
+        for error in find_mistakes(name, document)
+    ]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return tuple([parse_policy(name, document) for name, document in value.items()])
 
 
 _SIZE_UNITS: Final = Units(
@@ -250,16 +243,19 @@ BOOLEAN: Final = Type(
     (bool,),
     accepts_in_toml="true or false, without quotes",
 )
-PORT: Final = Type(partial(_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER)
-COUNT: Final = Type(partial(_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER)
+PORT: Final = Type(partial(parse_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER)
+COUNT: Final = Type(partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER)
 RATE: Final = Type(
-    partial(_number, maximum=_MAX_RATE),
+    partial(parse_number, maximum=_MAX_RATE),
     f"a whole number of commands per second, from 0 (no limit) to {_MAX_RATE}",
     _NUMBER,
 )
-SIZE: Final = Type(_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS)
+SIZE: Final = Type(parse_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS)
 SIZE_LIMIT: Final = Type(
-    partial(_size, maximum=_MAX_COUNT), "a whole number of bytes, 0 (no limit) or more", _NUMBER_OR_TEXT, _SIZE_UNITS
+    partial(parse_size, maximum=_MAX_COUNT),
+    "a whole number of bytes, 0 (no limit) or more",
+    _NUMBER_OR_TEXT,
+    _SIZE_UNITS,
 )
 MEMORY_LIMIT: Final = Type(
     _memory_limit,
@@ -296,10 +292,18 @@ NETWORKS: Final = Type(
     to_json=lambda networks: [str(network) for network in networks],
 )
 RULES: Final = Type(
-    _no_rules,
+    _nothing,
     "set in the configuration file",
     (list,),
     accepts_in_toml="tables, each headed [[access]]",
     to_json=lambda rules: [rule.to_json() for rule in rules],
     from_toml=read_rules,
+)
+POLICIES: Final = Type(
+    _nothing,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="tables, each headed [policies.NAME]",
+    to_json=lambda policies: {policy.name: policy.document() for policy in policies},
+    from_toml=_read_policies,
 )

@@ -34,9 +34,11 @@ from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
+from greenstalk_server.core.policy_transitions import PolicyTransitions
 from greenstalk_server.core.ready_queue import is_before
-from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN, SLICE, Transitions
+from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN, SLICE
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tube_rules import key_of
 from greenstalk_server.core.tube_set import MANY_TUBES
 
 DEFAULT_MAX_JOB_SIZE: Final = 65535
@@ -50,8 +52,8 @@ def _ignore_wake() -> None:
     """Stand in for `Client.wake` where there is no client."""
 
 
-class Broker(Transitions):
-    """The operations on all jobs, tubes and clients of one server. `Transitions` describes the attributes."""
+class Broker(PolicyTransitions):
+    """The operations on all jobs, tubes and clients of one server. The base classes describe the attributes."""
 
     def __init__(
         self,
@@ -69,13 +71,16 @@ class Broker(Transitions):
         """Notify *listener* from now on."""
         self._listeners.append(listener)
 
-    def restore(self, next_id: int) -> None:
+    def restore(self, next_id: int, now: int) -> None:
         """Take over the jobs and tubes that a journal has recovered, before any client connects.
 
         `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
         `tubes` holds their tubes, and paused tubes. A paused tube without jobs exists until its pause ends, or until
-        its last client or job is gone.
+        its last client or job is gone. The policies must be set before: jobs that have used up their attempts become
+        dead letters now.
         """
+        for tube in self.tubes.values():
+            tube.rules = self._new_rules(tube)
         self.next_id = max(self.next_id, next_id)
         numbers = (job_history.highest_client(job.events) for job in self.jobs.values() if job.events)
         self._last_client = max(numbers, default=0)
@@ -83,6 +88,8 @@ class Broker(Transitions):
             job.tube.body_bytes += job.size
             if self.bodies is not None:
                 self.bodies.add(job)
+            if job.tube.rules is not None:
+                job.tube.rules.restore_key(job)
             if job.state == READY:
                 job.tube.add_ready(job)
             elif job.state == DELAYED:
@@ -94,9 +101,12 @@ class Broker(Transitions):
             self.quotas.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
         for tube in list(self.tubes.values()):
             if tube.paused_until:
+                tube.held_until = tube.paused_until
                 self._arm(tube, tube.paused_until)
             else:
                 self._drop_if_unneeded(tube)
+            if tube.rules is not None:
+                self._apply_rules(tube, tube.rules, now)
 
     # Clients
 
@@ -188,7 +198,8 @@ class Broker(Transitions):
     def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
         """Add a job, under an allocated *id*, to the tube that *client* uses.
 
-        *delay* and *ttr* in nanoseconds. Return *id*, or a Refusal, which is negative. A refused put changes nothing.
+        *delay* and *ttr* in nanoseconds. Return *id*, or the id of an earlier job if a policy makes the new one its
+        duplicate, or a Refusal, which is negative. A refused put changes nothing.
         """
         if self.bodies is not None and not self.bodies.admit(len(body)):
             return Refusal.MEMORY
@@ -201,40 +212,57 @@ class Broker(Transitions):
         if delay:
             job.state = DELAYED
             job.deadline = now + delay
-        if not self.journal.put(job):
+        if tube.rules is not None:
+            result = self._admit(job, tube.rules, now)
+            if result:
+                return result
+        elif not self.journal.put(job):
             return Refusal.JOURNAL
-        self.jobs.set(job)
-        if self.bodies is not None:
-            self.bodies.add(job)
-        tube.body_bytes += len(body)
-        tube.total_jobs += 1
-        self.counters.total_jobs += 1
-        if self.quotas is not None:
-            self.quotas.body_bytes += len(body)
-        if delay:
-            self._add_delayed(job)
-        else:
-            self._add_ready(job, now)
+        self._insert(job, now)
         return id
 
     # Workers
 
     def reserve(self, client: Client, now: int) -> Job | None:
         """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready."""
+        best = self._first_ready(client, now)
+        if best is not None and best.tube.rules is not None:
+            best = self._skip_expired(best, client, now)
+        if best is not None:
+            best.tube.remove_ready(best)
+            self._add_reserved(best, client, now)
+        return best
+
+    def _first_ready(self, client: Client, now: int) -> Job | None:
+        """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held."""
         best: Job | None = None
         tubes: Iterable[Tube] = client.watched.values()
         if len(client.watched) >= MANY_TUBES and (client.tube_set is not None or self._join_tube_set(client)):
             assert client.tube_set is not None
             best, tubes = client.tube_set.first(now), ()
         for tube in tubes:
-            if tube.ready.count and tube.paused_until <= now:
+            if tube.ready.count and tube.held_until <= now:
                 job = tube.ready.first()
                 if job is not None and (best is None or is_before(job, best)):
                     best = job
-        if best is not None:
-            best.tube.remove_ready(best)
-            self._add_reserved(best, client, now)
         return best
+
+    def _skip_expired(self, job: Job, client: Client, now: int) -> Job | None:
+        """Return *job*, which *client* may reserve, or the first one after it that has not expired.
+
+        Return None if a whole slice of jobs has expired: the next ticks remove the rest and end the client's wait.
+        """
+        for _ in range(SLICE):
+            rules = job.tube.rules
+            if rules is None or rules.expiry_of(job) > now:
+                return job
+            job.tube.remove_ready(job)
+            self._expire(job, now)
+            found = self._first_ready(client, now)
+            if found is None:
+                return None
+            job = found
+        return None
 
     def wait(self, client: Client, until: int | None, now: int) -> int:
         """Park *client*, for which `reserve` has just found nothing, until a job is ready or the time is *until*.
@@ -273,6 +301,11 @@ class Broker(Transitions):
         job = self.jobs.get(id)
         if job is None or job.state == RESERVED:
             return None
+        rules = job.tube.rules
+        if rules is not None and job.state != BURIED and rules.expiry_of(job) <= now:
+            job.tube.remove(job)
+            self._expire(job, now)
+            return None
         job.tube.remove(job)
         if job.state != READY:
             job.former_state, job.former_deadline = job.state, job.deadline
@@ -289,23 +322,19 @@ class Broker(Transitions):
         if job.state == RESERVED:
             if job.holder is not client:
                 return False
-            self._remove_reserved(job)
+            self._remove_reserved(job, now)
             run = now - job.reserved_at
             tube.run_time += run
             length = run.bit_length()
             tube.runs[length] = tube.runs.get(length, 0) + 1
+            if tube.rules is not None:
+                self._keep_key(job, tube.rules, now)
         else:
             tube.remove(job)
-        self.jobs.remove(id)
-        if self.bodies is not None:
-            self.bodies.remove(job)
-        tube.body_bytes -= job.size
-        if self.quotas is not None:
-            self.quotas.body_bytes -= job.size
         tube.cmd_delete += 1
-        self.journal.delete(job)
-        if not tube.using and not tube.watching:
-            self._drop_if_unneeded(tube)
+        self._forget(job)
+        if tube.rules is not None:
+            self._hand_out_freed(tube, now)
         return True
 
     def release(self, client: Client, id: int, pri: int, delay: int, now: int) -> bool:
@@ -324,6 +353,7 @@ class Broker(Transitions):
         self._end_run(job, job_history.BURIED, client.number, now)
         job.pri = pri
         self._bury(job)
+        self._hand_out_freed(job.tube, now)
         return True
 
     def touch(self, client: Client, id: int, now: int) -> bool:
@@ -368,6 +398,7 @@ class Broker(Transitions):
         tube.pause = delay
         tube.paused_until = now + delay if delay else 0
         self.journal.pause(tube)
+        self._update_hold(tube, now)
         if delay:
             self._arm(tube, tube.paused_until)
         else:
@@ -399,6 +430,7 @@ class Broker(Transitions):
             job.tube.remove(job)
             job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
         self._bury(job)
+        self._hand_out_freed(job.tube, now)
         return True
 
     def release_job(self, id: int, now: int) -> bool:
@@ -412,7 +444,12 @@ class Broker(Transitions):
     def delete_job(self, id: int, now: int, is_forced: bool = False) -> bool:
         """Delete the job *id*, a reserved one only if *is_forced*; return False if there is no such job."""
         job = self.jobs.get(id)
-        return job is not None and self.delete(job.holder if is_forced else None, id, now)
+        if job is None:
+            return False
+        if job.tube.rules is not None and is_forced:
+            job.tube.rules.release_key(job)  # else `delete` keeps it, as if the job were finished
+            job.unique_key = b""
+        return self.delete(job.holder if is_forced else None, id, now)
 
     def edit_job(
         self,
@@ -424,14 +461,16 @@ class Broker(Transitions):
         delay: int | None = None,
         ttr: int | None = None,
         body: bytes | None = None,
+        is_renewed: bool = False,
         is_forced: bool = False,
     ) -> int:
         """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
 
         *tube* moves the job, which keeps its state. *delay* makes a ready or delayed job turn ready that many
-        nanoseconds from now, and has no effect if the job is reserved or buried. A reserved job is changed only if
-        *is_forced*: its holder keeps the job, its deadline, and the body that it has received. The caller has to give
-        *body* if the job's body is on disk (see Bodies.look). With any outcome but DONE nothing has changed.
+        nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed* makes the job expire as
+        if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps the job, its deadline,
+        and the body that it has received. The caller has to give *body* if the job's body is on disk (see
+        Bodies.look). With any outcome but DONE nothing has changed.
         """
         old = self.jobs.get(id)
         if old is None:
@@ -447,6 +486,9 @@ class Broker(Transitions):
         new.pri = old.pri if pri is None else pri
         new.ttr = old.ttr if ttr is None else ttr
         self._set_delay(new, delay, now)
+        if is_renewed:
+            new.expires_from = now
+        new.unique_key = key_of(body) if target.rules is not None and target.rules.keys is not None else b""
         is_move = target is not old.tube
         if is_move and new.state == BURIED:
             self._burials += 1
@@ -500,12 +542,20 @@ class Broker(Transitions):
                 self._tube_due(target, now)
             elif isinstance(target, Client):
                 self._client_due(target, now)
+            else:
+                self._sweep_due(now)
         return self._timers.soonest()
 
     def _tube_due(self, tube: Tube, now: int) -> None:
         if tube.paused_until <= now:
             tube.pause = tube.paused_until = 0
+            self._update_hold(tube, now)
+        rules = tube.rules
+        if rules is not None:
+            self._rules_due(tube, rules, now)
+        if tube.held_until <= now:
             self._hand_out(tube, now)
+        if not tube.paused_until:
             self._drop_if_unneeded(tube)
         job = tube.delayed.first()
         if job is not None and job.deadline <= now:
@@ -537,13 +587,11 @@ class Broker(Transitions):
 
     def _time_out(self, job: Job, client: Client, now: int) -> None:
         """End the reservation of *job*, whose ttr has passed, and make it ready."""
-        self._remove_reserved(job)
+        self._remove_reserved(job, now)
         self._record_lapse(job, job_history.TIMED_OUT, client.number, job.deadline)
-        job.ready_since = now
         job.timeouts += 1
         job.tube.total_timeouts += 1
         self.counters.job_timeouts += 1
         for listener in self._listeners:
             listener.on_reservation_timeout(client, job)
-        self.journal.lapse(job)
-        self._add_ready(job, now)
+        self._lapse(job, now)

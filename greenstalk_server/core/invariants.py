@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
+from greenstalk_server.core.policy import UniqueFor
+from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN
+from greenstalk_server.core.tube_rules import buried_at, expires_from
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.transitions import Transitions
+    from greenstalk_server.core.policy_transitions import PolicyTransitions
     from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.tube_rules import TubeRules
 
 
-def check(broker: Transitions) -> None:
+def check(broker: PolicyTransitions) -> None:
     """Assert that *broker* is consistent."""
     _check_places(broker)
     _check_totals(broker)
@@ -32,7 +36,7 @@ def check(broker: Transitions) -> None:
     assert len(broker.recent_workers) <= MAX_RECENT_WORKERS
 
 
-def _check_places(broker: Transitions) -> None:
+def _check_places(broker: PolicyTransitions) -> None:
     """Assert that each job is in exactly one place, and that its fields match that place."""
     places: dict[int, int] = {}
     for tube in broker.tubes.values():
@@ -50,7 +54,7 @@ def _check_places(broker: Transitions) -> None:
     assert all(0 < id < broker.next_id <= MAX_ID and job.id == id for id, job in broker.jobs.items())
 
 
-def _check_totals(broker: Transitions) -> None:
+def _check_totals(broker: PolicyTransitions) -> None:
     """Assert that the broker's totals match its tubes, jobs and clients."""
     states = [job.state for job in broker.jobs.values()]
     assert broker.totals.urgent == sum(tube.urgent_count for tube in broker.tubes.values())
@@ -62,7 +66,7 @@ def _check_totals(broker: Transitions) -> None:
     assert broker.waiting_count == sum(client.is_waiting for client in broker.clients)
 
 
-def _check_bodies(broker: Transitions) -> None:
+def _check_bodies(broker: PolicyTransitions) -> None:
     """Assert that the sizes of bodies add up."""
     body_bytes = dict.fromkeys(broker.tubes.values(), 0)
     for job in broker.jobs.values():
@@ -77,7 +81,7 @@ def _check_bodies(broker: Transitions) -> None:
         assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(held)
 
 
-def _check_tube(broker: Transitions, tube: Tube, places: dict[int, int]) -> None:
+def _check_tube(broker: PolicyTransitions, tube: Tube, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
     assert tube is broker.default_tube or not tube.is_unneeded() or tube.paused_until
@@ -100,14 +104,38 @@ def _check_tube(broker: Transitions, tube: Tube, places: dict[int, int]) -> None
     assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
-    assert not (waiting and ready) or tube.paused_until or tube.timer_at
+    assert not (waiting and ready) or tube.held_until or tube.timer_at
     if delayed:
         assert 0 < tube.timer_at <= delayed[0].deadline
     if tube.paused_until:
-        assert 0 < tube.timer_at <= tube.paused_until
+        assert 0 < tube.timer_at <= tube.paused_until <= tube.held_until
+    if tube.rules is not None:
+        _check_rules(broker, tube, tube.rules)
+    else:
+        assert tube.held_until == tube.paused_until
 
 
-def _check_client(broker: Transitions, client: Client) -> None:
+def _check_rules(broker: PolicyTransitions, tube: Tube, rules: TubeRules) -> None:
+    """Assert that the state of *rules* matches the jobs of *tube*."""
+    is_exhausted = 0 < rules.policy.max_reserved <= tube.reserved_count
+    assert broker.is_sweeping or is_exhausted == (tube.held_until == NEVER)
+    assert is_exhausted or tube.held_until >= rules.starts_at()
+    assert not rules.full_at or tube.timer_at > 0
+    for key, id in (rules.keys or {}).items():
+        job = broker.jobs[id]
+        assert job.tube is tube and job.unique_key == key
+        assert rules.policy.unique_for != UniqueFor.WAITING or job.state in (READY, DELAYED)
+    if not broker.is_sweeping:
+        if rules.waiting is not None:
+            waiting = sorted([*tube.ready.walk(), *tube.delayed.walk()], key=lambda job: (expires_from(job), job.id))
+            rules.waiting.check(waiting)
+        times = [rules.next_expiry()]
+        if tube.buried and rules.policy.buried_expire_after:
+            times.append(buried_at(next(iter(tube.buried.values()))) + rules.policy.buried_expire_after)
+        assert min(times) == NEVER or 0 < tube.timer_at <= min(times)
+
+
+def _check_client(broker: PolicyTransitions, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
     assert client.tube_set is None or client.tube_set.tubes == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())

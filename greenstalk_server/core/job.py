@@ -36,21 +36,33 @@ class ColdState:
     delay       delay of the last put or release, whole seconds in nanoseconds.
     timeouts, releases, buries, kicks   counts of these events.
     events      packed events (see job_history), excluding the current reservation.
-    events_recorded     bytes that the events take in the job's full record in the journal.
+    record_extra    bytes by which the job's newest full record in the journal exceeds one without events and attributes
+        under the name of the job's present tube. Negative if a move has made the name longer than in that record.
     former_state, former_deadline   state and deadline that a job had when reserve-job took it while it was buried or
         delayed. A restart restores them. former_state is 0 for all other jobs.
+
+    Attributes (see job_attributes):
+
+    attempts_base   value of `reserves` from which attempts count: that at the last kick.
+    expires_from    time from which the job's expiry counts; 0 for created_at.
+    unique_key      key of a job that is unique in its tube, 1 to 64 bytes; empty for all other jobs.
+    dead_letter     packed DeadLetter of a job in a dead-letter tube; empty for all other jobs.
     """
 
     __slots__ = (
+        "attempts_base",
         "buries",
+        "dead_letter",
         "delay",
         "events",
-        "events_recorded",
+        "expires_from",
         "former_deadline",
         "former_state",
         "kicks",
+        "record_extra",
         "releases",
         "timeouts",
+        "unique_key",
     )
 
     def __init__(self) -> None:
@@ -60,9 +72,13 @@ class ColdState:
         self.buries: int = 0
         self.kicks: int = 0
         self.events: bytes = b""
-        self.events_recorded: int = 0
+        self.record_extra: int = 0
         self.former_state: int = 0
         self.former_deadline: int = 0
+        self.attempts_base: int = 0
+        self.expires_from: int = 0
+        self.unique_key: bytes = b""
+        self.dead_letter: bytes = b""
         untrack(self)
 
 
@@ -131,6 +147,8 @@ class Job:
         copy.reserves, copy.reserved_at, copy.events = self.reserves, self.reserved_at, self.events
         copy.timeouts, copy.releases, copy.buries, copy.kicks = self.timeouts, self.releases, self.buries, self.kicks
         copy.former_state, copy.former_deadline = self.former_state, self.former_deadline
+        copy.attempts_base, copy.expires_from = self.attempts_base, self.expires_from
+        copy.unique_key, copy.dead_letter = self.unique_key, self.dead_letter
         return copy
 
     def __repr__(self) -> str:
@@ -218,13 +236,13 @@ class Job:
             self._own_cold().events = value
 
     @property
-    def events_recorded(self) -> int:
-        return self.cold.events_recorded
+    def record_extra(self) -> int:
+        return self.cold.record_extra
 
-    @events_recorded.setter
-    def events_recorded(self, value: int) -> None:
-        if value != self.cold.events_recorded:
-            self._own_cold().events_recorded = value
+    @record_extra.setter
+    def record_extra(self, value: int) -> None:
+        if value != self.cold.record_extra:
+            self._own_cold().record_extra = value
 
     @property
     def former_state(self) -> int:
@@ -243,6 +261,42 @@ class Job:
     def former_deadline(self, value: int) -> None:
         if value != self.cold.former_deadline:
             self._own_cold().former_deadline = value
+
+    @property
+    def attempts_base(self) -> int:
+        return self.cold.attempts_base
+
+    @attempts_base.setter
+    def attempts_base(self, value: int) -> None:
+        if value != self.cold.attempts_base:
+            self._own_cold().attempts_base = value
+
+    @property
+    def expires_from(self) -> int:
+        return self.cold.expires_from
+
+    @expires_from.setter
+    def expires_from(self, value: int) -> None:
+        if value != self.cold.expires_from:
+            self._own_cold().expires_from = value
+
+    @property
+    def unique_key(self) -> bytes:
+        return self.cold.unique_key
+
+    @unique_key.setter
+    def unique_key(self, value: bytes) -> None:
+        if value != self.cold.unique_key:
+            self._own_cold().unique_key = value
+
+    @property
+    def dead_letter(self) -> bytes:
+        return self.cold.dead_letter
+
+    @dead_letter.setter
+    def dead_letter(self, value: bytes) -> None:
+        if value != self.cold.dead_letter:
+            self._own_cold().dead_letter = value
 
 
 def deadline_of(job: Job) -> int:

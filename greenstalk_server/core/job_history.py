@@ -21,8 +21,24 @@ RETURNED: Final = 6
 """The reservation ended because its client disconnected or the server stopped."""
 EDITED: Final = 7
 MOVED: Final = 8
+DEAD_LETTERED: Final = 9
+"""A policy moved the job to a dead-letter tube."""
+REDRIVEN: Final = 10
+"""The job was moved from a dead-letter tube back to the tube that it came from."""
 
-KINDS: Final = ("", "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved")
+KINDS: Final = (
+    "",
+    "reserved",
+    "released",
+    "buried",
+    "kicked",
+    "timed out",
+    "returned",
+    "edited",
+    "moved",
+    "dead-lettered",
+    "redriven",
+)
 
 NOBODY: Final = 0
 """Client number of an event that an operator or the server caused."""
@@ -68,6 +84,11 @@ def newest(events: bytes, size: int) -> bytes:
 def last(events: bytes) -> Event:
     """Return the last of *events*, which must not be empty."""
     return Event(*EVENT.unpack(events[-EVENT.size :]))
+
+
+def is_kick(event: bytes) -> bool:
+    """Whether the packed *event*, or the last of several ones, is KICKED; False if *event* is empty."""
+    return bool(event) and event[_LAST_KIND] == KICKED
 
 
 def is_reserved(events: bytes) -> bool:

@@ -63,6 +63,12 @@ class Journal(Protocol):
     def put(self, job: Job) -> bool:
         """Record the new *job*; return False, having recorded nothing, if there is no room or writes fail."""
 
+    def put_group(self, jobs: list[Job]) -> bool:
+        """Record the new *jobs*, all or none: after a crash, either all of them are there or none is.
+
+        Return False, having recorded nothing, if there is no room or writes fail.
+        """
+
     def replace(self, old: Job, new: Job) -> bool:
         """Record *new* in full, which replaces *old*.
 
@@ -71,6 +77,13 @@ class Journal(Protocol):
 
     def update(self, job: Job) -> None:
         """Record the changed state, pri, delay, deadline and counts of *job*, and its last event."""
+
+    def move(self, job: Job, source: Tube) -> None:
+        """Record the changed tube and attributes of *job*, and all that `update` records.
+
+        Call it after *job* has them, with its former tube as *source*. The record has no body, so the body may be only
+        on disk. To record changed attributes alone, pass the job's tube as *source*.
+        """
 
     def reserve(self, job: Job) -> None:
         """Record that *job* was reserved.
@@ -87,6 +100,16 @@ class Journal(Protocol):
 
     def pause(self, tube: Tube) -> None:
         """Record the pause of *tube*, or the end of its pause."""
+
+    def policy(self, name: str, document: bytes) -> None:
+        """Record the *document* (JSON) of the policy *name* (at most 255 bytes in UTF-8); an empty one deletes it."""
+
+    def key(self, tube: bytes, key: bytes, id: int, until: int) -> None:
+        """Record that the unique *key* (1 to 64 bytes) of *tube* belongs to the job *id* until the time *until*.
+
+        Needed for a key that outlives its job: the record of a job has the job's own key. An *until* of 0 deletes the
+        record. A key whose time has passed needs no record.
+        """
 
     def stats(self) -> JournalStats:
         """Return the current figures."""
@@ -105,10 +128,16 @@ class NullJournal:
     def put(self, job: Job) -> bool:
         return True
 
+    def put_group(self, jobs: list[Job]) -> bool:
+        return True
+
     def replace(self, old: Job, new: Job) -> bool:
         return True
 
     def update(self, job: Job) -> None:
+        pass
+
+    def move(self, job: Job, source: Tube) -> None:
         pass
 
     def reserve(self, job: Job) -> None:
@@ -121,6 +150,12 @@ class NullJournal:
         pass
 
     def pause(self, tube: Tube) -> None:
+        pass
+
+    def policy(self, name: str, document: bytes) -> None:
+        pass
+
+    def key(self, tube: bytes, key: bytes, id: int, until: int) -> None:
         pass
 
     def stats(self) -> JournalStats:

@@ -124,7 +124,12 @@ class JobQuotas:
             return Refusal.JOBS
         if limits.bytes and self.body_bytes + size > limits.bytes:
             return Refusal.BYTES
-        if limits.tube_jobs and _job_count(tube) >= limits.tube_jobs:
+        return self.refuse_move(tube, size)
+
+    def refuse_move(self, tube: Tube, size: int) -> int:
+        """Return why a job with a body of *size* bytes may not move to *tube*, or 0 if it may."""
+        limits = self._limits
+        if limits.tube_jobs and tube.job_count >= limits.tube_jobs:
             return Refusal.TUBE_JOBS
         if limits.tube_bytes and tube.body_bytes + size > limits.tube_bytes:
             return Refusal.TUBE_BYTES
@@ -140,7 +145,3 @@ def job_quotas(limits: Limits) -> JobQuotas | None:
     """Return the quotas that *limits* set for jobs and tubes, or None if they set none."""
     is_any = limits.jobs or limits.bytes or limits.tube_jobs or limits.tube_bytes or limits.tubes
     return JobQuotas(limits) if is_any else None
-
-
-def _job_count(tube: Tube) -> int:
-    return tube.ready.count + tube.reserved_count + tube.delayed.count + len(tube.buried)

@@ -37,8 +37,9 @@ class EditOutcome:
 class Refusal:
     """Why the broker refuses a request. Every value is negative, so a result can be a count, an id, or a refusal.
 
-    MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. The others
-    are limits (see greenstalk_server.core.limits).
+    MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. TUBE_FULL
+    and TOO_BIG are limits of the tube's policy. The others are limits of the server (see
+    greenstalk_server.core.limits).
     """
 
     MEMORY: Final = -1
@@ -49,3 +50,5 @@ class Refusal:
     TUBE_BYTES: Final = -6
     TUBES: Final = -7
     WATCHED: Final = -8
+    TUBE_FULL: Final = -9
+    TOO_BIG: Final = -10

@@ -14,6 +14,9 @@ SWEEP_SLACK: Final = 64
 """A heap is swept when it has more than 2 * n + SWEEP_SLACK entries, where n is the number of armed targets in
 `Timers`, and of keys in a `TubeSet`."""
 
+NEVER: Final = 2**62 - 1
+"""A time that does not come, nanoseconds. It is the largest integer that compiled code does not allocate."""
+
 
 class Target(Protocol):
     """Something with `timer_at`: the time it is armed for, nanoseconds, or 0."""

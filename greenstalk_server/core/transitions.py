@@ -9,10 +9,8 @@ A job is *detached* between two moves: it is in no place of its tube, and no cli
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
 from typing import Final
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import Counters, ServerFacts
@@ -23,8 +21,10 @@ from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters,
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.timers import Timers
+from greenstalk_server.core.policy import PolicySet
+from greenstalk_server.core.timers import NEVER, Target, Timers
 from greenstalk_server.core.tube import Totals, Tube
+from greenstalk_server.core.tube_rules import TubeRules
 from greenstalk_server.core.tube_set import MAX_TUBE_SETS, TubeSet
 
 DEFAULT_TUBE: Final = b"default"
@@ -60,6 +60,7 @@ class Transitions:
     limit_counters  how often each limit was hit, here, in the server and in sessions.
     listed_names    budget of the names in lists that are being sent.
     max_watched     maximum number of tubes that a client may watch; 0 means no limit.
+    policies        the policies in force.
     quotas          limits of jobs and tubes; None without any.
     """
 
@@ -85,6 +86,7 @@ class Transitions:
         self.quotas: JobQuotas | None = job_quotas(limits)
         self.listed_names: NameBudget = NameBudget()
         self.max_watched: int = limits.watched
+        self.policies: PolicySet = PolicySet([])
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
@@ -95,12 +97,6 @@ class Transitions:
         self._last_client: int = 0
         self._timers: Timers = Timers()
         self.default_tube: Tube = self.tube(DEFAULT_TUBE)
-
-    def check(self) -> None:
-        """Assert the invariants in the docstring of `Broker`'s module, but the first. O(everything): for tests."""
-        from greenstalk_server.core import invariants  # noqa: PLC0415  only tests need it
-
-        invariants.check(self)
 
     # Tubes
 
@@ -113,7 +109,13 @@ class Transitions:
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
             tube.name_chunk = self._names.add(name)
+            tube.rules = self._new_rules(tube)
         return tube
+
+    def _new_rules(self, tube: Tube) -> TubeRules | None:
+        """Return what the policies in force require of *tube*, without any state yet; None if no policy matches."""
+        policy = self.policies.effective(tube.name)
+        return None if policy is None else TubeRules(policy, self.policies.dead_letter(tube.name), self.jobs)
 
     def name_list(self) -> NameList:
         """Return the names of all tubes, in the order of creation; the same list until a tube is created or dropped."""
@@ -177,18 +179,29 @@ class Transitions:
     def _add_ready(self, job: Job, now: int) -> None:
         """Make the detached *job* ready, or reserve it for the client that has waited longest."""
         tube = job.tube
-        waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.paused_until <= now else None
+        waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
         if waiter is None:
             tube.add_ready(job)
-        elif tube.ready.count:  # a pause has just ended and no tick has run, or one slice could not hand out all jobs
+            if tube.rules is not None:
+                self._arm_expiry(job, tube.rules)
+        elif tube.ready.count:  # a hold has just ended and no tick has run, or one slice could not hand out all jobs
             tube.add_ready(job)
             self._hand_out(tube, now)
         else:
             self._grant(job, waiter, now)
 
     def _add_delayed(self, job: Job) -> None:
-        job.tube.add_delayed(job)
-        self._arm(job.tube, job.deadline)
+        tube = job.tube
+        tube.add_delayed(job)
+        self._arm(tube, job.deadline)
+        if tube.rules is not None:
+            self._arm_expiry(job, tube.rules)
+
+    def _arm_expiry(self, job: Job, rules: TubeRules) -> None:
+        """Have the tube of the waiting *job* examined when the job expires."""
+        expiry = rules.expiry_of(job)
+        if expiry < NEVER:
+            self._arm(job.tube, expiry)
 
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
         """Have *client* hold the detached *job*, whose `ready_since` is set."""
@@ -210,93 +223,55 @@ class Transitions:
         client.hold(job)
         if not 0 < client.timer_at <= job.deadline:
             self._arm(client, job.deadline)
+        if tube.rules is not None:
+            self._note_start(tube, tube.rules, now)
         self.journal.reserve(job)
 
-    def _remove_reserved(self, job: Job) -> None:
+    def _remove_reserved(self, job: Job, now: int) -> None:
+        """Detach the reserved *job* from its holder.
+
+        The caller ends with `_hand_out_freed`, since this may end the hold of the tube.
+        """
         assert job.holder is not None
         del job.holder.reserved[job.id]
         job.holder = None
-        job.tube.reserved_count -= 1
+        tube = job.tube
+        tube.reserved_count -= 1
         self.totals.reserved -= 1
+        if tube.rules is not None and tube.held_until == NEVER:
+            self._update_hold(tube, now)
 
-    # Ends of a reservation
+    # Holds
 
-    def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
-        """Detach the reserved *job* from its holder at the request of client *by*; *kind* is the event to record."""
-        assert job.holder is not None
-        holder, tube = job.holder.number, job.tube
-        self._remove_reserved(job)
-        run = now - job.reserved_at
-        length = run.bit_length()
-        tube.run_time += run
-        tube.runs[length] = tube.runs.get(length, 0) + 1
-        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder)
-        job.events = job_history.add(job.events, kind, now, by)
-        job.former_state = job.former_deadline = 0
+    def _update_hold(self, tube: Tube, now: int) -> None:
+        """Set `held_until` of *tube* from its pause and its rules."""
+        until, rules = tube.paused_until, tube.rules
+        if rules is not None:
+            until = max(until, rules.starts_at())
+            if 0 < rules.policy.max_reserved <= tube.reserved_count:
+                until = NEVER
+        before, tube.held_until = tube.held_until, until
+        if until < before:
+            for tube_set in tube.tube_sets:
+                tube_set.resume(tube, now)
 
-    def _record_lapse(self, job: Job, kind: int, client: int, now: int) -> None:
-        """Record the events of a reservation by *client* that ended without a command."""
-        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
-        job.events = job_history.add(job.events, kind, now, client)
-        job.former_state = job.former_deadline = 0
+    def _note_start(self, tube: Tube, rules: TubeRules, now: int) -> None:
+        """Count the reservation of a job against the limits of *tube*."""
+        rules.note_start(now)
+        was_held = tube.held_until > now
+        self._update_hold(tube, now)
+        if rules.full_at > now:
+            self._arm(tube, tube.held_until if now < tube.held_until < NEVER else rules.full_at)
+        if tube.held_until > now and not was_held:
+            if tube.held_until == NEVER:
+                tube.counts().reserved_holds += 1
+            else:
+                tube.counts().rate_holds += 1
 
-    def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
-        self._end_run(job, job_history.RELEASED, by, now)
-        job.tube.total_releases += 1
-        job.pri = pri
-        job.delay = delay
-        job.releases += 1
-        job.deadline = now + delay
-        job.state = DELAYED if delay else READY
-        self.journal.update(job)
-        if delay:
-            self._add_delayed(job)
-        else:
-            self._add_ready(job, now)
-
-    def _kick(self, job: Job, now: int) -> None:
-        job.tube.remove(job)
-        job.tube.total_kicks += 1
-        job.kicks += 1
-        job.ready_since = now
-        job.events = job_history.add(job.events, job_history.KICKED, now, job_history.NOBODY)
-        job.state = READY
-        self.journal.update(job)
-        self._add_ready(job, now)
-
-    def _bury(self, job: Job) -> None:
-        """Bury the detached *job*."""
-        job.tube.total_buries += 1
-        job.buries += 1
-        self._burials += 1
-        job.burial_number = self._burials
-        job.tube.add_buried(job)
-        self.journal.update(job)
-
-    def _close_some(self, client: Client, limit: int, now: int) -> None:
-        """Requeue up to *limit* jobs of the closed *client*, and remove up to *limit* of its watches.
-
-        The next ticks do the rest. While the server stops, the client keeps its jobs and watches.
-        """
-        if self.is_stopping:
-            self.closing_clients[client] = None
-            return
-        for job in list(islice(client.reserved.values(), limit)):
-            self._remove_reserved(job)
-            self._record_lapse(job, job_history.RETURNED, client.number, now)
-            job.ready_since = now
-            self.journal.lapse(job)
-            self._add_ready(job, now)
-        for tube in list(islice(client.watched.values(), limit)):
-            del client.watched[tube.name]
-            tube.watching -= 1
-            self._drop_if_unneeded(tube)
-        if client.reserved or client.watched:
-            self.closing_clients[client] = None
-            self._arm(client, now)
-        else:
-            self.closing_clients.pop(client, None)
-            self._timers.disarm(client)
+    def _hand_out_freed(self, tube: Tube, now: int) -> None:
+        """Hand out ready jobs of *tube* if a reservation that has ended was the reason to hold them."""
+        if tube.rules is not None and tube.held_until <= now and tube.ready.count:
+            self._hand_out(tube, now)
 
     # Edits
 
@@ -322,11 +297,18 @@ class Transitions:
         new.tube.body_bytes += new.size
         if self.quotas is not None:
             self.quotas.body_bytes += new.size - old.size
+        if old.tube.rules is not None:
+            old.tube.rules.release_key(old)
+        if new.tube.rules is not None:
+            new.tube.rules.claim_key(new)
         if new.holder is not None:
             old.holder = None
             new.holder.reserved[new.id] = new
             old.tube.reserved_count -= 1
             new.tube.reserved_count += 1
+            self._update_hold(old.tube, now)
+            self._update_hold(new.tube, now)
+            self._hand_out_freed(old.tube, now)
         elif new.state == BURIED and new.tube is old.tube:
             new.tube.buried[new.id] = new
         else:
@@ -341,14 +323,16 @@ class Transitions:
     # Waits and timers
 
     def _hand_out(self, tube: Tube, now: int) -> None:
-        """Reserve ready jobs of *tube*, which is not paused, for the clients that wait for them, longest waiting first.
+        """Reserve ready jobs of *tube* for the clients that wait for them, longest waiting first, until it is held.
 
-        Each call hands out one slice of jobs; the next ticks do the rest.
+        Each call hands out one slice of jobs; the next ticks do the rest. A tick removes expired jobs.
         """
         for _ in range(SLICE):
             waiter, job = tube.first_waiter(), tube.ready.first()
-            if waiter is None or job is None:
+            if waiter is None or job is None or tube.held_until > now:
                 return
+            if tube.rules is not None and tube.rules.next_expiry() <= now:
+                break
             tube.remove_ready(job)
             self._grant(job, waiter, now)
         self._arm(tube, now)
@@ -375,7 +359,7 @@ class Transitions:
                 for tube in client.watched.values():
                     del tube.waiters[client]
 
-    def _arm(self, target: Client | Tube, when: int) -> None:
+    def _arm(self, target: Target, when: int) -> None:
         if self._timers.arm(target, when):
             for listener in self._listeners:
                 listener.on_alarm(when)

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
 from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.policy_counts import PolicyCounts
 from greenstalk_server.core.ready_queue import ReadyQueue
+from greenstalk_server.core.timers import NEVER
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.name_list import NameChunk
+    from greenstalk_server.core.tube_rules import TubeRules
     from greenstalk_server.core.tube_set import TubeSet
 
 NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
@@ -57,6 +60,10 @@ class Tube:
     using, watching number of clients that use and that watch the tube.
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
+    rules           what the policies that match the tube require; None if no policy matches.
+    held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
+                    maximum of its jobs is reserved.
+    policy_counts   how often policies acted on its jobs; None if they never did.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
@@ -73,12 +80,15 @@ class Tube:
         "cmd_delete",
         "cmd_pause_tube",
         "delayed",
+        "held_until",
         "name",
         "name_chunk",
         "pause",
         "paused_until",
+        "policy_counts",
         "ready",
         "reserved_count",
+        "rules",
         "run_time",
         "runs",
         "timer_at",
@@ -118,6 +128,9 @@ class Tube:
         self.cmd_pause_tube: int = 0
         self.pause: int = 0
         self.paused_until: int = 0
+        self.held_until: int = 0
+        self.rules: TubeRules | None = None
+        self.policy_counts: PolicyCounts | None = None
         self.timer_at: int = 0
         self.total_reserves: int = 0
         self.total_releases: int = 0
@@ -136,6 +149,8 @@ class Tube:
         """Add the detached *job*, whose `ready_since` is set, to the ready jobs."""
         job.state = READY
         self.ready.add(job)
+        if self.rules is not None:
+            self.rules.add_waiting(job)
         if self.tube_sets:
             for tube_set in self.tube_sets:
                 tube_set.note(job)
@@ -147,6 +162,8 @@ class Tube:
         """Add the detached *job* to the delayed jobs, until its deadline."""
         job.state = DELAYED
         self.delayed.add(job, job.deadline)
+        if self.rules is not None:
+            self.rules.add_waiting(job)
         self.totals.delayed += 1
 
     def add_buried(self, job: Job) -> None:
@@ -163,6 +180,8 @@ class Tube:
             is_removed = self.delayed.remove(job, job.deadline)
             assert is_removed
             self.totals.delayed -= 1
+            if self.rules is not None:
+                self.rules.remove_waiting(job)
         else:
             assert job.state == BURIED
             del self.buried[job.id]
@@ -171,9 +190,22 @@ class Tube:
     def remove_ready(self, job: Job) -> None:
         """Detach *job*, which is ready in this tube."""
         self.ready.remove(job)
+        if self.rules is not None:
+            self.rules.remove_waiting(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
             self.totals.urgent -= 1
+
+    def counts(self) -> PolicyCounts:
+        """Return `policy_counts`, created if there are none."""
+        if self.policy_counts is None:
+            self.policy_counts = PolicyCounts()
+        return self.policy_counts
+
+    @property
+    def job_count(self) -> int:
+        """Number of its jobs, in every state."""
+        return self.ready.count + self.reserved_count + self.delayed.count + len(self.buried)
 
     @property
     def waiting_count(self) -> int:
@@ -192,6 +224,14 @@ class Tube:
                 first = other
         return first
 
+    def hold_reason(self, now: int) -> str:
+        """Return why reserves get no job of the tube at *now*: "pause", "max_reserved" or "rate"; empty if they do."""
+        if self.held_until <= now:
+            return ""
+        if self.paused_until > now:
+            return "pause"
+        return "max_reserved" if self.held_until == NEVER else "rate"
+
     def oldest_ready(self) -> Job | None:
         """Return the job that has been ready for longest, or None."""
         return self.ready.oldest()
@@ -207,7 +247,13 @@ class Tube:
         return next(iter(self.buried.values()), None)
 
     def is_unneeded(self) -> bool:
-        """Whether no client uses or watches the tube and it holds no job."""
+        """Whether no client uses or watches the tube, it holds no job, and it remembers no recent starts."""
         return not (
-            self.using or self.watching or self.reserved_count or self.ready.count or self.delayed.count or self.buried
+            self.using
+            or self.watching
+            or self.reserved_count
+            or self.ready.count
+            or self.delayed.count
+            or self.buried
+            or (self.rules is not None and self.rules.full_at)
         )

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.job import ID_BITS, READY, Job
-from greenstalk_server.core.timers import SWEEP_SLACK
+from greenstalk_server.core.timers import NEVER, SWEEP_SLACK
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
@@ -32,13 +32,14 @@ class TubeSet:
     waiters those of them that are parked in a reserve, longest waiting first.
 
     An entry has three members: the key of a job (pri << 64 | id), a unique serial number, and the job's tube. It is
-    live while its key equals `_keys[tube]`.
+    live while its key equals `_keys[tube]`. `_held` maps each tube that is ignored to the time of its entry in `_due`,
+    or to NEVER if it has none.
 
-    Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_paused`.
+    Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_held`.
     Invariant: after `note` has added an entry, there are at most 2 * len(_keys) + SWEEP_SLACK entries.
     """
 
-    __slots__ = ("_entries", "_keys", "_paused", "_serial", "tubes", "users", "waiters")
+    __slots__ = ("_due", "_entries", "_held", "_keys", "_serial", "tubes", "users", "waiters")
 
     def __init__(self, tubes: frozenset[Tube]) -> None:
         self.tubes: frozenset[Tube] = tubes
@@ -46,7 +47,8 @@ class TubeSet:
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self._entries: list[tuple[int, int, Tube]] = []
         self._keys: dict[Tube, int] = {}
-        self._paused: set[Tube] = set()
+        self._held: dict[Tube, int] = {}
+        self._due: list[tuple[int, int, Tube]] = []
         self._serial: int = 0
         for tube in tubes:
             tube.tube_sets.append(self)
@@ -70,16 +72,19 @@ class TubeSet:
                 self._sweep()
 
     def first(self, now: int) -> Job | None:
-        """Return the job with the smallest (pri, id) of all tubes that are not paused at *now*, or None."""
-        if self._paused:
-            self._resume_paused(now)
+        """Return the job with the smallest (pri, id) of all tubes that are not held at *now*, or None."""
+        while self._due and self._due[0][0] <= now:
+            until, _, tube = heappop(self._due)
+            if self._held.get(tube) == until:
+                self._held[tube] = NEVER
+                self.resume(tube, now)
         entries, keys = self._entries, self._keys
         while entries:
             key, _, tube = entries[0]
             if keys.get(tube) == key:
                 job = tube.ready.first()
-                if tube.paused_until > now:
-                    self._paused.add(tube)
+                if tube.held_until > now:
+                    self._hold(tube)
                     job = None
                 elif job is not None and job.pri << ID_BITS | job.id == key:
                     return job
@@ -99,16 +104,28 @@ class TubeSet:
         for tube in self.tubes:
             assert tube.tube_sets.count(self) == 1
             first = tube.ready.first()
-            if first is not None and tube not in self._paused:
+            if first is not None and tube not in self._held:
                 assert first.state == READY and self._keys[tube] <= first.pri << ID_BITS | first.id
 
-    def _resume_paused(self, now: int) -> None:
-        """Add entries for the first jobs of tubes whose pause has ended."""
-        for tube in [tube for tube in self._paused if tube.paused_until <= now]:
-            self._paused.discard(tube)
-            job = tube.ready.first()
-            if job is not None:
-                self.note(job)
+    def resume(self, tube: Tube, now: int) -> None:
+        """Consider the jobs of *tube* again if it is no longer held at *now*; its `held_until` may have changed."""
+        if tube not in self._held:
+            return
+        if tube.held_until > now:
+            self._hold(tube)
+            return
+        del self._held[tube]
+        job = tube.ready.first()
+        if job is not None:
+            self.note(job)
+
+    def _hold(self, tube: Tube) -> None:
+        """Ignore the jobs of *tube* until its `held_until`, or until `resume` if that is NEVER."""
+        until = tube.held_until
+        if until < self._held.setdefault(tube, NEVER):
+            self._held[tube] = until
+            self._serial += 1
+            heappush(self._due, (until, self._serial, tube))
 
     def _sweep(self) -> None:
         """Keep one entry for each tube.

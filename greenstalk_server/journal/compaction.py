@@ -1,4 +1,4 @@
-"""Compaction: copies the live jobs of the oldest segment to the newest, so that the oldest can be removed.
+"""Compaction: copies the live jobs, policies and keys of the oldest segment to the newest, so that it can be removed.
 
 It is due when more bytes are dead than live. The committer paces it: it copies at most three bytes for each byte
 written or deleted.
@@ -85,8 +85,10 @@ class Compaction:
     def _copy_next(self, oldest: Segment) -> int:
         """Copy the next job of *oldest* to the newest segment, or skip it if it is gone; return the cost in bytes.
 
-        Return 0 if its body has to be read back first.
+        After the jobs, copy the policies and keys. Return 0 if the body of the job has to be read back first.
         """
+        if oldest.cursor == len(oldest.ids):
+            return self._copy_entry(oldest)
         job = self._log.jobs.get(oldest.ids[oldest.cursor])
         if job is None or job.segment != oldest.number:
             oldest.cursor += 1
@@ -97,7 +99,20 @@ class Compaction:
         oldest.cursor += 1
         self._log.mark_dead(job)
         self.copied_records += 1
-        size = self._log.add_copy(job)
+        return self._note_copied(oldest, self._log.add_copy(job))
+
+    def _copy_entry(self, oldest: Segment) -> int:
+        """Copy the next policy or key of *oldest*, or skip it if it is gone; return the cost in bytes."""
+        entry = oldest.entries.pop()
+        if not self._log.is_newest(entry, oldest):
+            return SKIP_COST
+        if not self._log.has_entry(entry):  # the time of a key is over
+            self._log.mark_entry_dead(entry)
+            return SKIP_COST
+        return self._note_copied(oldest, self._log.add_entry(entry))
+
+    def _note_copied(self, oldest: Segment, size: int) -> int:
+        """Count a copy of *size* bytes of a record of *oldest*; return *size*."""
         oldest.copied += size
         self._log.outstanding += size
         self._log.current.pending_copies += size

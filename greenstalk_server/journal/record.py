@@ -1,7 +1,8 @@
 """The codec of the journal: segments and records as bytes, as docs/journal-format.md describes. No I/O, no clock.
 
-A record is a fact about one job, one tube or the ids. Replaying all records of all segments in the order of their
-sequence numbers gives the state. A later fact about a job replaces an earlier one, except that its events accumulate.
+A record is a fact about one job, one tube, one policy, one unique key or the ids. Replaying all records of all segments
+in the order of their sequence numbers gives the state. A later fact replaces an earlier one, but the events of a
+job accumulate.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 from zlib import crc32
 
-from greenstalk_server.core import job_history
+from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.job_history import RESERVED
@@ -24,7 +25,7 @@ except ImportError:  # not compiled
     seal = None  # type: ignore[assignment]
 
 MAGIC: Final = b"GSJOURNL"
-VERSION: Final = 3
+VERSION: Final = 4
 
 JOB: Final = 1
 """A whole job, including its body, with no events."""
@@ -54,6 +55,26 @@ RESERVE_WITH_EVENT: Final = 11
 
 IDS: Final = 12
 """The next job id. It may be lower than an earlier recorded one if reserved ids were not used."""
+
+JOB_WITH_ATTRIBUTES: Final = 13
+"""Like JOB_WITH_EVENTS, plus attributes (see job_attributes)."""
+
+MOVE: Final = 14
+"""Like UPDATE_WITH_EVENT, plus the job's tube and all of its attributes."""
+
+GROUP: Final = 15
+"""The next records, all of jobs, count only if all of them are there."""
+
+POLICY: Final = 16
+"""The document of a policy; an empty one deletes the policy."""
+
+KEY: Final = 17
+"""A unique key, its job and the time until which it is taken; time 0 deletes the key."""
+
+JOB_KINDS: Final = (JOB, JOB_WITH_EVENTS, JOB_WITH_ATTRIBUTES)
+
+Entry: TypeAlias = str | tuple[bytes, bytes]
+"""A policy by its name, or a unique key by its tube and its bytes."""
 
 _U32: Final = 2**32 - 1
 
@@ -97,6 +118,21 @@ UPDATE_WITH_EVENT_FIELDS: Final = struct.Struct(f"{UPDATE_FIELDS.format}{job_his
 RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + job_history.EVENT.format[1:])
 """The fields of RESERVE, then the event: time, kind, number of the client."""
 
+JOB_WITH_ATTRIBUTES_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "BH")
+"""The fields of JOB, then the lengths of the events and attributes, which are between the name and the body."""
+
+MOVE_FIELDS: Final = struct.Struct(UPDATE_WITH_EVENT_FIELDS.format + "B")
+"""The fields of UPDATE_WITH_EVENT, then the length of the tube's name; the name and the attributes follow."""
+
+GROUP_FIELDS: Final = struct.Struct("<I")
+"""number of records."""
+
+POLICY_FIELDS: Final = struct.Struct("<B")
+"""length of the name; the name and the document follow."""
+
+KEY_FIELDS: Final = struct.Struct("<QQB")
+"""job id, until, length of the tube's name; the name and the key follow."""
+
 DELETE_FIELDS: Final = struct.Struct("<Q")
 PAUSE_FIELDS: Final = struct.Struct("<QQ")
 """end, length; the name follows."""
@@ -109,12 +145,16 @@ _NEW_JOB_RECORD: Final = struct.Struct("<IQBQI8xQQQ20xBB")
 """The same for a job without a delay whose counts are all 0."""
 
 _UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_WITH_EVENT_FIELDS.format[1:])
+_MOVE_RECORD: Final = struct.Struct("<IQB" + MOVE_FIELDS.format[1:])
 _RESERVE_RECORD: Final = struct.Struct("<IQB" + RESERVE_WITH_EVENT_FIELDS.format[1:])
+_LENGTHS: Final = struct.Struct("<BH")
+"""Lengths of the events and attributes in JOB_WITH_ATTRIBUTES."""
 _DELETE_RECORD: Final = struct.Struct("<IQB" + DELETE_FIELDS.format[1:])
 _OTHER_RECORD: Final = struct.Struct("<IQB")
 
 _JOB_LENGTH: Final = JOB_FIELDS.size
 _UPDATE_LENGTH: Final = UPDATE_WITH_EVENT_FIELDS.size
+_MOVE_LENGTH: Final = MOVE_FIELDS.size
 _DELETE_LENGTH: Final = DELETE_FIELDS.size
 _RESERVE_LENGTH: Final = RESERVE_WITH_EVENT_FIELDS.size
 _EVENT_SIZE: Final = job_history.EVENT.size
@@ -124,6 +164,7 @@ DELETE_SIZE: Final = HEADER_SIZE + DELETE_FIELDS.size
 UPDATE_SIZE: Final = HEADER_SIZE + UPDATE_WITH_EVENT_FIELDS.size
 RESERVE_SIZE: Final = HEADER_SIZE + RESERVE_WITH_EVENT_FIELDS.size
 IDS_SIZE: Final = HEADER_SIZE + IDS_FIELDS.size
+GROUP_SIZE: Final = HEADER_SIZE + GROUP_FIELDS.size
 
 MIN_PAYLOAD: Final = {
     JOB: JOB_FIELDS.size,
@@ -138,6 +179,11 @@ MIN_PAYLOAD: Final = {
     UPDATE_WITH_EVENT: UPDATE_WITH_EVENT_FIELDS.size,
     RESERVE_WITH_EVENT: RESERVE_WITH_EVENT_FIELDS.size,
     IDS: IDS_FIELDS.size,
+    JOB_WITH_ATTRIBUTES: JOB_WITH_ATTRIBUTES_FIELDS.size,
+    MOVE: MOVE_FIELDS.size,
+    GROUP: GROUP_FIELDS.size,
+    POLICY: POLICY_FIELDS.size,
+    KEY: KEY_FIELDS.size,
 }
 """Minimum size of the payload in bytes, for every kind."""
 
@@ -191,7 +237,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
 
 
 def job_size(job: Job) -> int:
-    """Return the size in bytes of a JOB record of *job* without events."""
+    """Return the size in bytes of a JOB record of *job* without events and attributes."""
     return _JOB_OVERHEAD + len(job.tube.name) + job.size
 
 
@@ -201,14 +247,31 @@ def events_of(job: Job) -> bytes:
     return job.events if holder is None else job_history.add(job.events, RESERVED, job.reserved_at, holder.number)
 
 
-def events_size(events: bytes) -> int:
-    """Return the number of bytes that *events* take in a JOB record."""
+def extra_size(events: bytes, attributes: bytes) -> int:
+    """Return the number of bytes that *events* and *attributes* take in a JOB record."""
+    if attributes:
+        return 3 + len(events) + len(attributes)
     return 1 + len(events) if events else 0
 
 
 def recorded_size(job: Job) -> int:
     """Return the size in bytes of the newest JOB record of *job* in the journal."""
-    return _JOB_OVERHEAD + len(job.tube.name) + job.size + job.cold.events_recorded
+    return _JOB_OVERHEAD + len(job.tube.name) + job.size + job.cold.record_extra
+
+
+def move_size(job: Job, attributes: bytes) -> int:
+    """Return the size in bytes of a MOVE record of *job* with *attributes*."""
+    return HEADER_SIZE + MOVE_FIELDS.size + len(job.tube.name) + len(attributes)
+
+
+def policy_size(name: str, document: bytes) -> int:
+    """Return the size in bytes of a POLICY record."""
+    return HEADER_SIZE + POLICY_FIELDS.size + len(name.encode()) + len(document)
+
+
+def key_size(tube: bytes, key: bytes) -> int:
+    """Return the size in bytes of a KEY record."""
+    return HEADER_SIZE + KEY_FIELDS.size + len(tube) + len(key)
 
 
 def pause_size(tube: Tube) -> int:
@@ -229,11 +292,17 @@ class Encoder:
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """Return a JOB record of *job* as it is now, with *events*. Its body must be in memory."""
-        return self.seal(self.begin_job(job, sequence, events), held_body(job))
+        return self.seal(self.begin_job(job, sequence, events, job_attributes.encode(job)), held_body(job))
 
-    def begin_job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
-        """Return the bytes between the prefix and the body of the record that `job` returns; for `seal_job`."""
-        name, fields = job.tube.name, self._job_fields(job, sequence, events)
+    def begin_job(self, job: Job, sequence: int, events: bytes = b"", attributes: bytes = b"") -> bytes:
+        """Return the bytes between the prefix and the body of a JOB record with *events* and *attributes*.
+
+        For `seal_job`. *attributes* are those that job_attributes.encode(*job*) returns.
+        """
+        name, fields = job.tube.name, self._job_fields(job, sequence, events, attributes)
+        if attributes:
+            lengths = _LENGTHS.pack(len(events), len(attributes))
+            return b"%b%b%b%b%b" % (fields, lengths, name, events, attributes)
         return b"%b%c%b%b" % (fields, len(events), name, events) if events else fields + name
 
     def seal_job(self, start: bytes, body: bytes) -> bytes:
@@ -243,7 +312,7 @@ class Encoder:
         """
         return _PREFIX.pack(self._salt, crc32(body, crc32(start, self._seed))) + start
 
-    def _job_fields(self, job: Job, sequence: int, events: bytes) -> bytes:
+    def _job_fields(self, job: Job, sequence: int, events: bytes, attributes: bytes) -> bytes:
         """Return the bytes between the prefix and the name of the tube in a JOB record."""
         name, kind, cold = job.tube.name, JOB, job.cold
         state, deadline = job.state, job.deadline
@@ -254,9 +323,11 @@ class Encoder:
             )
         if cold.former_state:
             state, deadline = cold.former_state, cold.former_deadline
-        if events:
+        if attributes:
+            kind = JOB_WITH_ATTRIBUTES
+        elif events:
             kind = JOB_WITH_EVENTS
-            length += 1 + len(events)
+        length += extra_size(events, attributes)
         try:
             return _JOB_RECORD.pack(
                 length,
@@ -278,7 +349,7 @@ class Encoder:
             )
         except struct.error:
             _clamp_counts(job)
-            return self._job_fields(job, sequence, events)
+            return self._job_fields(job, sequence, events, attributes)
 
     def update(self, job: Job, sequence: int) -> bytes:
         """Return an UPDATE record of *job* as it is now, with its last event."""
@@ -306,6 +377,34 @@ class Encoder:
             _clamp_counts(job)
             return self.update(job, sequence)
         return self.seal(fields)
+
+    def move(self, job: Job, sequence: int, attributes: bytes) -> bytes:
+        """Return a MOVE record of *job* as it is now, with its last event; *attributes* as for `begin_job`."""
+        state, deadline, name = job.state, job.deadline, job.tube.name
+        if job.cold.former_state:
+            state, deadline = job.cold.former_state, job.cold.former_deadline
+        try:
+            fields = _MOVE_RECORD.pack(
+                _MOVE_LENGTH + len(name) + len(attributes),
+                sequence,
+                MOVE,
+                job.id,
+                job.pri,
+                job.delay,
+                deadline,
+                job.reserves,
+                job.timeouts,
+                job.releases,
+                job.buries,
+                job.kicks,
+                state,
+                job.events[-_EVENT_SIZE:],
+                len(name),
+            )
+        except struct.error:
+            _clamp_counts(job)
+            return self.move(job, sequence, attributes)
+        return self.seal(fields + name + attributes)
 
     def reserve(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, which has just been reserved."""
@@ -346,16 +445,31 @@ class Encoder:
     def pause(self, tube: Tube, sequence: int) -> bytes:
         """Return a PAUSE record of *tube* as it is now."""
         payload = PAUSE_FIELDS.pack(tube.paused_until, tube.pause) + tube.name
-        return self.seal(_OTHER_RECORD.pack(len(payload), sequence, PAUSE) + payload)
+        return self._other(PAUSE, sequence, payload)
 
     def ids(self, next_id: int, sequence: int) -> bytes:
         """Return an IDS record."""
-        payload = IDS_FIELDS.pack(next_id)
-        return self.seal(_OTHER_RECORD.pack(len(payload), sequence, IDS) + payload)
+        return self._other(IDS, sequence, IDS_FIELDS.pack(next_id))
+
+    def group(self, count: int, sequence: int) -> bytes:
+        """Return a GROUP record of the next *count* records."""
+        return self._other(GROUP, sequence, GROUP_FIELDS.pack(count))
+
+    def policy(self, name: str, document: bytes, sequence: int) -> bytes:
+        """Return a POLICY record; *name* has at most 255 bytes in UTF-8."""
+        encoded = name.encode()
+        return self._other(POLICY, sequence, POLICY_FIELDS.pack(len(encoded)) + encoded + document)
+
+    def key(self, tube: bytes, key: bytes, id: int, until: int, sequence: int) -> bytes:
+        """Return a KEY record."""
+        return self._other(KEY, sequence, KEY_FIELDS.pack(id, until, len(tube)) + tube + key)
 
     def mark(self, kind: int, sequence: int) -> bytes:
         """Return a record without payload: IMPORT_BEGIN, IMPORT_END or IMPORT_UNDO."""
-        return self.seal(_OTHER_RECORD.pack(0, sequence, kind))
+        return self._other(kind, sequence, b"")
+
+    def _other(self, kind: int, sequence: int, payload: bytes) -> bytes:
+        return self.seal(_OTHER_RECORD.pack(len(payload), sequence, kind) + payload)
 
     def seal(self, start: bytes, body: bytes = b"") -> bytes:
         """Return the record that consists of the prefix, *start* and *body*."""
@@ -376,7 +490,7 @@ def is_job(start: bytes, body: bytes, size: int, id: int, seed: int) -> bool:
     if len(start) + len(body) != size:
         return False
     _, crc, length, _, kind = HEADER.unpack_from(start)
-    is_whole = kind in (JOB, JOB_WITH_EVENTS) and length == size - HEADER_SIZE
+    is_whole = kind in JOB_KINDS and length == size - HEADER_SIZE
     is_sound = is_whole and crc32(body, crc32(start[PREFIX_SIZE:], seed)) == crc
     return is_sound and DELETE_FIELDS.unpack_from(start, HEADER_SIZE) == (id,)
 

@@ -1,4 +1,4 @@
-"""Replay of segments: from their bytes to jobs, pauses and a report of all damage.
+"""Replay of segments: from their bytes to jobs, pauses, policies, unique keys, and a report of all damage.
 
 Pure, and safe for arbitrary input: no file content raises an exception, or yields a job that was never written, since
 records with a wrong CRC are ignored. docs/journal-format.md says how it treats each kind of damage.
@@ -6,6 +6,7 @@ records with a wrong CRC are ignored. docs/journal-format.md says how it treats 
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core import job_history
+from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.body_cache import BODY_COST, JOB_COST, SMALL
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.tube import Tube, is_tube_name
@@ -24,6 +25,8 @@ _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
 _EVENT_AFTER_UPDATE: Final = record.HEADER_SIZE + record.UPDATE_FIELDS.size
 _EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
+_AFTER_MOVE: Final = record.HEADER_SIZE + record.MOVE_FIELDS.size
+_LENGTHS: Final = struct.Struct("<BH")
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
 
 UNKNOWN_SEQUENCE: Final = -2
@@ -73,6 +76,7 @@ class ReplayedSegment:
     ids     id of each JOB record, in order.
     starts  offset of each JOB record, if bodies may be read back.
     has_repeats it has two JOB records of one job.
+    entries     policies and keys of its records, in order.
     is_newest   no later segment was begun.
     rewritten_from  number of the first record that a later segment rewrites; NOT_REWRITTEN if none is.
     """
@@ -86,6 +90,7 @@ class ReplayedSegment:
     records: int = 0
     starts: array[int] = field(default_factory=lambda: array("Q"))
     has_repeats: bool = False
+    entries: list[record.Entry] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -95,6 +100,9 @@ class Recovery:
     tube_of     returns the tube with a name; creates the tube if needed.
     jobs        jobs by id; empty at first. Until `settle`, their states are as last recorded.
     pauses      end and length of each pause in nanoseconds, by tube name.
+    policies    documents of policies by name.
+    keys        job id and end in nanoseconds of each unique key that outlives its job, by tube name and key.
+    entries     number of the segment with the newest record of each policy and key, and bytes of the record.
     highest_number  highest number of a segment file, whatever it contains.
     sequence    number of the last record.
     is_readable all segments are of a version that this server reads.
@@ -106,6 +114,9 @@ class Recovery:
     tube_of: Callable[[bytes], Tube]
     jobs: MutableMapping[int, Job]
     pauses: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    policies: dict[str, bytes] = field(default_factory=dict)
+    keys: dict[tuple[bytes, bytes], tuple[int, int]] = field(default_factory=dict)
+    entries: dict[record.Entry, tuple[int, int]] = field(default_factory=dict)
     segments: list[ReplayedSegment] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     highest_number: int = 0
@@ -170,7 +181,7 @@ class Recovery:
             self._tubes.pop(name, None)
 
     def settle(self, now: int) -> None:
-        """Undo an interrupted import, end all reservations, make due jobs ready, and pause tubes.
+        """Undo an interrupted import, end all reservations, make due jobs ready, pause tubes, and drop expired keys.
 
         If the clock was set back, limit creation times to *now*, and delays and pauses to the requested lengths.
         """
@@ -186,6 +197,8 @@ class Recovery:
                 job.state = READY
             elif job.state == READY and not job.created_at <= job.deadline <= now:
                 job.deadline = min(job.created_at, now)
+        for entry in [entry for entry, (_, until) in self.keys.items() if until <= now]:
+            del self.keys[entry]
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
         for name, (until, length) in self.pauses.items():
             tube = self.tube_of(name)
@@ -261,6 +274,9 @@ class Recovery:
             if marker != salt or stop > end or crc32(view[at + _AFTER_PREFIX : stop], seed) != crc:
                 at, is_next = self._skip_damage(segment, data, at, sequence), False
                 continue
+            if kind == record.GROUP and (resume := self._skip_partial_group(segment, data, at, stop, sequence)):
+                at, is_next = resume, False
+                continue
             if sequence < number < _IMPOSSIBLE and length >= smallest.get(kind, length + 1):
                 if is_next and number != sequence + 1:
                     if sequence + 1 >= segment.rewritten_from:
@@ -278,15 +294,40 @@ class Recovery:
         if at < end and data[at:].strip(b"\0"):
             self._note_tail(segment, at, end, sequence)
 
-    def _skip_damage(self, segment: ReplayedSegment, data: bytes, at: int, sequence: int) -> int:
+    def _skip_partial_group(self, segment: ReplayedSegment, data: bytes, at: int, stop: int, sequence: int) -> int:
+        """Return 0 if the group is complete whose GROUP record, which is sound, is from *at* to *stop*.
+
+        If not, note its damage, and return the offset of the next sound record after it, or of the end of *data*.
+        """
+        number = record.HEADER.unpack_from(data, at)[3]
+        if stop - at < record.GROUP_SIZE:
+            return 0  # as a record of an unknown kind
+        (count,) = record.GROUP_FIELDS.unpack_from(data, at + _JOB_AT)
+        salt, last, found_at = segment.header.salt, number + count, stop
+        while number < last:
+            number += 1
+            end = _sound_job(data, found_at, number, salt)
+            if not end:
+                return self._skip_damage(segment, data, at, sequence, found_at, last)
+            found_at = end
+        return 0
+
+    def _skip_damage(
+        self, segment: ReplayedSegment, data: bytes, at: int, sequence: int, found_at: int = 0, up_to: int = 0
+    ) -> int:
         """Note the damage at *at*; return the offset of the next sound record, or of the end of *data*.
+
+        If *at* is the start of an incomplete group, *found_at* is the end of its sound records, and *up_to* the number
+        of the last record that it should have.
 
         An unwritten (zeroed) sector of the newest segment marks a torn last write: sectors may be written in any order
         before a power failure, and nothing after that sector was acknowledged. In a part that was rewritten, records
         after damage were not acknowledged either. They would conflict with the records of the rewrite.
         """
-        resume = self._next_sound(segment.header.salt, data, at + 1)
-        is_torn = resume is not None and segment.is_newest and _is_unwritten(data, at, resume)
+        resume = self._next_sound(segment.header.salt, data, found_at or at + 1)
+        while resume is not None and sequence < record.HEADER.unpack_from(data, resume)[3] <= up_to:
+            resume = self._next_sound(segment.header.salt, data, resume + 1)  # a record of the incomplete group
+        is_torn = resume is not None and segment.is_newest and _is_unwritten(data, found_at or at, resume)
         if resume is not None and not is_torn and sequence + 1 < segment.rewritten_from:
             number = record.HEADER.unpack_from(data, resume)[3]
             lost = max(0, number - sequence - 1)
@@ -317,7 +358,7 @@ class Recovery:
 
     # One method per kind of record; *at* and *stop* are the offsets of the record in *data*
 
-    def _appliers(self) -> dict[int, Callable[[bytes, int, int, ReplayedSegment], None]]:
+    def _appliers(self) -> dict[int, Callable[[bytes, int, int, ReplayedSegment], object]]:
         return {
             record.JOB: self._job,
             record.UPDATE: self._update,
@@ -331,6 +372,11 @@ class Recovery:
             record.UPDATE_WITH_EVENT: self._update_with_event,
             record.RESERVE_WITH_EVENT: self._reserve_with_event,
             record.IDS: self._ids,
+            record.JOB_WITH_ATTRIBUTES: self._job_with_attributes,
+            record.MOVE: self._move,
+            record.POLICY: self._policy,
+            record.KEY: self._key,
+            record.GROUP: self._group,
         }
 
     def _job(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
@@ -340,8 +386,19 @@ class Recovery:
         name_at = at + _NAME_AT + 1
         self._add_job(data, at, name_at, data[name_at - 1], stop, segment)
 
+    def _job_with_attributes(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        events_length, attributes_length = _LENGTHS.unpack_from(data, at + _NAME_AT)
+        self._add_job(data, at, at + _NAME_AT + _LENGTHS.size, events_length, stop, segment, attributes_length)
+
     def _add_job(
-        self, data: bytes, at: int, name_at: int, events_length: int, stop: int, segment: ReplayedSegment
+        self,
+        data: bytes,
+        at: int,
+        name_at: int,
+        events_length: int,
+        stop: int,
+        segment: ReplayedSegment,
+        attributes_length: int = 0,
     ) -> None:
         (
             id,
@@ -359,7 +416,8 @@ class Recovery:
             name_length,
         ) = record.JOB_FIELDS.unpack_from(data, at + _JOB_AT)
         events_at = name_at + name_length
-        body_at = events_at + events_length
+        attributes_at = events_at + events_length
+        body_at = attributes_at + attributes_length
         tube = self._tube(data[name_at:events_at])
         if tube is None or not READY <= state <= DELAYED or body_at > stop or events_length not in job_history.SIZES:
             return
@@ -379,8 +437,11 @@ class Recovery:
             job.buries = buries
             job.kicks = kicks
         if events_length:
-            job.events = data[events_at:body_at]
-            job.events_recorded = 1 + events_length
+            job.events = data[events_at:attributes_at]
+        if body_at > events_at:
+            job.record_extra = body_at - (at + _NAME_AT + name_length)
+        if attributes_length:
+            job_attributes.decode_into(job, data[attributes_at:body_at])
         if self._import_undo is not None:
             self._import_undo.setdefault(id, self.jobs.get(id))
         if self.memory is not None:
@@ -415,18 +476,40 @@ class Recovery:
             tube = self._tubes[name] = self.tube_of(name)
         return tube
 
-    def _update(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+    def _move(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        name_at = at + _AFTER_MOVE
+        attributes_at = name_at + data[name_at - 1]
+        (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
+        job = self.jobs.get(id)
+        if job is None or attributes_at > stop:
+            return
+        tube = self._tube(data[name_at:attributes_at])
+        if tube is None:
+            return
+        if not self._update(data, at, stop, segment):
+            return
+        job.record_extra += len(job.tube.name) - len(tube.name)
+        job.tube = tube
+        job.events = job_history.join(job.events, data[at + _EVENT_AFTER_UPDATE : name_at - 1])
+        job_attributes.decode_into(job, data[attributes_at:stop])
+
+    def _update(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> bool:
         fields = record.UPDATE_FIELDS.unpack_from(data, at + _JOB_AT)
         job = self.jobs.get(fields[0])
         if job is None or not READY <= fields[9] <= DELAYED:
-            return
-        if not (fields[2] | (fields[3] if fields[9] == BURIED else 0)) >> record.BITS:
-            (_, job.pri, job.delay, job.deadline) = fields[:4]
-            (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
+            return False
+        if (fields[2] | (fields[3] if fields[9] == BURIED else 0)) >> record.BITS:
+            return False
+        (_, job.pri, job.delay, job.deadline) = fields[:4]
+        (job.reserves, job.timeouts, job.releases, job.buries, job.kicks, job.state) = fields[4:]
+        return True
 
     def _update_with_event(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         self._update(data, at, stop, segment)
-        self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
+        job = self._note_event(data, at, at + _EVENT_AFTER_UPDATE)
+        if job is not None and job_history.is_kick(job.events):
+            job.attempts_base = job.reserves
+            job.expires_from = job_history.last(job.events).at
 
     def _note_event(self, data: bytes, at: int, event_at: int) -> Job | None:
         """Add the event at *event_at* to the job of the record at *at*; return the job, or None."""
@@ -468,6 +551,36 @@ class Recovery:
         else:
             self.pauses.pop(name, None)
 
+    def _group(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        """Do nothing: the group is complete (see `_skip_partial_group`), and its records follow."""
+
+    def _policy(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        name_at = at + _JOB_AT + record.POLICY_FIELDS.size
+        document_at = name_at + data[name_at - 1]
+        name, document = data[name_at:document_at], data[document_at:stop]
+        with suppress(UnicodeDecodeError):
+            self._note_entry(name.decode(), at, stop, segment)
+            if document:
+                self.policies[name.decode()] = document
+            else:
+                self.policies.pop(name.decode(), None)
+
+    def _key(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
+        id, until, length = record.KEY_FIELDS.unpack_from(data, at + _JOB_AT)
+        name_at = at + _JOB_AT + record.KEY_FIELDS.size
+        name, key = data[name_at : name_at + length], data[name_at + length : stop]
+        if is_tube_name(name) and 0 < len(key) <= job_attributes.MAX_KEY:
+            self._note_entry((name, key), at, stop, segment)
+            if until:
+                self.keys[name, key] = id, until
+            else:
+                self.keys.pop((name, key), None)
+
+    def _note_entry(self, entry: record.Entry, at: int, stop: int, segment: ReplayedSegment) -> None:
+        """Note that the newest record of *entry* is from *at* to *stop* in *segment*."""
+        self.entries[entry] = segment.header.number, stop - at
+        segment.entries.append(entry)
+
     def _ids(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         (next_id,) = record.IDS_FIELDS.unpack_from(data, at + _JOB_AT)
         if next_id <= _ID_LIMIT:
@@ -505,6 +618,18 @@ def rewrite_points(heads: dict[int, bytes]) -> dict[int, int]:
             if header.number == number:
                 lowest = min(lowest, header.first_sequence)
     return found
+
+
+def _sound_job(data: bytes, at: int, sequence: int, salt: bytes) -> int:
+    """Return the end of the record at *at* if it is a sound JOB record with number *sequence*, else 0."""
+    if at + record.HEADER_SIZE > len(data):
+        return 0
+    marker, crc, length, number, kind = record.HEADER.unpack_from(data, at)
+    stop = at + record.HEADER_SIZE + length
+    if marker != salt or number != sequence or kind not in record.JOB_KINDS or stop > len(data):
+        return 0
+    is_sound = crc32(memoryview(data)[at + _AFTER_PREFIX : stop], record.seed_of(salt)) == crc
+    return stop if is_sound and length >= record.MIN_PAYLOAD[kind] else 0
 
 
 def is_begun(data: bytes) -> bool:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Final
 
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
@@ -51,15 +52,29 @@ class Step:
     """One step of a rewrite.
 
     copies      jobs that get a JOB record.
-    changes     jobs whose JOB record is on disk, and that get an UPDATE or RESERVE record with their last event.
+    groups      lists of jobs that get JOB records too, all or none of a list.
+    entries     policies and keys that get a record.
+    changes     jobs whose JOB record is on disk, and that get a MOVE or RESERVE record with their last event. A MOVE,
+                since an UPDATE lacks the tube and the attributes, which may have changed too.
     deletes     ids of jobs that were deleted.
     is_last     nothing remains to rewrite after it, unless commands run meanwhile.
     """
 
-    __slots__ = ("changes", "copies", "deletes", "is_last")
+    __slots__ = ("changes", "copies", "deletes", "entries", "groups", "is_last")
 
-    def __init__(self, copies: list[Job], changes: list[Job], deletes: list[int], *, is_last: bool) -> None:
+    def __init__(
+        self,
+        copies: list[Job],
+        groups: list[list[Job]],
+        entries: list[record.Entry],
+        changes: list[Job],
+        deletes: list[int],
+        *,
+        is_last: bool,
+    ) -> None:
         self.copies: list[Job] = copies
+        self.groups: list[list[Job]] = groups
+        self.entries: list[record.Entry] = entries
         self.changes: list[Job] = changes
         self.deletes: list[int] = deletes
         self.is_last: bool = is_last
@@ -104,6 +119,7 @@ class Rewrite:
         self._failed: deque[Segment] = deque()
         self._ids: dict[int, None] = {}
         self._tubes: set[bytes] = set()
+        self._entries: dict[record.Entry, None] = {}
         self._steps_left: int = 0
         self._superseded: list[Segment] = []
         self._highest_begun: int = 0
@@ -112,6 +128,7 @@ class Rewrite:
         """Note that a batch, or a sync, has failed."""
         log = self._log
         if not log.wants_rewrite:
+            log.forget_groups()
             log.pending_removal = deque(
                 [(at if at <= log.on_disk else ABOVE_ALL_SEQUENCES, one) for at, one in log.pending_removal]
             )
@@ -151,7 +168,7 @@ class Rewrite:
             self.is_planning = False
 
     def _gather(self, meter: Meter) -> Generator[None, None, None]:
-        """List the jobs and tubes of the failed segments, and those that have changed since.
+        """List the jobs, tubes and entries of the failed segments, and those that have changed since.
 
         A failed segment with no bytes in its file is used again.
         """
@@ -164,17 +181,30 @@ class Rewrite:
         yield from self._gather_from(self._log.current, meter)
 
     def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """List the jobs and tubes that *segment* has records of."""
+        """List the jobs, tubes and entries that *segment* has records of."""
         touched, segment.touched = segment.touched or (), array("Q")
         self._tubes |= segment.touched_tubes
         segment.touched_tubes = set()
+        entries, segment.entries = segment.entries, []
+        for begin in range(0, len(entries), GATHER_BATCH):
+            self._entries.update(dict.fromkeys(entries[begin : begin + GATHER_BATCH]))
+            if meter.spend(GATHER_COST):
+                yield
         for begin in range(0, len(touched), GATHER_BATCH):
             self._ids.update(dict.fromkeys(touched[begin : begin + GATHER_BATCH]))
             if meter.spend(GATHER_COST):
                 yield
 
     def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """Mark the jobs whose newest JOB record is in *segment* as without one: the segment's number is used again."""
+        """Mark the jobs whose newest JOB record is in *segment* as without one: the segment's number is used again.
+
+        Also the entries whose newest record is in *segment*.
+        """
+        for entry in self._entries:
+            if self._log.is_newest(entry, segment):
+                self._log.entries[entry] = (0, self._log.entries[entry][1])
+            if meter.spend(PLAN_COST):
+                yield
         for id in segment.ids:
             job = self._log.jobs.get(id)
             if job is not None and job.segment == segment.number:
@@ -206,30 +236,53 @@ class Rewrite:
         if wanted:
             self._eviction.wanted = wanted
             return None
-        step = Step([*without_record, *whole], changed, deletes, is_last=True)
+        groups, single = self._grouped(without_record)
+        entries = list(self._entries)
+        step = Step([*single, *whole], groups, entries, changed, deletes, is_last=True)
         if (yield from self._fits(step, required_free, meter)):
             return step
         self._space.note_full(no_space_error())
-        smallest = Step(without_record, [*whole, *changed], deletes, is_last=True)
+        smallest = Step(single, groups, entries, [*whole, *changed], deletes, is_last=True)
         if (yield from self._fits(smallest, required_free, meter)):
             return smallest
+        entries = [entry for entry in entries if self._log.has_entry(entry)]
         if without_record:
-            return (yield from self._plan_copies(without_record, deletes, meter))
+            return (yield from self._plan_copies(single, groups, entries, deletes, meter))
         oldest = self._log.oldest_finished()
         if oldest is not None and self._steps_left > 0:
             live = yield from self._live_jobs(oldest, meter)
             self._eviction.wanted = [job for job in live if job.body is None]
             if not self._eviction.wanted:
-                return (yield from self._plan_copies(live, deletes, meter))
+                entries += [entry for entry in oldest.entries if self._log.is_newest(entry, oldest)]
+                return (yield from self._plan_copies(live, [], entries, deletes, meter))
             if self._eviction.lost.isdisjoint([job.id for job in self._eviction.wanted]):
                 return None
             self._eviction.wanted = []
         return smallest if (yield from self._fits(smallest, 0, meter)) else None
 
-    def _plan_copies(self, copies: list[Job], deletes: list[int], meter: Meter) -> Generator[None, None, Step | None]:
-        """Return a step, not the last one, of *copies* and, if they fit, *deletes*; None if *copies* do not fit."""
+    def _grouped(self, jobs: list[Job]) -> tuple[list[list[Job]], list[Job]]:
+        """Return those of *jobs* that belong to groups, by group, and the others."""
+        groups: list[list[Job]] = []
+        if self._log.groups:
+            found = {job.id: job for job in jobs}
+            groups = [[found.pop(id) for id in ids if id in found] for _, ids in self._log.groups]
+            jobs = list(found.values())
+        return [group for group in groups if group], jobs
+
+    def _plan_copies(
+        self,
+        copies: list[Job],
+        groups: list[list[Job]],
+        entries: list[record.Entry],
+        deletes: list[int],
+        meter: Meter,
+    ) -> Generator[None, None, Step | None]:
+        """Return a step, not the last one, of *copies*, *groups*, *entries* and, if they fit, *deletes*.
+
+        Return None if it does not fit without *deletes* either.
+        """
         for some in (deletes, []):
-            step = Step(copies, [], some, is_last=False)
+            step = Step(copies, groups, entries, [], some, is_last=False)
             if (yield from self._fits(step, 0, meter)):
                 return step
         return None
@@ -267,10 +320,14 @@ class Rewrite:
             yield record.pause_size(tube)
         for _ in step.deletes:
             yield record.DELETE_SIZE
+        for entry in step.entries:
+            yield self._log.entry_size(entry)
         for job in step.copies:
-            yield record.job_size(job) + record.events_size(self._log.copied_events(job))
-        for _ in step.changes:
-            yield record.UPDATE_SIZE + record.RESERVE_SIZE
+            yield self._log.copy_size(job)
+        for group in step.groups:
+            yield self._log.group_size(group)
+        for job in step.changes:
+            yield record.move_size(job, job_attributes.encode(job)) + record.RESERVE_SIZE
 
     def _listed_tubes(self) -> list[Tube]:
         """Return the tubes for which a pause, or the end of a pause, is to be rewritten."""
@@ -301,7 +358,7 @@ class Rewrite:
             self._log.unsafe.append(discarding)
 
     def _records_of(self, step: Step) -> Iterator[int]:
-        """Append the records of *step*, and remove their jobs and tubes from the lists; yield the cost of each record.
+        """Append the records of *step*, and remove what they are about from the lists; yield the cost of each record.
 
         Jobs that were deleted since the step was planned are left to a later step.
         """
@@ -313,6 +370,19 @@ class Rewrite:
             self._log.add_delete(id)
             self._ids.pop(id, None)
             yield ENCODE_COST
+        for entry in step.entries:
+            self._entries.pop(entry, None)
+            self._log.add_entry(entry)
+            yield ENCODE_COST
+        for group in step.groups:
+            for job in group:
+                self._ids.pop(job.id, None)
+            there = [job for job in group if self._log.jobs.get(job.id) is job]
+            for job in there:
+                self._log.mark_dead(job)
+            if there:
+                self._log.add_group(there)
+                yield ENCODE_COST * len(there) + self._log.group_size(there) // BYTES_PER_COST
         for job in step.copies:
             self._ids.pop(job.id, None)
             if self._log.jobs.get(job.id) is job:
@@ -325,9 +395,9 @@ class Rewrite:
                 yield ENCODE_COST
 
     def add_change(self, job: Job) -> None:
-        """Record the state of *job* without its body, and its last events."""
+        """Record the state, tube and attributes of *job* without its body, and its last events."""
         if job.events:
-            self._log.add_update(job)
+            self._log.add_move(job)
         if job.holder is not None:
             self._log.add_reserve(job)
 
@@ -347,7 +417,8 @@ class Rewrite:
     def complete_step(self) -> None:
         """Note that a step, not the last one, is on disk; remove the segments that it has evacuated.
 
-        Invariant: each step copies all jobs with no JOB record on disk, so every job has one afterwards.
+        Invariant: each step copies all jobs with no JOB record on disk, and all policies and keys whose newest record
+        is not on disk, so each of them has one afterwards.
         """
         self._release_removals(self._log.on_disk)
         while (
@@ -364,6 +435,7 @@ class Rewrite:
             assert not segment.live_bytes
             self._log.remove_after(segment, sequence)
         self._superseded.clear()
+        self._log.groups.clear()
         self._log.free, self._space.margin, self.first_in_doubt = UNMEASURED, 0, 0
         self._log.wants_rewrite = False
 

@@ -92,6 +92,9 @@ class Segment:
     is_proven   a batch that wrote to it has succeeded, so clients may depend on its records.
     touched     job ids of all its records until it is known to be fully on disk; then None.
     touched_tubes   names of the tubes for which it records a pause or the end of a pause.
+    entries     policies and keys of its records, in order, except those that compaction has looked at.
+    growth      at least the bytes by which copies of its jobs exceed their JOB records: moves and kicks add attributes
+                and change names.
     """
 
     __slots__ = (
@@ -101,7 +104,9 @@ class Segment:
         "copied",
         "cursor",
         "encoder",
+        "entries",
         "first_sequence",
+        "growth",
         "handle",
         "has_file",
         "has_repeats",
@@ -145,6 +150,8 @@ class Segment:
         self.is_proven: bool = False
         self.touched: array[int] | None = array("Q")
         self.touched_tubes: set[bytes] = set()
+        self.entries: list[record.Entry] = []
+        self.growth: int = 0
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
 
     def reuse_file(self) -> Segment:
@@ -195,6 +202,11 @@ class Segment:
         self.touched_tubes.add(name)
         self.add_bare(data)
 
+    def add_entry(self, data: bytes, entry: record.Entry) -> None:
+        """Append *data*, a record of *entry*."""
+        self.entries.append(entry)
+        self.add_bare(data)
+
     def take_unwritten(self) -> Unwritten:
         """Return the records not written yet, and forget them."""
         unwritten = Unwritten(self.encoder, self.chunks, self.unsealed)
@@ -206,7 +218,7 @@ class Segment:
 
 
 class DiscardingSegment(Segment):
-    """Replaces the current segment until a rewrite: discards records, but notes the ids of their jobs."""
+    """Replaces the current segment until a rewrite: discards records, but notes their jobs, tubes and entries."""
 
     __slots__ = ()
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from greenstalk_server.core import job_history
+from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
@@ -42,6 +42,10 @@ class SegmentLog:
 
     jobs            the broker's table of jobs.
     tubes           the broker's table of tubes.
+    policies        the broker's documents of policies, by name.
+    keys            the broker's unique keys that outlive their jobs: job id and end, by tube and key.
+    entries         number of the segment with the newest record of each policy and key, and bytes of the record.
+    groups          groups of jobs that may not be on disk yet: number of the last record and ids of the jobs.
     sequence        number of the last record.
     recovered_sequence  number of the last record found at startup; new records have higher numbers.
     on_disk         number of the last record that is known to be on disk.
@@ -64,6 +68,7 @@ class SegmentLog:
     largest         bytes of the largest finished segment.
     live_bytes      bytes of the newest JOB records of all jobs.
     finished_bytes  bytes of all finished segments.
+    growth          highest `growth` of a segment.
     outstanding     bytes of copies by compaction whose originals are still on disk.
     free            bytes of the disk that new segments may take during a rewrite.
     is_full         the disk had no room to allocate a segment ahead.
@@ -76,14 +81,18 @@ class SegmentLog:
         "_reserves_ids",
         "ahead",
         "current",
+        "entries",
         "evictable",
         "finished_bytes",
         "free",
+        "groups",
+        "growth",
         "ids_end",
         "ids_wanted_at",
         "is_full",
         "jobs",
         "keeps_positions",
+        "keys",
         "largest",
         "live_bytes",
         "max_size",
@@ -95,6 +104,7 @@ class SegmentLog:
         "orphaned",
         "outstanding",
         "pending_removal",
+        "policies",
         "recovered_sequence",
         "segments",
         "sequence",
@@ -109,6 +119,10 @@ class SegmentLog:
         self._reserves_ids: bool = reserves_ids
         self.jobs: Mapping[int, Job] = {}
         self.tubes: dict[bytes, Tube] = {}
+        self.policies: Mapping[str, bytes] = {}
+        self.keys: Mapping[tuple[bytes, bytes], tuple[int, int]] = {}
+        self.entries: dict[record.Entry, tuple[int, int]] = {}
+        self.groups: deque[tuple[int, list[int]]] = deque()
         self.sequence: int = 0
         self.recovered_sequence: int = 0
         self.on_disk: int = 0
@@ -129,6 +143,7 @@ class SegmentLog:
         self.largest: int = 0
         self.live_bytes: int = 0
         self.finished_bytes: int = 0
+        self.growth: int = 0
         self.outstanding: int = 0
         self.free: int = UNMEASURED
         self.is_full: bool = False
@@ -143,13 +158,20 @@ class SegmentLog:
             segment = Segment(replayed.header.number, replayed.end)
             segment.used = segment.written = replayed.end
             segment.ids, segment.starts, segment.has_repeats = replayed.ids, replayed.starts, replayed.has_repeats
-            segment.has_file = True
+            segment.has_file, segment.entries = True, replayed.entries
             self.segments[segment.number] = segment
             self._add_finished(segment)
         for job in self.jobs.values():
             size = record.recorded_size(job)
             self.segments[job.segment].live_bytes += size
             self.live_bytes += size
+            if job.cold is not DEFAULT_COLD_STATE:
+                self._note_growth(job, job_attributes.encode(job))
+        entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
+        for entry in entries:
+            number, size = recovery.entries[entry]
+            if number in self.segments:  # a standby may know a key that the leader has dropped because its time is over
+                self._note_live(entry, self.segments[number], size)
         self.next_number = recovery.highest_number + 1
         self.unsafe.clear()
 
@@ -231,15 +253,15 @@ class SegmentLog:
         """Return the capacity of a new segment for which *free* bytes are left."""
         return max(MIN_SEGMENT, min(self.max_size, free // BLOCK * BLOCK))
 
-    def add_job(self, job: Job, size: int, events: bytes = b"") -> None:
-        """Append a JOB record of *job* with *events*; the record takes *size* bytes."""
-        if events or job.cold.events_recorded:
-            job.events_recorded = record.events_size(events)
+    def add_job(self, job: Job, size: int, events: bytes = b"", attributes: bytes = b"") -> None:
+        """Append a JOB record of *job* with *events* and *attributes*; the record takes *size* bytes."""
+        if job.cold is not DEFAULT_COLD_STATE or events:
+            job.record_extra = record.extra_size(events, attributes)
         segment = self.room_for(size)
         self.sequence += 1
         if self.keeps_positions:
             segment.starts.append(segment.used)
-        start = segment.encoder.begin_job(job, self.sequence, events)
+        start = segment.encoder.begin_job(job, self.sequence, events, attributes)
         segment.add_job(start, held_body(job), job.id, is_large=job.size > LARGE_BODY)
         segment.ids.append(job.id)
         segment.live_bytes += size
@@ -249,20 +271,65 @@ class SegmentLog:
     def add_copy(self, job: Job) -> int:
         """Append another JOB record of *job*; return its size in bytes.
 
-        On a full disk the record is no larger than the last JOB record of *job*.
+        On a full disk the record is larger than the last JOB record of *job* only by the attributes and the name that
+        the job has got since (see `Segment.growth`).
         """
-        events = self.copied_events(job)
-        size = record.job_size(job) + record.events_size(events)
-        self.add_job(job, size, events)
+        events, attributes = self._copied(job)
+        size = record.job_size(job) + record.extra_size(events, attributes)
+        self.add_job(job, size, events, attributes)
         return size
 
-    def copied_events(self, job: Job) -> bytes:
-        """Return the events for a copy of *job*: on a full disk only as many as its last JOB record has."""
-        events = record.events_of(job)
-        return job_history.newest(events, job.events_recorded) if self.is_full else events
+    def copy_size(self, job: Job) -> int:
+        """Return the size in bytes of the record that `add_copy` appends."""
+        return record.job_size(job) + record.extra_size(*self._copied(job))
+
+    def _copied(self, job: Job) -> tuple[bytes, bytes]:
+        """Return the events and attributes for a copy of *job*: on a full disk, no events that make it larger."""
+        events, attributes = record.events_of(job), job_attributes.encode(job)
+        if self.is_full:
+            lengths = record.extra_size(b"", attributes) or 1
+            events = job_history.newest(events, max(0, job.record_extra - lengths))
+        return events, attributes
+
+    def add_group(self, jobs: list[Job]) -> None:
+        """Append JOB records of *jobs*, of which a replay takes all or none."""
+        segment = self.room_for(self.group_size(jobs))
+        self.sequence += 1
+        segment.add_bare(segment.encoder.group(len(jobs), self.sequence))
+        for job in jobs:
+            self.add_copy(job)
+        assert self.current is segment
+        self.groups.append((self.sequence, [job.id for job in jobs]))
+
+    def group_size(self, jobs: list[Job]) -> int:
+        """Return the size in bytes of the records that `add_group` appends."""
+        return record.GROUP_SIZE + sum([self.copy_size(job) for job in jobs])
+
+    def forget_groups(self) -> None:
+        """Forget the groups that are on disk. Call it only while nothing is to be rewritten."""
+        while self.groups and self.groups[0][0] <= self.on_disk:
+            self.groups.popleft()
+
+    def add_move(self, job: Job) -> None:
+        """Record the state, tube and attributes of *job*, and its last event."""
+        attributes = job_attributes.encode(job)
+        segment = self.room_for(record.move_size(job, attributes))
+        self.sequence += 1
+        segment.add(segment.encoder.move(job, self.sequence, attributes), job.id)
+        self._note_growth(job, attributes)
+
+    def _note_growth(self, job: Job, attributes: bytes) -> None:
+        """Count the bytes by which a copy of *job*, which has *attributes*, exceeds its JOB record."""
+        growth = record.extra_size(b"", attributes) - job.cold.record_extra
+        segment = self.segments.get(job.segment)
+        if growth > 0 and segment is not None:
+            segment.growth += growth
+            self.growth = max(self.growth, segment.growth)
 
     def add_update(self, job: Job) -> None:
         """Record the state of *job*, and its last event."""
+        if job_history.is_kick(job.events):  # a replay sets attempts_base and expires_from
+            self._note_growth(job, job_attributes.encode(job))
         segment = self.room_for(record.UPDATE_SIZE)
         self.sequence += 1
         segment.add(segment.encoder.update(job, self.sequence), job.id)
@@ -283,6 +350,65 @@ class SegmentLog:
         """Record the pause of *tube*, or the end of the pause, in *segment*."""
         self.sequence += 1
         segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
+
+    def add_policy(self, name: str, document: bytes) -> int:
+        """Record the policy *name*, or that it is deleted if *document* is empty; return the bytes of the record."""
+        size = record.policy_size(name, document)
+        segment = self.room_for(size)
+        self.sequence += 1
+        segment.add_entry(segment.encoder.policy(name, document, self.sequence), name)
+        self.mark_entry_dead(name)
+        if document:
+            self._note_live(name, segment, size)
+        return size
+
+    def add_key(self, tube: bytes, key: bytes, id: int, until: int) -> int:
+        """Record the unique *key* of *tube*, or that it is free if *until* is 0; return the bytes of the record."""
+        size = record.key_size(tube, key)
+        segment = self.room_for(size)
+        self.sequence += 1
+        segment.add_entry(segment.encoder.key(tube, key, id, until, self.sequence), (tube, key))
+        self.mark_entry_dead((tube, key))
+        if until:
+            self._note_live((tube, key), segment, size)
+        return size
+
+    def add_entry(self, entry: record.Entry) -> int:
+        """Record the present value of *entry*, or that it is deleted; return the bytes of the record."""
+        if isinstance(entry, str):
+            return self.add_policy(entry, self.policies.get(entry, b""))
+        tube, key = entry
+        id, until = self.keys.get(entry, (0, 0))
+        return self.add_key(tube, key, id, until)
+
+    def entry_size(self, entry: record.Entry) -> int:
+        """Return the size in bytes of the record that `add_entry` appends."""
+        if isinstance(entry, str):
+            return record.policy_size(entry, self.policies.get(entry, b""))
+        return record.key_size(*entry)
+
+    def has_entry(self, entry: record.Entry) -> bool:
+        """Whether *entry* exists: the broker has it in its table."""
+        return entry in self.policies if isinstance(entry, str) else entry in self.keys
+
+    def is_newest(self, entry: record.Entry, segment: Segment) -> bool:
+        """Whether *segment* has the newest record of *entry*."""
+        found = self.entries.get(entry)
+        return found is not None and found[0] == segment.number
+
+    def _note_live(self, entry: record.Entry, segment: Segment, size: int) -> None:
+        """Note that the newest record of *entry*, *size* bytes, is in *segment*."""
+        self.entries[entry] = (segment.number, size)
+        segment.live_bytes += size
+        self.live_bytes += size
+
+    def mark_entry_dead(self, entry: record.Entry) -> None:
+        """Count the newest record of *entry*, if there is one, as dead."""
+        number, size = self.entries.pop(entry, (0, 0))
+        self.live_bytes -= size
+        segment = self.segments.get(number)
+        if segment is not None:
+            segment.live_bytes -= size
 
     def mark_dead(self, job: Job) -> int:
         """Count the newest JOB record of *job* as dead; return its size in bytes."""
@@ -307,6 +433,8 @@ class SegmentLog:
         self.finished_bytes -= segment.used
         if segment.used >= self.largest > self.max_size:
             self.largest = max([other.used for other in self.segments.values() if other.touched is None], default=0)
+        if segment.growth == self.growth > 0:
+            self.growth = max([other.growth for other in self.segments.values()], default=0)
         self.pending_removal.append((sequence, segment))
 
     def oldest_finished(self) -> Segment | None:

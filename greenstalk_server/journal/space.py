@@ -92,7 +92,7 @@ class Space:
         is_large = size > left and size > usable
         needed = (len(log.jobs) + 1) * record.DELETE_SIZE + (0 if is_large else 2 * size)
         if log.is_full:
-            needed += max(log.max_size, log.largest)
+            needed += max(log.max_size, log.largest) + log.growth
         room = left + (len(log.ahead) - is_large) * usable
         while room < needed or (is_large and not log.ahead):
             if not self._allocate_ahead():
@@ -201,7 +201,7 @@ class Space:
 
     def _spare(self, size: int = 0) -> int:
         """Return how many bytes of the disk must stay free besides segments ahead, one of which has *size* bytes."""
-        return int(SPARE_SEGMENTS * max(size, self._log.max_size, self._log.largest))
+        return int(SPARE_SEGMENTS * max(size, self._log.max_size, self._log.largest)) + self._log.growth
 
     def compaction_room(self, pending: int = 0) -> int:
         """Return the bytes that must remain for the copy of one segment, less those that copies have taken already.
@@ -210,7 +210,8 @@ class Space:
         Invariant: a batch begins a segment only if this number of bytes remains.
         """
         copied = self._log.outstanding - pending
-        return max(0, max(self._log.max_size, self._log.largest) + self._log.header_size() + BLOCK - copied)
+        largest = max(self._log.max_size, self._log.largest) + self._log.growth
+        return max(0, largest + self._log.header_size() + BLOCK - copied)
 
     def measure_free(self) -> int:
         """Return the free bytes of the disk that a rewrite may use."""

@@ -21,6 +21,9 @@ from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, Sta
 
 log = logging.getLogger(__name__)
 
+OVERRIDDEN: Final = "the policy %s, set at run time, has no effect: the configuration file has one of this name"
+"""Log line with the name of the policy."""
+
 LATER_VERSION: Final = "a later version of the server has written the journal; start that version"
 
 IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
@@ -51,7 +54,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
     except MemoryError:
         raise StartError(f"journal: not enough memory to read it; {MEMORY_ADVICE}", EXIT_BINLOG) from None
-    broker.restore(next_id)
+    broker.restore(next_id, now)
 
 
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
@@ -74,7 +77,12 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
     recovery.settle(now)
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
-    binlog.begin(recovery, broker.jobs, broker.tubes, broker.bodies)
+    broker.load_policies(recovery.policies, recovery.keys)
+    for name, reason in broker.policy_store.unreadable.items():
+        log.warning("journal: the policy %s has no effect: %s", name, reason)
+    for name in broker.policy_store.overridden():
+        log.warning(OVERRIDDEN, name)
+    binlog.begin(recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.unique_keys, broker.bodies)
 
 
 def _record_returns(recovery: Recovery, binlog: Binlog) -> None:

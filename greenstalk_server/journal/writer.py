@@ -33,8 +33,9 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
 from mypy_extensions import mypyc_attr
 
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.body_cache import Bodies
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
@@ -94,15 +95,22 @@ class Binlog:
         self._ids_end_on_disk: int = 1 if sync_interval != 0 else record.ID_LIMIT
 
     def begin(
-        self, recovery: Recovery, jobs: Mapping[int, Job], tubes: dict[bytes, Tube], bodies: Bodies | None = None
+        self,
+        recovery: Recovery,
+        jobs: Mapping[int, Job],
+        tubes: dict[bytes, Tube],
+        policies: Mapping[str, bytes],
+        keys: Mapping[tuple[bytes, bytes], tuple[int, int]],
+        bodies: Bodies | None = None,
     ) -> None:
         """Continue after *recovery*, in a new segment. Call once, before any other method; raise OSError.
 
-        *jobs* and *tubes* are the broker's tables; compaction and rewrites read them. *bodies* tracks the
-        memory limit; None if there is none.
+        *jobs*, *tubes*, *policies* (documents by name) and *keys* (job id and end in nanoseconds, by tube and key) are
+        the broker's tables; compaction and rewrites read them. The broker removes a key when its time is over. *bodies*
+        tracks the memory limit; None if there is none.
         """
         log = self._log
-        log.jobs, log.tubes = jobs, tubes
+        log.jobs, log.tubes, log.policies, log.keys = jobs, tubes, policies, keys
         log.keeps_positions = bodies is not None
         log.adopt(recovery)
         self._written = self.safe = self.promised = log.sequence
@@ -117,7 +125,10 @@ class Binlog:
 
     def put(self, job: Job) -> bool:
         """Record *job*; return False if the disk fails, or has no room for the record and its DELETE."""
-        log, size = self._log, record.job_size(job)
+        log, size, attributes = self._log, record.job_size(job), b""
+        if job.cold is not DEFAULT_COLD_STATE:
+            attributes = job_attributes.encode(job)
+            size += record.extra_size(b"", attributes)
         if job.id < log.ids_wanted_at:
             if not log.has_room(size) and not self._space.has_room(size):
                 return False
@@ -125,25 +136,45 @@ class Binlog:
             return False
         if job.id >= log.next_id:
             log.next_id = job.id + 1
-        log.add_job(job, size)
+        log.add_job(job, size, b"", attributes)
         self._new_ids.add(job.id)
+        self.promised = log.sequence
+        return True
+
+    def put_group(self, jobs: list[Job]) -> bool:
+        """Record *jobs*, all or none; return False if the disk fails, or has no room for the records and DELETEs."""
+        log, last_id = self._log, max([job.id for job in jobs])
+        size = record.IDS_SIZE + log.group_size(jobs) + (len(jobs) - 1) * record.DELETE_SIZE
+        if not log.has_room(size) and not self._space.has_room(size):
+            return False
+        if last_id >= log.ids_wanted_at and not log.record_id_block(last_id):
+            return False
+        log.next_id = max(log.next_id, last_id + 1)
+        log.forget_groups()
+        log.add_group(jobs)
+        self._new_ids.update([job.id for job in jobs])
         self.promised = log.sequence
         return True
 
     def replace(self, old: Job, new: Job) -> bool:
         """Record *new*; return False if the disk fails, or has no room for the record."""
-        log, events = self._log, record.events_of(new)
-        size = record.job_size(new) + record.events_size(events)
+        log, events, attributes = self._log, record.events_of(new), job_attributes.encode(new)
+        size = record.job_size(new) + record.extra_size(events, attributes)
         if not self._space.has_room(size):
             return False
         self._mark_reclaimable(old)
-        log.add_job(new, size, events)
+        log.add_job(new, size, events, attributes)
         log.segments[new.segment].has_repeats |= old.segment == new.segment
         self.promised = log.sequence
         return True
 
     def update(self, job: Job) -> None:
         self._log.add_update(job)
+        self.promised = self._log.sequence
+
+    def move(self, job: Job, source: Tube) -> None:
+        job.record_extra += len(source.name) - len(job.tube.name)
+        self._log.add_move(job)
         self.promised = self._log.sequence
 
     def reserve(self, job: Job) -> None:
@@ -166,6 +197,14 @@ class Binlog:
         log = self._log
         log.add_pause(tube, log.room_for(record.pause_size(tube)))
         self.promised = log.sequence
+
+    def policy(self, name: str, document: bytes) -> None:
+        self._log.add_policy(name, document)
+        self.promised = self._log.sequence
+
+    def key(self, tube: bytes, key: bytes, id: int, until: int) -> None:
+        self._log.add_key(tube, key, id, until)
+        self.promised = self._log.sequence
 
     def note_id(self, id: int) -> None:
         """Record that *id* was assigned to a job, which may no longer exist."""

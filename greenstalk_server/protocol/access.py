@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from greenstalk_server.core.patterns import any_of, is_tube_pattern, to_regex
+
 KINDS: Final = ("produce", "consume", "inspect")
 """Kinds of grants."""
 
 MATCHERS: Final = ("listener", "client")
 """Keys that select the connections to which a rule applies."""
-
-_TUBE_PATTERN: Final = re.compile(r"[-A-Za-z0-9+/;.$_()*]{1,200}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _patterns(table: dict[str, Any], kind: str, where: str) -> tuple[str, ...]:
     if type(patterns) is not list:
         raise ValueError(f"{where}: {kind}: must be an array of tube names, in which * matches any characters")
     for pattern in patterns:
-        if not (isinstance(pattern, str) and _TUBE_PATTERN.fullmatch(pattern)):
+        if not (isinstance(pattern, str) and is_tube_pattern(pattern)):
             raise ValueError(f"{where}: {kind}: {pattern!r} cannot match any tube; * stands for any characters")
     return tuple(patterns)
 
@@ -85,9 +85,9 @@ class Grants:
 
     def __init__(self, produce: Iterable[str], consume: Iterable[str], inspect: Iterable[str]) -> None:
         """Each argument is a list of tube-name patterns."""
-        self._produce: re.Pattern[bytes] | None = _any_of(produce)
-        self._consume: re.Pattern[bytes] | None = _any_of(consume)
-        self._inspect: re.Pattern[bytes] | None = _any_of(inspect)
+        self._produce: re.Pattern[bytes] | None = any_of(produce)
+        self._consume: re.Pattern[bytes] | None = any_of(consume)
+        self._inspect: re.Pattern[bytes] | None = any_of(inspect)
 
     def may_produce(self, tube: bytes) -> bool:
         """Whether the connection may put into *tube*."""
@@ -125,18 +125,4 @@ def grants(rules: Iterable[Rule], listener: str, names: Iterable[str]) -> Grants
 def _is_for(rule: Rule, listener: str, names: list[str]) -> bool:
     if rule.listener is not None and rule.listener != listener:
         return False
-    return rule.client is None or any(re.fullmatch(_regex(rule.client), name, re.DOTALL) for name in names)
-
-
-def _any_of(patterns: Iterable[str]) -> re.Pattern[bytes] | None:
-    """Return a pattern that matches what any of *patterns* matches; None if there are none."""
-    regex = "|".join([_regex(pattern) for pattern in patterns])
-    return re.compile(regex.encode()) if regex else None
-
-
-def _regex(pattern: str) -> str:
-    """Return a regular expression that never backtracks to an earlier star: that could take exponential time."""
-    first, *rest = map(re.escape, pattern.split("*"))
-    if not rest:
-        return first
-    return first + "".join([f"(?>.*?{part})" for part in rest[:-1]]) + f".*{rest[-1]}"
+    return rule.client is None or any(re.fullmatch(to_regex(rule.client), name, re.DOTALL) for name in names)

@@ -28,7 +28,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, Job
 from greenstalk_server.core.name_list import NameList, list_of
-from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
@@ -328,7 +328,9 @@ class Session:
             return codec.DRAINING
         _, pri, delay, ttr, _, _ = command
         result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
-        return codec.inserted(id) if result > 0 else codec.OUT_OF_MEMORY
+        if result > 0:
+            return codec.inserted(result)
+        return codec.JOB_TOO_BIG if result == Refusal.TOO_BIG else codec.OUT_OF_MEMORY
 
     def _begin_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
         """Discard the body of a put, *size* bytes from *pos* on, then reply *refusal*; return the next position."""

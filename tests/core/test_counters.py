@@ -242,7 +242,7 @@ def test_listener_gets_a_tube_whose_restored_pause_ends(facts: ServerFacts) -> N
     dropped = DroppedTubes(broker)
     paused = broker.tube(b"paused")
     paused.paused_until, paused.pause = START + SECOND, SECOND
-    broker.restore(1)
+    broker.restore(1, START)
     broker.check()
     assert dropped.names == []
     broker.tick(START + SECOND)
@@ -283,6 +283,6 @@ def test_restored_broker_numbers_clients_above_those_in_events(facts: ServerFact
     for id, number in ((1, 4), (2, 90), (3, 12)):
         job = broker.jobs[id] = Job(id, broker.tube(b"default"), b"", 0, 0, SECOND, START)
         job.events = job_history.add(b"", job_history.RETURNED, START, number)
-    broker.restore(4)
+    broker.restore(4, START)
     broker.check()
     assert [broker.connect(lambda: None).number for _ in range(2)] == [91, 92]

@@ -346,7 +346,7 @@ def test_journal_of_version_1_is_read() -> None:
     assert broker.next_id == 11
 
 
-def test_journal_of_an_older_version_continues_in_version_3() -> None:
+def test_journal_of_an_older_version_continues_in_version_4() -> None:
     """The files of version 1 stay unchanged until compaction removes them, and no record of either version is lost."""
     files = version1.files()
     bench = PacedBench(Disk(files))
@@ -356,7 +356,7 @@ def test_journal_of_an_older_version_continues_in_version_3() -> None:
     bench.commit()
     assert files.items() - bench.disk.contents().items() <= {("journal.4", files["journal.4"])}
     found = [bench.disk.read(name_of(number)) for number in numbers(bench.disk.list())]
-    assert [data[8] for data in found if data.strip(b"\0")] == [1, 1, 1, 3]
+    assert [data[8] for data in found if data.strip(b"\0")] == [1, 1, 1, 4]
     after = recovered(bench.disk, START + 4)
     assert after.jobs.keys() == {1, 3, 4, 5, 6, 7, 9, 10}
     assert {id: [event.kind for event in events(after, id)] for id in after.jobs if events(after, id)} == {

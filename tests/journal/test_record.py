@@ -94,13 +94,13 @@ def test_truncated_header_is_refused() -> None:
 
 
 def test_error_names_the_unknown_version_of_a_header() -> None:
-    for version in (0, 4, 2**32 - 1):
-        with pytest.raises(BadSegment, match=f"version {version}, but this server reads 1 to 3"):
+    for version in (0, 5, 2**32 - 1):
+        with pytest.raises(BadSegment, match=f"version {version}, but this server reads 1 to 4"):
             decode_segment_header(of_version(version))
 
 
 def test_header_of_an_older_version_is_read() -> None:
-    assert all(decode_segment_header(of_version(version)) == HEADER for version in (1, 2, 3))
+    assert all(decode_segment_header(of_version(version)) == HEADER for version in (1, 2, 3, 4))
 
 
 def of_version(version: int) -> bytes:
@@ -123,7 +123,7 @@ def test_any_other_input_is_refused(data: bytes) -> None:
 def test_job_round_trip(salt: bytes, job: Job) -> None:
     data = Encoder(salt).job(job, 1, job.events)
     assert data[record.HEADER_SIZE - 1] == (record.JOB_WITH_EVENTS if job.events else record.JOB)
-    assert len(data) == record.job_size(job) + record.events_size(job.events)
+    assert len(data) == record.job_size(job) + record.extra_size(job.events, b"")
     recovery = replay(salt, data)
     assert [recorded_fields(each) for each in recovery.jobs.values()] == [recorded_fields(job)]
     assert recovery.jobs[job.id].segment == 1

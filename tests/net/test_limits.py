@@ -86,7 +86,7 @@ def test_body_bytes_after_edits_moves_and_a_restart() -> None:
     again = make_broker(limits=Limits(bytes=100))
     tube = again.tube(b"other")
     again.jobs[1] = talk.broker.jobs[1].copy_with(tube, b"x" * 40)
-    again.restore(2)
+    again.restore(2, 0)
     assert again.quotas is not None and again.quotas.body_bytes == 40
 
 

@@ -58,7 +58,7 @@ class Member:
         self.follower.finish(epoch)
         self.rows.begin(epoch)
         resume_from(self.follower.recovery, self.broker, self.binlog, START)
-        self.broker.restore(self.follower.recovery.next_id)
+        self.broker.restore(self.follower.recovery.next_id, START)
         self.client = self.broker.connect(lambda: None)
 
     def put(self, body: bytes) -> int:

@@ -135,7 +135,7 @@ class Cluster:
         """Kill every process, like a machine that fails."""
         main, children = self._signal(signal.SIGKILL)
         deadline = time.monotonic() + TIMEOUT
-        while any(_exists(int(pid)) for pid in (main, *children)):
+        while any(_exists(pid) for pid in (main, *map(int, children))):
             assert time.monotonic() < deadline, "PostgreSQL is still running"
             time.sleep(0.01)
         (self._data / "postmaster.pid").unlink(missing_ok=True)

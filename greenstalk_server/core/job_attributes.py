@@ -1,0 +1,128 @@
+"""The attributes of a job as bytes: fields that most jobs do not have, and that later versions may add to.
+
+The bytes are a sequence of tag (u8), length (u8) and value of that many bytes. A reader skips unknown tags, and values
+that cannot be right. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
+from greenstalk_server.core.tube import is_tube_name
+
+ATTEMPTS_BASE: Final = 1
+"""u32."""
+EXPIRES_FROM: Final = 2
+"""u64, nanoseconds since the Unix epoch."""
+UNIQUE_KEY: Final = 3
+"""1 to MAX_KEY bytes."""
+DEAD_LETTER: Final = 4
+"""A packed DeadLetter."""
+
+MAX_KEY: Final = 64
+"""Maximum bytes of a unique key."""
+
+KICK_SIZE: Final = 19
+"""Bytes by which a kick may enlarge the record of a job that had no attributes: the lengths, ATTEMPTS_BASE and
+EXPIRES_FROM."""
+
+_U32: Final = 2**32 - 1
+_U64: Final = 2**64 - 1
+
+_ATTEMPTS_BASE: Final = struct.Struct("<BBI")
+_EXPIRES_FROM: Final = struct.Struct("<BBQ")
+_DEAD_LETTER: Final = struct.Struct("<BIQQ")
+"""Reason, attempts, first and last time; the name of the source tube follows."""
+
+
+class DeadLetterReason:
+    """Why a job is in a dead-letter tube."""
+
+    ATTEMPTS: Final = 1
+    EXPIRED: Final = 2
+    BURIED_EXPIRED: Final = 3
+    OVERFLOW: Final = 4
+
+
+REASON_NAMES: Final = ("", "attempts", "expired", "buried-expired", "overflow")
+"""Names of the reasons, by number."""
+
+
+class DeadLetter(NamedTuple):
+    """Where a job in a dead-letter tube came from.
+
+    reason      one of DeadLetterReason.
+    source      name of the tube that it was in.
+    attempts    its attempts until then.
+    first_at    time of its first move to a dead-letter tube.
+    last_at     time of its last one.
+    """
+
+    reason: int
+    source: bytes
+    attempts: int
+    first_at: int
+    last_at: int
+
+    def pack(self) -> bytes:
+        """Return the value of `Job.dead_letter`; numbers that are too large are reduced."""
+        attempts, first_at, last_at = min(self.attempts, _U32), min(self.first_at, _U64), min(self.last_at, _U64)
+        return _DEAD_LETTER.pack(self.reason, attempts, first_at, last_at) + self.source
+
+    @staticmethod
+    def unpack(data: bytes) -> DeadLetter:
+        """Return the dead letter in *data*, a value of `Job.dead_letter` that is not empty; ValueError if it is bad."""
+        source = data[_DEAD_LETTER.size :]
+        if not is_tube_name(source):
+            raise ValueError("no valid name of the source tube")
+        reason, attempts, first_at, last_at = _DEAD_LETTER.unpack_from(data)
+        if not 0 < reason < len(REASON_NAMES):
+            raise ValueError(f"unknown reason {reason}")
+        return DeadLetter(reason, source, attempts, first_at, last_at)
+
+
+def encode(job: Job) -> bytes:
+    """Return the attributes of *job*; empty if all have their defaults."""
+    cold = job.cold
+    if cold is DEFAULT_COLD_STATE:
+        return b""
+    data = b""
+    if cold.attempts_base:
+        data = _ATTEMPTS_BASE.pack(ATTEMPTS_BASE, 4, min(cold.attempts_base, _U32))
+    if cold.expires_from:
+        data += _EXPIRES_FROM.pack(EXPIRES_FROM, 8, min(cold.expires_from, _U64))
+    if cold.unique_key:
+        data += bytes((UNIQUE_KEY, len(cold.unique_key))) + cold.unique_key
+    if cold.dead_letter:
+        data += bytes((DEAD_LETTER, len(cold.dead_letter))) + cold.dead_letter
+    return data
+
+
+def decode_into(job: Job, data: bytes) -> None:
+    """Replace the attributes of *job* by those in *data*; any bytes are accepted."""
+    job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
+    at, end = 0, len(data)
+    while at + 2 <= end:
+        tag, length = data[at], data[at + 1]
+        value = data[at + 2 : at + 2 + length]
+        at += 2 + length
+        if at > end:
+            return
+        if tag == ATTEMPTS_BASE and length == 4:
+            job.attempts_base = int.from_bytes(value, "little")
+        elif tag == EXPIRES_FROM and length == 8:
+            job.expires_from = int.from_bytes(value, "little")
+        elif tag == UNIQUE_KEY and 0 < length <= MAX_KEY:
+            job.unique_key = value
+        elif tag == DEAD_LETTER and _is_dead_letter(value):
+            job.dead_letter = value
+
+
+def _is_dead_letter(value: bytes) -> bool:
+    try:
+        DeadLetter.unpack(value)
+    except ValueError:
+        return False
+    return True

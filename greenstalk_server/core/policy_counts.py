@@ -1,0 +1,46 @@
+"""Counters of what policies did to the jobs of one tube. Pure."""
+
+from __future__ import annotations
+
+
+class PolicyCounts:
+    """How often policies acted on the jobs of a tube, since the tube was created.
+
+    expired         jobs dropped because they were too old.
+    dropped         jobs dropped because the tube was full.
+    dead_lettered   jobs moved to the tube's dead-letter tube.
+    received        jobs that came from other tubes as dead letters.
+    buried          jobs buried because there was no dead-letter tube, or it could not take them.
+    retried         failed attempts that were delayed by `retry_delay`.
+    duplicates      puts that added nothing because of `unique`.
+    copied          copies that `copy_to` added to other tubes.
+    refused         puts refused by a cap or a maximum size.
+    rate_holds, reserved_holds      times that `rate` or `max_reserved` was exhausted.
+    """
+
+    __slots__ = (
+        "buried",
+        "copied",
+        "dead_lettered",
+        "dropped",
+        "duplicates",
+        "expired",
+        "rate_holds",
+        "received",
+        "refused",
+        "reserved_holds",
+        "retried",
+    )
+
+    def __init__(self) -> None:
+        self.expired: int = 0
+        self.dropped: int = 0
+        self.dead_lettered: int = 0
+        self.received: int = 0
+        self.buried: int = 0
+        self.retried: int = 0
+        self.duplicates: int = 0
+        self.copied: int = 0
+        self.refused: int = 0
+        self.rate_holds: int = 0
+        self.reserved_holds: int = 0

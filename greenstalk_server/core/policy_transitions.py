@@ -1,0 +1,644 @@
+"""The transitions that a tube's policy may change: puts, ends of reservations, expiry, and moves to other tubes.
+
+`Broker` inherits from `PolicyTransitions`. Where no policy matches a tube, `tube.rules` is None, and each transition is
+that of the protocol. All changes that a policy makes are recorded in the journal like changes by a command, so a
+restart never repeats a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.counters import ServerFacts
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.journal import Journal
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.policy import Overflow, Policy, PolicySet, UniqueFor
+from greenstalk_server.core.policy_store import PolicyStore
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.transitions import SLICE, Transitions
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tube_rules import TubeRules, buried_at, key_of
+
+SWEEP_TUBES: Final = 16
+"""Tubes whose effective policy one slice of a sweep computes: up to a millisecond of work with 1,000 policies."""
+
+
+def _no_jitter() -> float:
+    """Stand in for `random` until the server sets it."""
+    return 0.5
+
+
+class PolicySweep:
+    """The application of new policies to the tubes and jobs that exist, one slice for each tick.
+
+    timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
+    names       tubes that have not yet got the new policies.
+    ids         jobs that the sweep has not yet visited; None until all tubes have the new policies.
+    tubes       tubes whose jobs the sweep has to visit.
+    """
+
+    __slots__ = ("ids", "names", "timer_at", "tubes")
+
+    def __init__(self) -> None:
+        self.timer_at: int = 0
+        self.names: list[bytes] = []
+        self.ids: Iterator[int] | None = None
+        self.tubes: dict[Tube, None] = {}
+
+
+class PolicyTransitions(Transitions):
+    """See the module's docstring; `Transitions` describes the attributes.
+
+    policy_store    the policies by their source.
+    random          returns a number in [0, 1), for the jitter of retries. The default gives no jitter.
+    unique_keys     keys that outlive their jobs: by tube and key, the job's id and when the key becomes free.
+    """
+
+    def __init__(
+        self, facts: ServerFacts, journal: Journal, max_job_size: int, limits: Limits, bodies: Bodies | None
+    ) -> None:
+        self.policy_store: PolicyStore = PolicyStore()
+        self._sweep: PolicySweep = PolicySweep()
+        self.random: Callable[[], float] = _no_jitter
+        self.unique_keys: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+        self._key_times: list[tuple[int, bytes, bytes]] = []
+        super().__init__(facts, journal, max_job_size, limits, bodies)
+
+    def check(self) -> None:
+        """Assert the invariants in the docstring of `Broker`'s module, but the first. O(everything): for tests."""
+        from greenstalk_server.core import invariants  # noqa: PLC0415  only tests need it
+
+        invariants.check(self)
+
+    # Policies
+
+    def load_policies(
+        self, documents: Mapping[str, bytes], keys: Mapping[tuple[bytes, bytes], tuple[int, int]]
+    ) -> None:
+        """Take over the policies and the keys that a journal has recovered, before `restore`."""
+        self.policy_store.load(documents)
+        self.policies = self.policy_store.combined()
+        self.unique_keys.update(keys)
+        self._key_times = [(until, *at) for at, (_, until) in self.unique_keys.items()]
+        heapify(self._key_times)
+
+    def set_file_policies(self, policies: Iterable[Policy], now: int) -> list[str]:
+        """Replace the policies of the configuration file; see PolicyStore.replace_file_policies."""
+        overridden = self.policy_store.replace_file_policies(policies)
+        self.set_policies(self.policy_store.combined(), now)
+        return overridden
+
+    def set_policy(self, policy: Policy, now: int) -> None:
+        """Add or replace *policy* at run time, and record it; raise PolicyError if it is not allowed."""
+        document = self.policy_store.set(policy)
+        self.journal.policy(policy.name, document)
+        self.set_policies(self.policy_store.combined(), now)
+
+    def remove_policy(self, name: str, now: int) -> bool:
+        """Remove a policy that was set at run time; return False if there is none; raise PolicyError for a file's."""
+        if not self.policy_store.remove(name):
+            return False
+        self.journal.policy(name, b"")
+        self.set_policies(self.policy_store.combined(), now)
+        return True
+
+    def set_policies(self, policies: PolicySet, now: int) -> None:
+        """Put *policies* in force instead of all others.
+
+        New jobs and tubes follow them at once. The next ticks apply them to the tubes and jobs that exist.
+        """
+        self.policies = policies
+        self._sweep.names = list(self.tubes)
+        self._sweep.ids = None
+        self._arm(self._sweep, now)
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether ticks are still applying new policies to the tubes and jobs that exist."""
+        return self._sweep.timer_at > 0
+
+    def _sweep_due(self, now: int) -> None:
+        sweep = self._sweep
+        if sweep.ids is None:
+            for _ in range(min(SWEEP_TUBES, len(sweep.names))):
+                tube = self.tubes.get(sweep.names.pop())
+                if tube is not None:
+                    self._attach_rules(tube, now)
+            if not sweep.names:
+                sweep.ids = self.jobs.ids_above(0) if sweep.tubes else iter(())
+        else:
+            ids = list(islice(sweep.ids, SLICE))
+            for id in ids:
+                self._apply_policy(id, now)
+            if not ids:
+                self._end_sweep(now)
+                return
+        self._arm(sweep, now + 1)  # not due again in this tick
+
+    def _end_sweep(self, now: int) -> None:
+        """Arm timers for what the new policies require of the visited jobs."""
+        tubes, self._sweep.tubes, self._sweep.ids = self._sweep.tubes, {}, None
+        for tube in tubes:
+            if self.tubes.get(tube.name) is tube:
+                self._arm(tube, now)
+
+    def _attach_rules(self, tube: Tube, now: int) -> None:
+        """Give *tube* the rules of the policies in force, and note whether its jobs must be visited."""
+        before, rules = tube.rules, self._new_rules(tube)
+        if rules is None or before is None or before.policy.values != rules.policy.values:
+            tube.rules = rules
+            if rules is not None and before is not None:
+                rules.inherit(before, now)
+        else:
+            before.policy, before.dead_letter = rules.policy, rules.dead_letter
+        if tube.rules is not before and tube.job_count:
+            self._sweep.tubes[tube] = None
+        self._update_hold(tube, now)
+        if tube.rules is not None or before is not None:
+            self._arm(tube, now)
+
+    def _apply_policy(self, id: int, now: int) -> None:
+        """Apply the rules of its tube to the job *id*, which may have existed before them."""
+        job = self.jobs.get(id)
+        rules = job.tube.rules if job is not None else None
+        if job is None or rules is None:
+            return
+        rules.rescan(job)
+        if job.state in (READY, DELAYED):
+            self._arm_expiry(job, rules)
+        if job.state in (READY, DELAYED) and rules.has_failed(job):
+            job.tube.remove(job)
+            self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
+
+    def _apply_rules(self, tube: Tube, rules: TubeRules, now: int) -> None:
+        """Apply *rules* to the restored jobs of *tube*: those that have used up their attempts become dead letters."""
+        if rules.policy.max_attempts:
+            for job in [job for job in (*tube.ready.walk(), *tube.delayed.walk()) if rules.has_failed(job)]:
+                tube.remove(job)
+                self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
+        self._arm(tube, now)
+
+    # Puts
+
+    def _admit(self, job: Job, rules: TubeRules, now: int) -> int:
+        """Apply *rules* to the new *job*, and record it with its copies.
+
+        Return 0 if the caller is to insert the job. Otherwise nothing was recorded: return the id of the job that is
+        its duplicate, or a Refusal, which is negative.
+        """
+        tube, policy = job.tube, rules.policy
+        duplicate = self._duplicate_of(job, rules, now)
+        if duplicate:
+            tube.counts().duplicates += 1
+            self._raise_priority(duplicate, job.pri, now)
+            return duplicate
+        group, evicted = [job], list[Job]()
+        refusal = self._make_room(job, rules, evicted)
+        for name in policy.copy_to:
+            if not refusal and name != tube.name:
+                refusal = self._plan_copy(job, name, group, evicted, now)
+        if not refusal and not (self.journal.put(job) if len(group) == 1 else self.journal.put_group(group)):
+            refusal = Refusal.JOURNAL
+        if refusal:
+            for copy in group[1:]:
+                self._drop_if_unneeded(copy.tube)
+            tube.counts().refused += refusal in (Refusal.TUBE_FULL, Refusal.TOO_BIG)
+            return refusal
+        for old in evicted:
+            self._evict(old, now)
+        for copy in group[1:]:
+            tube.counts().copied += 1
+            self._insert(copy, now)
+        return 0
+
+    def _plan_copy(self, job: Job, name: bytes, group: list[Job], evicted: list[Job], now: int) -> int:
+        """Append to *group* the copy of *job* for the tube *name*, unless it is a duplicate there.
+
+        Return 0, or why the copy is refused; the caller then drops the tubes of *group* that are not needed.
+        """
+        if self.quotas is not None:
+            refusal = 0 if name in self.tubes else self.quotas.refuse_tube(len(self.tubes))
+            if refusal:
+                return refusal
+        target = self.tube(name)
+        copy = Job(self._next_id(), target, job.body or b"", job.pri, job.delay, job.ttr, now)
+        copy.state, copy.deadline = job.state, job.deadline
+        group.append(copy)
+        if self.quotas is not None:
+            refusal = self.quotas.refuse_job(target, job.size, len(self.jobs) + len(group) - 1)
+            if refusal:
+                return refusal
+        if target.rules is not None:
+            if self._duplicate_of(copy, target.rules, now):
+                target.counts().duplicates += 1
+                group.pop()
+                self._drop_if_unneeded(target)
+                return 0
+            return self._make_room(copy, target.rules, evicted)
+        return 0
+
+    def _next_id(self) -> int:
+        id = self.next_id
+        self.next_id = id + 1
+        return id
+
+    def _duplicate_of(self, job: Job, rules: TubeRules, now: int) -> int:
+        """Return the id of the job that makes the new *job* a duplicate, or 0; set the key of *job*."""
+        if rules.keys is None:
+            return 0
+        key = job.unique_key = key_of(job.body or b"")
+        other = rules.keys.get(key)
+        if rules.policy.unique_for != UniqueFor.TIME:
+            return other or 0
+        if other is not None:
+            before = self.jobs.get(other)
+            if before is not None and now < before.created_at + rules.policy.unique_time:
+                return other
+        id, until = self.unique_keys.get((job.tube.name, key), (0, 0))
+        return id if now < until else 0
+
+    def _raise_priority(self, id: int, pri: int, now: int) -> None:
+        """Give the job *id* the priority *pri* if that is more urgent than its own."""
+        job = self.jobs.get(id)
+        if job is None or job.pri <= pri:
+            return
+        job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
+        if job.state not in (READY, DELAYED):
+            job.pri = pri
+            self.journal.update(job)
+            return
+        job.tube.remove(job)
+        job.pri = pri
+        if job.state == DELAYED:
+            self.journal.update(job)
+            self._add_delayed(job)
+        else:
+            job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
+            self.journal.update(job)
+            self._add_ready(job, now)
+
+    def _make_room(self, job: Job, rules: TubeRules, evicted: list[Job]) -> int:
+        """Apply the limits of *rules* to the new *job*; append to *evicted* the jobs that have to make room for it."""
+        policy, tube = rules.policy, job.tube
+        if policy.ttr_min and job.ttr < policy.ttr_min:
+            job.ttr = policy.ttr_min
+        if policy.ttr_max and job.ttr > policy.ttr_max:
+            job.ttr = policy.ttr_max
+        if policy.max_job_size and job.size > policy.max_job_size:
+            return Refusal.TOO_BIG
+        return self._choose_evicted(tube, rules, job.size, evicted)
+
+    def _choose_evicted(self, tube: Tube, rules: TubeRules, size: int, evicted: list[Job]) -> int:
+        """Append to *evicted* the oldest jobs of *tube* that must go before one of *size* bytes fits; or refuse it."""
+        policy = rules.policy
+        jobs = tube.job_count + 1 - policy.max_jobs if policy.max_jobs else 0
+        bytes = tube.body_bytes + size - policy.max_bytes if policy.max_bytes else 0
+        if jobs <= 0 and bytes <= 0:
+            return 0
+        if policy.overflow == Overflow.DEAD_LETTER_OLDEST and self._refuse_eviction(rules):
+            return Refusal.TUBE_FULL
+        if policy.overflow != Overflow.REFUSE and rules.waiting is not None:
+            for old in islice(rules.waiting.walk(), SLICE):
+                evicted.append(old)
+                jobs -= 1
+                bytes -= old.size
+                if jobs <= 0 and bytes <= 0:
+                    return 0
+        return Refusal.TUBE_FULL
+
+    def _refuse_eviction(self, rules: TubeRules) -> bool:
+        """Whether the oldest waiting job cannot move to the dead-letter tube."""
+        oldest = rules.waiting.first() if rules.waiting is not None else None
+        return not rules.dead_letter or oldest is None or self._refuse_move(oldest, rules.dead_letter, []) != 0
+
+    def _evict(self, job: Job, now: int) -> None:
+        """Remove the waiting *job* from its full tube, as its policy says."""
+        tube, rules = job.tube, job.tube.rules
+        assert rules is not None
+        tube.remove(job)
+        if rules.policy.overflow == Overflow.DEAD_LETTER_OLDEST:
+            self._dead_letter(job, DeadLetterReason.OVERFLOW, now)
+        else:
+            tube.counts().dropped += 1
+            self._forget(job)
+
+    def _insert(self, job: Job, now: int) -> None:
+        """Add the new *job*, which is recorded, to its tube: ready, or delayed if its state says so."""
+        tube = job.tube
+        self.jobs.set(job)
+        if self.bodies is not None:
+            self.bodies.add(job)
+        tube.body_bytes += job.size
+        tube.total_jobs += 1
+        self.counters.total_jobs += 1
+        if self.quotas is not None:
+            self.quotas.body_bytes += job.size
+        if tube.rules is not None:
+            tube.rules.claim_key(job)
+        if job.state == DELAYED:
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+
+    # Ends of jobs
+
+    def _forget(self, job: Job) -> None:
+        """Remove the detached *job* from the tables, and record its deletion."""
+        tube = job.tube
+        self.jobs.remove(job.id)
+        if self.bodies is not None:
+            self.bodies.remove(job)
+        tube.body_bytes -= job.size
+        if self.quotas is not None:
+            self.quotas.body_bytes -= job.size
+        self.journal.delete(job)
+        if tube.rules is not None:
+            tube.rules.release_key(job)
+        if not tube.using and not tube.watching:
+            self._drop_if_unneeded(tube)
+
+    def _keep_key(self, job: Job, rules: TubeRules, now: int) -> None:
+        """Have the key of the finished *job* outlive it, if it must stay unique for longer."""
+        until = job.created_at + rules.policy.unique_time
+        if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key or until <= now:
+            return
+        at = (job.tube.name, job.unique_key)
+        while self._key_times and self._key_times[0][0] <= now:
+            _, tube, key = heappop(self._key_times)
+            if self.unique_keys.get((tube, key), (0, NEVER))[1] <= now:
+                del self.unique_keys[tube, key]
+        self.unique_keys[at] = (job.id, until)
+        heappush(self._key_times, (until, *at))
+        self.journal.key(*at, job.id, until)
+
+    # Expiry
+
+    def _expire(self, job: Job, now: int) -> None:
+        """End the life of the detached *job*, which is too old."""
+        tube, rules = job.tube, job.tube.rules
+        assert rules is not None
+        if rules.policy.expires_to_dead_letter:
+            is_buried = job.state == BURIED
+            self._dead_letter(job, DeadLetterReason.BURIED_EXPIRED if is_buried else DeadLetterReason.EXPIRED, now)
+        else:
+            tube.counts().expired += 1
+            self._forget(job)
+
+    def _expire_first(self, tube: Tube, rules: TubeRules, now: int) -> bool:
+        """Expire one waiting or one buried job of *tube* if it is due; return whether another may be due."""
+        if rules.next_expiry() <= now and rules.waiting is not None:
+            job = rules.waiting.first()
+            assert job is not None
+            tube.remove(job)
+            self._expire(job, now)
+            return True
+        buried = tube.first_buried() if rules.policy.buried_expire_after else None
+        if buried is not None and buried_at(buried) + rules.policy.buried_expire_after <= now:
+            tube.remove(buried)
+            self._expire(buried, now)
+            return True
+        return False
+
+    def _arm_burial_expiry(self, tube: Tube, rules: TubeRules) -> None:
+        """Have *tube* examined when its first buried job expires."""
+        job = tube.first_buried() if rules.policy.buried_expire_after else None
+        if job is not None:
+            self._arm(tube, buried_at(job) + rules.policy.buried_expire_after)
+
+    # Dead letters
+
+    def _dead_letter(self, job: Job, reason: int, now: int) -> None:
+        """Move the detached *job* to the dead-letter tube of its tube; bury it if there is none that can take it."""
+        tube, rules = job.tube, job.tube.rules
+        name = rules.dead_letter if rules is not None else b""
+        if name and self._move_dead(job, name, reason, now):
+            return
+        tube.counts().buried += 1
+        job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
+        self._bury(job)
+
+    def _move_dead(self, job: Job, name: bytes, reason: int, now: int) -> bool:
+        """Move the detached *job* to the dead-letter tube *name*; return False if that cannot take it."""
+        source, evicted = job.tube, list[Job]()
+        if self._refuse_move(job, name, evicted):
+            return False
+        first_at = DeadLetter.unpack(job.dead_letter).first_at if job.dead_letter else now
+        attempts = job.reserves - job.attempts_base
+        job.dead_letter = DeadLetter(reason, source.name, attempts, first_at, now).pack()
+        source.counts().dead_lettered += 1
+        target = self.tube(name)
+        target.counts().received += 1
+        self._move(job, target, job_history.DEAD_LETTERED, now)
+        for old in evicted:
+            self._evict(old, now)
+        return True
+
+    def _refuse_move(self, job: Job, name: bytes, evicted: list[Job]) -> int:
+        """Return why *job* may not move to the tube *name*, or 0; append the jobs to evict from that tube."""
+        target = self.tubes.get(name)
+        if self.quotas is not None:
+            if target is None:
+                refusal = self.quotas.refuse_tube(len(self.tubes))
+            else:
+                refusal = self.quotas.refuse_move(target, job.size)
+            if refusal:
+                return refusal
+        if target is None or target.rules is None:
+            return 0
+        return self._choose_evicted(target, target.rules, job.size, evicted)
+
+    def _move(self, job: Job, target: Tube, kind: int, now: int) -> None:
+        """Make the detached *job* ready in *target*, with a new count of attempts; *kind* is the event to record."""
+        source = job.tube
+        if source.rules is not None:
+            source.rules.release_key(job)
+        source.body_bytes -= job.size
+        target.body_bytes += job.size
+        job.tube = target
+        job.unique_key = b""
+        job.attempts_base = job.reserves
+        job.state = READY
+        job.ready_since = now
+        job.events = job_history.add(job.events, kind, now, job_history.NOBODY)
+        self.journal.move(job, source)
+        self._add_ready(job, now)
+        self._drop_if_unneeded(source)
+
+    def redrive(self, id: int, now: int) -> int:
+        """Move the dead-lettered job *id* back to the tube that it came from, as a new job; return an EditOutcome.
+
+        It is ready there, its attempts and its age count from now, and it is no longer a dead letter.
+        """
+        job = self.jobs.get(id)
+        if job is None or not job.dead_letter:
+            return EditOutcome.NOT_FOUND
+        if job.state == RESERVED:
+            return EditOutcome.HELD
+        source, evicted = DeadLetter.unpack(job.dead_letter).source, list[Job]()
+        if self._refuse_move(job, source, evicted):
+            return EditOutcome.NO_ROOM
+        job.tube.remove(job)
+        job.dead_letter = b""
+        job.expires_from = now
+        self._move(job, self.tube(source), job_history.REDRIVEN, now)
+        for old in evicted:
+            self._evict(old, now)
+        return EditOutcome.DONE
+
+    # Time
+
+    def _rules_due(self, tube: Tube, rules: TubeRules, now: int) -> None:
+        """Apply to *tube* what its rules require at *now*: one expiry or eviction, and the end of a hold."""
+        if rules.full_at <= now:
+            rules.full_at = 0
+        policy = rules.policy
+        is_over = 0 < policy.max_jobs < tube.job_count or 0 < policy.max_bytes < tube.body_bytes
+        if self._expire_first(tube, rules, now):
+            self._arm(tube, now)
+        elif is_over and policy.overflow != Overflow.REFUSE and rules.waiting is not None and rules.waiting.count:
+            oldest = rules.waiting.first()
+            assert oldest is not None
+            self._evict(oldest, now)
+            self._arm(tube, now)
+        else:
+            self._arm_rules(tube, rules)
+
+    def _arm_rules(self, tube: Tube, rules: TubeRules) -> None:
+        """Have *tube* examined when its rules next require it."""
+        expiry = rules.next_expiry()
+        if expiry < NEVER:
+            self._arm(tube, expiry)
+        self._arm_burial_expiry(tube, rules)
+        if rules.full_at:
+            self._arm(tube, tube.held_until if 0 < tube.held_until < rules.full_at else rules.full_at)
+
+    # Ends of a reservation
+
+    def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
+        """Detach the reserved *job* from its holder at the request of client *by*; *kind* is the event to record."""
+        assert job.holder is not None
+        holder, tube = job.holder.number, job.tube
+        self._remove_reserved(job, now)
+        run = now - job.reserved_at
+        length = run.bit_length()
+        tube.run_time += run
+        tube.runs[length] = tube.runs.get(length, 0) + 1
+        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder)
+        job.events = job_history.add(job.events, kind, now, by)
+        job.former_state = job.former_deadline = 0
+
+    def _record_lapse(self, job: Job, kind: int, client: int, now: int) -> None:
+        """Record the events of a reservation by *client* that ended without a command."""
+        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
+        job.events = job_history.add(job.events, kind, now, client)
+        job.former_state = job.former_deadline = 0
+
+    def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
+        tube = job.tube
+        self._end_run(job, job_history.RELEASED, by, now)
+        tube.total_releases += 1
+        job.pri = pri
+        job.delay = delay
+        job.releases += 1
+        if tube.rules is not None:
+            self._end_attempt(job, tube.rules, delay, True, now)
+            self._hand_out_freed(tube, now)
+            return
+        job.deadline = now + delay
+        job.state = DELAYED if delay else READY
+        self.journal.update(job)
+        if delay:
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+
+    def _lapse(self, job: Job, now: int) -> None:
+        """Make the detached *job*, whose reservation has ended without a command, ready again."""
+        tube = job.tube
+        if tube.rules is not None:
+            self._end_attempt(job, tube.rules, 0, False, now)
+            self._hand_out_freed(tube, now)
+            return
+        job.ready_since = now
+        self.journal.lapse(job)
+        self._add_ready(job, now)
+
+    def _end_attempt(self, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
+        """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.
+
+        *delay* is the delay in nanoseconds that a release asked for. With *is_command*, a reply waits for the record.
+        """
+        if rules.expiry_of(job) <= now:
+            self._expire(job, now)
+            return
+        if rules.has_failed(job):
+            self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
+            return
+        if not delay:
+            delay = job.delay = rules.retry_delay(job, self.random())
+            job.tube.counts().retried += delay > 0
+        job.deadline = now + delay
+        job.state = DELAYED if delay else READY
+        if delay or is_command:
+            self.journal.update(job)
+        else:
+            self.journal.lapse(job)
+        if delay:
+            self._add_delayed(job)
+        else:
+            self._add_ready(job, now)
+
+    def _kick(self, job: Job, now: int) -> None:
+        job.tube.remove(job)
+        job.tube.total_kicks += 1
+        job.kicks += 1
+        job.attempts_base = job.reserves
+        job.expires_from = now
+        job.ready_since = now
+        job.events = job_history.add(job.events, job_history.KICKED, now, job_history.NOBODY)
+        job.state = READY
+        self.journal.update(job)
+        self._add_ready(job, now)
+
+    def _bury(self, job: Job) -> None:
+        """Bury the detached *job*."""
+        job.tube.total_buries += 1
+        job.buries += 1
+        self._burials += 1
+        job.burial_number = self._burials
+        job.tube.add_buried(job)
+        self.journal.update(job)
+        if job.tube.rules is not None:
+            self._arm_burial_expiry(job.tube, job.tube.rules)
+
+    def _close_some(self, client: Client, limit: int, now: int) -> None:
+        """Requeue up to *limit* jobs of the closed *client*, and remove up to *limit* of its watches.
+
+        The next ticks do the rest. While the server stops, the client keeps its jobs and watches.
+        """
+        if self.is_stopping:
+            self.closing_clients[client] = None
+            return
+        for job in list(islice(client.reserved.values(), limit)):
+            self._remove_reserved(job, now)
+            self._record_lapse(job, job_history.RETURNED, client.number, now)
+            self._lapse(job, now)
+        for tube in list(islice(client.watched.values(), limit)):
+            del client.watched[tube.name]
+            tube.watching -= 1
+            self._drop_if_unneeded(tube)
+        if client.reserved or client.watched:
+            self.closing_clients[client] = None
+            self._arm(client, now)
+        else:
+            self.closing_clients.pop(client, None)
+            self._timers.disarm(client)

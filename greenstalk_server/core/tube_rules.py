@@ -1,0 +1,160 @@
+"""What the policies that match a tube require of it, and the state that this takes.
+
+Owns the index of the tube's waiting jobs by age, the keys of its unique jobs, and the time of its next allowed start.
+The broker asks, moves jobs, and records changes (see greenstalk_server.core.policy_transitions). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Final
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import DELAYED, READY, Job
+from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.policy import EffectivePolicy, Overflow, UniqueFor
+from greenstalk_server.core.timers import NEVER
+
+KEY_SIZE: Final = 16
+"""Bytes of the digest that stands for the body of a unique job: equal digests of different bodies do not occur."""
+
+
+class TubeRules:
+    """The effective policy of one tube, and its state.
+
+    policy          settings, merged from all policies that match the tube.
+    dead_letter     tube for the jobs that failed; empty if there is none, or if dead letters would loop.
+    waiting         ready and delayed jobs by the time from which they expire; None if no setting needs it.
+    full_at         the time at which all of `rate_burst` may start at once again, nanoseconds; 0 if they may now.
+    keys            id of the job that holds each unique key; None without `unique`.
+    """
+
+    __slots__ = ("dead_letter", "full_at", "keys", "policy", "waiting")
+
+    def __init__(self, policy: EffectivePolicy, dead_letter: bytes, jobs: Mapping[int, Job]) -> None:
+        """*jobs* is the broker's table of every job by id."""
+        self.policy: EffectivePolicy = policy
+        self.dead_letter: bytes = dead_letter
+        needs_ages = policy.expire_after or policy.overflow != Overflow.REFUSE
+        self.waiting: JobIndex | None = JobIndex(jobs) if needs_ages else None
+        self.full_at: int = 0
+        self.keys: dict[bytes, int] | None = {} if policy.unique_for != UniqueFor.NOTHING else None
+
+    # Waiting jobs
+
+    def add_waiting(self, job: Job) -> None:
+        """Note that *job* is ready or delayed now."""
+        if self.waiting is not None:
+            self.waiting.add(job, expires_from(job))
+        if self.keys is not None and self.policy.unique_for == UniqueFor.WAITING and job.unique_key:
+            self.keys.setdefault(job.unique_key, job.id)
+
+    def remove_waiting(self, job: Job) -> None:
+        """Note that *job* is no longer ready or delayed."""
+        if self.waiting is not None:
+            self.waiting.remove(job, expires_from(job))
+        if self.keys is not None and self.policy.unique_for == UniqueFor.WAITING:
+            self.release_key(job)
+
+    def rescan(self, job: Job) -> None:
+        """Note *job*, which existed before the policy, whether or not it is noted already."""
+        if self.waiting is not None and job.state in (READY, DELAYED):
+            self.waiting.remove(job, expires_from(job))
+            self.waiting.add(job, expires_from(job))
+        self.restore_key(job)
+        if self.keys is not None and job.unique_key and job.state in (READY, DELAYED):
+            self.keys.setdefault(job.unique_key, job.id)
+
+    def restore_key(self, job: Job) -> None:
+        """Have *job*, which was put earlier, hold its key, unless another job does."""
+        if self.keys is not None:
+            if not job.unique_key and job.body is not None:
+                job.unique_key = key_of(job.body)
+            key, is_timed = job.unique_key, self.policy.unique_for == UniqueFor.TIME
+            if key and self.policy.unique_for != UniqueFor.WAITING and (is_timed or key not in self.keys):
+                self.keys[key] = max(job.id, self.keys.get(key, 0))
+
+    def expiry_of(self, job: Job) -> int:
+        """Return when *job* expires while it is ready or delayed, nanoseconds; NEVER if it does not."""
+        return expires_from(job) + self.policy.expire_after if self.policy.expire_after else NEVER
+
+    def next_expiry(self) -> int:
+        """Return when the first ready or delayed job expires, nanoseconds; NEVER if none does."""
+        if not self.policy.expire_after or self.waiting is None:
+            return NEVER
+        job = self.waiting.first()
+        return NEVER if job is None else self.expiry_of(job)
+
+    def inherit(self, before: TubeRules, now: int) -> None:
+        """Take over the state of *before*, the earlier rules of the tube, where the settings allow it."""
+        if self.policy.rate_interval:
+            self.full_at = min(before.full_at, now + self.policy.rate_burst * self.policy.rate_interval)
+        if self.waiting is not None and before.waiting is not None:
+            self.waiting = before.waiting
+        if self.keys is not None and before.keys is not None and self.policy.unique_for == before.policy.unique_for:
+            self.keys = before.keys
+
+    # Starts
+
+    def starts_at(self) -> int:
+        """Return when `rate` allows the next job to start, nanoseconds; 0 if it sets no limit."""
+        interval = self.policy.rate_interval
+        return self.full_at - (self.policy.rate_burst - 1) * interval if interval else 0
+
+    def note_start(self, now: int) -> None:
+        """Note that a job has started."""
+        interval = self.policy.rate_interval
+        if interval:
+            self.full_at = max(self.full_at, now) + interval
+
+    # Attempts
+
+    def has_failed(self, job: Job) -> bool:
+        """Whether *job*, which no client holds, has used up its attempts."""
+        return 0 < self.policy.max_attempts <= job.reserves - job.attempts_base
+
+    def retry_delay(self, job: Job, random: float) -> int:
+        """Return the delay in nanoseconds after the last failed attempt of *job*; *random* is in [0, 1)."""
+        policy = self.policy
+        if not policy.retry_delay:
+            return 0
+        limit = max(policy.retry_delay_max, policy.retry_delay)
+        failures = max(0, job.reserves - job.attempts_base - 1)
+        delay = float(policy.retry_delay)
+        for _ in range(min(failures, 64)):
+            delay *= policy.retry_factor
+            if delay >= limit:
+                break
+        delay = min(delay, float(limit))
+        return max(1, min(limit, int(delay * (1 + policy.retry_jitter * (2 * random - 1)))))
+
+    # Keys of unique jobs
+
+    def claim_key(self, job: Job) -> None:
+        """Have *job* hold its key, unless it gets it by `add_waiting`."""
+        if self.keys is not None and job.unique_key and self.policy.unique_for != UniqueFor.WAITING:
+            self.keys[job.unique_key] = job.id
+
+    def release_key(self, job: Job) -> None:
+        """Free the key of *job*, if it holds one."""
+        if self.keys is not None and job.unique_key and self.keys.get(job.unique_key) == job.id:
+            del self.keys[job.unique_key]
+
+
+def expires_from(job: Job) -> int:
+    """Return the time from which the age of *job* counts, nanoseconds: its put, or its last renewal."""
+    return job.expires_from or job.created_at
+
+
+def buried_at(job: Job) -> int:
+    """Return when the buried *job* was buried in its tube, nanoseconds; if its history lacks that, when it was put."""
+    for event in reversed(job_history.unpack(job.events)):
+        if event.kind in (job_history.BURIED, job_history.MOVED):
+            return event.at
+    return job.created_at
+
+
+def key_of(body: bytes) -> bytes:
+    """Return the unique key of a job with *body*."""
+    return blake2b(body, digest_size=KEY_SIZE).digest()
