@@ -273,12 +273,12 @@ class PolicyTransitions(Transitions):
         return id if now < until else 0
 
     def _raise_priority(self, id: int, pri: int, now: int) -> None:
-        """Give the job *id* the priority *pri* if that is more urgent than its own."""
+        """Give the job *id* the priority *pri* if that is more urgent than its own, and no client holds the job."""
         job = self.jobs.get(id)
-        if job is None or job.pri <= pri:
+        if job is None or job.pri <= pri or job.state == RESERVED:
             return
         job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
-        if job.state not in (READY, DELAYED):
+        if job.state == BURIED:
             job.pri = pri
             self.journal.update(job)
             return
@@ -591,11 +591,15 @@ class PolicyTransitions(Transitions):
 
         *delay* is the delay in nanoseconds that a release asked for. With *is_command*, a reply waits for the record.
         """
-        if rules.expiry_of(job) <= now:
-            self._expire(job, now)
-            return
-        if rules.has_failed(job):
-            self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
+        is_expired = rules.expiry_of(job) <= now
+        if is_expired or rules.has_failed(job):
+            job.state = READY
+            job.ready_since = now
+            self._record_end(job, is_command)  # a record has only the last event, and the next one adds another
+            if is_expired:
+                self._expire(job, now)
+            else:
+                self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
             return
         if not delay:
             delay = rules.retry_delay(job, self.random())
@@ -604,14 +608,18 @@ class PolicyTransitions(Transitions):
                 job.tube.counts().retried += 1
         job.deadline = now + delay
         job.state = DELAYED if delay else READY
-        if delay or is_command:
-            self.journal.update(job)
-        else:
-            self.journal.lapse(job)
+        self._record_end(job, is_command or delay > 0)
         if delay:
             self._add_delayed(job, now)
         else:
             self._add_ready(job, now)
+
+    def _record_end(self, job: Job, is_update: bool) -> None:
+        """Record *job*, whose reservation has ended; without *is_update*, only that it has ended without a command."""
+        if is_update:
+            self.journal.update(job)
+        else:
+            self.journal.lapse(job)
 
     def _kick(self, job: Job, now: int) -> None:
         job.tube.remove(job)

@@ -268,7 +268,7 @@ class PolicyModel(Model):
 
     def raise_priority(self, id: int, pri: int) -> int:
         job = self.jobs.get(id)
-        if job is not None and pri < job.pri:
+        if job is not None and pri < job.pri and job.state != "reserved":
             self._note(job, "edited", 0)
             job.pri = pri
             if job.state == "ready":
