@@ -46,6 +46,7 @@ from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases as LeaseManager
 from greenstalk_server.web.operations.operations import Operations
+from greenstalk_server.web.operations.policies import Policies
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
 from greenstalk_server.web.options import WebOptions
@@ -72,6 +73,7 @@ class Parts:
     history: History
     leases: LeaseManager
     live: LiveHub
+    policies: Policies
     samples: SamplePages
     searches: Searches
     store: Store

@@ -48,7 +48,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, never_wants_body
 from greenstalk_server.web.jobs.matching import read_query
 from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
-from greenstalk_server.web.operations.operations import Operations, Put
+from greenstalk_server.web.operations.operations import Added, Operations, Put
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
@@ -131,11 +131,18 @@ class JobList(ResponseModel):
 
 
 class JobPut(ResponseModel):
-    """A job that was put."""
+    """A job that was put, or the job that kept another one from being put."""
 
     id: JobId
     tube: TubeName
-    state: Annotated[Literal["ready", "delayed"], Meta(description="Its state after the put.")]
+    state: Annotated[State | None, Meta(description="Its state; null if it is a duplicate's job that is gone.")]
+    is_duplicate: Annotated[
+        bool | UnsetType,
+        Meta(
+            description="True if nothing was put, because a policy (`unique`) allows the tube one job with this body:"
+            " `id` is that job, which may be finished. Otherwise absent."
+        ),
+    ] = UNSET
 
 
 class JobSelector(RequestModel):
@@ -277,17 +284,19 @@ class Jobs:
         jobs that were put.
         """
         if isinstance(body, NewJob):
-            job = self._operations.put(self._parse_put(body, "body"))
-            set_location("get_job", id=job.id)
-            wait_until_durable(self._commit, [job.id])
-            return _put_model(job.id, body)
+            added = self._operations.put(self._parse_put(body, "body"))
+            set_location("get_job", id=added.id)
+            response = self._put_model(added, body)
+            wait_until_durable(self._commit, [] if added.is_duplicate else [added.id])
+            return response
         pace, wanted = Pace(), list[Put]()
         for at, one in enumerate(body):
             wanted.append(self._parse_put(one, f"[{at}].body"))
             pace.yield_if_due()
-        ids = self._operations.put_all(wanted)
-        wait_until_durable(self._commit, ids)
-        return [_put_model(id, one) for id, one in zip(ids, body, strict=True)]
+        outcomes = self._operations.put_all(wanted)
+        responses = [self._put_model(added, one) for added, one in zip(outcomes, body, strict=True)]
+        wait_until_durable(self._commit, [added.id for added in outcomes if not added.is_duplicate])
+        return responses
 
     @endpoint("GET", "/jobs/{id}", errors=NO_JOB)
     def get_job(self, id: JobId) -> JobWithEvents:
@@ -349,10 +358,12 @@ class Jobs:
     @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: Copy = DEFAULT_COPY) -> JobPut:
         """Put a copy of a job into its tube, with a new id."""
-        copy = self._operations.copy_job(*self._find_with_body(id), body.delay)
-        response = JobPut(id=copy.id, tube=copy.tube.name.decode(), state="delayed" if body.delay else "ready")
-        set_location("get_job", id=copy.id)
-        wait_until_durable(self._commit, [copy.id])
+        job, job_body = self._find_with_body(id)
+        copy = self._operations.copy_job(job, job_body, body.delay)
+        state: State = "delayed" if body.delay else "ready"
+        set_location("get_job", id=copy)
+        response = JobPut(id=copy, tube=job.tube.name.decode(), state=state)
+        wait_until_durable(self._commit, [copy])
         return response
 
     @contextmanager
@@ -389,6 +400,13 @@ class Jobs:
         response = self._job_with_events(self._find(id))
         wait_until_durable(self._commit)
         return response
+
+    def _put_model(self, added: Added, new: NewJob) -> JobPut:
+        state: State | None = "delayed" if new.delay else "ready"
+        if added.is_duplicate:
+            job = self._broker.jobs.get(added.id)
+            state = _STATES[job.state] if job is not None else None
+        return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
 
     def _parse_put(self, new: NewJob, field: str) -> Put:
         body = body_in(new.body, new.encoding, self._broker.max_job_size, field)
@@ -483,7 +501,3 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         encoding=encoding,
         body=shown,
     )
-
-
-def _put_model(id: int, new: NewJob) -> JobPut:
-    return JobPut(id=id, tube=new.tube, state="delayed" if new.delay else "ready")

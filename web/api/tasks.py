@@ -34,7 +34,7 @@ from greenstalk_server.web.pages.search import INITIAL_WAIT, MAX_MATCHES, Search
 TaskId = Annotated[str, Meta(description="The id of a task.", max_length=64, examples=["8f14e45fceea167a"])]
 
 Kind = Literal["search", "dry-run", "change"]
-Action = Literal["kick", "bury", "delete", "move", "pri", "delay"]
+Action = Literal["kick", "bury", "delete", "move", "pri", "delay", "redrive"]
 Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}

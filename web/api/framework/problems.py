@@ -84,7 +84,7 @@ def refuse(field: str, message: str) -> NoReturn:
 
 def answer(error: HTTPException) -> Response:
     """Return *error* as the response to the current request."""
-    status = 507 if isinstance(error, PutRefused) and error.is_full else error.code or 500
+    status = error.status if isinstance(error, PutRefused) else error.code or 500
     problem = Problem(
         type=url_for("api_docs", _anchor=f"status-{status}"),
         title=HTTPStatus(status).phrase,
