@@ -19,7 +19,7 @@ from werkzeug.exceptions import NotFound
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.patterns import any_of
-from greenstalk_server.core.policy import EffectivePolicy, Overflow, Policy, PolicySet, parse_policy
+from greenstalk_server.core.policy import EffectivePolicy, Overflow, Policy, PolicySet
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import TubeRules, buried_at
 from greenstalk_server.runtime.clock import Clock
@@ -116,12 +116,11 @@ class Policies:
             raise NotFound(f"There is no policy “{name[:100]}”.")
         return self._runtime_policy(name)
 
-    def set(self, name: str, document: object) -> None:
-        """Add or replace the policy *name*; raise PolicyError if it is invalid or not allowed. Does not switch."""
-        policy = parse_policy(name, document)
+    def set(self, policy: Policy) -> None:
+        """Add or replace *policy*; raise PolicyError if that is not allowed. Does not switch."""
         self._broker.set_policy(policy, self._clock())
         shown = json.dumps(policy.document(), separators=(",", ":"))
-        self._audit.note("policy/set", policy=name, document=shown)
+        self._audit.note("policy/set", policy=policy.name, document=shown)
 
     def remove(self, name: str) -> None:
         """Remove the policy *name*; raise NotFound, or PolicyError if the configuration file has it.
@@ -132,19 +131,18 @@ class Policies:
             raise NotFound(f"There is no policy “{name[:100]}”. Nothing was removed.")
         self._audit.note("policy/remove", policy=name)
 
-    def dry_run(self, name: str, document: object) -> Task:
-        """Start a task that counts what the policy *name* would do if it were set; its subject is an Effect.
+    def dry_run(self, policy: Policy) -> Task:
+        """Start a task that counts what *policy* would do if it were set; its subject is an Effect.
 
         Raise PolicyError as `set` does. The task changes nothing, and fails after MAX_DRY_RUN_TIME. Does not switch.
         """
-        policy = parse_policy(name, document)
         self._broker.policy_store.check(policy)
         effect = Effect(policy)
         return self._tasks.start(
-            f"Dry run: set the policy {name}",
+            f"Dry run: set the policy {policy.name}",
             effect,
             lambda task: _DryRun(self._broker, effect, task, self._clock()).work(),
-            facts=(Fact("Policy", name), Fact("Tubes", ", ".join(policy.tubes)[:200])),
+            facts=(Fact("Policy", policy.name), Fact("Tubes", ", ".join(policy.tubes)[:200])),
         )
 
     def warnings(self) -> list[str]:
