@@ -418,14 +418,19 @@ class Broker(PolicyTransitions):
     # Operators
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job to the tube *name*, as `put` does; return its id, or the Refusal, which is negative."""
+        """Add a job to the tube *name*, as `put` does; return what `put` returns."""
         client = Client(self.default_tube, _ignore_wake)
         refusal = self._refuse_tube(name, client)
         if refusal:
             return refusal
         client.used, id = self.tube(name), self.allocate_id()
         result = self.put(client, id, pri, delay, ttr, body, now)
+<<<<<<< HEAD
         self._drop_if_unneeded(client.used)
+=======
+        if result != id:
+            self._drop_if_unneeded(client.used)
+>>>>>>> policy-api
         return result
 
     def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:
