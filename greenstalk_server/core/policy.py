@@ -370,9 +370,9 @@ class EffectivePolicy:
     max_attempts        attempts after which a job is not delivered again.
     dead_letter         the setting; the tube that jobs really go to is PolicySet.dead_letter, which cuts loops.
     retry_delay, retry_delay_max, retry_factor, retry_jitter    the delay after attempt n is
-        min(retry_delay * retry_factor ** (n - 1), retry_delay_max), times a random number from 1 - retry_jitter to
-        1 + retry_jitter. Python raises OverflowError for the power if n is large. Invariant: if retry_delay is set,
-        retry_delay_max and retry_factor, which is at least 1, are set too.
+        retry_delay * retry_factor ** (n - 1), times a random number from 1 - retry_jitter to 1 + retry_jitter, and at
+        most retry_delay_max. Invariant: if retry_delay is set, retry_delay_max and retry_factor, which is at least 1,
+        are set too.
     expire_after, buried_expire_after   age of a job since its put, and of a buried one since its burial.
     expires_to_dead_letter  whether expired jobs go to the dead-letter tube, and are buried if there is none; otherwise
         they are dropped.
