@@ -510,16 +510,16 @@ class PolicyTransitions(Transitions):
             self._evict(oldest, now)
             self._arm(tube, now)
         else:
-            self._arm_rules(tube, rules)
+            self._arm_rules(tube, rules, now)
 
-    def _arm_rules(self, tube: Tube, rules: TubeRules) -> None:
+    def _arm_rules(self, tube: Tube, rules: TubeRules, now: int) -> None:
         """Have *tube* examined when its rules next require it."""
         expiry = rules.next_expiry()
         if expiry < NEVER:
             self._arm(tube, expiry)
         self._arm_burial_expiry(tube, rules)
         if rules.full_at:
-            self._arm(tube, tube.held_until if 0 < tube.held_until < rules.full_at else rules.full_at)
+            self._arm(tube, tube.held_until if now < tube.held_until < rules.full_at else rules.full_at)
 
     # Ends of a reservation
 
