@@ -24,10 +24,6 @@ DEAD_LETTER: Final = 4
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
 
-KICK_SIZE: Final = 19
-"""Bytes by which a kick may enlarge the record of a job that had no attributes: the lengths, ATTEMPTS_BASE and
-EXPIRES_FROM."""
-
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 

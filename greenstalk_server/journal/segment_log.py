@@ -170,8 +170,7 @@ class SegmentLog:
         entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
         for entry in entries:
             number, size = recovery.entries[entry]
-            if number in self.segments:  # a standby may know a key that the leader has dropped because its time is over
-                self._note_live(entry, self.segments[number], size)
+            self._note_live(entry, self.segments[number], size)
         self.next_number = recovery.highest_number + 1
         self.unsafe.clear()
 

@@ -106,7 +106,18 @@ class Job(ResponseModel):
     ]
 
 
-Kind = Literal["reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved"]
+Kind = Literal[
+    "reserved",
+    "released",
+    "buried",
+    "kicked",
+    "timed out",
+    "returned",
+    "edited",
+    "moved",
+    "dead-lettered",
+    "redriven",
+]
 
 
 class Event(ResponseModel):
@@ -420,6 +431,8 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.RETURNED: "returned",
     job_history.EDITED: "edited",
     job_history.MOVED: "moved",
+    job_history.DEAD_LETTERED: "dead-lettered",
+    job_history.REDRIVEN: "redriven",
 }
 
 
