@@ -49,7 +49,7 @@ class Verdict:
 
     def __str__(self) -> str:
         target = self.target
-        times = "" if target.absolute else f" of {base_of(self.mode)}'s"
+        times = "" if target.absolute else f" times {base_of(self.mode)}'s"
         word = "reached" if self.is_met else "MISSED"
         value = self._text(self.value)
         others = "".join(f" ({name}: {self._text(value)})" for name, value in self.others.items())

@@ -27,7 +27,7 @@ def test_missed_target_is_one_line_with_the_values_of_other_builds() -> None:
     it = result(Target("cpu_us", "at most", 1.1), **samples)
     assert summary([it], []).splitlines() == [
         "0 of 1 targets reached; compiled: 1",
-        "  cycle: MISSED: µs of server CPU per command: 1.20 of beanstalkd's (compiled: 1.05), target: at most 1.1",
+        "  cycle: MISSED: µs of server CPU per command: 1.20 times beanstalkd's (compiled: 1.05), target: at most 1.1",
     ]
     head = table(it).splitlines()[2].split()
     assert head == [OURS, "compiled", PEER, FLOOR, "ours/beanstalkd", "compiled/beanstalkd"]
