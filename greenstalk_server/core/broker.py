@@ -425,12 +425,7 @@ class Broker(PolicyTransitions):
             return refusal
         client.used, id = self.tube(name), self.allocate_id()
         result = self.put(client, id, pri, delay, ttr, body, now)
-<<<<<<< HEAD
         self._drop_if_unneeded(client.used)
-=======
-        if result != id:
-            self._drop_if_unneeded(client.used)
->>>>>>> policy-api
         return result
 
     def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:

@@ -133,22 +133,8 @@ class Job(ResponseModel):
 
 
 Kind = Literal[
-<<<<<<< HEAD
-    "reserved",
-    "released",
-    "buried",
-    "kicked",
-    "timed out",
-    "returned",
-    "edited",
-    "moved",
-    "dead-lettered",
-    "redriven",
-]
-=======
     "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved", "dead-lettered", "redriven",
 ]  # fmt: skip
->>>>>>> policy-api
 
 
 class Event(ResponseModel):
@@ -498,8 +484,6 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.MOVED: "moved",
     job_history.DEAD_LETTERED: "dead-lettered",
     job_history.REDRIVEN: "redriven",
-<<<<<<< HEAD
-=======
 }
 
 
@@ -508,7 +492,6 @@ _REASONS: Final[Mapping[int, Reason]] = {
     DeadLetterReason.EXPIRED: "expired",
     DeadLetterReason.BURIED_EXPIRED: "buried-expired",
     DeadLetterReason.OVERFLOW: "overflow",
->>>>>>> policy-api
 }
 
 
