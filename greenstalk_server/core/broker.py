@@ -418,7 +418,7 @@ class Broker(PolicyTransitions):
     # Operators
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job to the tube *name*, as `put` does; return its id, or the Refusal, which is negative."""
+        """Add a job to the tube *name*, as `put` does; return what `put` returns."""
         client = Client(self.default_tube, _ignore_wake)
         refusal = self._refuse_tube(name, client)
         if refusal:
