@@ -58,6 +58,7 @@ class PolicyModel(Model):
     policies    documents by name.
     full_at     by tube: when a whole burst may start again.
     finished    puts whose jobs are finished, but whose bodies stay unique: by tube and body, ids and end times.
+    kept        tubes that are about to get a job, so that no eviction drops them.
     random      the number in [0, 1) that the jitter takes at a time.
     """
 
@@ -68,6 +69,7 @@ class PolicyModel(Model):
         self.finished: dict[tuple[str, bytes], list[tuple[int, int]]] = {}
         self.random = random
         self.limits = limits
+        self.kept: set[str] = set()
         self.jobs: dict[int, PolicyJob] = {}  # type: ignore[assignment]
 
     # Settings
@@ -113,7 +115,7 @@ class PolicyModel(Model):
     # Queries
 
     def tubes(self) -> set[str]:
-        return super().tubes() | {tube for tube, at in self.full_at.items() if at > self.now}
+        return super().tubes() | self.kept | {tube for tube, at in self.full_at.items() if at > self.now}
 
     def next_start(self, tube: str) -> int:
         """Return when the rate of *tube* allows the next start."""
@@ -241,6 +243,7 @@ class PolicyModel(Model):
             self.counts(tube).counts["refused"] += refusal == "full"
             self._drop_unused_tubes()
             return -1
+        self.kept = {name for name, _, _ in group}
         for name, new_id, new_ttr in [*group[1:], group[0]]:
             self.counts(tube).counts["copied"] += name != tube
             self.evict(name, 1, len(body))
@@ -249,6 +252,8 @@ class PolicyModel(Model):
             self.total_jobs += 1
             self.counts(name).counts["total_jobs"] += 1
             self._make_ready_or_delayed(job)
+        self.kept = set()
+        self._drop_unused_tubes()
         return id
 
     def is_refused_by_limits(self, tube: str, more: int) -> bool:
@@ -388,7 +393,9 @@ class PolicyModel(Model):
     def move(self, job: PolicyJob, target: str, kind: str) -> None:
         """Make *job* ready in *target*, after room was made for it."""
         if target != job.tube:
+            kept, self.kept = self.kept, self.kept | {target}
             self.evict(target, 1, len(job.body))
+            self.kept = kept
         job.base = job.reserves
         self._note(job, kind, 0)
         job.tube = target
