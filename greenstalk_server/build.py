@@ -56,6 +56,7 @@ COMPILED: Final = (
     "journal/batch",
     "journal/compaction",
     "journal/record",
+    "journal/recovery",
     "journal/segment",
     "journal/segment_log",
     "journal/writer",
@@ -70,9 +71,10 @@ COMPILED: Final = (
     "protocol/work",
     "runtime/clock",
 )
-"""Modules to compile: those that most commands pass through. The last parts of their names are unique."""
+"""Modules to compile: those that most commands, or each recovered job, pass through. The last parts of their names are
+unique."""
 
-WRITTEN_IN_C: Final = ("net/_plain_socket",)
+WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket")
 """Extension modules that the compiled modules use if they are there."""
 
 INLINED: Final = (
@@ -82,7 +84,6 @@ INLINED: Final = (
     "core/units",
     "journal/eviction",
     "journal/files",
-    "journal/recovery",
     "journal/rewrite",
     "journal/space",
     "net/committer",

@@ -20,18 +20,21 @@ from typing import TYPE_CHECKING, Final
 
 import gevent
 from gevent.event import Event
+from gevent.lock import BoundedSemaphore
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.config.config_file import read_policies
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
+from greenstalk_server.core.policy import Policy
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
-from greenstalk_server.journal.startup import recover
+from greenstalk_server.journal.startup import OVERRIDDEN, recover
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
@@ -47,6 +50,7 @@ from greenstalk_server.preflight import (
 )
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
+from greenstalk_server.runtime.exit_codes import StartError
 from greenstalk_server.runtime.gc_tuning import pause_gc, resident_bytes, tune_gc
 from greenstalk_server.runtime.process import (
     READY,
@@ -58,6 +62,7 @@ from greenstalk_server.runtime.process import (
     require_readable_code,
     server_facts,
 )
+from greenstalk_server.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
     from greenstalk_server.journal.postgresql.rows import Rows
@@ -124,7 +129,8 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     """Serve until SIGTERM or SIGINT; then stop gracefully."""
     pause_gc()
     clock = steady_clock()
-    broker, committer = _recovered_broker(options, clock)
+    policy_file = _PolicyFile(options)
+    broker, committer = _recovered_broker(options, clock, policy_file)
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
     server = _server(options, resources, broker, clock, committer, files)
     web_server: WebServer | None = None
@@ -133,7 +139,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
         dashboard = resources.dashboard_factory.start_dashboard(broker, clock, committer)
         web_server = resources.dashboard_factory.create_server(dashboard.app, files)
     stopping = Event()
-    _handle_signals(server.drain, stopping.set, options, resources.certificates)
+    _handle_signals(server.drain, stopping.set, options, resources.certificates, policy_file)
     tune_gc()
     server.start()
     if web_server is not None:
@@ -151,7 +157,8 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     with importing_psycopg():
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
     lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
-    make_queue = partial(_SharedQueue, options, resources.dashboard_factory)
+    policy_file = _PolicyFile(options)
+    make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file)
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server: WebServer | None = None
@@ -159,7 +166,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
         standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
         web_server = factory.create_server(standby_app, DescriptorBudget(resources.max_files, LimitCounters()))
         web_server.start()
-    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates)
+    _handle_signals(lifetime.drain, lifetime.request_exit, options, resources.certificates, policy_file)
     _announce(options, resources)
     notify_manager(READY, environ)
     if not lifetime.stand_by():
@@ -208,13 +215,52 @@ def _server(
     )
 
 
-def _recovered_broker(options: Options, clock: Clock) -> tuple[Broker, Committer | None]:
+class _PolicyFile:
+    """The policies of the configuration file, which SIGHUP reads again.
+
+    path    the file; empty if there is none.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.path: str = options.config_file or ""
+        self._source: str = options.origins.get("config_file", "")
+        self._policies: Sequence[Policy] = options.policies
+        self._target: tuple[Broker, Clock] | None = None
+        self._turns: BoundedSemaphore = BoundedSemaphore()
+
+    def apply_to(self, broker: Broker, clock: Clock) -> None:
+        """Have *broker*, which has no jobs yet, follow the policies, and those that `reload` will read."""
+        self._target = (broker, clock)
+        broker.set_file_policies(self._policies, clock())
+
+    def reload(self) -> None:
+        """Read the file again, and apply its policies; if it is invalid, log that and keep the policies. Switches."""
+        with self._turns:
+            try:
+                self._policies = run_in_thread(read_policies, self.path, self._source)
+            except StartError as error:
+                log.error("keeping the present policies: %s", error)  # noqa: TRY400  the message is complete
+                return
+            if self._target is not None:
+                broker, clock = self._target
+                for name in broker.set_file_policies(self._policies, clock()):
+                    log.warning(OVERRIDDEN, name)
+                for loop in broker.policies.warnings():
+                    log.warning("%s", loop)
+            message = "applied the policies of %s (SIGHUP): %d; changes of other options need a restart"
+            log.info(message, self.path, len(self._policies))
+
+
+def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) -> tuple[Broker, Committer | None]:
     """Return the broker with the jobs of the journal, and the journal's committer, if there is a journal."""
     if options.binlog_dir is None:
-        return _broker(options, clock, NullJournal(options.binlog_max_size), can_evict=False), None
+        broker = _broker(options, clock, NullJournal(options.binlog_max_size), can_evict=False)
+        policy_file.apply_to(broker, clock)
+        return broker, None
     files = Directory(options.binlog_dir)
     binlog = Binlog(files, options.binlog_max_size, options.sync_interval_ns, os.urandom)
     broker = _broker(options, clock, binlog, can_evict=True)
+    policy_file.apply_to(broker, clock)
     recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)
     return broker, Committer(binlog, Loader(broker, binlog, broker.bodies) if broker.bodies is not None else None)
 
@@ -239,13 +285,16 @@ def _memory_for_jobs(limit: int) -> int:
 class _SharedQueue:
     """The queue of a server in a cluster: read by a standby, served by the leader. Implements leadership.Queue."""
 
-    def __init__(self, options: Options, factory: DashboardFactory | None, rows: Rows, clock: Clock) -> None:
+    def __init__(
+        self, options: Options, factory: DashboardFactory | None, policy_file: _PolicyFile, rows: Rows, clock: Clock
+    ) -> None:
         """Create an empty broker with its journal in *rows*."""
         from greenstalk_server.journal.postgresql.writer import SharedBinlog  # noqa: PLC0415  optional dependency
 
         self.rows: Rows = rows
         self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, self.binlog, can_evict=False)
+        policy_file.apply_to(self.broker, clock)
         self.committer: Committer = Committer(self.binlog)
         self.dashboard: Dashboard | None = None
         self._factory: DashboardFactory | None = factory
@@ -258,13 +307,18 @@ class _SharedQueue:
 
 
 def _handle_signals(
-    drain: Callable[[], None], stop: Callable[[], None], options: Options, certificates: Certificates | None
+    drain: Callable[[], None],
+    stop: Callable[[], None],
+    options: Options,
+    certificates: Certificates | None,
+    policy_file: _PolicyFile,
 ) -> None:
     """Stop the server at SIGTERM and SIGINT, drain it at SIGUSR1, and toggle the log level at SIGUSR2.
 
     With a terminal, SIGHUP means that the terminal was closed, and stops the server. Without one it reloads the
-    certificate. If there is no certificate either, the log says that SIGHUP is ignored, since an operator may expect it
-    to reopen the log or reload the options. A SIGHUP that the parent process ignores, as nohup(1) does, stays ignored.
+    certificate, and the policies of the configuration file. If there is neither, it logs that SIGHUP is ignored, since
+    an operator may expect it to reopen the log or reload the options. A SIGHUP that the parent process ignores, as
+    nohup(1) does, stays ignored.
     """
     gevent.signal_handler(signal.SIGTERM, stop)
     gevent.signal_handler(signal.SIGINT, stop)
@@ -272,13 +326,18 @@ def _handle_signals(
     gevent.signal_handler(signal.SIGUSR2, logs.Verbosity(options.log_level).toggle)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         has_terminal = sys.stdin is not None and sys.stdin.isatty()
-        on_hangup = certificates.reload if certificates is not None else _log_ignored_hangup
-        gevent.signal_handler(signal.SIGHUP, stop if has_terminal else on_hangup)
+        gevent.signal_handler(signal.SIGHUP, stop if has_terminal else partial(_reload, certificates, policy_file))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # ProcessLifetime.execute_again has blocked them
 
 
-def _log_ignored_hangup() -> None:
-    log.info("SIGHUP is ignored: there is no log file to reopen, and new options need a restart")
+def _reload(certificates: Certificates | None, policy_file: _PolicyFile) -> None:
+    """Read the files again that SIGHUP reloads. Switches."""
+    if certificates is not None:
+        certificates.reload()
+    if policy_file.path:
+        policy_file.reload()
+    elif certificates is None:
+        log.info("SIGHUP is ignored: there is no log file to reopen, and new options need a restart")
 
 
 def _stop(

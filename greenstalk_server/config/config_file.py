@@ -18,13 +18,16 @@ from typing import Any, Final
 from greenstalk_server.config.definitions import DEFINITIONS, Definition
 from greenstalk_server.config.options import UsageError
 from greenstalk_server.config.text import quote, quote_value, without_password
+from greenstalk_server.config.types import Mistakes
+from greenstalk_server.core.policy import Policy
 
-MAX_SIZE: Final = 65536
+MAX_SIZE: Final = 2**20
 """Maximum bytes of a configuration file. The path may be wrong, and name a large file."""
 
 MAX_STATEMENT: Final = 500
-"""Maximum lines of one statement. Finding line numbers takes quadratic time, so it stops at a longer statement.
-Messages about its keys, and about all later keys, have no line number."""
+MAX_STATEMENT_SIZE: Final = 65536
+"""Maximum lines and characters of one statement. Finding line numbers takes quadratic time, so it stops at a larger
+statement. Messages about its keys, and about all later keys, have no line number."""
 
 _BY_KEY: Final = {row.key: row for row in DEFINITIONS if row.key}
 _TABLES: Final = frozenset(key.rpartition(".")[0] for key in _BY_KEY) - {""}
@@ -59,12 +62,30 @@ def read_config(path: str, source: str, report: Callable[[UsageError], None]) ->
             settings.append(_setting(key, value, _place(path, key, lines)))
         except UsageError as error:
             report(error)
+        except Mistakes as error:
+            for inner, message in error.messages:
+                report(UsageError(f"{_place(path, f'{key}.{inner}', lines)}: {message}"))
     secrets = [setting for setting in settings if setting.row.is_secret or _has_password(setting.value)]
     if secrets and mode & stat.S_IROTH:
         first = secrets[0]
         message = f"every user of this machine can read {first.row.key}; run: chmod o-r {quote(path)}"
         return settings, [f"{first.where}: {message}"]
     return settings, []
+
+
+def read_policies(path: str, source: str) -> tuple[Policy, ...]:
+    """Return the policies in the file *path*, which *source* names; raise UsageError for any mistake in the file."""
+
+    def refuse(error: UsageError) -> None:
+        raise error
+
+    settings, _ = read_config(path, source, refuse)
+    found: tuple[Policy, ...] = ()
+    for setting in settings:
+        if setting.row.field == "policies":
+            assert isinstance(setting.value, tuple)
+            found = setting.value
+    return found
 
 
 def _read(path: str, source: str) -> tuple[str, int]:
@@ -95,7 +116,7 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, obj
 
 
 def _setting(key: str, value: object, where: str) -> Setting:
-    """Return the setting of *key*; raise UsageError."""
+    """Return the setting of *key*; raise UsageError or Mistakes."""
     if key in _TABLES:
         raise UsageError(f"{where}: {key}: must be a table: write [{key}], and its keys below it")
     row = _BY_KEY.get(key)
@@ -104,6 +125,8 @@ def _setting(key: str, value: object, where: str) -> Setting:
     if row.type.from_toml is not None:
         try:
             return Setting(row, row.type.from_toml(value), where)
+        except Mistakes:
+            raise
         except ValueError as error:
             raise UsageError(f"{where}: {key}: {error}", row.exit_code) from None
     try:
@@ -139,7 +162,13 @@ def _hint(key: str) -> str:
 
 
 def _place(path: str, key: str, lines: dict[str, int]) -> str:
-    line = lines.get(key)
+    """Return the place of *key*, of the table that it would be in, or of the first table below it."""
+    line, above = lines.get(key), key
+    while above and line is None:
+        above = above.rpartition(".")[0]
+        line = lines.get(above)
+    if line is None:
+        line = next((line for name, line in lines.items() if name.startswith(f"{key}.")), None)
     return f"{quote(path)}:{line}" if line is not None else quote(path)
 
 
@@ -155,7 +184,7 @@ def _line_numbers(text: str) -> dict[str, int]:
         try:
             table = tomllib.loads(statement)
         except ValueError:  # the statement continues in the next line
-            if number - first > MAX_STATEMENT:
+            if number - first > MAX_STATEMENT or len(statement) > MAX_STATEMENT_SIZE:
                 return lines
             continue
         if statement.lstrip().startswith("["):

@@ -24,6 +24,7 @@ from greenstalk_server.config.types import (
     NETWORKS,
     NEVER,
     PATH_PREFIX,
+    POLICIES,
     PORT,
     POSTGRESQL_URL,
     RATE,
@@ -266,6 +267,14 @@ DEFINITIONS: Final = (
         field="access",
         key="access",
         type=RULES,
+        default="",
+    ),
+    Definition(
+        (),
+        "settings of tubes by patterns of their names, in the configuration file only; SIGHUP reads them again",
+        field="policies",
+        key="policies",
+        type=POLICIES,
         default="",
     ),
     Definition(

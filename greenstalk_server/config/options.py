@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.policy import Policy
 from greenstalk_server.protocol.access import Rule
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 
@@ -48,6 +49,7 @@ class Options:
     tls_cert, tls_key PEM files; without a key file the key is in the certificate's file.
     tls_client_ca     PEM file of the authorities that must have signed the certificates of clients.
     access            rules that say which clients may use which tubes; without rules, all clients may use all tubes.
+    policies          policies of the configuration file.
     limits            limits on jobs, tubes and connections.
     memory_limit      maximum bytes of memory of the process; 0: no limit.
     web_user          user name that the admin password requires; None: any.
@@ -83,6 +85,7 @@ class Options:
     tls_key: str | None
     tls_client_ca: str | None
     access: tuple[Rule, ...]
+    policies: tuple[Policy, ...]
     limits: Limits
     memory_limit: int
     web_host: str

@@ -60,8 +60,8 @@ def _text(value: object) -> str:
             return "(none)"
         case True | False:
             return "true" if value else "false"
-        case [dict(), *_] as rules:
-            return f"{len(rules)} (--json shows them)"
+        case [dict(), *_] | dict() as tables:
+            return f"{len(tables)} (--json shows them)" if tables else "(none)"
         case list(texts):
             return ", ".join(texts)
     return value if value == HIDDEN else quote(str(value))

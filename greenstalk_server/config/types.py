@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
-from greenstalk_server.protocol.access import Rule, read_rules
+from greenstalk_server.protocol.access import read_rules
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -38,6 +39,17 @@ class Units(NamedTuple):
     in_toml: str
 
 
+class Mistakes(ValueError):
+    """Several mistakes in the tables of one option.
+
+    messages    by the key with the mistake, as dotted names below the option's key: a complete message.
+    """
+
+    def __init__(self, messages: list[tuple[str, str]]) -> None:
+        super().__init__(messages)
+        self.messages: list[tuple[str, str]] = messages
+
+
 @dataclass(frozen=True, slots=True)
 class Type:
     """The type of an option's value.
@@ -50,7 +62,8 @@ class Type:
     accepts_in_toml  describes the values allowed in a configuration file. If it is empty, messages are composed of
                      `accepts`, a note on quotes, `units` and `keyword`.
     to_json     converts a value to JSON, as the configuration file would have it.
-    from_toml   converts a TOML value that has no string form; its ValueError has the complete message.
+    from_toml   converts a TOML value that has no string form; its ValueError has the complete message, and its Mistakes
+                have several.
     """
 
     parse: Callable[[str], object]
@@ -181,10 +194,26 @@ def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
     return tuple(ip_network(part.strip()) for part in text.split(",")) if text else ()
 
 
-def _no_rules(text: str) -> tuple[Rule, ...]:
-    """Return the default: only a configuration file can have access rules."""
+def _nothing(text: str) -> tuple[()]:
+    """Return the default of an option that only a configuration file can set."""
     assert not text
     return ()
+
+
+def _read_policies(value: object) -> tuple[Policy, ...]:
+    """Return the policies in *value*, the TOML tables `[policies.NAME]`; raise Mistakes."""
+    if not isinstance(value, dict):
+        raise ValueError("must be tables, each headed [policies.NAME]")  # noqa: TRY004  as for all wrong values
+    if len(value) > MAX_POLICIES:
+        raise ValueError(f"must be at most {MAX_POLICIES} tables, not {len(value)}")
+    mistakes = [
+        (f"{name}.{error.key}" if error.key else name, str(error))
+        for name, document in value.items()
+        for error in find_mistakes(name, document)
+    ]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return tuple([parse_policy(name, document) for name, document in value.items()])
 
 
 _SIZE_UNITS: Final = Units(
@@ -263,10 +292,18 @@ NETWORKS: Final = Type(
     to_json=lambda networks: [str(network) for network in networks],
 )
 RULES: Final = Type(
-    _no_rules,
+    _nothing,
     "set in the configuration file",
     (list,),
     accepts_in_toml="tables, each headed [[access]]",
     to_json=lambda rules: [rule.to_json() for rule in rules],
     from_toml=read_rules,
+)
+POLICIES: Final = Type(
+    _nothing,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="tables, each headed [policies.NAME]",
+    to_json=lambda policies: {policy.name: policy.document() for policy in policies},
+    from_toml=_read_policies,
 )

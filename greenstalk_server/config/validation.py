@@ -10,6 +10,7 @@ from typing import Final
 from greenstalk_server.config.definitions import LARGEST_JOB_SIZE
 from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.text import quote_value, without_password
+from greenstalk_server.core.policy import PolicySet
 
 DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable of --journal. Other programs use this variable too."""
@@ -44,6 +45,8 @@ def warnings(options: Options) -> Iterator[str]:
     if origin.startswith("-") and without_password(url) != url:
         advice = f"set {DATABASE_URL}, or journal in the configuration file, instead"
         yield f"{origin}: every user of this machine can read the password in it; {advice}"
+    for loop in PolicySet(options.policies).warnings():
+        yield f"{options.label_of('policies')}: {loop}"
     if options.viewer_password and not (options.web_password or options.web_password_file):
         name, other = options.label_of("viewer_password"), options.label_of("web_password")
         yield f"{name} is set without {other}: nobody can change anything on the dashboard"

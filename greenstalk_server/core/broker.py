@@ -21,7 +21,7 @@ The caller provides `Client.wake`, which ends a wait. All other notifications go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Final
 
@@ -50,6 +50,16 @@ MAX_CLEAR_SCAN: Final = 4 * SLICE
 
 def _ignore_wake() -> None:
     """Stand in for `Client.wake` where there is no client."""
+
+
+def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
+    """Return *jobs* in the order of their deadlines. A table of jobs that were only put is in this order."""
+    last = 0
+    for job in jobs:
+        if job.deadline < last:
+            return sorted(jobs, key=deadline_of)
+        last = job.deadline
+    return jobs
 
 
 class Broker(PolicyTransitions):
@@ -84,7 +94,7 @@ class Broker(PolicyTransitions):
         self.next_id = max(self.next_id, next_id)
         numbers = (job_history.highest_client(job.events) for job in self.jobs.values() if job.events)
         self._last_client = max(numbers, default=0)
-        for job in sorted(self.jobs.values(), key=deadline_of):
+        for job in _in_order_of_deadlines(self.jobs.values()):
             job.tube.body_bytes += job.size
             if self.bodies is not None:
                 self.bodies.add(job)

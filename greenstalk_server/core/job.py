@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from greenstalk_server.core.gc_untrack import untrack
 
 if TYPE_CHECKING:
+    from mypy_extensions import i16, i32, u8
+
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.tube import Tube
 
@@ -29,6 +31,9 @@ URGENT_BELOW: Final = 1024
 
 ID_BITS: Final = 64
 
+_I16_END: Final = 2**15
+_I32_END: Final = 2**31
+
 
 class ColdState:
     """Rarely used state of a job, allocated when a field is first set.
@@ -40,6 +45,7 @@ class ColdState:
         under the name of the job's present tube. Negative if a move has made the name longer than in that record.
     former_state, former_deadline   state and deadline that a job had when reserve-job took it while it was buried or
         delayed. A restart restores them. former_state is 0 for all other jobs.
+    size, segment, ttr, reserves    those fields of a job whose values are too large for it (see Job).
 
     Attributes (see job_attributes):
 
@@ -61,7 +67,11 @@ class ColdState:
         "kicks",
         "record_extra",
         "releases",
+        "reserves",
+        "segment",
+        "size",
         "timeouts",
+        "ttr",
         "unique_key",
     )
 
@@ -75,6 +85,10 @@ class ColdState:
         self.record_extra: int = 0
         self.former_state: int = 0
         self.former_deadline: int = 0
+        self.size: int = 0
+        self.segment: int = 0
+        self.ttr: int = 0
+        self.reserves: int = 0
         self.attempts_base: int = 0
         self.expires_from: int = 0
         self.unique_key: bytes = b""
@@ -90,7 +104,10 @@ class Job:
     """One job.
 
     Most jobs are only put, reserved and deleted, and a million may be waiting. So a job is small: fields that most
-    jobs do not need are in `cold`, and properties read and write them under their own names.
+    jobs do not need are in `cold`, and properties read and write them under their own names. In the compiled build,
+    `state`, `_size`, `_segment`, `_ttr` and `_reserves` are machine integers that share 16 bytes. The last four are -1
+    if the value does not fit; then it is in `cold`. Properties return the values as unlimited integers: an expression
+    with a machine integer would be computed in its few bits.
 
     id          1 to 2**64-1, never reused, increasing in the order in which the command lines of puts arrive.
     pri         0, the most urgent, to 2**32-1.
@@ -105,6 +122,10 @@ class Job:
     """
 
     __slots__ = (
+        "_reserves",
+        "_segment",
+        "_size",
+        "_ttr",
         "body",
         "cold",
         "created_at",
@@ -113,29 +134,28 @@ class Job:
         "id",
         "pri",
         "reserved_at",
-        "reserves",
-        "segment",
-        "size",
         "state",
-        "ttr",
         "tube",
     )
 
     def __init__(self, id: int, tube: Tube, body: bytes, pri: int, delay: int, ttr: int, created_at: int) -> None:
+        size, seconds = len(body), ttr // SECOND
         self.id: int = id
         self.tube: Tube = tube
         self.body: bytes | None = body
-        self.size: int = len(body)
         self.pri: int = pri
-        self.ttr: int = ttr
         self.created_at: int = created_at
-        self.state: int = READY
         self.deadline: int = created_at
         self.holder: Client | None = None
         self.reserved_at: int = 0
-        self.reserves: int = 0
-        self.segment: int = 0
         self.cold: ColdState = DEFAULT_COLD_STATE
+        self._size: i32 = size if size < _I32_END else -1
+        self._segment: i32 = 0
+        self._ttr: i32 = seconds if seconds < _I32_END and seconds * SECOND == ttr else -1
+        self._reserves: i16 = 0
+        self.state: u8 = READY
+        if self._size < 0 or self._ttr < 0:
+            self.size, self.ttr = size, ttr
         if delay:
             self.delay = delay
         untrack(self)
@@ -173,6 +193,58 @@ class Job:
     @burial_number.setter
     def burial_number(self, value: int) -> None:
         self.deadline = value
+
+    # Packed fields
+
+    @property
+    def size(self) -> int:
+        return self._size if self._size >= 0 else self.cold.size
+
+    @size.setter
+    def size(self, value: int) -> None:
+        if value < _I32_END:
+            self._size = value
+        else:
+            self._size = -1
+            self._own_cold().size = value
+
+    @property
+    def segment(self) -> int:
+        return self._segment if self._segment >= 0 else self.cold.segment
+
+    @segment.setter
+    def segment(self, value: int) -> None:
+        if value < _I32_END:
+            self._segment = value
+        else:
+            self._segment = -1
+            self._own_cold().segment = value
+
+    @property
+    def ttr(self) -> int:
+        """`_ttr` has whole seconds."""
+        return int(self._ttr) * SECOND if self._ttr >= 0 else self.cold.ttr
+
+    @ttr.setter
+    def ttr(self, value: int) -> None:
+        seconds = value // SECOND
+        if seconds < _I32_END and seconds * SECOND == value:
+            self._ttr = seconds
+        else:
+            self._ttr = -1
+            self._own_cold().ttr = value
+
+    @property
+    def reserves(self) -> int:
+        return self._reserves if self._reserves >= 0 else self.cold.reserves
+
+    @reserves.setter
+    def reserves(self, value: int) -> None:
+        if value < _I16_END:
+            self._reserves = value
+        else:
+            self._reserves = -1
+            self._own_cold().reserves = value
 
     # Fields in `cold`
 

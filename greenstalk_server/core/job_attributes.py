@@ -24,9 +24,6 @@ DEAD_LETTER: Final = 4
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
 
-KICK_SIZE: Final = 9
-"""Bytes by which a kick may enlarge the record of a job that had no attributes: the lengths and ATTEMPTS_BASE."""
-
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 

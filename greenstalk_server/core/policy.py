@@ -23,6 +23,8 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.core.units import MILLISECOND, parse_size, parse_time
 
 MAX_POLICIES: Final = 10_000
+"""Maximum policies of the configuration file, and of all when one is added at run time."""
+
 MAX_PATTERNS: Final = 100
 """Maximum patterns of one policy."""
 
@@ -370,9 +372,9 @@ class EffectivePolicy:
     max_attempts        attempts after which a job is not delivered again.
     dead_letter         the setting; the tube that jobs really go to is PolicySet.dead_letter, which cuts loops.
     retry_delay, retry_delay_max, retry_factor, retry_jitter    the delay after attempt n is
-        min(retry_delay * retry_factor ** (n - 1), retry_delay_max), times a random number from 1 - retry_jitter to
-        1 + retry_jitter. Python raises OverflowError for the power if n is large. Invariant: if retry_delay is set,
-        retry_delay_max and retry_factor, which is at least 1, are set too.
+        retry_delay * retry_factor ** (n - 1), times a random number from 1 - retry_jitter to 1 + retry_jitter, and at
+        most retry_delay_max. Invariant: if retry_delay is set, retry_delay_max and retry_factor, which is at least 1,
+        are set too.
     expire_after, buried_expire_after   age of a job since its put, and of a buried one since its burial.
     expires_to_dead_letter  whether expired jobs go to the dead-letter tube, and are buried if there is none; otherwise
         they are dropped.
@@ -500,17 +502,14 @@ class PolicySet:
     __slots__ = ("_cache", "_entries", "_following", "_index", "policies")
 
     def __init__(self, policies: Iterable[Policy] = ()) -> None:
-        """Raises PolicyError if a name is repeated or there are too many policies."""
+        """Invariant: no two *policies* have the same name."""
         self.policies: dict[str, Policy] = {}
         self._index: PatternIndex = PatternIndex()
         self._entries: list[_Entry] = []
         self._cache: dict[object, EffectivePolicy] = {}
         self._following: dict[bytes, bytes] = {}
         for policy in policies:
-            if policy.name in self.policies:
-                raise PolicyError(policy.name, "there is another policy of this name")
-            if len(self.policies) == MAX_POLICIES:
-                raise PolicyError(policy.name, f"there are {MAX_POLICIES} policies already, the most allowed")
+            assert policy.name not in self.policies
             self.policies[policy.name] = policy
             dead_letter = _tube(policy.settings.get("dead_letter", ""))
             self._entries += [_Entry(policy, pattern, dead_letter) for pattern in policy.tubes]

@@ -35,12 +35,16 @@ class PolicyStore:
             self.documents[name] = document
             try:
                 self.runtime_policies[name] = parse_policy(name, json.loads(document))
-            except ValueError as error:  # PolicyError, or no JSON
+            except (ValueError, RecursionError) as error:  # PolicyError, or no JSON
                 self.unreadable[name] = str(error)
 
     def replace_file_policies(self, policies: Iterable[Policy]) -> list[str]:
         """Replace the policies of the file; return the names of the run-time policies that have no effect now."""
         self.file_policies = {policy.name: policy for policy in policies}
+        return self.overridden()
+
+    def overridden(self) -> list[str]:
+        """Return the names of the run-time policies that have no effect, because the file has the name too."""
         return [name for name in self.documents if name in self.file_policies]
 
     def check(self, policy: Policy) -> None:

@@ -1,7 +1,8 @@
 """The archive of a journal as JSON lines, which `journal export` writes and `journal import` reads.
 
 The first line identifies the format, and the last one has the number of lines and their checksum, so that a truncated
-archive is detected. Between them are the paused tubes, by name, and all jobs, by id. The format is described in
+archive is detected. Between them are the paused tubes, the policies and the unique keys that outlive their jobs, by
+name, and all jobs, by id. The format is described in
 docs/archive-format.md; units and values are those of docs/journal-format.md.
 
 Pure: no I/O, and no access to the clock.
@@ -13,7 +14,7 @@ import json
 import struct
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -21,10 +22,11 @@ from greenstalk_server import __version__
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.job_attributes import MAX_KEY, REASON_NAMES, DeadLetter
 from greenstalk_server.core.tube import Tube, is_tube_name
 
 FORMAT: Final = "greenstalk journal"
-VERSION: Final = 1
+VERSION: Final = 2
 
 NOT_AN_ARCHIVE: Final = f"not the first line of a {FORMAT} archive, which `journal export` writes"
 
@@ -54,8 +56,17 @@ _JOB_NUMBERS: Final = {
 _HEAD_KEYS: Final = frozenset(("type", "format", "version", "server", "exported_at", "next_id"))
 _PAUSE_KEYS: Final = frozenset(("type", "tube", "until", "length"))
 _JOB_KEYS: Final = frozenset(("type", "tube", "state", *_JOB_NUMBERS, "encoding", "body"))
-_OPTIONAL_JOB_KEYS: Final = frozenset(("events",))
-_END_KEYS: Final = frozenset(("type", "pauses", "jobs", "sha256"))
+_POLICY_KEYS: Final = frozenset(("type", "name", "encoding", "document"))
+_KEY_KEYS: Final = frozenset(("type", "tube", "key", "id", "until"))
+_OPTIONAL_JOB_KEYS: Final = frozenset(("events", "attempts_base", "expires_from", "unique_key", "dead_letter"))
+_LETTER_KEYS: Final = frozenset(("reason", "source", "attempts", "first_at", "last_at"))
+_END_KEYS: Final = frozenset(("type", "pauses", "policies", "keys", "jobs", "sha256"))
+
+_VERSION_1_OPTIONAL: Final = frozenset(("events",))
+_VERSION_1_END: Final = frozenset(("type", "pauses", "jobs", "sha256"))
+
+_MAX_NAME: Final = 255
+"""Maximum bytes of a policy's name."""
 
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
 _KINDS: Final = {kind: number for number, kind in enumerate(job_history.KINDS) if number}
@@ -75,11 +86,31 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """Numbers of pauses and jobs in an archive."""
+class Policy:
+    """A policy that was set at run time: its name and document."""
 
-    pauses: int
-    jobs: int
+    name: str
+    document: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A unique key that outlives its job: its tube, bytes and job, and the time until which it is taken."""
+
+    tube: bytes
+    key: bytes
+    id: int
+    until: int
+
+
+@dataclass(slots=True)
+class Count:
+    """Numbers of pauses, policies, keys and jobs in an archive."""
+
+    pauses: int = 0
+    policies: int = 0
+    keys: int = 0
+    jobs: int = 0
 
 
 class Writer:
@@ -87,23 +118,21 @@ class Writer:
 
     def __init__(self) -> None:
         self._checksum = sha256()
-        self._pauses: int = 0
-        self._jobs: int = 0
+        self.count: Count = Count()
 
-    def lines(self, now: int, next_id: int, pauses: Iterable[Pause], jobs: Iterable[Job]) -> Iterator[bytes]:
+    def lines(
+        self, now: int, next_id: int, entries: Iterable[Pause | Policy | Key], jobs: Iterable[Job]
+    ) -> Iterator[bytes]:
         """Yield all lines; *jobs* must be in the order of their ids; *now* is the time of the export."""
         head = {"type": "head", "format": FORMAT, "version": VERSION, "server": __version__, "exported_at": now}
         yield self._line({**head, "next_id": next_id})
-        for pause in pauses:
-            self._pauses += 1
-            yield self._line(
-                {"type": "pause", "tube": pause.tube.decode(), "until": pause.until, "length": pause.length}
-            )
+        for entry in entries:
+            _add(self.count, entry)
+            yield self._line(_entry_line(entry))
         for job in jobs:
-            self._jobs += 1
+            self.count.jobs += 1
             yield self._line(_job_line(job))
-        counts = {"type": "end", "pauses": self._pauses, "jobs": self._jobs}
-        yield self._line({**counts, "sha256": self._checksum.hexdigest()})
+        yield self._line({"type": "end", **asdict(self.count), "sha256": self._checksum.hexdigest()})
 
     def _line(self, value: dict[str, object]) -> bytes:
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -117,6 +146,8 @@ class Reader:
     def __init__(self, lines: Iterable[bytes]) -> None:
         """Each of *lines* ends with a line feed, unless it is a truncated last line."""
         self.number: int = 0
+        self.count: Count = Count()
+        self._version: int = VERSION
         self._lines: Iterator[bytes] = iter(lines)
         self._checksum = sha256()
         self._tube: Tube = Tube(b"", {})
@@ -126,14 +157,19 @@ class Reader:
         line = self._next()
         if line.get("type") != "head" or line.get("format") != FORMAT:
             raise BadLine(NOT_AN_ARCHIVE)
-        if line.get("version") != VERSION:
-            raise BadLine(f"archive version {_excerpt(line.get('version'))}, but this server reads {VERSION}")
+        version = line.get("version")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise BadLine(f"archive version {_excerpt(version)}, but this server reads 1 to {VERSION}")
+        self._version = version
         _expect(line, _HEAD_KEYS)
         return _number(line, "next_id", 1, _MAX_ID)
 
-    def entries(self, next_id: int) -> Iterator[Pause | Job]:
-        """Yield pauses, then jobs; return at the end of a complete archive with the right checksum."""
-        pauses = jobs = last_id = 0
+    def entries(self, next_id: int) -> Iterator[Pause | Policy | Key | Job]:
+        """Yield all entries, jobs last; return at the end of a complete archive with the right checksum.
+
+        *next_id* is that of the head.
+        """
+        count, last_id = self.count, 0
         while True:
             checksum = self._checksum.hexdigest()
             line = self._next()
@@ -143,16 +179,16 @@ class Reader:
                     if not last_id < job.id < next_id:
                         raise BadLine(f"id {job.id}: must be above {last_id} and below the head's next_id, {next_id}")
                     last_id = job.id
-                    jobs += 1
+                    count.jobs += 1
                     yield job
-                case "pause" if not jobs:
-                    pauses += 1
-                    yield self._pause(line)
+                case "pause" | "policy" | "key" if not count.jobs and (entry := self._entry(line, next_id)):
+                    _add(count, entry)
+                    yield entry
                 case "end":
-                    self._end(line, Count(pauses, jobs), checksum)
+                    self._end(line, checksum)
                     return
                 case _:
-                    raise BadLine("its type must be job, pause (before the first job) or end")
+                    raise BadLine("its type must be job, end, or, before the first job, pause, policy or key")
 
     def _next(self) -> dict[str, Any]:
         self.number += 1
@@ -168,16 +204,30 @@ class Reader:
             raise BadLine("not a JSON object")
         return value
 
-    def _end(self, line: dict[str, Any], found: Count, checksum: str) -> None:
-        _expect(line, _END_KEYS)
-        if (line["pauses"], line["jobs"]) != (found.pauses, found.jobs):
-            counts = f"{_excerpt(line['jobs'])} jobs and {_excerpt(line['pauses'])} pauses"
-            raise BadLine(f"{counts} were exported, but the archive has {found.jobs} and {found.pauses}")
+    def _end(self, line: dict[str, Any], checksum: str) -> None:
+        _expect(line, _END_KEYS if self._version > 1 else _VERSION_1_END)
+        for name, found in asdict(self.count).items():
+            exported = line.get(name, 0)
+            if exported != found:
+                raise BadLine(f"{_excerpt(exported)} {name} were exported, but the archive has {found}")
         if line["sha256"] != checksum:
             raise BadLine("checksum mismatch: the lines differ from those that were exported")
         if next(self._lines, b""):
             self.number += 1
             raise BadLine("no line may follow the end line")
+
+    def _entry(self, line: dict[str, Any], next_id: int) -> Pause | Policy | Key | None:
+        """Return the entry of *line*, a pause, policy or key; None if the version has no such type."""
+        if line["type"] == "pause":
+            return self._pause(line)
+        if self._version == 1:
+            return None
+        if line["type"] == "policy":
+            _expect(line, _POLICY_KEYS)
+            return Policy(_policy_name(line["name"]), _encoded(line, "document"))
+        _expect(line, _KEY_KEYS)
+        key, id = _unique_key(line["key"]), _number(line, "id", 1, next_id - 1)
+        return Key(_tube_name(line), key, id, _number(line, "until", 1, _U64))
 
     def _pause(self, line: dict[str, Any]) -> Pause:
         _expect(line, _PAUSE_KEYS)
@@ -185,20 +235,44 @@ class Reader:
         return Pause(_tube_name(line), until, length)
 
     def _job(self, line: dict[str, Any]) -> Job:
-        _expect(line, _JOB_KEYS, _OPTIONAL_JOB_KEYS)
+        _expect(line, _JOB_KEYS, _OPTIONAL_JOB_KEYS if self._version > 1 else _VERSION_1_OPTIONAL)
         fields = [_number(line, name, *bounds) for name, bounds in _JOB_NUMBERS.items()]
         id, pri, delay, ttr, created_at, deadline = fields[:6]
         name = _tube_name(line)
         if name != self._tube.name:
             self._tube = Tube(name, {})
-        job = Job(id, self._tube, _body(line), pri, delay, ttr, created_at)
+        job = Job(id, self._tube, _encoded(line, "body"), pri, delay, ttr, created_at)
         job.deadline = deadline
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
         if job.state == BURIED:
             _number(line, "deadline", 0, _MAX_ID)  # the deadline field of a buried job is its burial number
         job.events = _pack_events(line.get("events", []))
+        if "attempts_base" in line:
+            job.attempts_base = _number(line, "attempts_base", 0, _U32)
+        if "expires_from" in line:
+            job.expires_from = _number(line, "expires_from", 0, _U64)
+        if "unique_key" in line:
+            job.unique_key = _unique_key(line["unique_key"])
+        if "dead_letter" in line:
+            job.dead_letter = _pack_letter(line["dead_letter"])
         return job
+
+
+def _add(count: Count, entry: Pause | Policy | Key) -> None:
+    """Count *entry*."""
+    count.pauses += isinstance(entry, Pause)
+    count.policies += isinstance(entry, Policy)
+    count.keys += isinstance(entry, Key)
+
+
+def _entry_line(entry: Pause | Policy | Key) -> dict[str, object]:
+    if isinstance(entry, Pause):
+        return {"type": "pause", "tube": entry.tube.decode(), "until": entry.until, "length": entry.length}
+    if isinstance(entry, Policy):
+        return {"type": "policy", "name": entry.name, **_as_text("document", entry.document)}
+    key = {"type": "key", "tube": entry.tube.decode(), "key": entry.key.hex()}
+    return {**key, "id": entry.id, "until": entry.until}
 
 
 def _job_line(job: Job) -> dict[str, object]:
@@ -208,12 +282,25 @@ def _job_line(job: Job) -> dict[str, object]:
         line[name] = getattr(job, name)
     if job.events:
         line["events"] = [[at, job_history.KINDS[kind], client] for at, kind, client in job_history.unpack(job.events)]
-    body = held_body(job)
+    if job.attempts_base:
+        line["attempts_base"] = job.attempts_base
+    if job.expires_from:
+        line["expires_from"] = job.expires_from
+    if job.unique_key:
+        line["unique_key"] = job.unique_key.hex()
+    if job.dead_letter:
+        letter = DeadLetter.unpack(job.dead_letter)
+        names = {"reason": REASON_NAMES[letter.reason], "source": letter.source.decode()}
+        line["dead_letter"] = letter._asdict() | names
+    return line | _as_text("body", held_body(job))
+
+
+def _as_text(name: str, data: bytes) -> dict[str, object]:
+    """Return the fields `encoding` and *name*, which have *data*."""
     try:
-        line["encoding"], line["body"] = "utf-8", body.decode()
+        return {"encoding": "utf-8", name: data.decode()}
     except UnicodeDecodeError:
-        line["encoding"], line["body"] = "base64", b64encode(body).decode()
-    return line
+        return {"encoding": "base64", name: b64encode(data).decode()}
 
 
 def _expect(line: dict[str, Any], names: frozenset[str], optional: frozenset[str] = frozenset()) -> None:
@@ -231,12 +318,46 @@ def _number(line: dict[str, Any], name: str, least: int, most: int) -> int:
     return value
 
 
-def _tube_name(line: dict[str, Any]) -> bytes:
-    value = line["tube"]
+def _tube_name(line: dict[str, Any], field: str = "tube") -> bytes:
+    value = line[field]
     name = value.encode("utf-8", "replace") if isinstance(value, str) else b""
     if not is_tube_name(name):
-        raise BadLine(f"tube {_excerpt(value)}: must be a valid tube name")
+        raise BadLine(f"{field} {_excerpt(value)}: must be a valid tube name")
     return name
+
+
+def _policy_name(value: object) -> str:
+    try:
+        if isinstance(value, str) and 0 < len(value.encode()) <= _MAX_NAME:
+            return value
+    except UnicodeEncodeError:  # it has lone surrogates
+        pass
+    raise BadLine(f"name {_excerpt(value)}: must be the name of a policy, at most {_MAX_NAME} bytes")
+
+
+def _unique_key(value: object) -> bytes:
+    try:
+        key = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        key = b""
+    if not 0 < len(key) <= MAX_KEY:
+        raise BadLine(f"unique key {_excerpt(value)}: must be 1 to {MAX_KEY} bytes in hexadecimal")
+    return key
+
+
+def _pack_letter(value: object) -> bytes:
+    """Return *value*, the dead letter of a job, packed as in Job.dead_letter."""
+    if not isinstance(value, dict):
+        raise BadLine("dead_letter: must be an object")
+    _expect(value, _LETTER_KEYS)
+    reasons = {name: number for number, name in enumerate(REASON_NAMES) if number}
+    return DeadLetter(
+        _one_of(value, "reason", reasons),
+        _tube_name(value, "source"),
+        _number(value, "attempts", 0, _U32),
+        _number(value, "first_at", 0, _U64),
+        _number(value, "last_at", 0, _U64),
+    ).pack()
 
 
 def _one_of(line: dict[str, Any], name: str, allowed: dict[str, int]) -> int:
@@ -246,14 +367,15 @@ def _one_of(line: dict[str, Any], name: str, allowed: dict[str, int]) -> int:
     return allowed[value]
 
 
-def _body(line: dict[str, Any]) -> bytes:
-    body, encoding = line["body"], line["encoding"]
-    if isinstance(body, str) and encoding in ("utf-8", "base64"):
+def _encoded(line: dict[str, Any], name: str) -> bytes:
+    """Return the bytes of the field *name*, which `_as_text` has encoded."""
+    text, encoding = line[name], line["encoding"]
+    if isinstance(text, str) and encoding in ("utf-8", "base64"):
         try:
-            return body.encode() if encoding == "utf-8" else b64decode(body, validate=True)
+            return text.encode() if encoding == "utf-8" else b64decode(text, validate=True)
         except ValueError:
             pass
-    raise BadLine(f"body: must be text encoded as utf-8 or base64, not {_excerpt(encoding)}")
+    raise BadLine(f"{name}: must be text encoded as utf-8 or base64, not {_excerpt(encoding)}")
 
 
 def _pack_events(events: object) -> bytes:

@@ -27,11 +27,15 @@ MAX_ATTEMPTS: Final = 20
 """Maximum number of attempts; an attempt fails if a running server removes a file meanwhile."""
 
 KINDS: Final = {
-    "job": (record.JOB, record.JOB_WITH_EVENTS),
+    "job": record.JOB_KINDS,
+    "group": (record.GROUP,),
     "update": (record.UPDATE, record.UPDATE_WITH_EVENT),
+    "move": (record.MOVE,),
     "reserve": (record.RESERVE, record.RESERVE_WITH_EVENT),
     "delete": (record.DELETE,),
     "pause": (record.PAUSE,),
+    "policy": (record.POLICY,),
+    "key": (record.KEY,),
     "import begun": (record.IMPORT_BEGIN,),
     "import ended": (record.IMPORT_END,),
     "import undone": (record.IMPORT_UNDO,),
@@ -178,6 +182,7 @@ def describe(report: Report) -> list[str]:
         *_files(report),
         *_jobs(report.recovery),
         *_pauses(report.recovery),
+        *_entries(report.recovery),
         *_damage(report.recovery),
         *_import(report),
         *_beanstalkd(report),
@@ -197,6 +202,8 @@ def _files(report: Report) -> Iterator[str]:
     used = {segment.file: segment.records for segment in recovery.segments}
     bad = {damage.file for damage in recovery.damage}
     live = sum([record.recorded_size(job) for job in recovery.jobs.values()])
+    entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
+    live += sum([recovery.entries[entry][1] for entry in entries])
     yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
     for name in sorted(report.sizes, key=lambda name: numbers([name])):
         held = _counted(used[name], "record") if name in used else "unreadable" if name in bad else "allocated ahead"
@@ -221,6 +228,13 @@ def _pauses(recovery: Recovery) -> Iterator[str]:
     for name, (until, _) in sorted(recovery.pauses.items()):
         end = datetime.fromtimestamp(until / SECOND, UTC).isoformat(" ", "seconds")
         yield f"paused: {name.decode()}, until {end}"
+
+
+def _entries(recovery: Recovery) -> Iterator[str]:
+    if recovery.policies:
+        yield f"policies: {', '.join(sorted(recovery.policies))}"
+    if recovery.keys:
+        yield f"unique keys that outlive their jobs: {len(recovery.keys)}"
 
 
 def _damage(recovery: Recovery) -> Iterator[str]:

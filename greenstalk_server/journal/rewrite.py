@@ -120,6 +120,7 @@ class Rewrite:
         self._ids: dict[int, None] = {}
         self._tubes: set[bytes] = set()
         self._entries: dict[record.Entry, None] = {}
+        self._recorded: set[record.Entry] = set()
         self._steps_left: int = 0
         self._superseded: list[Segment] = []
         self._highest_begun: int = 0
@@ -135,6 +136,7 @@ class Rewrite:
         log.wants_rewrite = True
         self.first_in_doubt = min(self.first_in_doubt or ABOVE_ALL_SEQUENCES, log.on_disk + 1)
         self._steps_left = len(log.segments)
+        self._recorded.clear()
         log.forget_outstanding()
         for segment in log.unsafe:
             if segment.is_begun:
@@ -245,7 +247,7 @@ class Rewrite:
         smallest = Step(single, groups, entries, [*whole, *changed], deletes, is_last=True)
         if (yield from self._fits(smallest, required_free, meter)):
             return smallest
-        entries = [entry for entry in entries if self._log.has_entry(entry)]
+        entries = [entry for entry in entries if entry not in self._recorded and self._log.has_entry(entry)]
         if without_record:
             return (yield from self._plan_copies(single, groups, entries, deletes, meter))
         oldest = self._log.oldest_finished()
@@ -372,12 +374,14 @@ class Rewrite:
             yield ENCODE_COST
         for entry in step.entries:
             self._entries.pop(entry, None)
+            self._recorded.add(entry)
             self._log.add_entry(entry)
             yield ENCODE_COST
         for group in step.groups:
+            # A job that was edited since the step was planned is recorded with the others of its group.
+            there = [job for job in [self._log.jobs.get(job.id) for job in group] if job is not None]
             for job in group:
                 self._ids.pop(job.id, None)
-            there = [job for job in group if self._log.jobs.get(job.id) is job]
             for job in there:
                 self._log.mark_dead(job)
             if there:
@@ -417,8 +421,8 @@ class Rewrite:
     def complete_step(self) -> None:
         """Note that a step, not the last one, is on disk; remove the segments that it has evacuated.
 
-        Invariant: each step copies all jobs with no JOB record on disk, and all policies and keys whose newest record
-        is not on disk, so each of them has one afterwards.
+        Invariant: each step copies all jobs with no JOB record on disk, and all policies and keys that have changed
+        since the failure, except those that a former step has recorded. So each has a record on disk afterwards.
         """
         self._release_removals(self._log.on_disk)
         while (
@@ -435,6 +439,7 @@ class Rewrite:
             assert not segment.live_bytes
             self._log.remove_after(segment, sequence)
         self._superseded.clear()
+        self._recorded.clear()
         self._log.groups.clear()
         self._log.free, self._space.margin, self.first_in_doubt = UNMEASURED, 0, 0
         self._log.wants_rewrite = False

@@ -170,8 +170,7 @@ class SegmentLog:
         entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
         for entry in entries:
             number, size = recovery.entries[entry]
-            if number in self.segments:  # a standby may know a key that the leader has dropped because its time is over
-                self._note_live(entry, self.segments[number], size)
+            self._note_live(entry, self.segments[number], size)
         self.next_number = recovery.highest_number + 1
         self.unsafe.clear()
 
@@ -328,7 +327,7 @@ class SegmentLog:
 
     def add_update(self, job: Job) -> None:
         """Record the state of *job*, and its last event."""
-        if job_history.is_kick(job.events):  # a replay sets attempts_base
+        if job_history.is_kick(job.events):  # a replay sets attempts_base and expires_from
             self._note_growth(job, job_attributes.encode(job))
         segment = self.room_for(record.UPDATE_SIZE)
         self.sequence += 1

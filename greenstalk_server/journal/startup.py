@@ -21,6 +21,9 @@ from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, Sta
 
 log = logging.getLogger(__name__)
 
+OVERRIDDEN: Final = "the policy %s, set at run time, has no effect: the configuration file has one of this name"
+"""Log line with the name of the policy."""
+
 LATER_VERSION: Final = "a later version of the server has written the journal; start that version"
 
 IMPORTED_DIRECTORY: Final = "beanstalkd-imported"
@@ -77,6 +80,8 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
     broker.load_policies(recovery.policies, recovery.keys)
     for name, reason in broker.policy_store.unreadable.items():
         log.warning("journal: the policy %s has no effect: %s", name, reason)
+    for name in broker.policy_store.overridden():
+        log.warning(OVERRIDDEN, name)
     binlog.begin(recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.unique_keys, broker.bodies)
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
-from greenstalk_server.journal.archive import BadLine, Count, Pause, Reader, Writer
+from greenstalk_server.journal.archive import BadLine, Count, Key, Pause, Policy, Reader, Writer
 from greenstalk_server.journal.check import Report, inspect
 from greenstalk_server.journal.files import FILE_MODE, Directory, Files
 from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
@@ -53,11 +53,15 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
 
     *in_use*: message that names the server which uses the journal; empty if none does.
     """
-    pauses = [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
+    entries: list[Pause | Policy | Key] = []
+    entries += [Pause(name, until, length) for name, (until, length) in sorted(recovery.pauses.items())]
+    entries += [Policy(name, document) for name, document in sorted(recovery.policies.items())]
+    entries += [Key(tube, key, id, until) for (tube, key), (id, until) in sorted(recovery.keys.items())]
+    writer = Writer()
     jobs = [recovery.jobs[id] for id in sorted(recovery.jobs)]
     try:
         with _output(target) as out:
-            out.writelines(Writer().lines(now, recovery.next_id, pauses, jobs))
+            out.writelines(writer.lines(now, recovery.next_id, entries, jobs))
     except OSError as error:
         raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_BINLOG) from error
     if in_use and not is_quiet:
@@ -65,7 +69,7 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
     for damage in recovery.damage:
         _print_status(f"{damage}")
     if not is_quiet:
-        _print_status(f"{_describe(Count(len(pauses), len(jobs)))} exported")
+        _print_status(f"{_describe(writer.count)} exported")
     return EXIT_OK if recovery.is_sound else EXIT_DAMAGED
 
 
@@ -179,24 +183,21 @@ def _lock(directory: str) -> DirectoryLock:
 def _import(files: Files, reader: Reader) -> Count:
     """Write the archive of *reader*; return its counts. Remove all files on any error."""
     segments = _Segments(files, reader.head())
-    pauses = jobs = 0
     try:
         for each in reader.entries(segments.next_id):
-            if isinstance(each, Pause):
-                pauses += 1
-                segments.add_pause(each)
+            if not isinstance(each, Job):
+                segments.add_entry(each)
                 continue
-            if not jobs:
+            if reader.count.jobs == 1:
                 segments.add_mark(record.IMPORT_BEGIN)
-            jobs += 1
             segments.add_job(each)
-        if jobs:
+        if reader.count.jobs:
             segments.add_mark(record.IMPORT_END)
         segments.finish()
     except BaseException:
         segments.remove()
         raise
-    return Count(pauses, jobs)
+    return reader.count
 
 
 class _Segments:
@@ -216,11 +217,16 @@ class _Segments:
         self._sequence += 1
         self._add(self._encoder.job(job, self._sequence, job.events))
 
-    def add_pause(self, pause: Pause) -> None:
-        tube = Tube(pause.tube, {})
-        tube.paused_until, tube.pause = pause.until, pause.length
+    def add_entry(self, entry: Pause | Policy | Key) -> None:
         self._sequence += 1
-        self._add(self._encoder.pause(tube, self._sequence))
+        if isinstance(entry, Policy):
+            self._add(self._encoder.policy(entry.name, entry.document, self._sequence))
+        elif isinstance(entry, Key):
+            self._add(self._encoder.key(entry.tube, entry.key, entry.id, entry.until, self._sequence))
+        else:
+            tube = Tube(entry.tube, {})
+            tube.paused_until, tube.pause = entry.until, entry.length
+            self._add(self._encoder.pause(tube, self._sequence))
 
     def add_mark(self, kind: int) -> None:
         self._sequence += 1
@@ -263,7 +269,11 @@ class _Segments:
 def _describe(count: Count) -> str:
     jobs = "1 job" if count.jobs == 1 else f"{count.jobs} jobs"
     pauses = "1 paused tube" if count.pauses == 1 else f"{count.pauses} paused tubes"
-    return f"{jobs} and {pauses}"
+    policies = "1 policy" if count.policies == 1 else f"{count.policies} policies"
+    keys = "1 unique key" if count.keys == 1 else f"{count.keys} unique keys"
+    others = [text for text, number in ((policies, count.policies), (keys, count.keys)) if number]
+    *first, last = [jobs, pauses, *others]
+    return f"{', '.join(first)} and {last}"
 
 
 def _print_status(text: str) -> None:

@@ -200,6 +200,21 @@ def test_each_invalid_value_is_reported_on_a_line(tmp_path: Path) -> None:
     assert done.returncode == 5
 
 
+def test_each_mistake_in_each_policy_is_reported_on_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text(
+        '[policies.mail]\ntubes = ["mail.*"]\nmax_attempts = -5\nretry_dely = 1\n\n[policies.sms]\nmax_jobs = "x"\n'
+    )
+    done = run("config", "--check", "--config", str(file))
+    assert [line.removeprefix(f"greenstalk-server: {file}:")[:40] for line in done.stderr.splitlines()] == [
+        "4: policy mail: unknown key retry_dely: ",
+        "3: policy mail: max_attempts -5: must be",
+        "6: policy sms: tubes is missing: it must",
+        "7: policy sms: max_jobs x: must be a who",
+    ]
+    assert (done.returncode, done.stdout) == (5, "")
+
+
 def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) -> None:
     flags = ["-l", "192.0.2.1", "--web-port", "0", *rule_of_unknown_listener(tmp_path)]
     assert run("config", "--check", *flags).returncode == 111

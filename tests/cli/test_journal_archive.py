@@ -18,9 +18,10 @@ import pytest
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import archive, record
-from greenstalk_server.journal.archive import BadLine, Pause, Reader, Writer
+from greenstalk_server.journal.archive import BadLine, Key, Pause, Policy, Reader, Writer
 from greenstalk_server.journal.transfer import SEGMENT_SIZE
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
 from tests.support.peer import eventually
@@ -131,7 +132,7 @@ def lines_of(data: bytes) -> list[dict[str, Any]]:
 
 def test_archive_has_every_job_and_tube(exported: bytes) -> None:
     head, pause, *jobs, end = lines_of(exported)
-    assert (head["type"], head["format"], head["version"], head["next_id"]) == ("head", "greenstalk journal", 1, 7)
+    assert (head["type"], head["format"], head["version"], head["next_id"]) == ("head", "greenstalk journal", 2, 7)
     assert (pause["tube"], pause["length"]) == ("mail", 10_000 * SECOND)
     assert [(job["id"], job["state"], job["pri"]) for job in jobs] == [
         (1, "delayed", 9),
@@ -147,7 +148,8 @@ def test_archive_has_every_job_and_tube(exported: bytes) -> None:
     assert "events" not in jobs[4]
     last = exported.splitlines(keepends=True)[-1]
     before = exported.removesuffix(last)
-    assert end == {"type": "end", "pauses": 1, "jobs": 5, "sha256": hashlib.sha256(before).hexdigest()}
+    counts = {"pauses": 1, "policies": 0, "keys": 0, "jobs": 5}
+    assert end == {"type": "end", **counts, "sha256": hashlib.sha256(before).hexdigest()}
 
 
 def test_import_of_an_export_restores_the_same_state(original: Path, exported: bytes, tmp_path: Path) -> None:
@@ -352,7 +354,7 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
 # The codec
 
 
-def read(lines: list[bytes]) -> list[Pause | Job]:
+def read(lines: list[bytes]) -> list[Pause | Policy | Key | Job]:
     reader = Reader(lines)
     return list(reader.entries(reader.head()))
 
@@ -362,11 +364,18 @@ def sealed(*lines: dict[str, Any]) -> list[bytes]:
     encoded = [json.dumps(line).encode() + b"\n" for line in lines]
     types = [line.get("type") for line in lines]
     checksum = hashlib.sha256(b"".join(encoded)).hexdigest()
-    end = {"type": "end", "pauses": types.count("pause"), "jobs": types.count("job"), "sha256": checksum}
+    counts = {"pauses": types.count("pause"), "jobs": types.count("job")}
+    if lines[0].get("version") != 1:
+        counts |= {"policies": types.count("policy"), "keys": types.count("key")}
+    end = {"type": "end", **counts, "sha256": checksum}
     return [*encoded, json.dumps(end).encode() + b"\n"]
 
 
-HEAD = {"type": "head", "format": "greenstalk journal", "version": 1, "server": "1", "exported_at": 1, "next_id": 9}
+HEAD = {"type": "head", "format": "greenstalk journal", "version": 2, "server": "1", "exported_at": 1, "next_id": 9}
+VERSION_1 = HEAD | {"version": 1}
+POLICY = {"type": "policy", "name": "mail", "encoding": "utf-8", "document": "{}"}
+KEY = {"type": "key", "tube": "mail", "key": "00ff", "id": 8, "until": 2}
+LETTER = {"reason": "expired", "source": "mail", "attempts": 2, "first_at": 3, "last_at": 4}
 PAUSE = {"type": "pause", "tube": "mail", "until": 2, "length": 1}
 JOB = {
     "type": "job", "id": 1, "tube": "mail", "state": "ready", "pri": 0, "delay": 0, "ttr": SECOND, "created_at": 1,
@@ -382,6 +391,21 @@ def test_valid_lines_are_accepted() -> None:
     assert job_history.unpack(job.events) == [(1, job_history.KICKED, 0)]
 
 
+def test_lines_of_policies_keys_and_attributes_are_accepted() -> None:
+    attributes = {"attempts_base": 1, "expires_from": 2, "unique_key": "00ff", "dead_letter": LETTER}
+    policy, key, job = read(sealed(HEAD, POLICY, KEY, JOB | attributes))
+    assert (policy, key) == (Policy("mail", b"{}"), Key(b"mail", b"\0\xff", 8, 2))
+    assert isinstance(job, Job)
+    assert (job.attempts_base, job.expires_from, job.unique_key) == (1, 2, b"\0\xff")
+    assert DeadLetter.unpack(job.dead_letter) == DeadLetter(DeadLetterReason.EXPIRED, b"mail", 2, 3, 4)
+
+
+def test_archive_of_version_1_is_read() -> None:
+    pause, job = read(sealed(VERSION_1, PAUSE, JOB))
+    assert isinstance(pause, Pause)
+    assert isinstance(job, Job)
+
+
 @pytest.mark.parametrize(
     ("lines", "number", "message"),
     [
@@ -391,12 +415,30 @@ def test_valid_lines_are_accepted() -> None:
             1,
             "not the first line of a greenstalk journal archive, which `journal export` writes",
         ),
-        ([HEAD | {"version": 2}], 1, "archive version 2, but this server reads 1"),
+        ([HEAD | {"version": 3}], 1, "archive version 3, but this server reads 1 to 2"),
+        ([HEAD | {"version": True}], 1, "archive version True, but this server reads 1 to 2"),
+        ([VERSION_1, POLICY], 2, "its type must be job, end, or"),
+        ([VERSION_1, JOB | {"attempts_base": 1}], 2, "unknown field 'attempts_base'"),
+        ([HEAD, JOB, KEY], 3, "its type must be job, end, or"),
+        ([HEAD, POLICY | {"name": ""}], 2, "name '': must be the name of a policy, at most 255 bytes"),
+        ([HEAD, POLICY | {"name": "\ud800"}], 2, "name '\\ud800': must be the name of a policy"),
+        ([HEAD, POLICY | {"name": "n" * 256}], 2, "name 'nnnnn"),
+        ([HEAD, POLICY | {"document": 1}], 2, "document: must be text encoded as utf-8 or base64"),
+        ([HEAD, KEY | {"key": ""}], 2, "unique key '': must be 1 to 64 bytes in hexadecimal"),
+        ([HEAD, KEY | {"key": "0g"}], 2, "unique key '0g': must be 1 to 64 bytes in hexadecimal"),
+        ([HEAD, KEY | {"id": 9}], 2, "id 9: must be a whole number from 1 to 8"),
+        ([HEAD, JOB | {"unique_key": "00" * 65}], 2, "unique key '0000"),
+        ([HEAD, JOB | {"attempts_base": -1}], 2, "attempts_base -1: must be a whole number"),
+        ([HEAD, JOB | {"expires_from": 2**64}], 2, "expires_from 18446744073709551616: must be a whole number"),
+        ([HEAD, JOB | {"dead_letter": 1}], 2, "dead_letter: must be an object"),
+        ([HEAD, JOB | {"dead_letter": LETTER | {"reason": ""}}], 2, "reason '': must be one of attempts, expired"),
+        ([HEAD, JOB | {"dead_letter": LETTER | {"source": " "}}], 2, "source ' ': must be a valid tube name"),
+        ([HEAD, JOB | {"dead_letter": {}}], 2, "attempts is missing"),
         ([HEAD | {"next_id": 0}], 1, "next_id 0: must be a whole number from 1 to 4611686018427387904"),
         ([HEAD | {"next_id": 2**64 - 1}], 1, "next_id 18446744073709551615: must be a whole number from 1 to 461168"),
         ([HEAD, JOB | {"state": "buried", "deadline": 2**64 - 1}], 2, "deadline 18446744073709551615: must be a whole"),
-        ([HEAD, HEAD], 2, "its type must be job, pause (before the first job) or end"),
-        ([HEAD, JOB, PAUSE], 3, "its type must be job, pause (before the first job) or end"),
+        ([HEAD, HEAD], 2, "its type must be job, end, or, before the first job, pause, policy or key"),
+        ([HEAD, JOB, PAUSE], 3, "its type must be job, end, or, before the first job, pause, policy or key"),
         ([HEAD, JOB, JOB], 3, "id 1: must be above 1 and below the head's next_id, 9"),
         ([HEAD, JOB | {"id": 9}], 2, "id 9: must be above 0 and below the head's next_id, 9"),
         ([HEAD, JOB | {"id": 0}], 2, "id 0: must be a whole number from 1 to 4611686018427387904"),
@@ -435,7 +477,7 @@ def test_invalid_line_is_refused(lines: list[dict[str, Any]], number: int, messa
         (b"\xff\n", "not valid JSON: "),
         (b"[" * 100_000 + b"\n", "not valid JSON: "),
         (b"[]\n", "not a JSON object"),
-        (b'{"type":"end","pauses":0,"jobs":0}\n', "sha256 is missing"),
+        (b'{"type":"end","pauses":0,"policies":0,"keys":0,"jobs":0}\n', "sha256 is missing"),
     ],
 )
 def test_line_that_is_not_an_object_is_refused(line: bytes, message: str) -> None:
@@ -445,7 +487,7 @@ def test_line_that_is_not_an_object_is_refused(line: bytes, message: str) -> Non
 
 def test_missing_or_changed_job_fails_the_checksum() -> None:
     lines = sealed(HEAD, PAUSE, JOB, JOB | {"id": 2})
-    with pytest.raises(BadLine, match="2 jobs and 1 pauses were exported, but the archive has 1 and 1"):
+    with pytest.raises(BadLine, match="2 jobs were exported, but the archive has 1"):
         read([*lines[:3], lines[4]])
     with pytest.raises(BadLine, match="checksum mismatch: the lines differ from those that were exported"):
         read([*lines[:3], lines[3].replace(b'"pri": 0', b'"pri": 1'), lines[4]])
@@ -457,12 +499,14 @@ def test_example_in_the_format_document_is_valid() -> None:
     page = (REPOSITORY / "docs" / "archive-format.md").read_text()
     example = re.search(r"```json\n(.*?)```", page, re.DOTALL)
     assert example is not None
-    pause, job = read(example[1].encode().splitlines(keepends=True))
+    pause, policy, key, job = read(example[1].encode().splitlines(keepends=True))
     assert isinstance(pause, Pause)
+    assert isinstance(policy, Policy)
+    assert isinstance(key, Key)
     assert isinstance(job, Job)
-    assert (job.state, job.body, archive.VERSION) == (BURIED, b"hello", 1)
+    assert (job.state, job.body, archive.VERSION) == (BURIED, b"hello", 2)
     table = page.partition("| field | meaning |")[2]
-    for name in lines_of(example[1].encode())[2].keys() - {"type", "tube"}:
+    for name in lines_of(example[1].encode())[4].keys() - {"type", "tube"}:
         assert f"`{name}`" in table
 
 
@@ -472,6 +516,8 @@ def test_exported_job_is_read_back_equal() -> None:
     job.state, job.deadline = DELAYED, 5
     job.reserves, job.timeouts, job.releases, job.buries, job.kicks = 1, 2, 3, 4, 5
     job.events = job_history.add(b"", job_history.RELEASED, 6, 7)
+    job.attempts_base, job.expires_from, job.unique_key = 1, 9, b"\0key"
+    job.dead_letter = DeadLetter(DeadLetterReason.OVERFLOW, b"mail", 3, 4, 5).pack()
     (copy,) = read(list(Writer().lines(1, 4, [], [job])))
     assert isinstance(copy, Job)
     encoder = record.Encoder(b"salt")

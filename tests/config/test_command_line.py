@@ -70,6 +70,7 @@ def test_defaults() -> None:
         tls_key=None,
         tls_client_ca=None,
         access=(),
+        policies=(),
         limits=Limits(
             connections=0,
             connections_per_address=0,

@@ -10,6 +10,7 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options, UsageError
+from greenstalk_server.core.policy import Policy
 from greenstalk_server.protocol.access import Rule
 
 # Each key except those that exclude others.
@@ -73,6 +74,13 @@ consume = ["mail"]
 [[access]]
 listener = "127.0.0.1"
 inspect = ["*"]
+
+[policies.mail]
+tubes = ["mail.*"]
+max_attempts = 5
+[policies."1st"]
+tubes = ["a"]
+priority = -1
 """
 
 FIELDS = {
@@ -129,6 +137,11 @@ FIELDS = {
                     Rule(listener="127.0.0.1", client=None, produce=(), consume=(), inspect=("*",)),
                 ),
                 "[[access]]",
+            ),
+            (
+                "policies",
+                (Policy("mail", ("mail.*",), 0, {"max_attempts": 5}), Policy("1st", ("a",), -1, {})),
+                "[policies.mail]",
             ),
         )
     },
@@ -238,6 +251,28 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         ("[[access]]\n[[access]]\nclient = 1", ":1: access: rule 2: client: must be a non-empty string"),
         ("[[access]]\nproduce = 'a'", ":1: access: rule 1: produce: must be an array of tube names, in which *"),
         ("[[access]]\nproduce = ['a b']", ":1: access: rule 1: produce: 'a b' cannot match any tube; * stands for"),
+        ("policies = 1", ":1: policies: must be tables, each headed [policies.NAME]"),
+        ("port = 1\n[[policies]]", ":2: policies: must be tables, each headed [policies.NAME]"),
+        ("[policies]\nmail = 1", ":2: policy mail: must be a table of keys, not 1"),
+        ("port = 1\n[policies.mail]\nmax_jobs = 1", ":2: policy mail: tubes is missing: it must be an array of 1 to"),
+        (
+            "[policies.mail]\ntubes = ['a']\n\nmax_job = 1",
+            ":4: policy mail: unknown key max_job: did you mean max_jobs?",
+        ),
+        (
+            "[policies.'a.b']\ntubes = ['a']\nrate = nan",
+            ":3: policy a.b: rate nan: must be a number of starts per second",
+        ),
+        ("[policies.a.b]\ntubes = ['a']", ":1: policy a: unknown key b: did you mean"),
+        ("policies.a = { tubes = ['a'], max_jobs = -1 }", ":1: policy a: max_jobs -1: must be a whole number, 0 (no"),
+        (
+            "[policies.'a b']\ntubes = ['a']",
+            ":1: policy 'a b': the name of a policy must have 1 to 100 letters, digits",
+        ),
+        (
+            "[policies.a]\ntubes = ['a']\nexpire_after = 2026-01-31",
+            ":3: policy a: expire_after a value of the type date: must be a number of seconds, 0 (off) or from 0.001",
+        ),
         ("[limits]\njobs = -1", ":2: limits.jobs -1: must be a whole number, 0 (no limit) or more, without quotes"),
         ('user = "a\\u0000b"', ":1: user 'a\\x00b': must be text without NUL characters, in quotes"),
         ("data_dir = ''", ":1: data_dir '': must be the path of a directory, in quotes"),
@@ -273,6 +308,23 @@ def test_contradictory_keys_are_named_with_their_lines(path: Path) -> None:
     assert str(error) == f"{path}:3: web.password_file: must not be set together with {path}:2: web.password"
 
 
+def test_loop_of_dead_letters_is_a_warning(path: Path) -> None:
+    path.write_text("[policies.a]\ntubes = ['a']\ndead_letter = 'b'\n[policies.b]\ntubes = ['b']\ndead_letter = 'a'\n")
+    (warning,) = options(path).warnings
+    assert warning.startswith(f"{path}:1: policies: the dead letters of a go to b go to a: ")
+
+
+def test_file_may_have_a_thousand_policies(path: Path) -> None:
+    settings = "max_attempts = 5\nretry_delay = 10\nretry_delay_max = '5m'\ndead_letter = 'failed'\n"
+    path.write_text("".join([f"[policies.p{number}]\ntubes = ['t{number}.*']\n{settings}" for number in range(1000)]))
+    assert len(options(path).policies) == 1000
+
+
+def test_file_may_not_have_more_than_ten_thousand_policies(path: Path) -> None:
+    text = "".join([f"[policies.p{number}]\ntubes = ['a']\n" for number in range(10_001)])
+    assert str(refusal(path, text)) == f"{path}:1: policies: must be at most 10000 tables, not 10001"
+
+
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         options(tmp_path)
@@ -290,7 +342,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_endless_file_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         options(Path("/dev/zero"))
-    assert str(caught.value) == "--config /dev/zero: must be a file of at most 65536 bytes"
+    assert str(caught.value) == "--config /dev/zero: must be a file of at most 1048576 bytes"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options
+from greenstalk_server.core.policy import SETTINGS
 from tests.support.daemon import REPOSITORY, run
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
@@ -72,6 +73,16 @@ def test_access_rules_are_counted_in_the_table_and_listed_in_json(tmp_path: Path
     assert shown == {"value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"]}], "origin": f"{path}:1"}
 
 
+def test_policies_are_counted_in_the_table_and_listed_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "greenstalk.toml"
+    path.write_text('[policies.mail]\ntubes = ["mail.*"]\nexpire_after = "1d"\n')
+    assert re.search(r"^policies  +1 \(--json shows them\) ", run("config", "--config", str(path)).stdout, re.MULTILINE)
+    shown = json.loads(run("config", "--json", "--config", str(path)).stdout)["settings"]["policies"]
+    value = {"mail": {"tubes": ["mail.*"], "priority": 0, "expire_after": "1d"}}
+    assert shown == {"value": value, "origin": f"{path}:1"}
+    assert re.search(r"^policies  +\(none\) ", run("config").stdout, re.MULTILINE)
+
+
 def test_warnings_are_printed_to_stderr(file: Path) -> None:
     file.chmod(0o644)
     done = run("config", "--config", str(file), "-z", "2000000000")
@@ -104,6 +115,17 @@ def test_example_file_on_the_page_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "greenstalk.toml"
     path.write_text(example[1])
     assert isinstance(parse(["--config", str(path)], {}), Options)
+
+
+def test_example_of_policies_on_the_page_is_valid_and_complete(tmp_path: Path) -> None:
+    page = PAGE.read_text().partition("## Policies\n")[2].partition("## Signals\n")[0]
+    path = tmp_path / "greenstalk.toml"
+    path.write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    parsed = parse(["--config", str(path)], {})
+    assert isinstance(parsed, Options)
+    assert [policy.name for policy in parsed.policies] == ["mail", "bulk", "import"]
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert [key for row in rows for key in re.findall(r"`(.*?)`", row)] == ["tubes", "priority", *SETTINGS]
 
 
 def test_example_output_on_the_page_is_correct(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def put_in(world: World, client: Actor, state: str, pri: int = 7) -> int:
 
 
 def fields_of(job: Job) -> dict[str, object]:
-    """Return the fields of *job*, those in `cold` included."""
-    names = slots(job) + slots(job.cold)
+    """Return the fields of *job*: those in `cold` included, and packed ones by the names of their properties."""
+    names = [name for name in slots(job) + slots(job.cold) if not name.startswith("_")]
     plain = {name: getattr(job, name) for name in names if name not in ("tube", "holder", "cold", "size")}
     assert job.size == len(held_body(job))
     return plain | {"tube": job.tube.name, "holder": job.holder}

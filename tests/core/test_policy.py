@@ -13,7 +13,6 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import (
     MAX_COPIES,
     MAX_PATTERNS,
-    MAX_POLICIES,
     SETTINGS,
     EffectivePolicy,
     Overflow,
@@ -439,12 +438,3 @@ def test_tube_is_never_copied_to_itself() -> None:
 def test_bounds_that_contradict_each_other_after_merging_favour_the_minimum() -> None:
     policies = PolicySet([policy("a", "*", ttr_min=60), policy("b", "*", ttr_max=10)])
     assert (policies.effective(b"t").ttr_min, policies.effective(b"t").ttr_max) == (60 * SECOND, 60 * SECOND)
-
-
-def test_policy_set_refuses_repeated_names_and_too_many_policies() -> None:
-    with pytest.raises(PolicyError, match=r"^policy p: there is another policy of this name"):
-        PolicySet([policy("p", "a"), policy("p", "b")])
-    many = [Policy(f"p{number}", ("a",), 0, {}) for number in range(MAX_POLICIES + 1)]
-    assert len(PolicySet(many[:-1]).policies) == MAX_POLICIES
-    with pytest.raises(PolicyError, match=f"^policy p{MAX_POLICIES}: there are {MAX_POLICIES} policies already"):
-        PolicySet(many)

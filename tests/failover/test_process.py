@@ -36,6 +36,7 @@ from tests.postgresql.test_journal import Member
 from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, TIMEOUT, ask, environment
 from tests.support.nodes import ACTIVE, Node, Nodes, run_command, wait_until
+from tests.support.peer import Peer
 from tests.support.world import make_broker
 
 PUT = b"put 0 0 600 1\r\na\r\n"
@@ -187,6 +188,31 @@ def test_every_socket_works_after_each_handover_even_with_a_long_lease(
                 for _ in range(10):  # while the program starts again, a signal must not have its default action
                     active.signal(signal.SIGUSR2)
                     time.sleep(0.05)
+
+
+def test_standby_reads_the_policies_again_at_sighup_and_applies_them_when_it_leads(
+    cluster: Cluster, tmp_path: Path, flags: list[str]
+) -> None:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text('[policies.all]\ntubes = ["*"]\nmax_attempts = 9\n')
+    flags += ["--config", str(file)]
+    with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
+        active = nodes.wait_for_roles()
+        (standby,) = [node for node in nodes.nodes if node is not active]
+        file.write_text('[policies.all]\ntubes = ["*"]\nmax_attempts = 1\ndead_letter = "failed"\nmax_job_size = 1\n')
+        standby.signal(signal.SIGHUP)
+        wait_until(lambda: f"applied the policies of {file} (SIGHUP): 1; " in standby.log, lambda: standby.log)
+        with Peer(socket.create_connection(("127.0.0.1", active.port), 60)) as peer:
+            assert peer.ask(b"put 0 0 600 2\r\nhi") == b"INSERTED 1"
+            assert peer.ask(b"reserve-job 1") == b"RESERVED 1 2"
+            assert peer.read_line() == b"hi"
+            assert peer.ask(b"release 1 0 0") == b"RELEASED"
+        wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: standby.log)
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
+        with Peer(socket.create_connection(("127.0.0.1", standby.port), 60)) as peer:
+            assert peer.ask(b"put 0 0 600 2\r\nhi") == b"JOB_TOO_BIG"
+            assert peer.ask(b"use failed") == b"USING failed"
+            assert peer.ask(b"peek-ready") == b"FOUND 1 2"
 
 
 def unix(directory: Path, number: int) -> str:

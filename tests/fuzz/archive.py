@@ -94,9 +94,10 @@ def _command(broker: Broker) -> None:
 
 def _archive(source: Source) -> bytes:
     oddity = source.byte()
-    head = {"type": "head", "format": "greenstalk journal", "version": 1, "server": "0", "exported_at": 1}
+    version = 1 + (oddity >> 6 != 0)
+    head = {"type": "head", "format": "greenstalk journal", "version": version, "server": "0", "exported_at": 1}
     lines = [_line({**head, "next_id": source.pick((10, 300, 2**63 - 1, 2**64 - 1, 1))}, source, bool(oddity & 1))]
-    pauses = jobs = 0
+    pauses = jobs = policies = keys = 0
     for _ in range(MAX_LINES):
         if not source:
             break
@@ -106,16 +107,29 @@ def _archive(source: Source) -> bytes:
             until = source.pick((START + 3 * SECOND, 1, 2**63, 2**64 - 1))
             pause = {"type": "pause", "tube": source.pick(("default", "a")), "until": until, "length": SECOND}
             lines.append(_line(pause, source, is_odd))
+        elif kind == 2 and version == 2:
+            policies += 1
+            document = source.pick(("{}", '{"max_attempts":5}', "", "\ufffd"))
+            policy = {"type": "policy", "name": source.pick(("a", "b")), "encoding": "utf-8", "document": document}
+            lines.append(_line(policy, source, is_odd))
+        elif kind == 3 and version == 2:
+            keys += 1
+            until = source.pick((START, LATER + SECOND, 2**64 - 1))
+            name = source.take(1 + source.byte() % 64).hex()
+            key = {"type": "key", "tube": "a", "key": name, "id": 1, "until": until}
+            lines.append(_line(key, source, is_odd))
         elif kind == 1 and is_odd:
             lines.append(source.pick(RAW))
         else:
             jobs += 1
-            lines.append(_line(_job(source, jobs), source, is_odd))
+            attributes = _attributes(source) if version == 2 else {}
+            lines.append(_line(_job(source, jobs) | attributes, source, is_odd))
     if oddity & 2:
         jobs += source.byte() % 3
     checksum = sha256(b"".join(lines)).hexdigest() if not oddity & 4 else "0" * 64
     if not oddity & 8:
-        end = {"type": "end", "pauses": pauses, "jobs": jobs, "sha256": checksum}
+        entries = {"policies": policies, "keys": keys} if version == 2 else {}
+        end = {"type": "end", "pauses": pauses, **entries, "jobs": jobs, "sha256": checksum}
         lines.append(_line(end, source, bool(oddity & 16)))
     if oddity & 32:
         lines.append(source.take(10))
@@ -142,6 +156,19 @@ def _job(source: Source, id: int) -> dict[str, Any]:
         "encoding": encoding,
         "body": encoded,
     }
+
+
+def _attributes(source: Source) -> dict[str, Any]:
+    """Return the attributes of a job, or none."""
+    letter = {"reason": "expired", "source": source.pick(("a", "b" * 200)), "attempts": 1, "first_at": 2, "last_at": 3}
+    all_of_them: dict[str, Any] = {
+        "attempts_base": source.pick((1, 2**32 - 1)),
+        "expires_from": source.pick((START, 2**64 - 1)),
+        "unique_key": source.pick(("00", "ff" * 64)),
+        "dead_letter": letter,
+    }
+    present = source.byte()
+    return {name: value for bit, (name, value) in enumerate(all_of_them.items()) if present >> bit & 1}
 
 
 def _line(value: dict[str, Any], source: Source, is_odd: bool) -> bytes:

@@ -3,7 +3,7 @@
 Checked, for any change to the files of a server that had jobs:
 
 - recovery, `journal check` and a start raise nothing but StartError, and do not read beyond the files;
-- every restored job is one that was recorded, byte for byte;
+- every restored job has a body that was recorded for it, byte for byte, and a tube that it was in;
 - damage within an older segment is reported;
 - a start on the files is consistent: it accepts puts, and the next start restores the same jobs.
 
@@ -35,10 +35,13 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk, seeded
+from tests.journal.policy_workload import PolicyBench
 from tests.journal.workload import SMALL_SEGMENT, Bench, JobSnapshot
 from tests.support.world import START, make_broker
 
 SEEDS: Final = (1, 2, 3, 4)
+WITH_POLICIES: Final = (3, 4)
+"""Seeds of the servers with moves, groups, attributes, policies and keys."""
 TURNS: Final = 40
 LATER: Final = START + 86400 * SECOND
 """After every time in the journals of the base servers."""
@@ -50,27 +53,39 @@ MAX_MUTATIONS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The journal of a stopped server: its files, the offsets of their records, and each job as it was recorded."""
+    """The journal of a stopped server.
+
+    files       contents by name.
+    records     offsets of the records in each file.
+    looks       body, ttr and creation time of each job, as recorded; several if it was edited.
+    tubes       names of the tubes that each job was in. Damage may remove an edit and keep a later move.
+    """
 
     files: dict[str, bytes]
     records: dict[str, list[int]]
-    looks: dict[int, set[tuple[bytes, bytes, int, int]]]
+    looks: dict[int, set[tuple[bytes, int, int]]]
+    tubes: dict[int, set[bytes]]
 
 
 @cache
 def base(seed: int) -> Base:
     """Return the journal of the server with *seed*; always the same."""
-    bench = Bench(Disk(), seeded(seed))
+    bench = (PolicyBench if seed in WITH_POLICIES else Bench)(Disk(), seeded(seed))
     for _ in range(TURNS):
         bench.step()
     bench.settle(3)
     files = {name_of(number): bench.disk.contents()[name_of(number)] for number in numbers(bench.disk.list())}
-    looks = {id: {facts(look) for _, look in entries if look is not None} for id, entries in bench.history.jobs.items()}
-    return Base(files, {name: _records(data) for name, data in files.items()}, looks)
+    looks: dict[int, set[tuple[bytes, int, int]]] = {}
+    tubes: dict[int, set[bytes]] = {}
+    for id, entries in bench.history.jobs.items():
+        found = [facts(look) for _, look in entries if look is not None]
+        looks[id] = {(body, ttr, created_at) for _, body, ttr, created_at in found}
+        tubes[id] = {tube for tube, *_ in found}
+    return Base(files, {name: _records(data) for name, data in files.items()}, looks, tubes)
 
 
 def facts(job: Job | JobSnapshot) -> tuple[bytes, bytes, int, int]:
-    """Return the facts of a job that only its JOB record has."""
+    """Return the tube of a job, and the facts that only its JOB record has."""
     tube = job.tube.name if isinstance(job, Job) else job.tube
     return tube, job.body, job.ttr, job.created_at
 
@@ -96,7 +111,9 @@ def one(data: bytes) -> None:
     recovery = _recover(damaged.files)
     if not damaged.is_sealed:
         for id, job in recovery.jobs.items():
-            assert facts(job) in story.looks.get(id, ()), f"job {id} was invented"
+            tube, *look = facts(job)
+            assert tube in story.tubes.get(id, ()), f"job {id} was never in {tube!r}"
+            assert tuple(look) in story.looks.get(id, ()), f"job {id} was invented"
         if damaged.must_be_reported():
             assert recovery.damage, "damage is not reported"
     _check_as_an_operator_does(damaged.files, recovery)
@@ -212,10 +229,10 @@ class Damaged:
         self.is_sealed = True
         self._is_in_place = False
         data = self.files[name].rstrip(b"\0")
-        kind, sequence = source.byte() % 13, 10_000 + source.byte()
+        kind, sequence = source.byte() % 19, 10_000 + source.byte()
         length = record.MIN_PAYLOAD.get(kind, 0) + source.byte() % 32
         payload = source.take(length).ljust(length, b"\0")
-        if kind in (record.JOB, record.JOB_WITH_EVENTS) and source.byte() & 1:
+        if kind in record.JOB_KINDS and source.byte() & 1:
             payload = _plausible(payload, source)
         rest = struct.pack("<IQB", len(payload), sequence, kind) + payload
         self.files[name] = data + _sealed(data[12:16], rest)

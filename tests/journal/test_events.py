@@ -369,7 +369,7 @@ def test_journal_of_an_older_version_continues_in_version_4() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_power_loss_during_the_migration_of_version_1_loses_nothing(share: float) -> None:
-    bench = PacedBench(Disk(version1.files()), now=LATER, max_size=4096, random=seeded(4))
+    bench = PacedBench(Disk(version1.files()), now=LATER, max_size=4096, random=seeded(2))
     bench.disk.before = lambda call: bench.check_after_crash(bench.disk.crash(Chance(bench.random, share)))
     for _ in range(40):
         bench.run_commands(3)

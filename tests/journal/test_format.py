@@ -33,6 +33,11 @@ TABLES = {
     "Kind 10, UPDATE_WITH_EVENT": record.UPDATE_WITH_EVENT_FIELDS,
     "Kind 11, RESERVE_WITH_EVENT": record.RESERVE_WITH_EVENT_FIELDS,
     "Kind 12, IDS": record.IDS_FIELDS,
+    "Kind 13, JOB_WITH_ATTRIBUTES": record.JOB_WITH_ATTRIBUTES_FIELDS,
+    "Kind 14, MOVE": record.MOVE_FIELDS,
+    "Kind 15, GROUP": record.GROUP_FIELDS,
+    "Kind 16, POLICY": record.POLICY_FIELDS,
+    "Kind 17, KEY": record.KEY_FIELDS,
 }
 
 
@@ -110,6 +115,6 @@ def test_version_and_kinds_match_the_codec() -> None:
 
 
 def test_kinds_of_events_match_the_codec() -> None:
-    kinds = re.findall(r"(\d) ([a-z ]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
+    kinds = re.findall(r"(\d+) ([a-z -]+)", re.findall(r"^\| 8 \| 1 \| kind \| (.*) \|$", DOCUMENT, re.MULTILINE)[0])
     assert [(int(number), name) for number, name in kinds] == list(enumerate(job_history.KINDS))[1:]
     assert f"keeps its last {job_history.MAX_EVENTS}" in DOCUMENT

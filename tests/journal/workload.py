@@ -8,7 +8,7 @@ with every recorded state, and with the acknowledged ones.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ from greenstalk_server.journal import startup
 from greenstalk_server.journal.batch import Read
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
+from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Disk
 from tests.support.world import START, make_broker
@@ -65,6 +66,10 @@ class JobSnapshot:
     buries: int
     kicks: int
     events: bytes
+    attempts_base: int
+    expires_from: int
+    unique_key: bytes
+    dead_letter: bytes
 
     @staticmethod
     def of(job: Job) -> JobSnapshot:
@@ -91,6 +96,10 @@ class JobSnapshot:
             job.buries,
             job.kicks,
             events,
+            job.attempts_base,
+            job.expires_from,
+            job.unique_key,
+            job.dead_letter,
         )
 
     def after_restart(self, now: int) -> JobSnapshot:
@@ -119,12 +128,18 @@ class History:
 
     jobs        snapshots by job id; None for a deleted job.
     pauses      ends of pauses by tube, nanoseconds; 0 for no pause.
+    policies    documents of policies by name; empty for a deleted one.
+    keys        job and end of each unique key by tube and key; zeros for a deleted one.
+    groups      ids of the jobs of each group.
     has_been_full   the disk has been full, so the oldest events of a job may be missing.
     has_been_shortened  a rewrite has recorded changes without bodies, so all events but the newest may be missing.
     """
 
     jobs: dict[int, list[tuple[int, JobSnapshot | None]]] = field(default_factory=dict)
     pauses: dict[bytes, list[tuple[int, int]]] = field(default_factory=dict)
+    policies: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    keys: dict[tuple[bytes, bytes], list[tuple[int, tuple[int, int]]]] = field(default_factory=dict)
+    groups: list[list[int]] = field(default_factory=list)
     has_been_full: bool = False
     has_been_shortened: bool = False
 
@@ -142,12 +157,32 @@ class History:
         for tube in broker.tubes.values():
             self.pauses[tube.name] = [(sequence, tube.paused_until)]
 
+    def check_entries(
+        self, policies: Mapping[str, bytes], keys: Mapping[tuple[bytes, bytes], tuple[int, int]], safe: int, now: int
+    ) -> None:
+        """Assert that *policies* and *keys*, after a restart, have all changes up to record *safe*, and no others."""
+        assert policies.keys() <= self.policies.keys()
+        assert keys.keys() <= self.keys.keys()
+        for name, documents in self.policies.items():
+            assert policies.get(name, b"") in _possible_values(documents, safe, b""), f"policy {name}"
+        for key, values in self.keys.items():
+            possible = [value if value[1] > now else (0, 0) for value in _possible_values(values, safe, (0, 0))]
+            assert keys.get(key, (0, 0)) in possible, f"key {key!r}"
+
+    def check_groups(self, broker: Broker) -> None:
+        """Assert that of each group, all jobs are there, or none; but a job may have been deleted since."""
+        for group in self.groups:
+            is_deleted = {id: any(snapshot is None for _, snapshot in self.jobs[id]) for id in group}
+            there = [id for id in group if id in broker.jobs]
+            assert not there or all(id in there or is_deleted[id] for id in group), f"of {group} there is only {there}"
+
     def check(self, broker: Broker, safe: int, now: int, acknowledged: int = 0) -> None:
         """Assert that *broker*, after a restart, has all changes up to record *safe*, and only recorded states.
 
         Its next id must exceed the ids in all records up to number *acknowledged*, even if these records are lost.
         """
         broker.check()
+        self.check_groups(broker)
         assert broker.jobs.keys() <= self.jobs.keys(), "recovery has created a job that was never put"
         for id, entries in self.jobs.items():
             job = broker.jobs.get(id)
@@ -190,6 +225,8 @@ class RecordingBinlog(Binlog):
     def __init__(self, disk: Disk, max_size: int, sync_interval: int, random: Random) -> None:
         super().__init__(disk, max_size, sync_interval, random.randbytes)
         self.history: History = History()
+        self.policies: dict[str, bytes] = {}
+        self.keys: dict[tuple[bytes, bytes], tuple[int, int]] = {}
         self._watch(self._rewrite, "add_change", self._note_change)
         self._watch(self._space, "note_full", self._note_full)
 
@@ -209,12 +246,40 @@ class RecordingBinlog(Binlog):
     def _note_full(self, error: OSError) -> None:
         self.history.has_been_full = True
 
+    def begin(
+        self,
+        recovery: Recovery,
+        jobs: Mapping[int, Job],
+        tubes: dict[bytes, Tube],
+        policies: Mapping[str, bytes],
+        keys: Mapping[tuple[bytes, bytes], tuple[int, int]],
+        bodies: Bodies | None = None,
+    ) -> None:
+        """Begin with tables of policies and keys that the commands of `Bench` change."""
+        self.policies, self.keys = dict(policies), dict(keys)
+        super().begin(recovery, jobs, tubes, self.policies, self.keys, bodies)
+        sequence = self._log.recovered_sequence
+        self.history.policies = {name: [(sequence, document)] for name, document in policies.items()}
+        self.history.keys = {key: [(sequence, value)] for key, value in keys.items()}
+
     def put(self, job: Job) -> bool:
         if not super().put(job):
             return False
         assert job.id not in self.history.jobs, "an id was assigned twice"
         self._note(job.id, job)
         return True
+
+    def put_group(self, jobs: list[Job]) -> bool:
+        if not super().put_group(jobs):
+            return False
+        for job in jobs:
+            self._note(job.id, job)
+        self.history.groups.append([job.id for job in jobs])
+        return True
+
+    def move(self, job: Job, source: Tube) -> None:
+        super().move(job, source)
+        self._note(job.id, job)
 
     def update(self, job: Job) -> None:
         super().update(job)
@@ -243,6 +308,14 @@ class RecordingBinlog(Binlog):
         super().pause(tube)
         self.history.pauses.setdefault(tube.name, []).append((self._log.sequence, tube.paused_until))
 
+    def policy(self, name: str, document: bytes) -> None:
+        super().policy(name, document)
+        self.history.policies.setdefault(name, []).append((self._log.sequence, document))
+
+    def key(self, tube: bytes, key: bytes, id: int, until: int) -> None:
+        super().key(tube, key, id, until)
+        self.history.keys.setdefault((tube, key), []).append((self._log.sequence, (id, until) if until else (0, 0)))
+
     def _note(self, id: int, job: Job | None) -> None:
         snapshot = JobSnapshot.of(job) if job is not None else None
         if snapshot is not None and snapshot.body == ON_DISK:
@@ -253,8 +326,23 @@ class RecordingBinlog(Binlog):
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the newest JOB records of all jobs, by the binlog's own count."""
+        """Bytes of the newest records of all jobs, policies and keys, by the binlog's own count."""
         return self.stats().bytes_live
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of the newest records of all policies and keys; also of keys whose time is over, until compaction."""
+        assert self.policies.keys() | self.keys.keys() <= self._log.entries.keys()
+        return sum(size for _, size in self._log.entries.values())
+
+    def check_live_bytes(self) -> None:
+        """Assert that the counts of live bytes of all segments are those of the records in them."""
+        counts = dict.fromkeys(self._log.segments, 0)
+        places = [(job.segment, recorded_size(job)) for job in self._log.jobs.values()]
+        for number, size in [*places, *self._log.entries.values()]:
+            if number in counts:
+                counts[number] += size
+        assert {number: segment.live_bytes for number, segment in self._log.segments.items()} == counts
 
 
 class Bench:
@@ -413,15 +501,19 @@ class Bench:
 
     def run_commands(self, commands: int) -> None:
         """Run *commands* random commands; the fake time advances."""
-        verbs = (
+        verbs = self.verbs()
+        for _ in range(commands):
+            self.now += 1
+            self.random.choice(verbs)()
+
+    def verbs(self) -> tuple[Callable[[], object], ...]:
+        """Return the commands of clients; a command that is there twice is twice as likely."""
+        return (
             self.put, self.put, self.put, self.put, self.reserve, self.reserve, self.reserve, self.wait, self.release,
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
             self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time, self.edit,
             self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced,
         )  # fmt: skip
-        for _ in range(commands):
-            self.now += 1
-            self.random.choice(verbs)()
 
     def put(self, size: int | None = None, delay: int | None = None) -> int:
         """Put a job with *size* random bytes and *delay* in seconds, by default random; return its id, 0 if refused."""
@@ -563,6 +655,7 @@ class Bench:
             recorded_end = entries[-1][1]
             assert (end if end > self.now else 0) == (recorded_end if recorded_end > self.now else 0), name
         assert self.binlog.live_bytes == self.live_bytes
+        self.binlog.check_live_bytes()
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
         """Assert that a server on *disk* recovers all that it must; with *is_strict*, that it reports no damage."""
@@ -570,8 +663,8 @@ class Bench:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the newest JOB records of all jobs, computed from the jobs."""
-        return sum(recorded_size(job) for job in self.broker.jobs.values())
+        """Bytes of the newest records of all jobs, computed from the jobs, and of all policies and keys."""
+        return sum(recorded_size(job) for job in self.broker.jobs.values()) + self.binlog.entry_bytes
 
     def _connect(self) -> Client:
         client = self.broker.connect(lambda: None)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.journal.postgresql.connection import DatabaseRefused, DatabaseUnavailable, NotLeader, conninfo_of
 from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease
@@ -255,3 +257,49 @@ def test_tables_of_a_later_version_are_refused(cluster: Cluster, members: tuple[
 def test_database_error_is_reported(members: tuple[Member, Member]) -> None:
     with pytest.raises(DatabaseRefused, match='relation "nothing" does not exist'):
         members[0].lease.connection.run("SELECT 1 FROM nothing")
+
+
+def test_next_leader_has_moves_groups_policies_and_keys(members: tuple[Member, Member], cluster: Cluster) -> None:
+    one, two = members
+    one.lead()
+    broker, binlog = one.broker, one.binlog
+    ids = [broker.allocate_id() for _ in range(3)]
+    group = [Job(id, broker.tube(b"t%d" % id), b"%d" % id, 0, 0, SECOND, START) for id in ids]
+    assert binlog.put_group(group)
+    for job in group:
+        broker.jobs.set(job)
+    binlog.policy("mail", b"{}")
+    binlog.key(b"mail", b"key", ids[0], 2**63)
+    one.commit()
+    two.read()
+    moved, source = group[0], group[0].tube
+    moved.tube, moved.expires_from = broker.tube(b"failed"), 7
+    moved.events = job_history.add(b"", job_history.DEAD_LETTERED, START, job_history.NOBODY)
+    binlog.move(moved, source)
+    one.commit()
+    take_over(two, cluster)
+    assert {id: (job.tube.name, job.expires_from) for id, job in two.broker.jobs.items()} == {
+        ids[0]: (b"failed", 7),
+        ids[1]: (b"t%d" % ids[1], 0),
+        ids[2]: (b"t%d" % ids[2], 0),
+    }
+    recovery = two.follower.recovery
+    assert (recovery.policies, recovery.keys) == ({"mail": b"{}"}, {(b"mail", b"key"): (ids[0], 2**63)})
+
+
+def test_standby_forgets_keys_whose_time_is_over(members: tuple[Member, Member]) -> None:
+    """The leader records no end of a key: the standby learns of it when the segment with the key is removed."""
+    one, two = members
+    one.lead()
+    kept: dict[tuple[bytes, bytes], tuple[int, int]] = one.follower.recovery.keys
+    for at in range(100):
+        name = b"key%d" % at
+        if not at:
+            kept[b"mail", name] = at + 1, 2**63
+        one.binlog.key(b"mail", name, at + 1, 2**63)
+        assert one.broker.delete(None, one.put(bytes(SEGMENT // 10)), START)
+        one.commit()
+    two.read()
+    assert (b"mail", b"key0") in two.follower.recovery.keys
+    assert len(two.follower.recovery.keys) < 60
+    assert two.follower.recovery.keys.keys() == two.follower.recovery.entries.keys()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.support.cluster import Cluster
-from tests.support.daemon import COMMAND, REPOSITORY, environment
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, environment
 from tests.support.pages import free_ports
 from tests.support.proxy import Proxy
 
@@ -56,7 +56,12 @@ class Node:
         """Start the process; return before it serves."""
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                self.command(), cwd=REPOSITORY, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                [*MINDING_SIGNALS, *self.command()],
+                cwd=REPOSITORY,
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
             )
 
     def signal(self, number: signal.Signals) -> None:

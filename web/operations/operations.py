@@ -24,7 +24,7 @@ from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.job_list import count_jobs
@@ -354,7 +354,7 @@ class Operations:
                 break
             changed += slice
             uncommitted += slice
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
             if uncommitted >= COMMIT_BATCH:
                 if not self._commit():
                     break

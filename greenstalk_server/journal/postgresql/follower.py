@@ -92,7 +92,7 @@ class Follower:
         """Forget the segments below *oldest*, which were removed."""
         segments = self.recovery.segments
         while segments and segments[0].header.number < oldest:
-            del segments[0]
+            self.recovery.forget_segment(segments[0])
 
     def finish(self, epoch: int) -> None:
         """Forget the segments that were removed. Call after all rows were read, and this server has taken *epoch*.
@@ -103,7 +103,8 @@ class Follower:
         rows = self.connection.call(lambda connection: self._segments(connection, epoch))
         there = {number for (number,) in rows}
         recovery = self.recovery
-        recovery.segments[:] = [segment for segment in recovery.segments if segment.header.number in there]
+        for segment in [segment for segment in recovery.segments if segment.header.number not in there]:
+            recovery.forget_segment(segment)
         if not all(job.segment in there for job in recovery.jobs.values()):
             raise PositionLost
 

@@ -1,0 +1,133 @@
+"""The random workload of `workload`, with moves, groups, attributes, policies and unique keys.
+
+A broker does these only under a policy; here the commands do them at random, by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.job import READY, RESERVED, SECOND, Job
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.startup import replay_all
+from tests.journal.disk import Disk
+from tests.journal.workload import ELSEWHERE, TUBES, Bench
+
+NAMES = ("mail", "p" * 40, "other")
+"""Names of policies."""
+
+
+class PolicyBench(Bench):
+    """A bench whose commands include those of policies.
+
+    targets     tubes that jobs are moved to.
+    key_count   number of unique keys of each tube.
+    document_size   bytes of the largest document of a policy.
+    """
+
+    targets: tuple[bytes, ...] = (*TUBES, ELSEWHERE)
+    key_count: int = 30
+    document_size: int = 1000
+
+    def verbs(self) -> tuple[Callable[[], object], ...]:
+        more = (self.move, self.move, self.move, self.put_group, self.put_group, self.change_policy, self.change_key)
+        return (*super().verbs(), *more, self.change_key, self.expire_keys, self.delete, self.delete)
+
+    def move(self) -> None:
+        """Move a job that no client holds to another tube, or change its attributes alone."""
+        random, broker = self.random, self.broker
+        if not broker.jobs or (job := broker.jobs[self._any_id()]).state == RESERVED:
+            return
+        source, target = job.tube, broker.tube(random.choice(self.targets))
+        source.remove(job)
+        source.body_bytes -= job.size
+        target.body_bytes += job.size
+        job.tube, job.pri, job.ready_since = target, random.randrange(5), self.now
+        kind = random.choice((job_history.DEAD_LETTERED, job_history.REDRIVEN))
+        job.events = job_history.add(job.events, kind, self.now, job_history.NOBODY)
+        self._set_attributes(job)
+        job.state = READY
+        broker.journal.move(job, source)
+        broker._add_ready(job, self.now)
+        broker._drop_if_unneeded(source)
+
+    def _set_attributes(self, job: Job) -> None:
+        """Give *job* random attributes, or none."""
+        random = self.random
+        letter = DeadLetter(
+            DeadLetterReason.EXPIRED, random.choice(self.targets), random.randrange(9), self.now, self.now
+        )
+        job.dead_letter = random.choice((b"", letter.pack()))
+        job.expires_from = random.choice((0, self.now))
+        job.unique_key = random.choice((b"", random.randbytes(random.randrange(1, 65))))
+        job.attempts_base = random.choice((0, job.reserves))
+
+    def put_group(self) -> None:
+        """Put jobs into several tubes, all or none."""
+        random, broker = self.random, self.broker
+        jobs = []
+        for _ in range(random.randrange(1, 6)):
+            id, tube = broker.allocate_id(), broker.tube(random.choice(self.targets))
+            body = b"%d:" % id + random.randbytes(random.choice((0, 10, 300, 3000)))
+            jobs.append(Job(id, tube, body, random.randrange(5), 0, SECOND, self.now))
+            self._set_attributes(jobs[-1])
+            jobs[-1].attempts_base = 0
+        if not broker.journal.put_group(jobs):
+            self.refused += 1
+            for job in jobs:
+                broker._drop_if_unneeded(job.tube)
+            return
+        for job in jobs:
+            broker.jobs.set(job)
+            if broker.bodies is not None:
+                broker.bodies.add(job)
+            job.tube.body_bytes += job.size
+        for job in jobs:
+            broker._add_ready(job, self.now)
+
+    def change_policy(self) -> None:
+        name = self.random.choice(NAMES)
+        document = self.random.choice(
+            (b"", b"{}", b'{"max_attempts":%d}' % self.random.randrange(9), b" " * self.document_size)
+        )
+        self.set_policy(name, document)
+
+    def set_policy(self, name: str, document: bytes) -> None:
+        if document:
+            self.binlog.policies[name] = document
+        else:
+            self.binlog.policies.pop(name, None)
+        self.binlog.policy(name, document)
+
+    def change_key(self) -> None:
+        """Take a key for some time, or free it."""
+        key = self.random.choice(TUBES), b"%02d" % self.random.randrange(self.key_count) * self.random.choice((1, 32))
+        id, until = self.random.randrange(1, 99), self.random.choice((0, self.now + SECOND, self.now + 50 * SECOND))
+        if until:
+            self.binlog.keys[key] = id, until
+        else:
+            self.binlog.keys.pop(key, None)
+        self.binlog.key(*key, id, until)
+
+    def expire_keys(self) -> None:
+        """Forget the keys whose time is over, without a record."""
+        for key in [key for key, (_, until) in self.binlog.keys.items() if until <= self.now]:
+            del self.binlog.keys[key]
+
+    def check_recorded(self) -> None:
+        super().check_recorded()
+        policies = {name: documents[-1][1] for name, documents in self.history.policies.items() if documents[-1][1]}
+        assert self.binlog.policies == policies
+        assert all(self.history.keys[key][-1][1] == value for key, value in self.binlog.keys.items())
+
+    def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
+        jobs: dict[int, Job] = {}
+        tubes: dict[bytes, Tube] = {}
+        recovery = Recovery(lambda name: tubes.setdefault(name, Tube(name, jobs)), jobs)
+        replay_all(disk, recovery)
+        recovery.settle(self.now)
+        self.history.check_entries(recovery.policies, recovery.keys, self.safe, self.now)
+        super().check_after_crash(disk, is_strict)
