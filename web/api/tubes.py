@@ -57,6 +57,8 @@ class RatesPerSecond(ResponseModel):
     timeout: float
     release: float
     kick: float
+    dead_letter: float
+    expire: float
 
 
 class PolicyCounts(ResponseModel):
@@ -218,8 +220,9 @@ class Series(ResponseModel):
         dict[str, list[float | int | None]],
         Meta(
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
-            " `bury`, `timeout`, `release`, `kick`. Counts: `ready`, `reserved`, `delayed`, `buried`, `waiting`."
-            " Seconds: `wait_p50`, `wait_p95`, `run_p50`, `run_p95`. A series in which nothing happened is left out."
+            " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
+            " `buried`, `waiting`. Seconds: `wait_p50`, `wait_p95`, `run_p50`, `run_p95`. A series in which nothing"
+            " happened is left out."
         ),
     ]
 

@@ -25,14 +25,12 @@ EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.RETURNED: ("Returned on disconnect", "ready"),
     job_history.EDITED: ("Edited", ""),
     job_history.MOVED: ("Moved to another tube", ""),
-    job_history.DEAD_LETTERED: ("Moved to the dead-letter tube", "ready"),
-    job_history.REDRIVEN: ("Moved back from the dead-letter tube", "ready"),
+    job_history.DEAD_LETTERED: ("Moved to a dead-letter tube", "ready"),
+    job_history.REDRIVEN: ("Moved back from a dead-letter tube", "ready"),
 }
 """The label of each kind of event, and the state that it led to, if any."""
 
-ADMIN_EVENTS: Final = frozenset(
-    {job_history.RELEASED, job_history.BURIED, job_history.EDITED, job_history.MOVED, job_history.REDRIVEN}
-)
+ADMIN_EVENTS: Final = frozenset({job_history.RELEASED, job_history.BURIED, job_history.EDITED, job_history.MOVED})
 """Kinds of events that come from the dashboard if they name no client."""
 
 

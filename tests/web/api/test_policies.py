@@ -338,6 +338,6 @@ def test_put_refused_by_a_policy(queue: Queue, program: Program, setting: dict[s
 
 def test_pages_show_jobs_that_policies_moved(queue: Queue, app: Flask) -> None:
     (id,) = kill(queue)
-    assert "Moved to the dead-letter tube" in app.test_client().get(f"/job?id={id}").text
+    assert "Moved to a dead-letter tube" in app.test_client().get(f"/job?id={id}").text
     queue.broker.redrive(id, queue.now)
-    assert "Moved back from the dead-letter tube" in app.test_client().get(f"/job?id={id}").text
+    assert "Moved back from a dead-letter tube" in app.test_client().get(f"/job?id={id}").text
