@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import gevent
 import pytest
 from flask import Flask
 from werkzeug.exceptions import Conflict, NotFound
 
 from greenstalk_server.core.job import BURIED, READY, SECOND
 from greenstalk_server.core.policy import PolicyError, parse_policy
+from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.jobs.query import parse
 from greenstalk_server.web.operations import bulk, policies
@@ -248,7 +250,8 @@ def test_dry_run_ends_in_bounded_time_and_says_so(
 def test_dry_run_can_be_cancelled(queue: Queue, dashboard: Dashboard) -> None:
     queue.put("mail", count=2000)
     task = dashboard.policies.dry_run(parse_policy("mail", {"tubes": ["mail"], "expire_after": 5}))
-    task.wait(0.01)
+    while not task.scanned:
+        gevent.sleep(YIELD_DELAY)
     task.cancel()
     task.wait(TIMEOUT)
     assert (task.state, task.scanned < 2000) == (CANCELLED, True)

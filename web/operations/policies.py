@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
@@ -39,7 +39,7 @@ MAX_SOURCES: Final = 100
 """Tubes that `sources_of` returns."""
 
 _BATCH: Final = 256
-"""Jobs counted between two looks at the clock."""
+"""Jobs counted between two looks at the clock, or sizes added between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,11 @@ class _Tally:
         self.ready -= job.state == READY
         self.waiting -= job.state in (READY, DELAYED)
 
-    def count_excess(self) -> int:
-        """Return the number of waiting jobs, oldest first, that would have to go until the tube is at its caps."""
+    def count_excess(self, checkpoint: Callable[[], None]) -> int:
+        """Return the number of waiting jobs, oldest first, that would have to go until the tube is at its caps.
+
+        Call *checkpoint* every _BATCH jobs.
+        """
         policy = self.rules.policy
         excess = max(0, self.jobs - policy.max_jobs) if policy.max_jobs else 0
         if self.is_above_bytes:
@@ -212,6 +215,8 @@ class _Tally:
                     break
                 over -= size
                 count += 1
+                if count % _BATCH == 0:
+                    checkpoint()
             excess = max(excess, count)
         return min(excess, self.waiting)
 
@@ -320,7 +325,7 @@ class _DryRun:
 
     def _count_tube(self, tally: _Tally) -> None:
         """Count what would happen because of the tube's caps and limits."""
-        excess, overflow = tally.count_excess(), tally.rules.policy.overflow
+        excess, overflow = tally.count_excess(self._task.checkpoint), tally.rules.policy.overflow
         if overflow == Overflow.REFUSE:
             self._effect.over_cap += excess
         else:
