@@ -95,12 +95,14 @@ class PolicyError(ValueError):
     """A policy is invalid. The message names the policy, the key, the value and what is allowed.
 
     name    the policy's name.
+    problem the message without the policy's name.
     key     the key with the mistake; empty if the mistake is in no key.
     """
 
     def __init__(self, name: str, problem: str, key: str = "") -> None:
         super().__init__(f"policy {_shown(name)}: {problem}")
         self.name: str = name
+        self.problem: str = problem
         self.key: str = key
 
 
