@@ -532,8 +532,8 @@ class PolicyTransitions(Transitions):
         if expiry < NEVER:
             self._arm(tube, expiry)
         self._arm_burial_expiry(tube, rules)
-        if rules.full_at:
-            self._arm(tube, tube.held_until if now < tube.held_until < rules.full_at else rules.full_at)
+        if now < tube.held_until < rules.full_at:
+            self._arm(tube, tube.held_until)
 
     # Ends of a reservation
 

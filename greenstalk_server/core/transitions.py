@@ -123,6 +123,9 @@ class Transitions:
 
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self.default_tube and self.tubes.get(tube.name) is tube:
+            if tube.rules is not None and tube.rules.full_at:  # a new tube of this name could start too many jobs
+                self._arm(tube, tube.rules.full_at)
+                return
             del self.tubes[tube.name]
             assert tube.name_chunk is not None
             self._names.remove(tube.name, tube.name_chunk)
@@ -261,8 +264,8 @@ class Transitions:
         rules.note_start(now)
         was_held = tube.held_until > now
         self._update_hold(tube, now)
-        if rules.full_at > now:
-            self._arm(tube, tube.held_until if now < tube.held_until < NEVER else rules.full_at)
+        if now < tube.held_until < NEVER:
+            self._arm(tube, tube.held_until)
         if tube.held_until > now and not was_held:
             if tube.held_until == NEVER:
                 tube.counts().reserved_holds += 1
