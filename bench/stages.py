@@ -38,6 +38,7 @@ _MODULES: Final[dict[str, Stage]] = {
     "committer": "journal",
     "compaction": "journal",
     "connection": "connection",
+    "extended_session": "parse",
     "poller": "connection",
     "record": "journal",
     "restricted_session": "parse",

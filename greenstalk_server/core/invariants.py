@@ -93,7 +93,8 @@ def _check_bodies(broker: PolicyTransitions) -> None:
 def _check_tube(broker: PolicyTransitions, tube: Tube, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
-    assert tube is broker.default_tube or not tube.is_unneeded() or tube.paused_until
+    if tube.is_unneeded() and tube is not broker.default_tube and not tube.paused_until:
+        assert tube.rules is not None and 0 < tube.timer_at <= tube.rules.full_at, "due when a whole burst may start"
     ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
     for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
         for job in jobs:
@@ -129,11 +130,13 @@ def _check_rules(broker: PolicyTransitions, tube: Tube, rules: TubeRules) -> Non
     is_exhausted = 0 < rules.policy.max_reserved <= tube.reserved_count
     assert broker.is_sweeping or is_exhausted == (tube.held_until == NEVER)
     assert is_exhausted or tube.held_until >= rules.starts_at()
-    assert not rules.full_at or tube.timer_at > 0
     for key, id in (rules.keys or {}).items():
         job = broker.jobs[id]
         assert job.tube is tube and job.unique_key == key
         assert rules.policy.unique_for != UniqueFor.WAITING or job.state in (READY, DELAYED)
+    for key, others in rules.other_holders.items():
+        assert rules.keys is not None and rules.keys[key] not in others
+        assert others and all(broker.jobs[id].tube is tube and broker.jobs[id].unique_key == key for id in others)
     if not broker.is_sweeping:
         if rules.waiting is not None:
             waiting = sorted([*tube.ready.walk(), *tube.delayed.walk()], key=lambda job: (expires_from(job), job.id))

@@ -125,6 +125,9 @@ class Transitions:
 
     def _drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self.default_tube and self.tubes.get(tube.name) is tube:
+            if tube.rules is not None and tube.rules.full_at:  # a new tube of this name could start too many jobs
+                self._arm(tube, tube.rules.full_at)
+                return
             del self.tubes[tube.name]
             assert tube.name_chunk is not None
             self._names.remove(tube.name, tube.name_chunk)
@@ -182,28 +185,29 @@ class Transitions:
         """Make the detached *job* ready, or reserve it for the client that has waited longest."""
         tube = job.tube
         waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
-        if waiter is None:
+        if waiter is None or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
             tube.add_ready(job)
             if tube.rules is not None:
-                self._arm_expiry(job, tube.rules)
+                self._arm_waiting(job, tube.rules, now)
         elif tube.ready.count:  # a hold has just ended and no tick has run, or one slice could not hand out all jobs
             tube.add_ready(job)
             self._hand_out(tube, now)
         else:
             self._grant(job, waiter, now)
 
-    def _add_delayed(self, job: Job) -> None:
+    def _add_delayed(self, job: Job, now: int) -> None:
         tube = job.tube
         tube.add_delayed(job)
         self._arm(tube, job.deadline)
         if tube.rules is not None:
-            self._arm_expiry(job, tube.rules)
+            self._arm_waiting(job, tube.rules, now)
 
-    def _arm_expiry(self, job: Job, rules: TubeRules) -> None:
-        """Have the tube of the waiting *job* examined when the job expires."""
-        expiry = rules.expiry_of(job)
+    def _arm_waiting(self, job: Job, rules: TubeRules, now: int) -> None:
+        """Have the tube of the waiting *job* examined when the job expires, or now if the tube is above its caps."""
+        tube = job.tube
+        expiry = now if rules.must_evict(tube.job_count, tube.body_bytes) else rules.expiry_of(job)
         if expiry < NEVER:
-            self._arm(job.tube, expiry)
+            self._arm(tube, expiry)
 
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
         """Have *client* hold the detached *job*, whose `ready_since` is set."""
@@ -262,8 +266,8 @@ class Transitions:
         rules.note_start(now)
         was_held = tube.held_until > now
         self._update_hold(tube, now)
-        if rules.full_at > now:
-            self._arm(tube, tube.held_until if now < tube.held_until < NEVER else rules.full_at)
+        if now < tube.held_until < NEVER:
+            self._arm(tube, tube.held_until)
         if tube.held_until > now and not was_held:
             if tube.held_until == NEVER:
                 tube.counts().reserved_holds += 1
@@ -318,9 +322,11 @@ class Transitions:
             if new.state == READY:
                 self._add_ready(new, now)
             elif new.state == DELAYED:
-                self._add_delayed(new)
+                self._add_delayed(new, now)
             else:
                 new.tube.add_buried(new)
+                if new.tube.rules is not None:
+                    self._arm(new.tube, now)  # for its expiry
 
     # Waits and timers
 

@@ -247,13 +247,7 @@ class Tube:
         return next(iter(self.buried.values()), None)
 
     def is_unneeded(self) -> bool:
-        """Whether no client uses or watches the tube, it holds no job, and it remembers no recent starts."""
+        """Whether no client uses or watches the tube, and it holds no job."""
         return not (
-            self.using
-            or self.watching
-            or self.reserved_count
-            or self.ready.count
-            or self.delayed.count
-            or self.buried
-            or (self.rules is not None and self.rules.full_at)
+            self.using or self.watching or self.reserved_count or self.ready.count or self.delayed.count or self.buried
         )

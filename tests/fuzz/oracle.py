@@ -13,6 +13,7 @@ from typing import Final
 
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import Command, ProtocolError
+from greenstalk_server.protocol.costs import OUTPUT_SLICE
 from tests.core.model import DEFAULT, SECOND, Model, ModelClient, ModelJob
 
 CRLF: Final = b"\r\n"
@@ -47,13 +48,27 @@ LEGAL: Final = {
     b"list-tubes": (b"OK",),
     b"list-tube-used": (b"USING",),
     b"list-tubes-watched": (b"OK",),
+    b"reserve-batch": (b"RESERVED_BATCH", b"DEADLINE_SOON"),
+    b"delete-batch": (b"DELETED_BATCH",),
+    b"touch-all": (b"TOUCHED_ALL",),
+    b"flush-tube": (b"FLUSHED",),
+    b"flush-buried": (b"FLUSHED",),
+    b"peek-reserved": (b"FOUND", b"NOT_FOUND"),
+    b"reprioritize": (b"REPRIORITIZED", b"NOT_FOUND", b"ALREADY_RESERVED"),
+    b"wait": (b"DELETED", b"BURIED", b"TIMED_OUT", b"NOT_FOUND"),
+    b"meta": (b"META",),
 }
 """The words with which the reply of each verb may begin."""
 
-WITH_DATA: Final = re.compile(rb"(?:RESERVED [0-9]+|FOUND [0-9]+|OK) ([0-9]+)\r\n")
-RESERVES: Final = (b"reserve", b"reserve-with-timeout")
-PARKING: Final = (*RESERVES, b"reserve-job", b"peek", b"peek-ready", b"peek-delayed", b"peek-buried")
-"""Verbs that may have to wait: all but reserves for a body on disk only, and only without a model."""
+WITH_DATA: Final = re.compile(rb"(?:RESERVED [0-9]+|FOUND [0-9]+|OK) ([0-9]+)((?: [^ \r]+)*)\r\n")
+BATCH: Final = re.compile(rb"RESERVED_BATCH ([0-9]+)\r\n")
+WAITS: Final = (b"reserve", b"reserve-with-timeout", b"reserve-batch", b"wait")
+PEEKS: Final = (b"peek", b"peek-ready", b"peek-delayed", b"peek-buried", b"peek-reserved")
+PARKING: Final = (*WAITS, b"reserve-job", *PEEKS)
+"""Verbs that may have to wait: those not in WAITS for a body on disk only, and only without a model."""
+
+WORKS: Final = (b"kick", b"delete-batch", b"touch-all", b"flush-tube", b"flush-buried", b"peek-reserved")
+"""Verbs that may take several slices."""
 
 
 class Put:
@@ -96,7 +111,8 @@ class Reading:
                 yield None
                 continue
             line, self._data = self._data[:end], self._data[end + 2 :]
-            if len(line) > LONGEST:
+            is_batch = line.startswith(codec.BATCH_LINE_START)
+            if len(line) > (codec.MAX_BATCH_LINE - len(CRLF) if is_batch else LONGEST):
                 yield b"BAD_FORMAT\r\n"
                 continue
             try:
@@ -111,15 +127,18 @@ class Reading:
                 yield command
 
     def _cut_put(self, command: Command) -> Iterator[Command | Put | bytes | None]:
-        size, is_well_formed = command[4:]
+        size, is_well_formed = command[4:6]
+        is_in_tube = len(command) > 6
         is_too_big = size > self._max_job_size
-        if not (is_well_formed or is_too_big):
+        if not (is_well_formed or is_too_big or is_in_tube):
             yield b"BAD_FORMAT\r\n"
             return
         while len(self._data) < size + 2:
             yield None
         body, end, self._data = self._data[:size], self._data[size : size + 2], self._data[size + 2 :]
         refusal = b"JOB_TOO_BIG\r\n" if is_too_big else b"" if end == CRLF else b"EXPECTED_CRLF\r\n"
+        if not (is_too_big or is_well_formed):
+            refusal = b"BAD_FORMAT\r\n"
         yield Put(command, body, refusal)
 
 
@@ -139,6 +158,7 @@ class Oracle:
         self._readings: dict[int, Reading] = {}
         self._has_eof: set[int] = set()
         self._parked: set[int] = set()
+        self._meta: dict[int, int] = {}  # number of values behind each size
 
     def connect(self, number: int) -> None:
         self._readings[number] = Reading(self._max_job_size)
@@ -156,7 +176,7 @@ class Oracle:
 
     def receive_eof(self, number: int) -> None:
         self._has_eof.add(number)
-        if self.model is not None and number in self.model.waiting:
+        if self.model is not None and number in {*self.model.waiting, *self.model.job_waits}:
             self.model.cancel_wait(number)
             self.model.clients[number].ended.append("TIMED_OUT")
 
@@ -180,14 +200,16 @@ class Oracle:
         if is_closing:
             assert not self.model or number not in self.model.waiting
         elif has_more:
-            if isinstance(command, tuple) and command[0] == b"kick":
+            if isinstance(command, tuple) and command[0] in WORKS:
                 self.model = None  # it may be half done
         elif not is_parked:
             assert command is None, f"no reply to {command!r}"
         elif number not in self._parked:
             assert isinstance(command, tuple) and command[0] in PARKING, f"parked by {command!r}"
             self._parked.add(number)
-            if self.model is not None:
+            if self.model is not None and command[0] == b"wait":
+                assert self.model.wait_for_job(number, command[1], self._timeout(number, command)) == "WAITING"
+            elif self.model is not None:
                 assert self.model.reserve(number, self._timeout(number, command)) == "WAITING"
 
     def _check(self, number: int, command: Command | Put | bytes, reply: bytes) -> None:
@@ -196,7 +218,10 @@ class Oracle:
         elif isinstance(command, Put):
             self._check_put(number, command, reply)
         else:
+            reply = self._without_meta(number, reply)
             self._check_legal(command, reply)
+            if command[0] == b"meta":
+                self._meta[number] = len(command[1])
             if self.model is not None:
                 expected = self._expected(number, command, reply)
                 assert reply == expected, f"{command!r} got {reply[:300]!r}, and should {expected[:300]!r}"
@@ -213,17 +238,33 @@ class Oracle:
             assert id not in self.bodies, "an id was given twice"
             self.bodies[id] = put.body
             if self.model is not None:
-                self.model.put(number, id, *put.command[1:4])
+                pri, delay, ttr = put.command[1:4]
+                self.model.put(number, id, pri, delay, ttr, put.command[6].decode() if len(put.command) > 6 else "")
                 if len(self.model.jobs) > MODELLED:
                     self.model = None
 
     def _check_legal(self, command: Command, reply: bytes) -> None:
-        words = reply.split(None, 3)
-        assert words[0] in LEGAL[command[0]], f"{command!r} got {reply[:80]!r}"
-        if words[0] in (b"RESERVED", b"FOUND"):
-            id = int(words[1])
-            bodies = [self.bodies[id], *self.former.get(id, ())]
-            assert reply in [b"%b %d %d\r\n%b\r\n" % (words[0], id, len(body), body) for body in bodies]
+        first, *jobs = _parts(reply)
+        assert first.split(None, 1)[0] in LEGAL[command[0]], f"{command!r} got {reply[:80]!r}"
+        for part in (first, *jobs):
+            words = part.split(None, 3)
+            assert not jobs or part is first or words[0] == b"RESERVED"
+            if words[0] in (b"RESERVED", b"FOUND"):
+                id = int(words[1])
+                bodies = [self.bodies[id], *self.former.get(id, ())]
+                assert part in [b"%b %d %d\r\n%b\r\n" % (words[0], id, len(body), body) for body in bodies]
+
+    def _without_meta(self, number: int, reply: bytes) -> bytes:
+        """Return *reply* without the values that the client has asked for with meta."""
+        parts = []
+        for part in _parts(reply):
+            match = WITH_DATA.match(part)
+            if match is None or part.startswith(b"OK"):
+                parts.append(part)
+                continue
+            assert len(match[2].split()) == self._meta.get(number, 0), part[:300]
+            parts.append(part[: match.start(2)] + part[match.end(2) :])
+        return b"".join(parts)
 
     # The model's replies
 
@@ -240,7 +281,7 @@ class Oracle:
     def _timeout(self, number: int, command: Command) -> int | None:
         if number in self._has_eof:
             return 0
-        return command[1] if len(command) > 1 else None
+        return command[-1] if len(command) > 1 else None
 
     def _on_reserve(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         if number in self._parked:
@@ -252,6 +293,55 @@ class Oracle:
         return outcome.encode() + CRLF if isinstance(outcome, str) else self._found(b"RESERVED", outcome)
 
     _on_reserve_with_timeout = _on_reserve
+
+    def _on_reserve_batch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        """A batch ends with the body that makes it longer than a slice."""
+        found = self._on_reserve(model, number, command, reply)
+        if not found.startswith(b"RESERVED"):
+            return codec.reserved_batch(0) if found == codec.TIMED_OUT else found
+        jobs = [found]
+        size = len(self.bodies[int(found.split()[1])])
+        while len(jobs) < command[1] and size <= OUTPUT_SLICE and model.next_for(model.clients[number]) is not None:
+            id = model.reserve(number, 0)
+            assert isinstance(id, int)
+            jobs.append(self._found(b"RESERVED", id))
+            size += len(self.bodies[id])
+        return codec.reserved_batch(len(jobs)) + b"".join(jobs)
+
+    def _on_delete_batch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        deleted = sum([model.delete(number, id) for id in command[1]])
+        return codec.deleted_batch(deleted, len(command[1]) - deleted)
+
+    def _on_touch_all(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        held = [job.id for job in model.clients[number].reserved]
+        return codec.counted(b"TOUCHED_ALL", sum([model.touch(number, id) for id in held]))
+
+    def _on_flush_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        states = STATES if command[0] == b"flush-tube" else ("buried",)
+        jobs = [job.id for job in model.jobs.values() if job.tube == command[1].decode() and job.state in states]
+        return codec.counted(b"FLUSHED", sum([model.delete_job(id, is_forced=True) for id in jobs]))
+
+    _on_flush_buried = _on_flush_tube
+
+    def _on_peek_reserved(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return self._first(sorted(model.reserved(model.clients[number].used), key=lambda job: job.id))
+
+    def _on_reprioritize(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        words = {"DONE": codec.REPRIORITIZED, "HELD": codec.ALREADY_RESERVED, "NOT_FOUND": codec.NOT_FOUND}
+        return words[model.reprioritize(*command[1:])]
+
+    def _on_wait(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        if number in self._parked:
+            ended = model.clients[number].ended
+            assert len(ended) == 1, f"{reply!r} too early"
+            outcome = str(ended.pop())
+        else:
+            outcome = model.wait_for_job(number, command[1], self._timeout(number, command))
+        id = b" %d" % command[1] if outcome in ("DELETED", "BURIED") else b""
+        return outcome.encode() + id + CRLF
+
+    def _on_meta(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        return codec.counted(b"META", len(command[1]))
 
     def _on_reserve_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         is_done = model.reserve_job(number, command[1])
@@ -355,6 +445,14 @@ assert DEFAULT == "default"
 
 def replies(out: bytes) -> Iterator[bytes]:
     """Return the replies in *out*, all of which are complete."""
+    parts = _parts(out)
+    for part in parts:
+        match = BATCH.match(part)
+        yield part + b"".join([next(parts) for _ in range(int(match[1]))]) if match else part
+
+
+def _parts(out: bytes) -> Iterator[bytes]:
+    """Return the replies in *out*, and the jobs of a batch one by one."""
     at = 0
     while at < len(out):
         end = out.find(CRLF, at) + 2

@@ -20,9 +20,10 @@ from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.connection import RECEIVE_SIZE
 from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.codec import MAX_LINE
+from greenstalk_server.protocol.codec import MAX_BATCH, MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
-from greenstalk_server.protocol.session import INPUT_LIMIT, Session
+from greenstalk_server.protocol.extended_session import ExtendedSession
+from greenstalk_server.protocol.session import INPUT_LIMIT
 from tests.core.model import Tie
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
@@ -34,6 +35,9 @@ from tests.support.world import EDITS, START, make_broker
 CLIENTS: Final = 4
 SMALL_REPLY: Final = 230
 """Maximum bytes of a reply that does not count towards OUTPUT_SLICE."""
+
+LONG_LINE: Final = 400
+"""Maximum bytes of the first line of a job in a batch."""
 
 MAX_SENT: Final = 300_000
 """Bytes of a whole run, so that no run takes long."""
@@ -69,6 +73,15 @@ BARE: Final = (
 )  # fmt: skip
 WITH_ID: Final = (b"delete", b"touch", b"peek", b"kick-job", b"reserve-job", b"stats-job")
 WITH_NAME: Final = (b"use", b"watch", b"ignore", b"stats-tube")
+EXTENSIONS: Final = (
+    b"reserve-batch 3", b"reserve-batch 1000 0.5", b"reserve-batch 2 4", b"delete-batch 1 2 3 4 5 6 7 8 9 10",
+    b"delete-batch" + b" 9" * 500, b"touch-all", b"flush-tube a", b"flush-tube default", b"flush-buried default",
+    b"peek-reserved", b"reprioritize 2 5", b"reprioritize 3 0", b"wait 1", b"wait 2 0.5", b"wait 3 4", b"meta",
+    b"meta tube pri age ttr reserves timeouts releases attempts", b"meta attempts", b"put-in-tube a 1 0.5 0.25 1\r\nx",
+    b"put-in-tube b 0 0 2.5 1\r\nx", b"put-in-tube -a 0 0 9 6\r\nquit\r\n", b"put-in-tube a x 0 9 1\r\nx",
+    b"put-in-tube a 0 0 9 300\r\nx", b"put 1 0.25 1.5 1\r\nx", b"pause-tube default 0.5",
+    b"reserve-with-timeout 0.25", b"delete-batch" + b" 9" * 1001, b"delete-batch x",
+)  # fmt: skip
 
 _KNOWN: Final = dict(codec.known)
 
@@ -96,7 +109,7 @@ class Talker:
         self.outbox = b""
         self.line = b""
         self.has_ended = False
-        self.session = Session(broker, self._on_wake)
+        self.session = ExtendedSession(broker, self._on_wake)
 
     def _on_wake(self) -> None:
         assert self.session.is_woken
@@ -231,14 +244,14 @@ class Wire(BrokerListener):
         """Check what a call has returned, and what the session keeps."""
         session = talker.session
         largest = min(max(self.broker.max_job_size, 300 * (len(self.broker.tubes) + 20), 20_000), OUTPUT_SLICE + 100)
-        assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * len(COMMAND_SLICE)
+        assert len(out) <= OUTPUT_SLICE + largest + SMALL_REPLY * len(COMMAND_SLICE) + LONG_LINE * MAX_BATCH
         out += b"".join(stream_of(session))
         assert self.oracle.answered(talker.number, out) <= len(COMMAND_SLICE) + 1
         self.oracle.rested(talker.number, session.is_waiting, session.has_more, session.is_closing)
         if session.is_waiting or session.has_more or session.is_closing:
             assert buffered_bytes(session) <= INPUT_LIMIT + RECEIVE_SIZE
         else:
-            assert buffered_bytes(session) < MAX_LINE + 2 + self.broker.max_job_size
+            assert buffered_bytes(session) < MAX_BATCH_LINE + 2 + self.broker.max_job_size
 
     # Time
 
@@ -401,7 +414,9 @@ def line(source: Source) -> bytes:
         return b"bury %b %b\r\n" % (source.pick(IDS), source.pick(PRIS))
     if kind < 248:
         return b"kick %b\r\n" % source.pick(BOUNDS)
-    return b"pause-tube %b %b\r\n" % (source.pick(NAMES), source.pick(DELAYS))
+    if kind < 251:
+        return b"pause-tube %b %b\r\n" % (source.pick(NAMES), source.pick(DELAYS))
+    return source.pick(EXTENSIONS) + b"\r\n"
 
 
 def _put(source: Source) -> bytes:

@@ -202,6 +202,51 @@ def test_reply_waits_for_the_records_of_earlier_slices_of_its_command() -> None:
     pair.hang_up()
 
 
+class CountingDeletes(UnwrittenJournal):
+    def delete(self, job: Job) -> None:
+        self.promised += 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "reply"),
+    [
+        (b"delete-batch " + b" ".join(b"%d" % id for id in range(1, SLICE + 2)), b"DELETED_BATCH %d 1\r\n" % SLICE),
+        (b"flush-tube default", b"FLUSHED %d\r\n" % SLICE),
+    ],
+)
+def test_reply_of_a_batch_waits_for_the_records_of_its_earlier_slices(sent: bytes, reply: bytes) -> None:
+    """Another client deletes the job that is left for the last slice."""
+    journal = CountingDeletes()
+    broker = Broker(FACTS, journal)
+    pair = Pair(broker, journal)
+    client = broker.connect(lambda: None)
+    for _ in range(SLICE + 1):
+        assert broker.put(client, broker.allocate_id(), 0, 0, 60, b"", 0) > 0
+    journal.safe = journal.promised
+    connection = pair.connection
+    connection.serve(sent + b"\r\n", 1, COMMAND_QUANTUM)
+    assert connection.collect() == b""
+    assert broker.delete(None, SLICE + 1, 1)
+    connection.send(connection.resume(1, COMMAND_QUANTUM))
+    assert [out for _, out in connection._held] == [reply]
+    pair.hang_up()
+
+
+def test_end_of_a_wait_for_a_job_waits_for_the_record_of_the_deletion() -> None:
+    journal = CountingDeletes()
+    broker = Broker(FACTS, journal)
+    pair = Pair(broker, journal)
+    client = broker.connect(lambda: None)
+    assert broker.put(client, broker.allocate_id(), 0, 0, 60, b"", 0) == 1
+    journal.safe = journal.promised
+    connection = pair.connection
+    assert connection.serve(b"wait 1\r\n", 1, COMMAND_QUANTUM) == b""
+    assert broker.delete(None, 1, 1)
+    connection.send(connection.resume(1, COMMAND_QUANTUM))
+    assert [out for _, out in connection._held] == [b"DELETED 1\r\n"]
+    pair.hang_up()
+
+
 @pytest.mark.pure
 def test_records_of_a_long_kick_are_committed_between_its_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

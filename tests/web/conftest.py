@@ -98,6 +98,7 @@ class Queue:
             platform="pdp11",
             started_at=STARTED_AT,
             rusage=lambda: (1.5, 0.25),
+            extensions=("fractions", "wait"),
         )
         self.broker = Broker(facts)
         TABLES.append(self.broker.jobs)

@@ -24,6 +24,7 @@ def test_figures(queue: Queue, program: Program) -> None:
     assert (found["stats"]["version"], found["stats"]["current_jobs_ready"]) == ("9.8.7", 3)
     assert found["stats"]["hostname"] == "queue-host"
     assert found["build"] == "compiled"
+    assert found["extensions"] == ["fractions", "wait"]
     assert found["memory"] is None
     assert found["rates"]["put"] == 0
     assert (found["journal"]["is_on_disk"], found["journal"]["trouble"]) == (False, None)
@@ -83,7 +84,7 @@ def test_stream(queue: Queue, program: Program) -> None:
     assert first["tubes"] == {tube["name"]: tube for tube in program.get("/tubes")["tubes"]}
     queue.put("other")
     _, second = next(stream)
-    assert second["tubes"] == {"other": program.get("/tube", tube="other")}
+    assert second["tubes"] == {"other": program.get("/tubes", q="other")["tubes"][0]}
     assert set(second["server"]) == {"stats"}
     queue.broker.delete_job(id, queue.now)
     _, third = next(stream)
@@ -95,7 +96,7 @@ def test_stream(queue: Queue, program: Program) -> None:
 def test_stream_of_a_tube_ends_with_the_tube(queue: Queue, program: Program) -> None:
     (id,) = queue.put("mail")
     stream = events(program.ask("GET", "/events?tube=mail"))
-    assert next(stream)[1] == {"tubes": {"mail": program.get("/tube", tube="mail")}}
+    assert next(stream)[1] == {"tubes": {"mail": program.get("/tubes", q="mail")["tubes"][0]}}
     queue.broker.delete_job(id, queue.now)
     assert list(stream) == [("gone", {})]
     problem(program.ask("GET", "/events?tube=mail"), 404)
