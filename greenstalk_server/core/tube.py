@@ -249,10 +249,5 @@ class Tube:
     def is_unneeded(self) -> bool:
         """Whether no client uses or watches the tube, and it holds no job."""
         return not (
-            self.using
-            or self.watching
-            or self.reserved_count
-            or self.ready.count
-            or self.delayed.count
-            or self.buried
+            self.using or self.watching or self.reserved_count or self.ready.count or self.delayed.count or self.buried
         )
