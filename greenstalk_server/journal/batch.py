@@ -149,6 +149,7 @@ class Batch:
     def _finish(self, segment: Segment) -> None:
         assert segment.handle is not None
         self._files.truncate(segment.handle, segment.written)
+        segment.allocated = segment.written
         if not self._is_never_synced:
             self.sync_times.append(timed_sync(self._files, segment.handle))
         self._files.close(segment.handle)

@@ -155,8 +155,8 @@ class SegmentLog:
         self.sequence = self.recovered_sequence = self.on_disk = recovery.sequence
         self.next_id = recovery.next_id
         for replayed in recovery.segments:
-            segment = Segment(replayed.header.number, replayed.end)
-            segment.used = segment.written = replayed.end
+            segment = Segment(replayed.header.number, replayed.size)
+            segment.used = segment.written = segment.allocated = replayed.size
             segment.ids, segment.starts, segment.has_repeats = replayed.ids, replayed.starts, replayed.has_repeats
             segment.has_file, segment.entries = True, replayed.entries
             self.segments[segment.number] = segment
@@ -472,14 +472,16 @@ class SegmentLog:
         return self.finished_bytes + sum([segment.used for segment in self.unsafe])
 
     def bytes_on_disk(self) -> int:
-        """Return the size in bytes of all files. A file has its full capacity until it is finished and truncated."""
-        whole = [*self.ahead, *self.orphaned, *[segment for segment in self.unsafe if segment.handle is not None]]
-        removed_soon = [segment.used for _, segment in self.pending_removal]
-        return self.finished_bytes + sum([segment.capacity for segment in whole]) + sum(removed_soon)
+        """Return the size in bytes of all files, which may be less than the capacities of the segments.
+
+        The next batch creates or extends the file of a segment that was begun with none, or for a large record.
+        """
+        others = [*self.unsafe, *self.ahead, *self.orphaned, *[segment for _, segment in self.pending_removal]]
+        return self.finished_bytes + sum([segment.allocated for segment in others])
 
     def count_files(self) -> int:
         """Return the number of files. The files of some segments are created only by the next batch."""
-        without_file = sum([segment.handle is None and segment.number > 0 for segment in self.unsafe])
+        without_file = sum([segment.number > 0 and not segment.has_file for segment in self.unsafe])
         others = len(self.ahead) + len(self.pending_removal) + len(self.orphaned)
         return len(self.segments) - without_file + others
 

@@ -234,6 +234,79 @@ def test_stats_match_the_files() -> None:
     assert bench.broker.jobs[100].segment in used
 
 
+def check_sizes(bench: PacedBench) -> None:
+    """Assert that the statistics have the number and the size of the files."""
+    stats = bench.binlog.stats()
+    assert (stats.bytes_on_disk, stats.files) == (bench.disk.used, len(bench.disk.list()))
+
+
+def test_stats_count_a_file_at_its_size_until_a_batch_extends_it() -> None:
+    """Compaction has copied a large job to a segment of normal size, whose file the next batch extends."""
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    id = bench.put_job(3 * SMALL_SEGMENT)
+    first = bench.broker.jobs[id].segment
+    bench.commit()
+    while bench.broker.jobs[id].segment == first:
+        assert bench.broker.delete(None, bench.put_job(1500), bench.now)
+        bench.commit()
+        bench.run_upkeep()
+        bench.binlog.compact(SMALL_SEGMENT)
+    name = name_of(bench.broker.jobs[id].segment)
+    assert len(bench.disk.read(name)) == SMALL_SEGMENT
+    check_sizes(bench)
+    bench.commit()
+    assert len(bench.disk.read(name)) > 3 * SMALL_SEGMENT
+    check_sizes(bench)
+
+
+def test_stats_match_the_files_while_a_batch_runs() -> None:
+    """The thread of the batch has finished segments, and created files, that it has not reported yet."""
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    for _ in range(10):
+        bench.put_job(900)
+    id = bench.put_job(0)
+    for _ in range(100):
+        assert bench.broker.bury_job(id, bench.now)
+        assert bench.broker.kick_job(id, bench.now)
+    batch = bench.binlog.take_batch(is_synced=True)
+    check_sizes(bench)
+    calls: list[str] = []
+
+    def check(call: str) -> None:
+        calls.append(call)
+        if call in ("write", "sync"):
+            check_sizes(bench)
+
+    bench.disk.before = check
+    batch.run()
+    assert {"create", "truncate"} <= set(calls)
+    check_sizes(bench)
+    bench.binlog.complete_batch(batch)
+    check_sizes(bench)
+
+
+def test_stats_count_a_truncated_file_that_cannot_be_removed_at_its_size() -> None:
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    bench.disk.before = Fault(1, errno.EIO, is_lasting=True, calls=("remove",))
+    for _ in range(6):
+        bench.churn()
+    assert len(bench.disk.list()) > 2
+    check_sizes(bench)
+
+
+def test_stats_count_the_damaged_end_of_a_file_after_a_restart() -> None:
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    for _ in range(20):
+        bench.put_job(900)
+    bench.commit_and_compact()
+    disk = bench.disk.crash(Chance(seeded(0), 1.0))
+    damaged = disk.cached(name_of(2))
+    damaged[100:] = b"x" * (len(damaged) - 100)
+    after = PacedBench(disk, SMALL_SEGMENT)
+    assert 0 < len(after.broker.jobs) < 20
+    check_sizes(after)
+
+
 def test_segment_of_a_job_has_its_record() -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
     for _ in range(60):
