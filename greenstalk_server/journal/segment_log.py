@@ -203,10 +203,12 @@ class SegmentLog:
         """Return whether a record of *size* bytes fits in the current segment, and a DELETE of every job after it.
 
         The DELETEs may also go to the segments ahead.
-        A shortcut of the common case for `Space.has_room`: False on a full disk and before a rewrite.
+        A shortcut of the common case for `Space.has_room`: False on a full disk, before a rewrite, and while the file
+        of the current segment is not allocated.
         """
-        left = self.current.capacity - self.current.used
-        if size > left or self.is_full or self.wants_rewrite:
+        current = self.current
+        left = current.capacity - current.used
+        if size > left or self.is_full or self.wants_rewrite or current.allocated < current.capacity:
             return False
         room = left + len(self.ahead) * (self.max_size - SEGMENT_OVERHEAD)
         return room >= (len(self.jobs) + 1) * record.DELETE_SIZE + 2 * size
@@ -466,6 +468,13 @@ class SegmentLog:
         self.sequence += 1
         segment.add_bare(segment.encoder.ids(next_id, self.sequence))
         self.ids_end = next_id
+
+    def unallocated(self) -> int:
+        """Return the bytes that the next batch allocates: files of segments begun without one, or made larger.
+
+        Call it only while nothing is to be rewritten.
+        """
+        return sum([segment.capacity - segment.allocated for segment in self.unsafe if not segment.is_begun])
 
     def bytes_recorded(self) -> int:
         """Return the size in bytes of all records, written or not."""

@@ -420,6 +420,37 @@ def test_large_job_leaves_room_for_deletes() -> None:
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 
+@pytest.mark.parametrize("segments", [8, 11, 14])
+def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_file(segments: int) -> None:
+    """Updates of one batch use up the segments ahead and begin others, whose files only the batch creates."""
+    disk, size = Disk(), 2000
+    disk.capacity = segments * SEGMENT
+    bench = PacedBench(disk)
+    updated = bench.put_job(0)
+    bench.commit_on_full_disk()
+
+    def put() -> bool:
+        id = bench.broker.allocate_id()
+        return bench.broker.put(bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) > 0
+
+    def has_file() -> bool:
+        return name_of(bench.binlog.stats().current_index) in disk.list()
+
+    is_refused = False
+    while not is_refused:
+        while has_file():
+            assert bench.broker.bury_job(updated, bench.now)
+            assert bench.broker.kick_job(updated, bench.now)
+        while not has_file() and not is_refused:
+            is_refused = not put()
+        for _ in range(SEGMENT // (size + 100) - 5):
+            is_refused = is_refused or not put()
+    assert len(bench.broker.jobs) > SEGMENT // (size + 100)
+    assert bench.commit()
+    assert bench.binlog.trouble is None
+    bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
+
+
 def test_puts_are_accepted_as_soon_as_there_is_room() -> None:
     disk = Disk()
     disk.capacity = 10 * SEGMENT
