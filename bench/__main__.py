@@ -17,7 +17,7 @@ from .errors import BenchError
 from .measure import DISTURBED_PERCENT, Bench
 from .modes import METRIC_LABELS, SUITES, Mode, select
 from .programs import build
-from .report import FLOOR, OURS, PEER, ModeResult, summary, table
+from .report import FLOOR, OURS, PEER, PLAIN, ModeResult, summary, table
 from .servers import OURS_COMMAND, Contender
 
 _PEER_COMMAND: Final = "beanstalkd -l 127.0.0.1 -p {port}"
@@ -133,6 +133,7 @@ def _modes(names: str) -> list[Mode]:
 
 def _contenders(options: argparse.Namespace) -> list[Contender]:
     contenders = [Contender(OURS, options.ours), *options.also, *options.peer, Contender(PEER, options.reference)]
+    contenders.append(Contender(PLAIN, options.ours, is_plain=True))
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise BenchError(f"two servers have one name: {', '.join(names)}; name them with --also NAME=CMD")
@@ -164,7 +165,7 @@ def _show_progress(text: str) -> None:
 
 
 def _headline(bench: Bench, contenders: list[Contender]) -> str:
-    lines = [f"{c.name}: {c.command}" for c in contenders if not c.is_floor]
+    lines = [f"{c.name}: {c.command}" for c in contenders if not c.is_floor and not c.is_plain]
     lines += [
         f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
         str(bench.cpus),

@@ -1,7 +1,8 @@
-"""Write the measured figures into a Markdown document, between two marker lines.
+"""Write the measured figures into a Markdown document, between marker lines.
 
-Three tables, each with one direction: ratios to the peer where lower is better, ratios where higher is better, and
-figures whose target is absolute.
+The document has a part for the comparison with the peer, and one for the cost of policies. A run replaces the parts of
+which it has modes. Each part has up to three tables, each with one direction: ratios where lower is better, ratios
+where higher is better, and figures whose target is absolute.
 """
 
 from collections.abc import Iterable
@@ -13,9 +14,12 @@ from typing import Final
 
 from .errors import BenchError
 from .modes import CONDITIONS, METRIC_LABELS, Metric, Mode, Target
-from .report import OURS, PEER, ModeResult
+from .report import OURS, PLAIN, ModeResult, base_of
 
 BEGIN: Final = "<!-- Measured figures, written by `python -m bench --report`: do not edit. -->"
+BEGIN_POLICIES: Final = (
+    "<!-- Cost of policies, written by `python -m bench --modes policies --report`: do not edit. -->"
+)
 END: Final = "<!-- End of the measured figures. -->"
 
 _RATIO_LABELS: Final[dict[Metric, str]] = {
@@ -46,18 +50,24 @@ class _Row:
 
 
 def check(path: Path) -> None:
-    """Raise BenchError unless the document at *path* has both markers."""
-    _split(path)
+    """Raise BenchError unless the document at *path* has all markers."""
+    for begin in (BEGIN, BEGIN_POLICIES):
+        _split(path, begin)
 
 
 def write(path: Path, conditions: str, results: list[ModeResult]) -> None:
     """Replace the lines between the markers with *conditions* and the tables of *results*."""
-    head, tail = _split(path)
-    path.write_text(f"{head}{BEGIN}\n\n{conditions}\n\n{tables(results)}\n\n{END}{tail}")
+    for begin, has_policies in ((BEGIN, False), (BEGIN_POLICIES, True)):
+        chosen = [result for result in results if bool(result.mode.policies) == has_policies]
+        if chosen:
+            head, tail = _split(path, begin)
+            path.write_text(f"{head}{begin}\n\n{conditions}\n\n{tables(chosen)}\n\n{END}{tail}")
 
 
 def tables(results: list[ModeResult]) -> str:
-    """The tables of *results* as Markdown; a table without a row is left out."""
+    """The tables of *results*, which have the same base, as Markdown; a table without a row is left out."""
+    base = base_of(results[0].mode)
+    heading = "relative to the same server without policies" if base == PLAIN else f"relative to {base}"
     cost, throughput, absolute = [], [], []
     for result in results:
         for metric in result.metrics():
@@ -73,24 +83,24 @@ def tables(results: list[ModeResult]) -> str:
     builds = list(dict.fromkeys(build for result in results for build in result.builds))
     parts = []
     if cost:
-        parts += ["### Cost relative to beanstalkd (lower is better)", "", *_ratios(cost, builds), ""]
+        parts += [f"### Cost {heading} (lower is better)", "", *_ratios(cost, builds), ""]
     if throughput:
-        parts += ["### Throughput relative to beanstalkd (higher is better)", "", *_ratios(throughput, builds), ""]
+        parts += [f"### Throughput {heading} (higher is better)", "", *_ratios(throughput, builds), ""]
     if absolute:
-        parts += ["### Figures with an absolute target", "", *_values(absolute, builds), ""]
+        parts += ["### Figures with an absolute target", "", *_values(absolute, builds, base), ""]
     return "\n".join(parts).rstrip("\n")
 
 
-def _split(path: Path) -> tuple[str, str]:
-    """Return the text before and after the measured figures."""
+def _split(path: Path, marker: str) -> tuple[str, str]:
+    """Return the text before *marker*, and after the measured figures that follow it."""
     try:
         text = path.read_text()
     except OSError as error:
         raise BenchError(f"--report: cannot read {path}: {error.strerror}") from error
-    head, begin, rest = text.partition(BEGIN)
+    head, begin, rest = text.partition(marker)
     _, end, tail = rest.partition(END)
     if not (begin and end):
-        raise BenchError(f"--report: {path} lacks the line {(BEGIN, END)[bool(begin)]!r}")
+        raise BenchError(f"--report: {path} lacks the line {(marker, END)[bool(begin)]!r}")
     return head, tail
 
 
@@ -99,7 +109,7 @@ def _measures_throughput(mode: Mode) -> bool:
 
 
 def _ratios(rows: list[_Row], builds: list[str]) -> Iterable[str]:
-    """A table of ratios to the peer: of the medians, with the lowest and highest of a single round."""
+    """A table of ratios to the base: of the medians, with the lowest and highest of a single round."""
     yield from _header(["load", "connections", "figure"], [*map(_column, builds), "target"])
     for row in rows:
         ratios = [_ratio(row, build) for build in builds]
@@ -107,11 +117,12 @@ def _ratios(rows: list[_Row], builds: list[str]) -> Iterable[str]:
         yield _line([*_load(row), _RATIO_LABELS[row.metric], *ratios, target])
 
 
-def _values(rows: list[_Row], builds: list[str]) -> Iterable[str]:
-    """A table of measured values, with the peer's; the target is an upper or a lower bound."""
-    yield from _header(["load", "connections", "figure"], [*map(_column, builds), PEER, "target"])
+def _values(rows: list[_Row], builds: list[str], base: str) -> Iterable[str]:
+    """A table of measured values, with those of *base* if it has any; the target is an upper or a lower bound."""
+    columns = [*builds, *([base] if any(base in row.result.samples for row in rows) else [])]
+    yield from _header(["load", "connections", "figure"], [*map(_column, columns), "target"])
     for row in rows:
-        values = [_value(row, column) for column in (*builds, PEER)]
+        values = [_value(row, column) for column in columns]
         assert row.target is not None
         yield _line([*_load(row), METRIC_LABELS[row.metric], *values, f"{row.target.relation} {row.target.bound:,g}"])
 
@@ -126,7 +137,7 @@ def _column(build: str) -> str:
 
 
 def _ratio(row: _Row, build: str) -> str:
-    if not {build, PEER} <= row.result.samples.keys():
+    if not {build, row.result.base} <= row.result.samples.keys():
         return ""
     ratio = row.result.ratio(row.metric, build)
     if isnan(ratio.middle):

@@ -50,6 +50,8 @@
 #define BACKLOG_DEPTH 100
 #define TUBE "tube-%06u"          /* names of the tubes of --tubes and --watch */
 #define NO_TUBE UINT32_MAX
+#define SERIAL "%016" PRIx64      /* --vary: the start of each body */
+#define SERIAL_SIZE 16
 #define PACE_SHARE 20             /* --due: 1/PACE_SHARE of the backlog is put to estimate the time for all of it */
 #define MAX_SLOWDOWN 3          /* --due: the backlog may take this many times the estimate */
 #define DUE_ROOM (3 * SECOND)     /* --due: additional time before the first job is due */
@@ -88,12 +90,12 @@ struct mode {
 static struct {
     const struct mode *mode;
     const char *host, *port, *unix_path;
-    unsigned connections, depth, tubes, watch;
+    unsigned connections, depth, tubes, watch, use;
     uint64_t body, jobs, backlog, delay_seconds;
     double seconds, deadline_seconds;
-    bool stepwise, falls_due;
+    bool stepwise, falls_due, varies;
 } options = {
-    .host = "127.0.0.1", .port = "11300", .body = 128, .deadline_seconds = 120,
+    .host = "127.0.0.1", .port = "11300", .body = 128, .deadline_seconds = 120, .use = NO_TUBE,
 };
 
 /* The state of the measurement, or of putting the backlog. */
@@ -301,12 +303,24 @@ static uint64_t backlog_delay(void)
     return (due - now) / SECOND + 1;
 }
 
+/* Append a put. With --vary, no two bodies are equal. */
+static void append_put(struct buffer *out)
+{
+    static uint64_t serial;
+    char text[SERIAL_SIZE + 1];
+    append(out, put_command, put_size);
+    if (options.varies) {
+        snprintf(text, sizeof text, SERIAL, serial++);
+        memcpy(out->data + out->end - payload_size, text, SERIAL_SIZE);
+    }
+}
+
 static void send_puts(struct connection *connection, unsigned count)
 {
     if (due && put_delay && put_delay != backlog_delay())
         build_put_command(backlog_delay());
     for (unsigned i = 0; i < count; i++)
-        append(&connection->out, put_command, put_size);
+        append_put(&connection->out);
     transmit(connection, INSERTED, count);
 }
 
@@ -404,7 +418,8 @@ static ssize_t read_reply(enum word expected, const char *data, size_t size, uin
         return (ssize_t)line_size;
     if (size < line_size + payload_size)
         return 0;
-    if (memcmp(line.at, payload, payload_size) != 0)
+    size_t skipped = options.varies ? SERIAL_SIZE : 0;
+    if (memcmp(line.at + skipped, payload + skipped, payload_size - skipped) != 0)
         return -1;
     return (ssize_t)(line_size + payload_size);
 }
@@ -806,14 +821,14 @@ static void append_line(struct buffer *out, const char *format, ...)
     va_end(arguments);
 }
 
-/* Make connection number *index* watch --watch tubes, and use one of them. */
+/* Make connection number *index* watch --watch tubes, and use one of them: by default, its share. */
 static void watch_tubes(int fd, unsigned index)
 {
     struct buffer out = {0};
+    unsigned share = (unsigned)((uint64_t)index * options.watch / options.connections);
     for (unsigned tube = 0; tube < options.watch; tube++)
         append_line(&out, "watch " TUBE "\r\n", tube);
-    append_line(&out, "ignore default\r\nuse " TUBE "\r\n",
-                (unsigned)((uint64_t)index * options.watch / options.connections));
+    append_line(&out, "ignore default\r\nuse " TUBE "\r\n", options.use == NO_TUBE ? share : options.use);
     converse(fd, &out, options.watch + 2, "WU");
     free(out.data);
 }
@@ -912,7 +927,7 @@ static void fill_tubes(void)
     build_put_command(options.delay_seconds);
     for (uint64_t job = 0; job < options.backlog; job++) {
         append_line(&out, "use " TUBE "\r\n", (unsigned)(job % options.tubes));
-        append(&out, put_command, put_size);
+        append_put(&out);
         if (job % BACKLOG_DEPTH == BACKLOG_DEPTH - 1)
             converse(fd, &out, 2 * BACKLOG_DEPTH, "UI");
     }
@@ -1082,6 +1097,8 @@ static void usage(const char *message)
         "  --due            instead of --delay: all jobs of the backlog are due within one second\n"
         "  --tubes N        spread the backlog over N tubes; tour visits them\n"
         "  --watch N        each connection watches N of these tubes, without default, and uses one of them\n"
+        "  --use N          all of them use this tube, from 0\n"
+        "  --vary           no two bodies are equal: each begins with a number\n"
         "  --deadline S     exit with an error after S seconds in total (120)\n"
         "  --stepwise       wait for a line on stdin before and after the measurement\n",
         message);
@@ -1107,7 +1124,8 @@ static const struct option long_options[] = {
     {"jobs", required_argument, NULL, 'j'},     {"backlog", required_argument, NULL, 'l'},
     {"delay", required_argument, NULL, 'y'},    {"deadline", required_argument, NULL, 'd'},
     {"due", no_argument, NULL, 'e'},            {"tubes", required_argument, NULL, 't'},
-    {"watch", required_argument, NULL, 'a'},
+    {"watch", required_argument, NULL, 'a'},    {"use", required_argument, NULL, 'x'},
+    {"vary", no_argument, NULL, 'v'},
     {"stepwise", no_argument, NULL, 'w'},       {NULL, 0, NULL, 0},
 };
 
@@ -1127,6 +1145,8 @@ static void parse_option(int letter, const char *name)
     case 'y': options.delay_seconds = (uint64_t)parse_number(name, optarg, 0, UINT32_MAX); break;
     case 'e': options.falls_due = true; break;
     case 't': options.tubes = (unsigned)parse_number(name, optarg, 1, 1e6); break;
+    case 'x': options.use = (unsigned)parse_number(name, optarg, 0, 1e5); break;
+    case 'v': options.varies = true; break;
     case 'a': options.watch = (unsigned)parse_number(name, optarg, 1, 1e5); break;
     case 'd': options.deadline_seconds = parse_number(name, optarg, 1, 1e6); break;
     case 'w': options.stepwise = true; break;
@@ -1146,8 +1166,12 @@ static void check_options(void)
         usage("drain needs --backlog");
     if (is_mode("tour") && options.tubes < 2 * options.connections)
         usage("tour needs at least two --tubes per connection");
-    if (is_mode("probe") && !(options.falls_due && options.backlog >= PACE_SHARE && options.watch))
-        usage("probe needs --due, --watch and a --backlog of " TEXT(PACE_SHARE) " or more");
+    if (is_mode("probe") && !(options.falls_due || options.delay_seconds))
+        usage("probe needs --due or --delay");
+    if (is_mode("probe") && !(options.backlog >= PACE_SHARE && options.watch))
+        usage("probe needs --watch and a --backlog of " TEXT(PACE_SHARE) " or more");
+    if (options.varies && options.body < SERIAL_SIZE)
+        usage("--vary needs a --body of " TEXT(SERIAL_SIZE) " or more");
     if (is_mode("fan") && (options.connections % 2 || options.backlog))
         usage("fan needs an even number of connections and no --backlog");
     if (!is_drain() && !is_mode("idle") && !is_mode("probe") && !options.seconds && !options.jobs)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from .cpus import Cpus
+from .errors import BenchError
 from .generator import Generator, running_generator
-from .modes import Measurement, Metric, Mode
+from .modes import HELD_TUBE, Measurement, Metric, Mode
 from .servers import Contender, Server, data_directory, running_server
 from .viewer import dashboard_viewer
 
@@ -140,6 +141,39 @@ def _due(trial: Trial) -> Sample:
     }
 
 
+def _expiry(trial: Trial) -> Sample:
+    """Return the longest wait for a reply while the jobs of the backlog, to which a new policy applies, expire."""
+    cpus = trial.bench.cpus
+    with trial.server() as server:
+        with trial.generator(server, trial.mode.without_backlog(), _QUIET_SECONDS) as generator:
+            before = generator.measure()
+            generator.finish()
+        with trial.generator(server) as generator:
+            busy, cpu_ns = cpus.busy_seconds(), server.cpu_ns()
+            generator.start()
+            server.set_policies(trial.mode.policies)
+            outcome = generator.outcome()
+            busy, cpu_ns = cpus.busy_seconds() - busy, server.cpu_ns() - cpu_ns
+            generator.finish()
+    others = max(0.0, busy - cpu_ns / 1e9 - outcome.load_cpu_seconds)
+    return {
+        "held_ms": outcome.max_us / 1e3,
+        "held_before_ms": before.max_us / 1e3,
+        "expiry_seconds": outcome.seconds,
+        "others_busy": 100 * others / outcome.seconds,
+    }
+
+
+def _speed_past_held_tube(trial: Trial) -> Sample:
+    """Return the speed while another connection holds the one job of HELD_TUBE that may be reserved."""
+    with trial.server() as server, trial.generator(server) as generator, server.connect() as holder:
+        holder.sendall(f"watch {HELD_TUBE}\r\nignore default\r\nreserve\r\n".encode())
+        with holder.makefile("rb") as replies:
+            if b"RESERVED" not in [replies.readline()[:8] for _ in range(3)]:
+                raise BenchError(f"no job of {HELD_TUBE} was reserved")
+            return speed(trial.bench.cpus, server, generator)
+
+
 def _connection_memory(trial: Trial) -> Sample:
     grown, _ = _memory_growth(trial)
     return {"bytes_per_connection": grown / trial.mode.connections}
@@ -194,4 +228,6 @@ _MEASUREMENTS: Final[dict[Measurement, Callable[[Trial], Sample]]] = {
     "job memory": _job_memory,
     "returned memory": _returned_memory,
     "restart": _restart,
+    "expiry": _expiry,
+    "held": _speed_past_held_tube,
 }

@@ -26,6 +26,7 @@ Metric = Literal[
     "restart_seconds",
     "held_ms",
     "held_before_ms",
+    "expiry_seconds",
 ]
 Measurement = Literal[
     "speed",  # CPU, throughput and latency
@@ -35,6 +36,8 @@ Measurement = Literal[
     "job memory",
     "returned memory",  # after the backlog is drained
     "restart",  # with the jobs that the load has put
+    "expiry",  # the longest wait for a reply on one connection while the backlog expires
+    "held",  # speed, while a limit holds the jobs of HELD_TUBE
 ]
 
 METRIC_LABELS: Final[dict[Metric, str]] = {
@@ -53,6 +56,7 @@ METRIC_LABELS: Final[dict[Metric, str]] = {
     "restart_seconds": "seconds until the first reply",
     "held_ms": "ms of the longest wait for a reply",
     "held_before_ms": "the same, with no job due",
+    "expiry_seconds": "seconds until all have expired",
 }
 
 # These metrics show how reliable a sample is, and are not compared.
@@ -91,8 +95,16 @@ class Mode:
     tubes: int = 0  # number of tubes that hold the backlog
     watch: int = 0  # number of tubes that each connection watches; 0: only default
     has_floor: bool = False  # the server of canned replies supports this load
+    use: int | None = None  # the tube that all connections use; None: each its share of those that it watches
+    has_distinct_bodies: bool = False
     server_args: tuple[str, ...] = ()  # {dir} is a fresh directory
+    policies: str = ""  # TOML; the mode is then compared with the same server without policies
     targets: tuple[Target, ...] = ()
+
+    @property
+    def has_base(self) -> bool:
+        """Whether another server can run the mode, so that there are ratios."""
+        return self.measurement != "expiry"
 
     @property
     def conditions(self) -> str:
@@ -113,10 +125,12 @@ class Mode:
             "--delay": self.delay_seconds or None,
             "--tubes": self.tubes or None,
             "--watch": self.watch or None,
-            "--seconds": seconds if self.measurement in ("speed", "growth") else None,
+            "--use": None if self.use is None else str(self.use),  # 0 is a tube
+            "--seconds": seconds if self.measurement in ("speed", "growth", "held") else None,
         }
-        pairs = ((name, str(value)) for name, value in options.items() if value)
-        return [*(word for pair in pairs for word in pair), *(["--due"] if self.falls_due else [])]
+        words = [word for name, value in options.items() if value for word in (name, str(value))]
+        flags = {"--due": self.falls_due, "--vary": self.has_distinct_bodies}
+        return words + [flag for flag, is_set in flags.items() if is_set]
 
     def without_backlog(self) -> "Mode":
         """Return the same load without its backlog."""
@@ -338,10 +352,72 @@ DURABLE: Final = (
     ),
 )
 
+HELD_TUBE: Final = "tube-000001"
+
+
+def _policy(settings: str, tubes: str = "default", name: str = "bench") -> str:
+    """Return a policy as TOML; *settings* are separated by semicolons."""
+    lines = settings.replace("; ", "\n")
+    return f'[policies.{name}]\ntubes = ["{tubes}"]\n{lines}\n'
+
+
+def _policy_modes() -> Iterable[Mode]:
+    for name, settings, bound in (
+        ("attempts", 'max_attempts = 5; dead_letter = "failed"', 1.1),
+        ("retries", "retry_delay = 10; retry_delay_max = 300; retry_jitter = 0.1", 1.1),
+        ("expiry", "expire_after = 3600", 1.1),
+        ("caps", 'max_jobs = 1000000; max_bytes = "1GiB"', 1.1),
+        ("drop-oldest", 'max_jobs = 1000000; overflow = "drop-oldest"', 1.1),
+        ("max-reserved", "max_reserved = 1000", 1.1),
+        ("rate", "rate = 1000000; rate_burst = 1000000", 1.1),
+        ("unique", 'unique = "body"', 1.25),
+        ("clamps", 'ttr_min = 1; ttr_max = 3600; max_job_size = "64k"', 1.1),
+    ):
+        about = f"{CYCLE.about}; {settings}"
+        yield replace(
+            CYCLE, name=f"policy-{name}", about=about, has_floor=False, has_distinct_bodies=True,
+            policies=_policy(settings), targets=_cpu_at_most(bound),
+        )  # fmt: skip
+    yield replace(
+        CYCLE, name="policy-elsewhere", about=f"{CYCLE.about}; a policy that does not match the tube", has_floor=False,
+        policies=_policy("max_attempts = 5", tubes="other"), targets=_cpu_at_most(1.05),
+    )  # fmt: skip
+    yield replace(
+        CYCLE, name="policy-copies", about=f"{CYCLE.about}; each put adds a second job", has_floor=False, targets=(),
+        policies=_policy('copy_to = ["audit"]')
+        + _policy('max_jobs = 1000; overflow = "drop-oldest"', tubes="audit", name="audit"),
+    )  # fmt: skip
+    yield Mode(
+        "policy-many", "tour", "tour of 10,000 tubes that have jobs; 1,000 policies, each for ten of the tubes",
+        tubes=10_000, backlog=10_000, targets=_cpu_at_most(1.1),
+        policies="".join(_policy("max_attempts = 5", f"tube-{number:05}*", f"p{number}") for number in range(1_000)),
+    )  # fmt: skip
+    yield replace(
+        CYCLE, name="policy-held", measurement="held", has_floor=False, tubes=2, backlog=200_000, watch=2, use=0,
+        about=f"{CYCLE.about}; each connection also watches a tube with 100,000 jobs that max_reserved holds",
+        policies=_policy("max_reserved = 1", tubes=HELD_TUBE), targets=_cpu_at_most(1.1),
+    )  # fmt: skip
+    yield Mode(
+        "policy-expire",
+        "probe",
+        "cycle; 1,000,000 delayed jobs of another tube, which are all too old for a new policy",
+        measurement="expiry",
+        connections=1,
+        backlog=1_000_000,
+        delay_seconds=3_600,
+        watch=1,
+        policies=_policy("expire_after = 0.001"),
+        targets=(Target("held_ms", "at most", 10, absolute=True),),
+    )
+
+
+POLICIES: Final = tuple(_policy_modes())
+
 SUITES: Final[dict[str, tuple[Mode, ...]]] = {
     "core": CORE,
     "scale": SCALE,
     "durable": DURABLE,
+    "policies": POLICIES,
 }
 
 

@@ -12,6 +12,7 @@ _LABEL_WIDTH: Final = 30
 _COLUMN_WIDTH: Final = 28
 OURS: Final = "ours"
 PEER: Final = "beanstalkd"
+PLAIN: Final = "plain server"
 FLOOR: Final = "floor"
 
 
@@ -48,7 +49,7 @@ class Verdict:
 
     def __str__(self) -> str:
         target = self.target
-        times = "" if target.absolute else f" times {PEER}'s"
+        times = "" if target.absolute else f" times {base_of(self.mode)}'s"
         word = "reached" if self.is_met else "MISSED"
         value = self._text(self.value)
         others = "".join(f" ({name}: {self._text(value)})" for name, value in self.others.items())
@@ -78,13 +79,22 @@ class ModeResult:
     @property
     def builds(self) -> list[str]:
         """The columns compared with the peer: Greenstalk Server, and its other builds."""
-        return [name for name in self.samples if name not in (PEER, FLOOR)]
+        return [name for name in self.samples if name not in (PEER, PLAIN, FLOOR)]
+
+    @property
+    def base(self) -> str:
+        """The column that ratios refer to, or an empty string if it was not measured."""
+        name = base_of(self.mode)
+        return name if name in self.samples else ""
 
     def ratio(self, metric: Metric, build: str = OURS) -> Figure:
-        """Return the ratio of the build's median to the peer's, with the lowest and highest ratio of a round."""
-        ours, peer = self.values(build, metric), self.values(PEER, metric)
+        """Return the ratio of the build's median to the base's, with the lowest and highest ratio of a round."""
+        ours, peer = self.values(build, metric), self.values(self.base, metric)
         by_round = [_quotient(own, theirs) for own, theirs in zip(ours, peer, strict=True)]
         return Figure(_quotient(median(ours), median(peer)), min(by_round), max(by_round))
+
+    def is_compared(self, metric: Metric) -> bool:
+        return bool(self.base) and metric not in CONDITIONS
 
     def verdicts(self) -> list[Verdict]:
         return [self._verdict(target) for target in self.mode.targets]
@@ -105,7 +115,7 @@ class ModeResult:
             "body": self.mode.body,
             "server_args": self.mode.server_args,
             "samples": self.samples,
-            "ratios": {metric: self.ratio(metric).middle for metric in self.metrics() if metric not in CONDITIONS},
+            "ratios": {metric: self.ratio(metric).middle for metric in self.metrics() if self.is_compared(metric)},
             "targets": [
                 {
                     "metric": verdict.target.metric,
@@ -121,6 +131,11 @@ class ModeResult:
         }
 
 
+def base_of(mode: Mode) -> str:
+    """Return the column that the ratios of *mode* refer to."""
+    return PLAIN if mode.policies else PEER
+
+
 def table(result: ModeResult) -> str:
     """Return the table of one mode, followed by its verdicts."""
     mode = result.mode
@@ -128,11 +143,11 @@ def table(result: ModeResult) -> str:
     lines = [
         f"{mode.name}: {mode.about}",
         f"  {mode.conditions}",
-        _row("", [*columns, *(f"{build}/{PEER}" for build in result.builds)]),
+        _row("", [*columns, *(f"{build}/{result.base}" for build in result.builds if result.base)]),
     ]
     for metric in result.metrics():
         figures = [Figure.of(result.values(column, metric)) for column in columns]
-        if metric not in CONDITIONS:
+        if result.is_compared(metric):
             figures += [result.ratio(metric, build) for build in result.builds]
         lines.append(_row(METRIC_LABELS[metric], [str(figure) for figure in figures]))
     lines += [f"  {verdict}" for verdict in result.verdicts()]

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from .programs import make_build_dir
 
 REPOSITORY: Final = Path(__file__).parent.parent
 OURS_COMMAND: Final = f"{shlex.quote(sys.executable)} -m greenstalk_server -l 127.0.0.1 -p {{port}} {{web}}"
+POLICY_FILE: Final = "policies.toml"
 _START_SECONDS: Final = 20.0
 _STOP_SECONDS: Final = 10.0
 _REPLY_SECONDS: Final = 60.0
@@ -39,15 +41,20 @@ class Contender:
     name: str
     command: str
     is_floor: bool = False  # the server of canned replies, which has no server options
+    is_plain: bool = False  # Greenstalk Server without the policies of the mode
 
     def supports(self, mode: Mode) -> bool:
-        return mode.has_floor or not self.is_floor
+        if mode.policies:
+            return mode.has_base if self.is_plain else "{web}" in self.command
+        return not self.is_plain and (mode.has_floor or not self.is_floor)
 
     def argv(self, mode: Mode, port: int, directory: str, web_port: int | None) -> list[str]:
         web = "--no-web" if web_port is None else f"--web-port {web_port}"
         words = shlex.split(self.command.replace("{web}", web))
         if not self.is_floor:
             words += mode.server_args
+        if mode.policies and not self.is_plain:
+            words += ["--config", f"{{dir}}/{POLICY_FILE}"]
         fields = {"{port}": str(port), "{body}": str(mode.body), "{dir}": directory}
         for field, value in fields.items():
             words = [word.replace(field, value) for word in words]
@@ -57,21 +64,31 @@ class Contender:
 class Server:
     """A running server process, seen from outside."""
 
-    def __init__(self, pid: int, port: int, web_port: int | None) -> None:
+    def __init__(self, pid: int, port: int, web_port: int | None, directory: str) -> None:
         self.pid = pid
         self.port = port
         self.web_port = web_port
+        self._directory = directory
         self._cpu_clock = (~pid << 3) | _CPUCLOCK_SCHED
         self._memory = Path("/proc") / str(pid) / "smaps_rollup"
+
+    def set_policies(self, policies: str) -> None:
+        """Replace the configuration file by *policies*, and have the server read it."""
+        Path(self._directory, POLICY_FILE).write_text(policies)
+        os.kill(self.pid, signal.SIGHUP)
 
     def cpu_ns(self) -> int:
         """Return the user and system time of all its threads, including ended ones."""
         return time.clock_gettime_ns(self._cpu_clock)
 
+    def connect(self) -> socket.socket:
+        """Return a new connection, whose calls time out."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=_REPLY_SECONDS)
+
     def wait_for_reply(self) -> None:
         """Wait until the server answers a command: it may listen before it has read its files."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=_REPLY_SECONDS) as client:
+            with self.connect() as client:
                 client.sendall(b"list-tube-used\r\n")
                 if not client.recv(64):
                     raise BenchError("closed the connection instead of answering")
@@ -107,7 +124,12 @@ def data_directory() -> Iterator[str]:
 def running_server(
     contender: Contender, mode: Mode, directory: str, cpu: int | None, *, has_dashboard: bool
 ) -> Iterator[Server]:
-    """Start the server of *contender* on *directory*; it listens when the block starts."""
+    """Start the server of *contender* on *directory*; it listens when the block starts.
+
+    If the mode has nothing to compare with, the measurement sets the policies, with `Server.set_policies`.
+    """
+    if mode.policies and not contender.is_plain:
+        Path(directory, POLICY_FILE).write_text(mode.policies if mode.has_base else "")
     with tempfile.TemporaryFile() as log:
         port = free_port()
         web_port = free_port() if has_dashboard and "{web}" in contender.command else None
@@ -125,7 +147,7 @@ def running_server(
             raise BenchError(f"{contender.name}: {argv[0]}: {error}") from error
         try:
             _wait_until_listening(process, port)
-            yield Server(process.pid, port, web_port)
+            yield Server(process.pid, port, web_port, directory)
         except BenchError as error:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - _LOG_TAIL_BYTES))

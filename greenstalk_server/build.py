@@ -74,7 +74,7 @@ COMPILED: Final = (
 """Modules to compile: those that most commands, or each recovered job, pass through. The last parts of their names are
 unique."""
 
-WRITTEN_IN_C: Final = ("core/_untrack", "net/_plain_socket")
+WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket")
 """Extension modules that the compiled modules use if they are there."""
 
 INLINED: Final = (

@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from greenstalkctl import text
 from greenstalkctl.address import Url
-from greenstalkctl.errors import CommandError
+from greenstalkctl.errors import CommandError, InvalidUsage
 from greenstalkctl.http_client import HttpClient
 from greenstalkctl.queue import (
     JOB_STATS,
@@ -37,6 +37,14 @@ PAGE_SIZE: Final = 1000
 MISSING: Final = frozenset({404})
 NOT_CHANGED: Final = frozenset({404, 409})
 """Statuses of a change that was not made: the job or tube does not exist, or the job is in the wrong state."""
+
+INVALID: Final = frozenset({400})
+"""Statuses of a request with an invalid policy."""
+
+EFFECT_COUNTS: Final = (
+    "tubes", "changed_tubes", "jobs", "expired", "dead_lettered", "buried", "evicted", "over_cap", "held",
+)  # fmt: skip
+"""The counts of a policy's dry run."""
 
 HIDDEN: Final = frozenset({403, 404})
 """Statuses of a request for a body that the server hides, or whose job no longer exists."""
@@ -65,6 +73,19 @@ _TUBE: Final = {
     "drain-time": "drain_time",
     "has-no-consumers": "has_no_consumers",
 }
+_TUBE_OF_POLICIES: Final = {
+    "held-by": "held_by",
+    "max-reserved": "max_reserved",
+    "max-reserves-per-second": "rate",
+    "dead-letter": "dead_letter",
+    "dead-letters-from": "dead_letters_from",
+    "policy": "policy",
+}
+"""Statistics that an older server, or a list of tubes, does not have."""
+
+_JOB_OF_POLICIES: Final = ("attempts", "expires_at", "dead_letter")
+"""Fields that an older server does not have."""
+
 _RATES: Final = {
     "puts": "put",
     "reserves": "reserve",
@@ -88,13 +109,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The progress of a bulk change on the server; `message` says why it failed."""
+    """The progress of a bulk change or a dry run on the server; `message` says why it failed, or skipped jobs.
+
+    effect          the counts of a policy's dry run; empty for other tasks.
+    """
 
     id: str
     state: str
     changed: int
     message: str
     matched: int
+    skipped: int
+    effect: Mapping[str, Any]
 
 
 class Api:
@@ -206,6 +232,44 @@ class Api:
         """Ask the server to cancel a task; it ends soon."""
         return self._parse(_task, self._http_client.request("DELETE", f"/tasks/{task_id}").data)
 
+    # Policies
+
+    def policies(self) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return all policies, and warnings about them."""
+        return self._parse(_policies, self._get("/policies"))
+
+    def policy(self, name: str) -> dict[str, Any] | None:
+        answer = self._http_client.request("GET", f"/policies/{name}", ordinary=MISSING)
+        return self._parse(_policy, answer.data) if answer.is_success else None
+
+    def set_policy(self, name: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Set or replace the policy *name*; return it with warnings. Raise InvalidUsage if it is invalid."""
+        return self._parse(_saved_policy, self._send_policy("PUT", f"/policies/{name}", document))
+
+    def delete_policy(self, name: str) -> bool:
+        return self._http_client.request("DELETE", f"/policies/{name}", ordinary=MISSING).is_success
+
+    def start_policy_dry_run(self, name: str, document: Mapping[str, Any]) -> Task:
+        """Start to count what the policy *name* would do. Raise InvalidUsage if it is invalid."""
+        return self._parse(_task, self._send_policy("POST", f"/policies/{name}/dry-run", document))
+
+    def start_redrive(self, tube: str, ids: Sequence[int] | None, query: str, rate: float | None) -> Task:
+        """Start to move the dead letters of *tube* back: those that match *query*, limited to *ids* if given.
+
+        *rate* is the maximum number of jobs per second, or None.
+        """
+        body: dict[str, object] = {"tube": tube, "q": query}
+        body |= {"ids": ids} if ids is not None else {}
+        body |= {"rate": rate} if rate is not None else {}
+        return self._parse(_task, self._http_client.request("POST", "/redrive", body=body).data)
+
+    def _send_policy(self, method: str, path: str, document: Mapping[str, Any]) -> Any:
+        answer = self._http_client.request(method, path, body=document, ordinary=INVALID)
+        if not answer.is_success:
+            detail = answer.data.get("detail", "no reason given") if isinstance(answer.data, dict) else answer.data
+            raise InvalidUsage(f"the policy is invalid: {str(detail).rstrip('.')}")
+        return answer.data
+
     # Requests
 
     def _check_api(self) -> None:
@@ -277,11 +341,17 @@ def _server(data: Mapping[str, Any]) -> Stats:
 
 
 def _tube(data: Mapping[str, Any]) -> Stats:
-    return validate_stats({key: data[name] for key, name in _TUBE.items()} | _rates(data["rates"]), TUBE_STATS)
+    stats = {key: data[name] for key, name in _TUBE.items()} | _rates(data["rates"])
+    stats |= {key: data[name] for key, name in _TUBE_OF_POLICIES.items() if name in data}
+    for setting in dict(data.get("policy") or {}).values():
+        validate_stats(setting, {"value": object, "policy": str})
+    return validate_stats(stats, TUBE_STATS)
 
 
 def _job_view(data: Mapping[str, Any]) -> JobView:
-    stats = validate_stats({_name(key): data[key] for key in _JOB} | {"bytes": data["size"]}, JOB_STATS)
+    stats = {_name(key): data[key] for key in _JOB} | {"bytes": data["size"]}
+    stats |= {_name(key): _named(data[key]) for key in _JOB_OF_POLICIES if key in data}
+    validate_stats(stats, JOB_STATS)
     body = data["body"]
     if body is None:
         return JobView(stats, None)
@@ -289,7 +359,38 @@ def _job_view(data: Mapping[str, Any]) -> JobView:
 
 
 def _task(data: Mapping[str, Any]) -> Task:
-    return Task(str(data["id"]), data["state"], int(data["changed"]), str(data["message"]), int(data["matched"]))
+    return Task(
+        id=str(data["id"]),
+        state=data["state"],
+        changed=int(data["changed"]),
+        message=str(data["message"]),
+        matched=int(data["matched"]),
+        skipped=int(data.get("skipped", 0)),
+        effect=_effect(data.get("effect") or {}),
+    )
+
+
+def _effect(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the counts of a policy's dry run; raise ValueError if one is missing."""
+    if not data:
+        return data
+    if not set(data) >= {"warnings", *EFFECT_COUNTS} or not isinstance(data["warnings"], list):
+        raise ValueError("the counts are incomplete")
+    return data
+
+
+def _policy(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy of the API; raise ValueError if it does not have the format."""
+    kinds = {"name": str, "source": str, "problem": str, "document": dict}
+    return validate_stats(dict(data), kinds)
+
+
+def _policies(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    return [_policy(one) for one in data["policies"]], list(map(str, data["warnings"]))
+
+
+def _saved_policy(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    return _policy(data["policy"]), list(map(str, data["warnings"]))
 
 
 def _rates(data: Mapping[str, float]) -> Stats:
@@ -298,6 +399,11 @@ def _rates(data: Mapping[str, float]) -> Stats:
 
 def _name(key: str) -> str:
     return key.replace("_", "-")
+
+
+def _named(value: Any) -> Any:
+    """Return *value* with the protocol's names if it is an object."""
+    return {_name(key): entry for key, entry in value.items()} if isinstance(value, dict) else value
 
 
 def _as_stat(value: Any) -> Any:

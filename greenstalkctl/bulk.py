@@ -60,12 +60,13 @@ def _first(api: Api, change: Change, count: int) -> list[int]:
     return [view.id for view in islice(api.jobs(change.tube, change.state, limit=count, has_bodies=False), count)]
 
 
-def _watch(api: Api, task: Task, interrupt: Interrupt) -> Iterator[int]:
-    """Poll *task* until it ends; yield the number of jobs changed since the last poll."""
-    before = 0
+def watch(api: Api, task: Task, interrupt: Interrupt) -> Iterator[Task]:
+    """Poll *task* until it ends, and yield each of its states; an interrupt cancels it.
+
+    Raise Refused if the task fails, and NoResult if somebody else cancels it.
+    """
     while True:
-        yield task.changed - before
-        before = task.changed
+        yield task
         if task.state != RUNNING:
             break
         is_interrupted = interrupt.wait(POLL_INTERVAL)
@@ -78,3 +79,11 @@ def _watch(api: Api, task: Task, interrupt: Interrupt) -> Iterator[int]:
         raise Refused(FAILED, f"{api.address} stopped the change: {task.message.rstrip('.')}")
     if task.state == CANCELLED and not interrupt:
         raise NoResult(f"the change was cancelled on {api.address}; the jobs changed before that stay changed")
+
+
+def _watch(api: Api, task: Task, interrupt: Interrupt) -> Iterator[int]:
+    """Poll *task* until it ends; yield the number of jobs changed since the last poll."""
+    before = 0
+    for state in watch(api, task, interrupt):
+        yield state.changed - before
+        before = state.changed

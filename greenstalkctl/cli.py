@@ -23,7 +23,9 @@ from greenstalkctl.commands import (
     pause,
     peek,
     ping,
+    policy,
     put,
+    redrive,
     stats,
     tail,
     top,
@@ -38,8 +40,8 @@ from greenstalkctl.text import printable
 def cli() -> None:
     """Inspect and change the jobs of a beanstalk server: Greenstalk Server or beanstalkd.
 
-    With --api, which Greenstalk Server alone has, you can also list and search jobs, move them with their ids, and
-    change many of them at once.
+    With --api, which Greenstalk Server alone has, you can also list and search jobs, move them with their ids, change
+    many of them at once, set tube policies, and move dead letters back.
 
     \b
     Exit codes:
@@ -67,9 +69,11 @@ for command in (
     delete.delete,
     delete.clear,
     move.move,
+    redrive.redrive,
     drain.drain_to,
     pause.pause,
     pause.resume,
+    policy.policy,
     bench.bench,
     completion.completion,
     help.help,

@@ -6,7 +6,7 @@ Untrusted text must pass through `printable` before it comes here. No text is in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
@@ -85,8 +85,21 @@ class Output:
             yield lambda count: progress.advance(task, count)
 
 
-def key_value_lines(entries: dict[str, Any]) -> Text:
-    """Return names and values, one pair per line. The terminal wraps long values, so that they can be copied whole."""
-    width = max(map(len, entries), default=0) + 2
-    lines = (Text(printable(key).ljust(width), style="dim") + cell(value) for key, value in entries.items())
-    return Text("\n").join(lines)
+def key_value_lines(entries: Mapping[str, Any]) -> Text:
+    """Return names and values, one pair per line. The terminal wraps long values, so that they can be copied whole.
+
+    The entries of a mapping get the name of both, as in `dead-letter.reason`.
+    """
+    pairs = list(_flat(entries))
+    width = max((len(name) for name, _ in pairs), default=0) + 2
+    return Text("\n").join([Text(printable(name).ljust(width), style="dim") + cell(value) for name, value in pairs])
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Cell]]:
+    for key, value in entries.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{key}", ", ".join(map(str, value)) or None
+        else:
+            yield f"{prefix}{key}", value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
 from greenstalkctl import address, units
+from greenstalkctl.api import PAGE_SIZE
 from greenstalkctl.errors import CommandError
+from greenstalkctl.policy_document import POLICY_NAME
 from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME
 from greenstalkctl.settings import Settings
 
@@ -89,7 +91,51 @@ class ServerAddress(click.ParamType[address.Address]):
             self.fail(f"{error}.", param, ctx)
 
 
+class PolicyName(click.ParamType[str]):
+    """The name of a policy."""
+
+    name = "name"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not POLICY_NAME.fullmatch(value):
+            allowed = "1 to 100 letters, digits and -_. and begins with a letter or a digit"
+            self.fail(f"{value!r} is not a valid name of a policy: it has {allowed}.", param, ctx)
+        return value
+
+
+class JobIds(click.ParamType[tuple[int, ...]]):
+    """The ids of jobs with commas in between, at most PAGE_SIZE."""
+
+    name = "ids"
+
+    def convert(
+        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        ids = [int(JOB_ID(word.strip(), param, ctx)) for word in value.split(",")]
+        if len(ids) > PAGE_SIZE:
+            self.fail(f"{len(ids)} ids are more than {PAGE_SIZE}.", param, ctx)
+        return tuple(dict.fromkeys(ids))
+
+
+class Rate(click.FloatRange):
+    """Jobs per second, as the API accepts them."""
+
+    def __init__(self) -> None:
+        super().__init__(0.001, 1_000_000)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate: float = super().convert(value, param, ctx)
+        if rate != rate:  # NaN passes each comparison with the bounds
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return rate
+
+
 TUBE: Final = TubeName()
+POLICY: Final = PolicyName()
+JOB_IDS: Final = JobIds()
+RATE: Final = Rate()
 DURATION: Final = Duration()
 ADDRESS: Final = ServerAddress()
 PRI: Final = click.IntRange(0, MAX_NUMBER)

@@ -189,6 +189,20 @@ class Command(click.Command):
             formatter.write_text(f"{names}: see {PROGRAM} --help")
 
 
+class SubGroup(Command, click.Group):
+    """A command with commands of its own, which it lists in the order they were added."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, then the options."""
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+
 class CommandGroup(click.Group):
     """The group, which lists its commands in the order they were added, and reads the environment variables."""
 

@@ -34,6 +34,7 @@ from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases
 from greenstalk_server.web.operations.operations import Operations
+from greenstalk_server.web.operations.policies import Policies
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.options import WebOptions
@@ -69,6 +70,7 @@ class Dashboard:
     history: History
     leases: Leases
     live: LiveHub
+    policies: Policies
     tasks: Tasks
 
     def start(self) -> None:
@@ -123,6 +125,7 @@ def create_dashboard(
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
+    policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
     parts = api.Parts(
@@ -137,6 +140,7 @@ def create_dashboard(
         history=history,
         leases=leases,
         live=live,
+        policies=policies,
         samples=samples,
         searches=searches,
         store=store,
@@ -152,7 +156,9 @@ def create_dashboard(
     api.init_app(app, parts)
     theme.init_app(app)
     errors.init_app(app)
-    dashboard = Dashboard(app=app, audit=audit, history=history, leases=leases, live=live, tasks=tasks)
+    dashboard = Dashboard(
+        app=app, audit=audit, history=history, leases=leases, live=live, policies=policies, tasks=tasks
+    )
     app.extensions["dashboard"] = dashboard
     return dashboard
 

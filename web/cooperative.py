@@ -7,6 +7,8 @@ from typing import Final
 
 import gevent
 
+from greenstalk_server.runtime.scheduling import yielding
+
 SLICE: Final = 0.0001
 """Seconds of work between two yields to the event loop."""
 
@@ -38,7 +40,7 @@ class Pace:
         if now < self._busy_until:
             gevent.sleep(PAUSE)
         else:
-            with gevent.Timeout(PAUSE, False):
+            with yielding(), gevent.Timeout(PAUSE, False):
                 gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
             if time.perf_counter() - now > IDLE_ROUND_TRIP:
                 self._busy_until = now + BUSY_PERIOD

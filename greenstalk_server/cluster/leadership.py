@@ -48,7 +48,7 @@ from greenstalk_server.journal.startup import refuse_unfit, resume_from
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -319,7 +319,7 @@ class Candidate(Generic[Q]):
             if len(rows) < MAX_FETCH_ROWS and _bytes_of(rows) < MAX_FETCH_BYTES:
                 self._read_at = began
                 break
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
         if self._has_garbage:  # cyclic garbage of an earlier read would be frozen with the rest
             self._has_garbage = False
             gc.collect()

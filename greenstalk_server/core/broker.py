@@ -103,7 +103,7 @@ class Broker(PolicyTransitions):
             if job.state == READY:
                 job.tube.add_ready(job)
             elif job.state == DELAYED:
-                self._add_delayed(job)
+                self._add_delayed(job, now)
             else:
                 job.tube.add_buried(job)
                 self._burials = job.burial_number
@@ -418,15 +418,14 @@ class Broker(PolicyTransitions):
     # Operators
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job to the tube *name*, as `put` does; return its id, or the Refusal, which is negative."""
+        """Add a job to the tube *name*, as `put` does; return what `put` returns."""
         client = Client(self.default_tube, _ignore_wake)
         refusal = self._refuse_tube(name, client)
         if refusal:
             return refusal
         client.used, id = self.tube(name), self.allocate_id()
         result = self.put(client, id, pri, delay, ttr, body, now)
-        if result < 0:
-            self._drop_if_unneeded(client.used)
+        self._drop_if_unneeded(client.used)
         return result
 
     def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:
@@ -476,10 +475,10 @@ class Broker(PolicyTransitions):
     ) -> int:
         """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
 
-        *tube* moves the job, which keeps its state. *delay* makes a ready or delayed job turn ready that many
-        nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed* makes the job expire as
-        if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps the job, its deadline,
-        and the body that it has received. The caller has to give *body* if the job's body is on disk (see
+        *tube* moves the job, which keeps its state; its attempts count anew. *delay* makes a ready or delayed job turn
+        ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed* makes the
+        job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps the job,
+        its deadline, and the body that it has received. The caller has to give *body* if the job's body is on disk (see
         Bodies.look). With any outcome but DONE nothing has changed.
         """
         old = self.jobs.get(id)
@@ -500,6 +499,8 @@ class Broker(PolicyTransitions):
             new.expires_from = now
         new.unique_key = key_of(body) if target.rules is not None and target.rules.keys is not None else b""
         is_move = target is not old.tube
+        if is_move:
+            new.attempts_base = new.reserves - (new.state == RESERVED)
         if is_move and new.state == BURIED:
             self._burials += 1
             new.burial_number = self._burials

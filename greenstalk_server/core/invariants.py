@@ -125,6 +125,9 @@ def _check_rules(broker: PolicyTransitions, tube: Tube, rules: TubeRules) -> Non
         job = broker.jobs[id]
         assert job.tube is tube and job.unique_key == key
         assert rules.policy.unique_for != UniqueFor.WAITING or job.state in (READY, DELAYED)
+    for key, others in rules.other_holders.items():
+        assert rules.keys is not None and rules.keys[key] not in others
+        assert others and all(broker.jobs[id].tube is tube and broker.jobs[id].unique_key == key for id in others)
     if not broker.is_sweeping:
         if rules.waiting is not None:
             waiting = sorted([*tube.ready.walk(), *tube.delayed.walk()], key=lambda job: (expires_from(job), job.id))

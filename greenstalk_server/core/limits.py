@@ -124,12 +124,12 @@ class JobQuotas:
             return Refusal.JOBS
         if limits.bytes and self.body_bytes + size > limits.bytes:
             return Refusal.BYTES
-        return self.refuse_move(tube, size)
+        return self.refuse_move(tube, 1, size)
 
-    def refuse_move(self, tube: Tube, size: int) -> int:
-        """Return why a job with a body of *size* bytes may not move to *tube*, or 0 if it may."""
+    def refuse_move(self, tube: Tube, jobs: int, size: int) -> int:
+        """Return why *jobs* jobs with bodies of *size* bytes in total may not move to *tube*, or 0 if they may."""
         limits = self._limits
-        if limits.tube_jobs and tube.job_count >= limits.tube_jobs:
+        if limits.tube_jobs and tube.job_count + jobs > limits.tube_jobs:
             return Refusal.TUBE_JOBS
         if limits.tube_bytes and tube.body_bytes + size > limits.tube_bytes:
             return Refusal.TUBE_BYTES

@@ -95,12 +95,14 @@ class PolicyError(ValueError):
     """A policy is invalid. The message names the policy, the key, the value and what is allowed.
 
     name    the policy's name.
+    problem the message without the policy's name.
     key     the key with the mistake; empty if the mistake is in no key.
     """
 
     def __init__(self, name: str, problem: str, key: str = "") -> None:
         super().__init__(f"policy {_shown(name)}: {problem}")
         self.name: str = name
+        self.problem: str = problem
         self.key: str = key
 
 
@@ -494,10 +496,11 @@ def _order(entry: _Entry) -> tuple[int, bool, int, str]:
 class PolicySet:
     """All policies in force. Immutable, apart from caches.
 
-    policies    policies by name.
+    policies            policies by name.
+    dead_letter_tubes   tubes that `dead_letter` of any policy names.
     """
 
-    __slots__ = ("_cache", "_entries", "_following", "_index", "policies")
+    __slots__ = ("_cache", "_entries", "_following", "_index", "dead_letter_tubes", "policies")
 
     def __init__(self, policies: Iterable[Policy] = ()) -> None:
         """Invariant: no two *policies* have the same name."""
@@ -511,6 +514,7 @@ class PolicySet:
             self.policies[policy.name] = policy
             dead_letter = _tube(policy.settings.get("dead_letter", ""))
             self._entries += [_Entry(policy, pattern, dead_letter) for pattern in policy.tubes]
+        self.dead_letter_tubes: frozenset[bytes] = frozenset([e.dead_letter for e in self._entries if e.dead_letter])
         self._entries.sort(key=_order)
         for number, entry in enumerate(self._entries):
             self._index.add(entry.pattern, number)
@@ -560,8 +564,7 @@ class PolicySet:
         """Return a message for each loop of dead letters."""
         messages: list[str] = []
         seen: set[bytes] = set()
-        targets = {_tube(policy.settings.get("dead_letter", "")) for policy in self.policies.values()}
-        for target in sorted(targets):
+        for target in sorted(self.dead_letter_tubes):
             tube, chain = target, dict[bytes, None]()
             while tube and tube not in seen:
                 seen.add(tube)

@@ -47,12 +47,16 @@ class PolicyStore:
         """Return the names of the run-time policies that have no effect, because the file has the name too."""
         return [name for name in self.documents if name in self.file_policies]
 
-    def set(self, policy: Policy) -> bytes:
-        """Add or replace a policy at run time; return its document. Raise PolicyError if it is not allowed."""
+    def check(self, policy: Policy) -> None:
+        """Raise PolicyError if *policy* cannot be set at run time."""
         if policy.name in self.file_policies:
             raise PolicyError(policy.name, "is set in the configuration file; change it there, then send SIGHUP")
         if policy.name not in self.documents and len(self.file_policies) + len(self.documents) >= MAX_POLICIES:
             raise PolicyError(policy.name, f"there are {MAX_POLICIES} policies already; remove one first")
+
+    def set(self, policy: Policy) -> bytes:
+        """Add or replace a policy at run time; return its document. Raise PolicyError as `check` does."""
+        self.check(policy)
         document = json.dumps(policy.document(), separators=(",", ":")).encode()
         self.documents[policy.name] = document
         self.runtime_policies[policy.name] = policy

@@ -174,7 +174,7 @@ class PolicyTransitions(Transitions):
             return
         rules.rescan(job)
         if job.state in (READY, DELAYED):
-            self._arm_expiry(job, rules)
+            self._arm_waiting(job, rules, now)
         if job.state in (READY, DELAYED) and rules.has_failed(job):
             job.tube.remove(job)
             self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
@@ -201,11 +201,11 @@ class PolicyTransitions(Transitions):
             tube.counts().duplicates += 1
             self._raise_priority(duplicate, job.pri, now)
             return duplicate
-        group, evicted = [job], list[Job]()
-        refusal = self._make_room(job, rules, evicted)
+        group = [job]
+        refusal = self._refuse_put(job, rules)
         for name in policy.copy_to:
-            if not refusal and name != tube.name:
-                refusal = self._plan_copy(job, name, group, evicted, now)
+            if not refusal:
+                refusal = self._plan_copy(job, name, group, now)
         if not refusal and not (self.journal.put(job) if len(group) == 1 else self.journal.put_group(group)):
             refusal = Refusal.JOURNAL
         if refusal:
@@ -213,14 +213,20 @@ class PolicyTransitions(Transitions):
                 self._drop_if_unneeded(copy.tube)
             tube.counts().refused += refusal in (Refusal.TUBE_FULL, Refusal.TOO_BIG)
             return refusal
-        for old in evicted:
-            self._evict(old, now)
+        for member in group:
+            member.tube.using += 1  # no eviction may drop the tube
         for copy in group[1:]:
             tube.counts().copied += 1
+            self._make_room(copy.tube, copy.size, now)
             self._insert(copy, now)
+        self._make_room(tube, job.size, now)
+        for member in group:
+            member.tube.using -= 1
+        for copy in group[1:]:
+            self._drop_if_unneeded(copy.tube)  # its job may have been evicted already
         return 0
 
-    def _plan_copy(self, job: Job, name: bytes, group: list[Job], evicted: list[Job], now: int) -> int:
+    def _plan_copy(self, job: Job, name: bytes, group: list[Job], now: int) -> int:
         """Append to *group* the copy of *job* for the tube *name*, unless it is a duplicate there.
 
         Return 0, or why the copy is refused; the caller then drops the tubes of *group* that are not needed.
@@ -243,7 +249,7 @@ class PolicyTransitions(Transitions):
                 group.pop()
                 self._drop_if_unneeded(target)
                 return 0
-            return self._make_room(copy, target.rules, evicted)
+            return self._refuse_put(copy, target.rules)
         return 0
 
     def _next_id(self) -> int:
@@ -267,12 +273,12 @@ class PolicyTransitions(Transitions):
         return id if now < until else 0
 
     def _raise_priority(self, id: int, pri: int, now: int) -> None:
-        """Give the job *id* the priority *pri* if that is more urgent than its own."""
+        """Give the job *id* the priority *pri* if that is more urgent than its own, and no client holds the job."""
         job = self.jobs.get(id)
-        if job is None or job.pri <= pri:
+        if job is None or job.pri <= pri or job.state == RESERVED:
             return
         job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
-        if job.state not in (READY, DELAYED):
+        if job.state == BURIED:
             job.pri = pri
             self.journal.update(job)
             return
@@ -280,45 +286,54 @@ class PolicyTransitions(Transitions):
         job.pri = pri
         if job.state == DELAYED:
             self.journal.update(job)
-            self._add_delayed(job)
+            self._add_delayed(job, now)
         else:
             job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
             self.journal.update(job)
             self._add_ready(job, now)
 
-    def _make_room(self, job: Job, rules: TubeRules, evicted: list[Job]) -> int:
-        """Apply the limits of *rules* to the new *job*; append to *evicted* the jobs that have to make room for it."""
-        policy, tube = rules.policy, job.tube
+    def _refuse_put(self, job: Job, rules: TubeRules) -> int:
+        """Clamp the new *job* as *rules* say; return why they refuse it, or 0."""
+        policy = rules.policy
         if policy.ttr_min and job.ttr < policy.ttr_min:
             job.ttr = policy.ttr_min
         if policy.ttr_max and job.ttr > policy.ttr_max:
             job.ttr = policy.ttr_max
         if policy.max_job_size and job.size > policy.max_job_size:
             return Refusal.TOO_BIG
-        return self._choose_evicted(tube, rules, job.size, evicted)
+        return self._choose_evicted(job.tube, rules, 1, job.size, [])
 
-    def _choose_evicted(self, tube: Tube, rules: TubeRules, size: int, evicted: list[Job]) -> int:
-        """Append to *evicted* the oldest jobs of *tube* that must go before one of *size* bytes fits; or refuse it."""
+    def _make_room(self, tube: Tube, size: int, now: int) -> None:
+        """Evict jobs of *tube* until one more of *size* bytes fits, or none of them can go."""
+        evicted = list[Job]()
+        if tube.rules is not None and not self._choose_evicted(tube, tube.rules, 1, size, evicted):
+            for old in evicted:
+                self._evict(old, now)
+
+    def _choose_evicted(self, tube: Tube, rules: TubeRules, jobs: int, bytes: int, evicted: list[Job]) -> int:
+        """Append to *evicted* the oldest jobs of *tube* that must go before *jobs* more of *bytes* in total fit.
+
+        Return 0, or why they cannot fit: no job may go, or the dead-letter tube cannot take all that would have to.
+        """
         policy = rules.policy
-        jobs = tube.job_count + 1 - policy.max_jobs if policy.max_jobs else 0
-        bytes = tube.body_bytes + size - policy.max_bytes if policy.max_bytes else 0
+        jobs = tube.job_count + jobs - policy.max_jobs if policy.max_jobs else 0
+        bytes = tube.body_bytes + bytes - policy.max_bytes if policy.max_bytes else 0
         if jobs <= 0 and bytes <= 0:
             return 0
-        if policy.overflow == Overflow.DEAD_LETTER_OLDEST and self._refuse_eviction(rules):
-            return Refusal.TUBE_FULL
         if policy.overflow != Overflow.REFUSE and rules.waiting is not None:
+            size = 0
             for old in islice(rules.waiting.walk(), SLICE):
                 evicted.append(old)
+                size += old.size
                 jobs -= 1
                 bytes -= old.size
                 if jobs <= 0 and bytes <= 0:
-                    return 0
+                    if policy.overflow == Overflow.DROP_OLDEST:
+                        return 0
+                    target = rules.dead_letter
+                    is_refused = not target or self._refuse_move(target, len(evicted), size)
+                    return Refusal.TUBE_FULL if is_refused else 0
         return Refusal.TUBE_FULL
-
-    def _refuse_eviction(self, rules: TubeRules) -> bool:
-        """Whether the oldest waiting job cannot move to the dead-letter tube."""
-        oldest = rules.waiting.first() if rules.waiting is not None else None
-        return not rules.dead_letter or oldest is None or self._refuse_move(oldest, rules.dead_letter, []) != 0
 
     def _evict(self, job: Job, now: int) -> None:
         """Remove the waiting *job* from its full tube, as its policy says."""
@@ -345,7 +360,7 @@ class PolicyTransitions(Transitions):
         if tube.rules is not None:
             tube.rules.claim_key(job)
         if job.state == DELAYED:
-            self._add_delayed(job)
+            self._add_delayed(job, now)
         else:
             self._add_ready(job, now)
 
@@ -376,6 +391,8 @@ class PolicyTransitions(Transitions):
             _, tube, key = heappop(self._key_times)
             if self.unique_keys.get((tube, key), (0, NEVER))[1] <= now:
                 del self.unique_keys[tube, key]
+        if until <= self.unique_keys.get(at, (0, 0))[1]:
+            return
         self.unique_keys[at] = (job.id, until)
         heappush(self._key_times, (until, *at))
         self.journal.key(*at, job.id, until)
@@ -428,8 +445,8 @@ class PolicyTransitions(Transitions):
 
     def _move_dead(self, job: Job, name: bytes, reason: int, now: int) -> bool:
         """Move the detached *job* to the dead-letter tube *name*; return False if that cannot take it."""
-        source, evicted = job.tube, list[Job]()
-        if self._refuse_move(job, name, evicted):
+        source = job.tube
+        if self._refuse_move(name, 1, job.size):
             return False
         first_at = DeadLetter.unpack(job.dead_letter).first_at if job.dead_letter else now
         attempts = job.reserves - job.attempts_base
@@ -438,33 +455,35 @@ class PolicyTransitions(Transitions):
         target = self.tube(name)
         target.counts().received += 1
         self._move(job, target, job_history.DEAD_LETTERED, now)
-        for old in evicted:
-            self._evict(old, now)
         return True
 
-    def _refuse_move(self, job: Job, name: bytes, evicted: list[Job]) -> int:
-        """Return why *job* may not move to the tube *name*, or 0; append the jobs to evict from that tube."""
-        target = self.tubes.get(name)
-        if self.quotas is not None:
-            if target is None:
-                refusal = self.quotas.refuse_tube(len(self.tubes))
-            else:
-                refusal = self.quotas.refuse_move(target, job.size)
-            if refusal:
-                return refusal
-        if target is None or target.rules is None:
-            return 0
-        return self._choose_evicted(target, target.rules, job.size, evicted)
+    def _refuse_move(self, name: bytes, jobs: int, bytes: int) -> int:
+        """Return why *jobs* jobs of *bytes* in total may not move to the tube *name*, or 0."""
+        target, refusal = self.tubes.get(name), 0
+        if target is None:
+            target = Tube(name, self.jobs, self.totals)  # stands for the tube that the move would create
+            target.rules = self._new_rules(target)
+            refusal = self.quotas.refuse_tube(len(self.tubes)) if self.quotas is not None else 0
+        if not refusal and self.quotas is not None:
+            refusal = self.quotas.refuse_move(target, jobs, bytes)
+        if not refusal and target.rules is not None:
+            refusal = self._choose_evicted(target, target.rules, jobs, bytes, [])
+        return refusal
 
     def _move(self, job: Job, target: Tube, kind: int, now: int) -> None:
         """Make the detached *job* ready in *target*, with a new count of attempts; *kind* is the event to record."""
         source = job.tube
+        if target is not source:
+            target.using += 1  # no eviction may drop the tube
+            self._make_room(target, job.size, now)
+            target.using -= 1
         if source.rules is not None:
             source.rules.release_key(job)
         source.body_bytes -= job.size
         target.body_bytes += job.size
         job.tube = target
-        job.unique_key = b""
+        if target.rules is not None:
+            target.rules.restore_key(job)
         job.attempts_base = job.reserves
         job.state = READY
         job.ready_since = now
@@ -483,15 +502,13 @@ class PolicyTransitions(Transitions):
             return EditOutcome.NOT_FOUND
         if job.state == RESERVED:
             return EditOutcome.HELD
-        source, evicted = DeadLetter.unpack(job.dead_letter).source, list[Job]()
-        if self._refuse_move(job, source, evicted):
+        source = DeadLetter.unpack(job.dead_letter).source
+        if source != job.tube.name and self._refuse_move(source, 1, job.size):
             return EditOutcome.NO_ROOM
         job.tube.remove(job)
         job.dead_letter = b""
         job.expires_from = now
         self._move(job, self.tube(source), job_history.REDRIVEN, now)
-        for old in evicted:
-            self._evict(old, now)
         return EditOutcome.DONE
 
     # Time
@@ -500,26 +517,23 @@ class PolicyTransitions(Transitions):
         """Apply to *tube* what its rules require at *now*: one expiry or eviction, and the end of a hold."""
         if rules.full_at <= now:
             rules.full_at = 0
-        policy = rules.policy
-        is_over = 0 < policy.max_jobs < tube.job_count or 0 < policy.max_bytes < tube.body_bytes
+        oldest = rules.waiting.first() if rules.waiting is not None else None
         if self._expire_first(tube, rules, now):
             self._arm(tube, now)
-        elif is_over and policy.overflow != Overflow.REFUSE and rules.waiting is not None and rules.waiting.count:
-            oldest = rules.waiting.first()
-            assert oldest is not None
+        elif oldest is not None and rules.must_evict(tube.job_count, tube.body_bytes):
             self._evict(oldest, now)
             self._arm(tube, now)
         else:
-            self._arm_rules(tube, rules)
+            self._arm_rules(tube, rules, now)
 
-    def _arm_rules(self, tube: Tube, rules: TubeRules) -> None:
+    def _arm_rules(self, tube: Tube, rules: TubeRules, now: int) -> None:
         """Have *tube* examined when its rules next require it."""
         expiry = rules.next_expiry()
         if expiry < NEVER:
             self._arm(tube, expiry)
         self._arm_burial_expiry(tube, rules)
         if rules.full_at:
-            self._arm(tube, tube.held_until if 0 < tube.held_until < rules.full_at else rules.full_at)
+            self._arm(tube, tube.held_until if now < tube.held_until < rules.full_at else rules.full_at)
 
     # Ends of a reservation
 
@@ -557,7 +571,7 @@ class PolicyTransitions(Transitions):
         job.state = DELAYED if delay else READY
         self.journal.update(job)
         if delay:
-            self._add_delayed(job)
+            self._add_delayed(job, now)
         else:
             self._add_ready(job, now)
 
@@ -577,25 +591,35 @@ class PolicyTransitions(Transitions):
 
         *delay* is the delay in nanoseconds that a release asked for. With *is_command*, a reply waits for the record.
         """
-        if rules.expiry_of(job) <= now:
-            self._expire(job, now)
-            return
-        if rules.has_failed(job):
-            self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
+        is_expired = rules.expiry_of(job) <= now
+        if is_expired or rules.has_failed(job):
+            job.state = READY
+            job.ready_since = now
+            self._record_end(job, is_command)  # a record has only the last event, and the next one adds another
+            if is_expired:
+                self._expire(job, now)
+            else:
+                self._dead_letter(job, DeadLetterReason.ATTEMPTS, now)
             return
         if not delay:
-            delay = job.delay = rules.retry_delay(job, self.random())
-            job.tube.counts().retried += delay > 0
+            delay = rules.retry_delay(job, self.random())
+            if delay:
+                job.delay = delay
+                job.tube.counts().retried += 1
         job.deadline = now + delay
         job.state = DELAYED if delay else READY
-        if delay or is_command:
+        self._record_end(job, is_command or delay > 0)
+        if delay:
+            self._add_delayed(job, now)
+        else:
+            self._add_ready(job, now)
+
+    def _record_end(self, job: Job, is_update: bool) -> None:
+        """Record *job*, whose reservation has ended; without *is_update*, only that it has ended without a command."""
+        if is_update:
             self.journal.update(job)
         else:
             self.journal.lapse(job)
-        if delay:
-            self._add_delayed(job)
-        else:
-            self._add_ready(job, now)
 
     def _kick(self, job: Job, now: int) -> None:
         job.tube.remove(job)

@@ -180,28 +180,29 @@ class Transitions:
         """Make the detached *job* ready, or reserve it for the client that has waited longest."""
         tube = job.tube
         waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
-        if waiter is None:
+        if waiter is None or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
             tube.add_ready(job)
             if tube.rules is not None:
-                self._arm_expiry(job, tube.rules)
+                self._arm_waiting(job, tube.rules, now)
         elif tube.ready.count:  # a hold has just ended and no tick has run, or one slice could not hand out all jobs
             tube.add_ready(job)
             self._hand_out(tube, now)
         else:
             self._grant(job, waiter, now)
 
-    def _add_delayed(self, job: Job) -> None:
+    def _add_delayed(self, job: Job, now: int) -> None:
         tube = job.tube
         tube.add_delayed(job)
         self._arm(tube, job.deadline)
         if tube.rules is not None:
-            self._arm_expiry(job, tube.rules)
+            self._arm_waiting(job, tube.rules, now)
 
-    def _arm_expiry(self, job: Job, rules: TubeRules) -> None:
-        """Have the tube of the waiting *job* examined when the job expires."""
-        expiry = rules.expiry_of(job)
+    def _arm_waiting(self, job: Job, rules: TubeRules, now: int) -> None:
+        """Have the tube of the waiting *job* examined when the job expires, or now if the tube is above its caps."""
+        tube = job.tube
+        expiry = now if rules.must_evict(tube.job_count, tube.body_bytes) else rules.expiry_of(job)
         if expiry < NEVER:
-            self._arm(job.tube, expiry)
+            self._arm(tube, expiry)
 
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
         """Have *client* hold the detached *job*, whose `ready_since` is set."""
@@ -316,9 +317,11 @@ class Transitions:
             if new.state == READY:
                 self._add_ready(new, now)
             elif new.state == DELAYED:
-                self._add_delayed(new)
+                self._add_delayed(new, now)
             else:
                 new.tube.add_buried(new)
+                if new.tube.rules is not None:
+                    self._arm(new.tube, now)  # for its expiry
 
     # Waits and timers
 

@@ -28,9 +28,10 @@ class TubeRules:
     waiting         ready and delayed jobs by the time from which they expire; None if no setting needs it.
     full_at         the time at which all of `rate_burst` may start at once again, nanoseconds; 0 if they may now.
     keys            id of the job that holds each unique key; None without `unique`.
+    other_holders   ids of further jobs with the key: all but one were not there when they were put.
     """
 
-    __slots__ = ("dead_letter", "full_at", "keys", "policy", "waiting")
+    __slots__ = ("dead_letter", "full_at", "keys", "other_holders", "policy", "waiting")
 
     def __init__(self, policy: EffectivePolicy, dead_letter: bytes, jobs: Mapping[int, Job]) -> None:
         """*jobs* is the broker's table of every job by id."""
@@ -40,6 +41,7 @@ class TubeRules:
         self.waiting: JobIndex | None = JobIndex(jobs) if needs_ages else None
         self.full_at: int = 0
         self.keys: dict[bytes, int] | None = {} if policy.unique_for != UniqueFor.NOTHING else None
+        self.other_holders: dict[bytes, dict[int, None]] = {}
 
     # Waiting jobs
 
@@ -47,8 +49,8 @@ class TubeRules:
         """Note that *job* is ready or delayed now."""
         if self.waiting is not None:
             self.waiting.add(job, expires_from(job))
-        if self.keys is not None and self.policy.unique_for == UniqueFor.WAITING and job.unique_key:
-            self.keys.setdefault(job.unique_key, job.id)
+        if self.keys is not None and self.policy.unique_for == UniqueFor.WAITING:
+            self._claim(self.keys, job)
 
     def remove_waiting(self, job: Job) -> None:
         """Note that *job* is no longer ready or delayed."""
@@ -63,17 +65,15 @@ class TubeRules:
             self.waiting.remove(job, expires_from(job))
             self.waiting.add(job, expires_from(job))
         self.restore_key(job)
-        if self.keys is not None and job.unique_key and job.state in (READY, DELAYED):
-            self.keys.setdefault(job.unique_key, job.id)
+        if self.keys is not None and job.state in (READY, DELAYED):
+            self._claim(self.keys, job)
 
     def restore_key(self, job: Job) -> None:
-        """Have *job*, which was put earlier, hold its key, unless another job does."""
+        """Have *job*, which was put earlier or elsewhere, hold the key of its body, unless the body is only on disk."""
         if self.keys is not None:
             if not job.unique_key and job.body is not None:
                 job.unique_key = key_of(job.body)
-            key, is_timed = job.unique_key, self.policy.unique_for == UniqueFor.TIME
-            if key and self.policy.unique_for != UniqueFor.WAITING and (is_timed or key not in self.keys):
-                self.keys[key] = max(job.id, self.keys.get(key, 0))
+            self.claim_key(job)
 
     def expiry_of(self, job: Job) -> int:
         """Return when *job* expires while it is ready or delayed, nanoseconds; NEVER if it does not."""
@@ -93,7 +93,15 @@ class TubeRules:
         if self.waiting is not None and before.waiting is not None:
             self.waiting = before.waiting
         if self.keys is not None and before.keys is not None and self.policy.unique_for == before.policy.unique_for:
-            self.keys = before.keys
+            self.keys, self.other_holders = before.keys, before.other_holders
+
+    # Caps
+
+    def must_evict(self, jobs: int, bytes: int) -> bool:
+        """Whether a tube with *jobs* jobs, whose bodies have *bytes* in total, has to lose its oldest waiting job."""
+        policy = self.policy
+        is_over = 0 < policy.max_jobs < jobs or 0 < policy.max_bytes < bytes
+        return is_over and policy.overflow != Overflow.REFUSE
 
     # Starts
 
@@ -133,13 +141,34 @@ class TubeRules:
 
     def claim_key(self, job: Job) -> None:
         """Have *job* hold its key, unless it gets it by `add_waiting`."""
-        if self.keys is not None and job.unique_key and self.policy.unique_for != UniqueFor.WAITING:
-            self.keys[job.unique_key] = job.id
+        if self.keys is not None and self.policy.unique_for != UniqueFor.WAITING:
+            self._claim(self.keys, job)
+
+    def _claim(self, keys: dict[bytes, int], job: Job) -> None:
+        """Have *job* hold its key, if it has one; of several jobs with the key, the newest is in *keys*."""
+        key = job.unique_key
+        if not key:
+            return
+        holder = keys.setdefault(key, job.id)
+        if holder != job.id:
+            keys[key] = max(holder, job.id)
+            self.other_holders.setdefault(key, {})[min(holder, job.id)] = None
 
     def release_key(self, job: Job) -> None:
-        """Free the key of *job*, if it holds one."""
-        if self.keys is not None and job.unique_key and self.keys.get(job.unique_key) == job.id:
-            del self.keys[job.unique_key]
+        """Free the key of *job*, if it holds one and no other job does."""
+        key = job.unique_key
+        if self.keys is None or not key:
+            return
+        others = self.other_holders.get(key)
+        if self.keys.get(key) != job.id:
+            if others is not None:
+                others.pop(job.id, None)
+        elif others:
+            self.keys[key] = others.popitem()[0]
+        else:
+            del self.keys[key]
+        if others is not None and not others:
+            del self.other_holders[key]
 
 
 def expires_from(job: Job) -> int:

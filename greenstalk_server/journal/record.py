@@ -8,6 +8,7 @@ job accumulate.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 from zlib import crc32
@@ -17,6 +18,11 @@ from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.job_history import RESERVED
 from greenstalk_server.core.tube import Tube
+
+try:
+    from greenstalk_server.journal._seal import seal
+except ImportError:  # not compiled
+    seal = None  # type: ignore[assignment]
 
 MAGIC: Final = b"GSJOURNL"
 VERSION: Final = 4
@@ -276,15 +282,17 @@ def pause_size(tube: Tube) -> int:
 class Encoder:
     """Encodes the records of one segment."""
 
-    __slots__ = ("_salt", "_seed")
+    __slots__ = ("_salt", "_seal", "_seed")
 
     def __init__(self, salt: bytes) -> None:
         self._salt: bytes = salt
         self._seed: int = seed_of(salt)
+        in_c: Callable[[bytes, bytes, bytes], bytes] | None = seal
+        self._seal: Callable[[bytes, bytes, bytes], bytes] = in_c or seal_in_python
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """Return a JOB record of *job* as it is now, with *events*. Its body must be in memory."""
-        return self.seal(self.begin_job(job, sequence, events, job_attributes.encode(job)) + held_body(job))
+        return self.seal(self.begin_job(job, sequence, events, job_attributes.encode(job)), held_body(job))
 
     def begin_job(self, job: Job, sequence: int, events: bytes = b"", attributes: bytes = b"") -> bytes:
         """Return the bytes between the prefix and the body of a JOB record with *events* and *attributes*.
@@ -463,9 +471,15 @@ class Encoder:
     def _other(self, kind: int, sequence: int, payload: bytes) -> bytes:
         return self.seal(_OTHER_RECORD.pack(len(payload), sequence, kind) + payload)
 
-    def seal(self, rest: bytes) -> bytes:
-        """Return the record that consists of the prefix and *rest*."""
-        return _PREFIX.pack(self._salt, crc32(rest, self._seed)) + rest
+    def seal(self, start: bytes, body: bytes = b"") -> bytes:
+        """Return the record that consists of the prefix, *start* and *body*."""
+        return self._seal(self._salt, start, body)
+
+
+def seal_in_python(salt: bytes, start: bytes, body: bytes) -> bytes:
+    """Return the record that consists of a prefix with *salt*, *start* and *body*."""
+    rest = start + body
+    return _PREFIX.pack(salt, crc32(rest, seed_of(salt))) + rest
 
 
 def is_job(start: bytes, body: bytes, size: int, id: int, seed: int) -> bool:

@@ -181,7 +181,7 @@ class Segment:
         """
         self.used += record.PREFIX_SIZE + len(start) + len(body)
         if len(body) <= COPIED_BODY and not is_large:
-            self.chunks.append(self.encoder.seal(start + body))
+            self.chunks.append(self.encoder.seal(start, body))
         else:
             if is_large:
                 self.unsealed.append(len(self.chunks))

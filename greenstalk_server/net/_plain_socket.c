@@ -1,5 +1,5 @@
-/* Non-blocking recv and send on a plain socket, with less CPU than Python's socket methods: on a pair of Unix sockets, a
- * send and a recv of 150 bytes take 1.9 us instead of 2.4.
+/* The system calls of a command, with less CPU than Python's methods: recv and send on a plain socket, and epoll_wait.
+ * On a pair of Unix sockets, a send and a recv of 150 bytes take 1.9 us instead of 2.4.
  *
  * PlainSocket(fd) has the methods recv and send of a non-blocking socket.socket, with the same results and errors. They
  * save the parsing of arguments, the check of a timeout, and releasing the GIL, which a call that never blocks does not
@@ -7,14 +7,19 @@
  * and copies. After a long input, the next one is received into the object that is returned, without that copy.
  *
  * A PlainSocket does not own the descriptor: the caller must not use it after closing the socket.
+ *
+ * poll(fd, milliseconds, limit) returns what select.epoll.poll returns for the epoll instance fd, or an empty list if a
+ * signal interrupts it. It releases the GIL only if it may block, that is if milliseconds is not 0.
  */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #define LONG_INPUT 8192
+#define MAX_EVENTS 64
 
 typedef struct {
     PyObject_HEAD
@@ -114,11 +119,78 @@ static PyTypeObject PlainSocketType = {
     .tp_methods = plain_methods,
 };
 
+/* Return the number *argument*, or -1 with a Python exception if it is not from 0 to *most*. */
+static int
+small_number(PyObject *argument, int most)
+{
+    long number = PyLong_AsLong(argument);
+    if (number >= 0 && number <= most)
+        return (int)number;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "%ld is not from 0 to %d", number, most);
+    return -1;
+}
+
+static PyObject *
+plain_poll(PyObject *self, PyObject *const *arguments, Py_ssize_t number)
+{
+    struct epoll_event events[MAX_EVENTS];
+    int fd, milliseconds, limit, count;
+
+    if (number != 3) {
+        PyErr_Format(PyExc_TypeError, "poll takes 3 arguments, not %zd", number);
+        return NULL;
+    }
+    if ((fd = small_number(arguments[0], INT_MAX)) < 0 || (milliseconds = small_number(arguments[1], INT_MAX)) < 0 ||
+        (limit = small_number(arguments[2], MAX_EVENTS)) < 0)
+        return NULL;
+    if (milliseconds > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        count = epoll_wait(fd, events, limit, milliseconds);
+        Py_END_ALLOW_THREADS
+    } else {
+        count = epoll_wait(fd, events, limit, 0);
+    }
+    if (count < 0) {
+        if (errno != EINTR)
+            return PyErr_SetFromErrno(PyExc_OSError);
+        if (PyErr_CheckSignals())
+            return NULL;
+        count = 0;
+    }
+    PyObject *found = PyList_New(count);
+    if (found == NULL)
+        return NULL;
+    for (int place = 0; place < count; place++) {
+        PyObject *pair = PyTuple_New(2);
+        if (pair == NULL) {
+            Py_DECREF(found);
+            return NULL;
+        }
+        PyList_SET_ITEM(found, place, pair);
+        for (int field = 0; field < 2; field++) {
+            PyObject *value = PyLong_FromUnsignedLong(field ? events[place].events : (uint32_t)events[place].data.fd);
+            if (value == NULL) {
+                Py_DECREF(found);
+                return NULL;
+            }
+            PyTuple_SET_ITEM(pair, field, value);
+        }
+    }
+    return found;
+}
+
+static PyMethodDef module_methods[] = {
+    {"poll", (PyCFunction)(void (*)(void))plain_poll, METH_FASTCALL, "Return the events of an epoll instance."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_plain_socket",
-    .m_doc = "Non-blocking recv and send on a plain socket.",
+    .m_doc = "The system calls of a command.",
     .m_size = -1,
+    .m_methods = module_methods,
 };
 
 PyMODINIT_FUNC

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
-import gevent
 from gevent import get_hub
 from gevent.event import Event
 
@@ -22,7 +21,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import RESERVED, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal.writer import Binlog
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.scheduling import yield_to_loop
 
 READ_AHEAD_JOBS: Final = 512
 """Maximum number of jobs whose bodies are read ahead for one tube."""
@@ -114,7 +113,7 @@ class Loader:
         for id, deliver in requests:
             deliver(found.get(id))
         while self._binlog.evict(EVICTION_BATCH):
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
 
     def _next_of(self, tube: Tube) -> list[Job]:
         """Return the next jobs of *tube* whose bodies are only on disk, or none while reading ahead is stopped.

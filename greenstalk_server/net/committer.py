@@ -36,7 +36,7 @@ from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import EVICTION_BATCH, Loader
 from greenstalk_server.net.poller import Handler
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.scheduling import yield_to_loop
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +209,10 @@ class Committer:
             self._keep_pace()
         return True
 
+    def has_held(self) -> bool:
+        """Return whether replies are held, or wait for a batch that is being written."""
+        return bool(self._is_writing or self._holders or self._safe_holders)
+
     def limit_records(self) -> None:
         """Schedule a commit if more than MAX_UNCOMMITTED bytes of records are pending. Does not switch."""
         if self.binlog.pending_bytes > MAX_UNCOMMITTED:
@@ -234,7 +238,7 @@ class Committer:
         is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
         self._await_room(is_large)
         while self._owed > 0 and self._compact_slice(COMPACTION_SLICE):
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
         if not binlog.wants_rewrite:
             if not binlog.has_records:  # a new segment's header waits for the first record
                 self._safe_holders += self._take_holders()
@@ -271,7 +275,7 @@ class Committer:
                 next(slices)
             except StopIteration as end:
                 return bool(end.value)
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all records, in several steps if needed; return False if the disk fails. Only for `stop`."""
@@ -423,7 +427,7 @@ class Committer:
                 self.binlog.complete_read(read)
             is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_BATCH)
             while self.binlog.evict(EVICTION_BATCH):
-                gevent.sleep(YIELD_DELAY)
+                yield_to_loop()
             if is_behind or self.binlog.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()

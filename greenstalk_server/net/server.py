@@ -38,7 +38,7 @@ from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.gc_tuning import Heap, collect_old
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.scheduling import yield_to_loop
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ class Server:
         self._poller: Poller = Poller(clock)
         if committer is not None:
             self._poller.before_send = committer.commit_before_send
+            self._poller.has_held = committer.has_held
         self._acceptors: list[Acceptor] = [
             Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accept_batch(listener))
             for listener in listeners
@@ -202,7 +203,7 @@ class Server:
             for connection, limit in find(batch, self._limits, self.clock()):
                 self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
 
     def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:
         """Admit a connection to *listener*; return the function that its greenlet runs, or None if a limit forbids it.
@@ -367,4 +368,4 @@ class Ticker(BrokerListener):
             if left > 0:
                 self._earlier.wait(min(left / SECOND, MAX_SLEEP))
             else:
-                gevent.sleep(YIELD_DELAY)
+                yield_to_loop()

@@ -3,20 +3,47 @@
 gevent resumes at least fifty greenlets, if as many are ready, before it polls sockets and timers again. A greenlet that
 calls `gevent.sleep(0)` is ready at once, so it may resume fifty times before a socket is polled. A positive delay,
 however short, is a timer, so the loop polls first. `YIELD_DELAY` is that delay, and all code that works in slices
-yields by it.
+yields by `yield_to_loop`.
+
+The poller may wait for input outside of the event loop. It does not while a greenlet is `yielding`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import gevent
 from gevent import get_hub
 from gevent.event import Event
 
 YIELD_DELAY: Final = 0.000001
 """Seconds, for `gevent.sleep` or a timer, after which code resumes in the next iteration of the event loop."""
+
+_yielding: Final = [0]  # number of blocks in `yielding`
+
+
+@contextmanager
+def yielding() -> Iterator[None]:
+    """Declare that this greenlet can continue in the next iteration of the event loop. The block switches."""
+    _yielding[0] += 1
+    try:
+        yield
+    finally:
+        _yielding[0] -= 1
+
+
+def yield_to_loop() -> None:
+    """Continue in the next iteration of the event loop. Switches."""
+    with yielding():
+        gevent.sleep(YIELD_DELAY)
+
+
+def has_yielding() -> bool:
+    """Return whether a greenlet can continue in the next iteration of the event loop."""
+    return _yielding[0] > 0
 
 
 class FairQueue:
@@ -40,7 +67,8 @@ class FairQueue:
         turn = Event()
         self._waiting.append(turn)
         try:
-            turn.wait()
+            with yielding():
+                turn.wait()
         except BaseException:
             with suppress(ValueError):  # already admitted
                 self._waiting.remove(turn)

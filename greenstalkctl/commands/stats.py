@@ -10,6 +10,7 @@ from greenstalkctl.api import Api
 from greenstalkctl.columns import column
 from greenstalkctl.output import key_value_lines
 from greenstalkctl.params import TUBE
+from greenstalkctl.queue import Stats
 from greenstalkctl.selection import require_tube
 from greenstalkctl.settings import Command, Settings
 
@@ -74,7 +75,20 @@ def tubes(settings: Settings, sort: str) -> None:
 @click.argument("name", metavar="TUBE", type=TUBE, help="The name of the tube.")
 @click.pass_obj
 def tube(settings: Settings, name: str) -> None:
-    """Show the statistics of one tube."""
+    """Show the statistics of one tube; with --api, also the settings that policies give to it."""
     with settings.open_queue() as queue:
         tube_stats = require_tube(queue, name)
-    settings.out.show(tube_stats, key_value_lines(tube_stats))
+    settings.out.show(tube_stats, key_value_lines(tube_stats | _policy_lines(tube_stats)))
+
+
+def _policy_lines(tube_stats: Stats) -> Stats:
+    """Return the policy of a tube with one text for each setting; empty if the server has not sent any."""
+    policy = tube_stats.get("policy")
+    if not policy:
+        return {}
+    return {"policy": {key: _setting(one["value"], one["policy"]) for key, one in policy.items()}}
+
+
+def _setting(value: object, policy: str) -> str:
+    shown = ",".join(map(str, value)) if isinstance(value, list) else value
+    return f"{shown} (from {policy})"

@@ -63,6 +63,25 @@ def test_probe_ends_when_the_backlog_is_ready(port: int) -> None:
             client.delete(client.reserve(timeout=0))
 
 
+def test_varied_bodies_are_all_different(port: int) -> None:
+    measured(port, "--mode", "preload", "--vary", "--jobs", "30", "--body", "20")
+    with greenstalk.Client(("127.0.0.1", port), watch="default", encoding=None) as client:
+        jobs = [client.reserve(timeout=0) for _ in range(30)]
+        assert len({job.body for job in jobs}) == 30 and {len(job.body) for job in jobs} == {20}
+        for job in jobs:
+            client.delete(job)
+    measured(port, "--mode", "cycle", "--vary", "--jobs", "30", "--body", "20")
+
+
+def test_all_connections_use_the_chosen_tube(port: int) -> None:
+    before = stats(port)
+    measured(port, "--mode", "put", "--connections", "3", "--watch", "2", "--use", "0", "--jobs", "12")
+    assert stats(port)["current-jobs-ready"] == before["current-jobs-ready"] + 12
+    with greenstalk.Client(("127.0.0.1", port), watch="tube-000000") as client:
+        for _ in range(12):
+            client.delete(client.reserve(timeout=0))
+
+
 @pytest.fixture
 def floor() -> Iterator[int]:
     contender = Contender("floor", f"{build('floor')} {{port}} {{body}}", is_floor=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalk_server.core import job_attributes
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
+from greenstalk_server.core.job import DEFAULT_COLD_STATE, SECOND, Job
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.tube import Tube
 
@@ -16,7 +16,7 @@ LETTERS = st.builds(DeadLetter, st.integers(1, 4), st.sampled_from([b"a", b"mail
 
 
 def job() -> Job:
-    return Job(1, Tube(b"default", {}), b"", 0, 0, 1, 0)
+    return Job(1, Tube(b"default", {}), b"", 0, 0, SECOND, 0)
 
 
 def attributes(of: Job) -> tuple[int, int, bytes, bytes]:

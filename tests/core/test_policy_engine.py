@@ -191,3 +191,13 @@ def test_policies_apply_to_jobs_that_exist(world: World) -> None:
     world.advance(1)
     assert job_of(world, ids[0]).tube.name == b"failed"
     assert list(world.broker.jobs) == [ids[0]]
+
+
+def test_tube_that_has_starts_left_is_not_due_before_its_burst_is_full(world: World) -> None:
+    set_policies(world, mail={"tubes": ["mail"], "rate": 10, "rate_burst": 100})
+    worker = world.client(watch=[b"mail"])
+    for _ in range(50):
+        put(world)
+        assert world.broker.reserve(worker.client, world.now) is not None
+    due = world.broker.tick(world.now + SECOND)  # the first start has armed a timer for its own end
+    assert due is not None and due >= world.now + 5 * SECOND

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 
+import click
 import pytest
 
 from greenstalkctl.cli import cli
@@ -26,14 +27,22 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_parses(example: str) -> None:
-    verb, *arguments = shlex.split(example.replace("picture.jpg", "/dev/null"))
+    verb, *arguments = shlex.split(re.sub(r"picture\.jpg|(?<=--file )retries\.toml", "/dev/null", example))
     group = cli.make_context("greenstalkctl", [verb, *arguments], obj=Settings())  # a command keeps its first -h option
-    with cli.commands[verb].make_context(verb, arguments, parent=group) as context:
+    command = cli.commands[verb]
+    if isinstance(command, click.Group):
+        group = command.make_context(verb, arguments[:1], parent=group)
+        verb, *arguments = arguments
+        command = command.commands[verb]
+    with command.make_context(verb, arguments, parent=group) as context:
         assert context.args == []
 
 
 def test_every_command_has_an_example() -> None:
     assert {shlex.split(example)[0] for example in EXAMPLES} == set(cli.commands)
+    for name, command in cli.commands.items():
+        if isinstance(command, click.Group):
+            assert {words[1] for words in map(shlex.split, EXAMPLES) if words[0] == name} == set(command.commands)
 
 
 def test_http_worker_needs_no_token_if_the_server_has_none(with_api: WithApi) -> None:

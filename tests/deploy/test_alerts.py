@@ -29,6 +29,9 @@ FIRES: dict[str, tuple[str, dict[str, str]]] = {
     "GreenstalkMemoryFull": ("5m", {"job": "greenstalk"}),
     "GreenstalkLimitReached": ("10m", {"job": "greenstalk", "limit": "tube_jobs"}),
     "GreenstalkJobsTimingOut": ("30m", {"job": "greenstalk", "tube": "mail"}),
+    "GreenstalkDeadLetters": ("30m", {"job": "greenstalk", "tube": "mail", "action": "dead_lettered"}),
+    "GreenstalkTubeHeldForLong": ("45m", {"job": "greenstalk", "tube": "mail", "reason": "rate"}),
+    "GreenstalkPolicyRefusesPuts": ("30m", {"job": "greenstalk", "tube": "mail", "action": "refused"}),
     "GreenstalkApiErrors": ("30m", {"job": "greenstalk", "endpoint": "overview", "method": "GET", "code": "500"}),
 }
 """By alert: the time at which it fires for `a` of alerts.yml, and its labels except instance and severity."""

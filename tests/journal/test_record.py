@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -263,3 +264,16 @@ def test_salt_is_part_of_every_record() -> None:
     """So a record of another segment, or one that a client has forged, does not count."""
     assert Encoder(b"abcd").delete(1, 1) != Encoder(b"abce").delete(1, 1)
     assert Encoder(b"abcd").delete(1, 1)[4:] != Encoder(b"abce").delete(1, 1)[4:]
+
+
+@given(salt=SALTS, start=st.binary(max_size=400), body=st.binary(max_size=400))
+def test_seal_written_in_c_returns_what_zlib_does(salt: bytes, start: bytes, body: bytes) -> None:
+    seal = pytest.importorskip("greenstalk_server.journal._seal", reason="run `make compiled`").seal
+    assert seal(salt, start, body) == record.seal_in_python(salt, start, body)
+
+
+@pytest.mark.parametrize("arguments", [(b"abcd", b""), (b"abc", b"", b""), ("abcd", b"", b""), (b"abcd", None, b"")])
+def test_seal_written_in_c_refuses_other_arguments(arguments: tuple[Any, ...]) -> None:
+    seal = pytest.importorskip("greenstalk_server.journal._seal", reason="run `make compiled`").seal
+    with pytest.raises(TypeError, match="seal needs"):
+        seal(*arguments)

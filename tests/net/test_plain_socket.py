@@ -1,15 +1,21 @@
-"""The C implementation of recv and send does what the methods of a non-blocking socket do."""
+"""The C implementation of recv, send and poll does what the methods of a non-blocking socket and of select.epoll do."""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
 
-PlainSocket = pytest.importorskip("greenstalk_server.net._plain_socket", reason="run `make compiled`").PlainSocket
+module = pytest.importorskip("greenstalk_server.net._plain_socket", reason="run `make compiled`")
+PlainSocket, poll = module.PlainSocket, module.poll
 
 Ends = tuple[socket.socket, socket.socket]
 
@@ -119,3 +125,73 @@ def test_closed_descriptor_raises_os_error() -> None:
 def test_send_accepts_bytes_alone(ends: Ends, data: Any) -> None:
     with pytest.raises(TypeError, match="bytes"):
         PlainSocket(ends[0].fileno()).send(data)
+
+
+@pytest.fixture
+def epoll() -> Iterator[select.epoll]:
+    with select.epoll() as it:
+        yield it
+
+
+def test_poll_returns_what_select_epoll_returns(epoll: select.epoll) -> None:
+    pairs = [socket.socketpair() for _ in range(10)]
+    for near, _ in pairs:
+        epoll.register(near, select.EPOLLIN | select.EPOLLRDHUP)
+    assert poll(epoll.fileno(), 0, 16) == []
+    for _, far in pairs[:6]:
+        far.send(b"x")
+    pairs[9][1].close()
+    found = poll(epoll.fileno(), 0, 16)
+    assert len(found) == 7
+    assert sorted(found) == sorted(epoll.poll(0, 16))
+    assert len(poll(epoll.fileno(), 0, 3)) == 3
+    for near, far in pairs:
+        near.close()
+        far.close()
+
+
+def test_poll_waits_for_the_first_event_and_lets_threads_run(epoll: select.epoll) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        epoll.register(near, select.EPOLLIN)
+        began = time.monotonic()
+        assert poll(epoll.fileno(), 20, 16) == []
+        assert time.monotonic() - began >= 0.019
+        timer = threading.Timer(0.05, far.send, [b"x"])
+        timer.start()
+        assert poll(epoll.fileno(), 10_000, 16) == [(near.fileno(), select.EPOLLIN)]
+        timer.join()
+
+
+def test_signal_ends_a_poll(epoll: select.epoll) -> None:
+    caught: list[int] = []
+    former = signal.signal(signal.SIGUSR2, lambda number, frame: caught.append(number))
+    try:
+        timer = threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGUSR2])
+        timer.start()
+        began = time.monotonic()
+        assert poll(epoll.fileno(), 10_000, 16) == []
+        assert time.monotonic() - began < 9
+        assert caught == [signal.SIGUSR2]
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR2, former)
+
+
+@pytest.mark.parametrize("arguments", [(), (0, 0), (0, 0, 1, 1)])
+def test_poll_refuses_another_number_of_arguments(arguments: tuple[int, ...]) -> None:
+    with pytest.raises(TypeError):
+        poll(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [(-1, 0, 1), (0, -1, 1), (0, 2**31, 1), (0, 0, -1), (0, 0, 65)])
+def test_poll_refuses_a_number_out_of_range(arguments: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="is not from 0 to"):
+        poll(*arguments)
+
+
+def test_poll_of_a_closed_descriptor_raises_os_error(epoll: select.epoll) -> None:
+    fd = epoll.fileno()
+    epoll.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        poll(fd, 0, 1)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import gevent
 import pytest
+from gevent import get_hub
 
 from greenstalk_server.net.poller import (
     BATCH_SIZE,
@@ -15,11 +18,14 @@ from greenstalk_server.net.poller import (
     COMMAND_QUANTUM,
     DEFER_ABOVE,
     MAX_BATCHES,
+    MAX_WAIT,
+    WAIT_PERIOD,
     Handler,
     Poller,
 )
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.runtime.clock import steady_clock
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import TIMEOUT
 
 SIZE = 8
@@ -402,3 +408,91 @@ def test_two_handlers_with_expensive_input_are_served_per_call(rig: Rig) -> None
         served += rig.numbers("serve")
     assert sorted(served) == list(range(len(rig.handlers)))
     assert served.index(1) < BATCH_SIZE
+
+
+QUICK_COMMANDS = 2_000
+
+
+class RepliesHandler(RecordingHandler):
+    """Sends its replies."""
+
+    def send(self, out: bytes) -> None:
+        super().send(out)
+        self.near.send(out)
+
+
+class QuickClient:
+    """A peer, in a thread, that sends the next input once it has the reply; and the loop's iterations meanwhile."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.handler = RepliesHandler(0, rig.poller, rig.calls)
+        self.handler.add()
+        self.iterations = 0
+        self._is_done = False
+        self._thread = threading.Thread(target=self._send)
+
+    def run(self) -> None:
+        """Send QUICK_COMMANDS inputs. Switches."""
+        before = get_hub().loop.iteration
+        self._thread.start()
+        with gevent.Timeout(TIMEOUT):
+            while not self._is_done:
+                gevent.sleep(0.01)
+        self._thread.join()
+        self.iterations = get_hub().loop.iteration - before
+        self.handler.near.close()
+        self.handler.far.close()
+
+    def _send(self) -> None:
+        for _ in range(QUICK_COMMANDS):
+            self.handler.far.send(b"x")
+            self.handler.far.recv(SIZE)
+        self._is_done = True
+
+
+def test_quick_commands_are_served_without_an_iteration_of_the_loop_for_each(rig: Rig) -> None:
+    for attempt in range(1, 11):  # on a busy machine the commands are not quick
+        client = QuickClient(rig)
+        client.run()
+        assert len(rig.numbers("serve")) == QUICK_COMMANDS * attempt
+        if client.iterations < QUICK_COMMANDS * 3 / 4:
+            return
+    pytest.fail("each command had an iteration of the loop")
+
+
+def test_loop_has_its_turn_while_commands_are_quick(rig: Rig) -> None:
+    gaps: list[float] = []
+
+    def sleep() -> None:
+        while True:
+            began = time.monotonic()
+            gevent.sleep(0.001)
+            gaps.append(time.monotonic() - began)
+
+    sleeper = gevent.spawn(sleep)
+    QuickClient(rig).run()
+    sleeper.kill()
+    assert sorted(gaps)[len(gaps) // 2] < 0.001 + (MAX_WAIT / 1_000 + WAIT_PERIOD / 1e9) * 2
+
+
+@pytest.mark.parametrize("reason", ["a greenlet yields", "replies are held", "a callback is pending"])
+def test_poller_does_not_wait_while_the_loop_has_something_to_do(rig: Rig, reason: str) -> None:
+    yields = 0
+
+    def yield_forever() -> None:
+        nonlocal yields
+        while True:
+            yield_to_loop()
+            yields += 1
+
+    greenlet = gevent.spawn(yield_forever) if reason == "a greenlet yields" else None
+    if reason == "replies are held":
+        rig.poller.has_held = lambda: True
+    if reason == "a callback is pending":
+        rig.poller.before_send = lambda replies: get_hub().loop.run_callback(int)
+    client = QuickClient(rig)
+    client.run()
+    if greenlet is not None:
+        greenlet.kill()
+        assert yields > QUICK_COMMANDS * 3 / 4
+    assert client.iterations > QUICK_COMMANDS * 3 / 4

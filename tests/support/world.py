@@ -26,6 +26,9 @@ T = TypeVar("T")
 START: Final = 1_700_000_000 * SECOND
 """Start of the fake time, nanoseconds since the Unix epoch."""
 
+MAX_TICKS: Final = 1000
+"""Maximum number of ticks at one point in time: enough for 256,000 jobs."""
+
 Outcome: TypeAlias = int | str
 """Result of a reserve: a job's id, or one of the words below."""
 
@@ -78,6 +81,9 @@ class FullJournal(NullJournal):
     def put(self, job: Job) -> bool:
         return False
 
+    def put_group(self, jobs: list[Job]) -> bool:
+        return False
+
     def replace(self, old: Job, new: Job) -> bool:
         return False
 
@@ -98,8 +104,8 @@ class DroppedTubes(BrokerListener):
 class World(BrokerListener):
     """A broker, its clients, and the time."""
 
-    def __init__(self) -> None:
-        self.broker = make_broker()
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.broker = make_broker(limits=limits)
         self.broker.subscribe(self)
         self.now = START
         self.due: int | None = None
@@ -115,7 +121,10 @@ class World(BrokerListener):
 
     def advance_to(self, until: int) -> None:
         """Advance to a time in nanoseconds."""
+        ticks = 0
         while self.due is not None and self.due <= until:
+            ticks = ticks + 1 if self.due <= self.now else 0
+            assert ticks < MAX_TICKS, "the broker requests ticks without end"
             self.now = max(self.now, self.due)
             self.due = self.broker.tick(self.now)
             self.check()
@@ -150,6 +159,7 @@ class World(BrokerListener):
         delay: float | None = None,
         ttr: float | None = None,
         body: bytes | None = None,
+        is_renewed: bool = False,
         is_forced: bool = False,
     ) -> str:
         """Edit job *id* as an operator; times in seconds. Return the outcome as a word."""
@@ -161,6 +171,7 @@ class World(BrokerListener):
             delay=None if delay is None else round(delay * SECOND),
             ttr=None if ttr is None else round(ttr * SECOND),
             body=body,
+            is_renewed=is_renewed,
             is_forced=is_forced,
         )
         return self.checked(EDITS[done])

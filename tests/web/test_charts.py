@@ -17,6 +17,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.web.metrics.rings import SERIES, SPANS
 from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value
 from greenstalk_server.web.pages.sparkline import path
@@ -162,11 +163,28 @@ def test_table_has_the_last_points() -> None:
     _, client = create_used_queue(hours=0.5)
     html = client.get("/tube?tube=mail").text
     tables = re.findall(r'<table class="points">(.*?)</table>', html, re.DOTALL)
-    assert len(tables) == len(TUBE_CHARTS)
+    assert len(tables) == len([chart for chart in TUBE_CHARTS if not chart.is_optional])
     rows = re.findall(r"<tr>\s*<th scope=\"row\">(.*?)</tr>", tables[0], re.DOTALL)
     assert len(rows) == TABLE_ROWS
     assert re.findall(r">([^<>]*UTC)<", rows[0]) == ["08:30:00 UTC"]
     assert re.findall(r"<td>([^<]*)</td>", rows[0])[:2] == ["1.0", "0.50"]
+
+
+def test_chart_of_policies_is_shown_once_a_policy_has_acted(queue: Queue) -> None:
+    broker = queue.broker
+    broker.set_policies(PolicySet([parse_policy("mail", {"tubes": ["mail"], "expire_after": 5})]), queue.now)
+    app = queue.app()
+    client, history = app.test_client(), app.extensions["dashboard"].history
+    queue.put("mail", count=3)
+    assert b"line-expire" not in client.get("/tube?tube=mail").data
+    for _ in range(20):
+        queue.now += SECOND
+        broker.tick(queue.now)
+        history.tick()
+    for page in ("/tube?tube=default", "/"):
+        assert ('<path class="line-expire"' in client.get(page).text) == (page == "/")
+    series = client.get("/tube/history?tube=mail").get_json()["series"]
+    assert series["expire"][-2:] == [0.3, 0] and "dead_letter" not in series
 
 
 def test_span_links_keep_the_other_arguments() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.web.metrics.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
 
@@ -141,6 +142,23 @@ def test_every_kind_of_event_counts(driver: HistoryDriver) -> None:
     assert driver.history.rates(b"mail") == pytest.approx(expected)
     assert [driver.last("mail", kind)[0] for kind in RATES] == pytest.approx(expected)
     assert [driver.last("mail", state) for state in DEPTHS] == [[5], [0], [0], [1], [0]]
+
+
+def test_expired_and_dead_lettered_jobs_count(driver: HistoryDriver) -> None:
+    broker = driver.broker
+    document = {"tubes": ["mail"], "max_attempts": 1, "dead_letter": "failed", "expire_after": 5}
+    broker.set_policies(PolicySet([parse_policy("mail", document)]), driver.queue.now)
+    mail = driver.worker("mail")
+    driver.advance(10)
+    driver.put(mail, 3)
+    job = broker.reserve(mail, driver.queue.now)
+    assert job is not None and broker.release(mail, job.id, 0, 0, driver.queue.now)
+    driver.advance(5)
+    for _ in range(2):
+        broker.tick(driver.queue.now)
+    driver.advance(5)
+    assert driver.history.rates(b"mail") == Rates(put=0.3, reserve=0.1, release=0.1, dead_letter=0.1, expire=0.2)
+    assert [driver.last("mail", kind)[0] for kind in ("dead_letter", "expire")] == pytest.approx([0.1, 0.2])
 
 
 # Points

@@ -24,10 +24,13 @@ from prometheus_client.samples import Sample
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.policy_counts import PolicyCounts
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics import ledger
 from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
 from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
+from greenstalk_server.web.metrics.tube_counters import POLICY_ACTIONS
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue
@@ -309,6 +312,106 @@ def test_tube_named_other_is_counted_under_other(queue: Queue, scraper: Scraper)
     queue.broker.disconnect(client, queue.now)
     scraper.scrape()
     assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
+
+
+# Policies
+
+
+def set_policies(queue: Queue, **policies: dict[str, Any]) -> None:
+    """Put *policies* in force, and let the broker apply them to the tubes that exist."""
+    queue.broker.set_policies(
+        PolicySet([parse_policy(name, document) for name, document in policies.items()]), queue.now
+    )
+    while queue.broker.is_sweeping:
+        queue.now += 1
+        queue.broker.tick(queue.now)
+
+
+def fail(queue: Queue, client: Client, times: int = 1) -> None:
+    """Reserve and release the first job of *client*'s tubes, *times* times."""
+    for _ in range(times):
+        job = queue.broker.reserve(client, queue.now)
+        assert job is not None and queue.broker.release(client, job.id, 0, 0, queue.now)
+
+
+def actions(scraper: Scraper, tube: str) -> dict[str, float]:
+    """Return the actions of policies on *tube* that are not zero."""
+    found = {dict(labels)["action"]: value for (name, labels), value in scraper.series.items()
+             if name == "greenstalk_tube_policy_total" and dict(labels)["tube"] == tube}  # fmt: skip
+    assert not found or set(found) == set(POLICY_ACTIONS.values())
+    return {action: value for action, value in found.items() if value}
+
+
+def test_every_counter_of_policies_has_an_action() -> None:
+    assert sorted(POLICY_ACTIONS) == [name for name in dir(PolicyCounts()) if not name.startswith("_")]
+    assert len(set(POLICY_ACTIONS.values())) == len(POLICY_ACTIONS)
+
+
+def test_actions_of_policies(queue: Queue, scraper: Scraper) -> None:
+    mail = {"max_attempts": 1, "dead_letter": "mail.failed", "expire_after": 60, "max_jobs": 2, "copy_to": ["audit"]}
+    set_policies(queue, mail={"tubes": ["mail"], **mail}, once={"tubes": ["once"], "unique": "body"})
+    client, once = worker(queue, "mail"), worker(queue, "once")
+    put(queue, client)
+    fail(queue, client)
+    for _ in range(2):
+        put(queue, client)
+    assert queue.broker.put(client, queue.broker.allocate_id(), 0, 0, SECOND, b"", queue.now) < 0
+    queue.now += 61 * SECOND
+    for _ in range(3):
+        queue.broker.tick(queue.now)
+    first = put(queue, once)
+    assert queue.broker.put(once, queue.broker.allocate_id(), 9000, 0, SECOND, b"body", queue.now) == first
+    scraper.scrape()
+    assert actions(scraper, "mail") == {"dead_lettered": 1, "refused": 1, "expired": 2, "copied": 3}
+    assert actions(scraper, "mail.failed") == {"received": 1}
+    assert actions(scraper, "once") == {"duplicate": 1}
+    assert actions(scraper, "audit") == actions(scraper, OTHER.decode()) == {}
+    assert scraper.value("tube_dead_letters", tube="mail.failed") == 1
+
+
+def test_tubes_without_policies_have_no_series_of_policies(queue: Queue, scraper: Scraper) -> None:
+    put(queue, worker(queue, "mail"))
+    scraper.scrape()
+    words = ("policy_total", "held", "dead_letters")
+    assert not [key for key in scraper.series if key[0] in {f"greenstalk_tube_{word}" for word in words}]
+
+
+def test_held_tubes_by_reason(queue: Queue, scraper: Scraper) -> None:
+    set_policies(
+        queue, busy={"tubes": ["busy"], "max_reserved": 1}, slow={"tubes": ["slow"], "rate": 0.1}, free={"tubes": ["*"]}
+    )
+    for tube in ("busy", "slow", "free"):
+        client = worker(queue, tube)
+        for _ in range(2):
+            put(queue, client)
+        assert queue.broker.reserve(client, queue.now) is not None
+    scraper.scrape()
+    reasons = ("rate", "max_reserved")
+    held = {tube: [scraper.value("tube_held", tube=tube, reason=reason) for reason in reasons]
+            for tube in ("busy", "slow", "free")}  # fmt: skip
+    assert held == {"busy": [0, 1], "slow": [1, 0], "free": [0, 0]}
+    assert actions(scraper, "busy") == {"reserved_hold": 1} and actions(scraper, "slow") == {"rate_hold": 1}
+    queue.now += 10 * SECOND
+    scraper.scrape()
+    assert scraper.value("tube_held", tube="slow", reason="rate") == 0
+
+
+def test_actions_of_policies_outlive_their_tube(queue: Queue, scraper: Scraper) -> None:
+    set_policies(queue, mail={"tubes": ["mail", "brief"], "max_attempts": 1, "dead_letter": "failed"})
+    scraper.scrape()
+    for round in range(1, 4):
+        for tube in ("mail", "brief")[: 2 if round == 3 else 1]:
+            client = worker(queue, tube)
+            if tube == "mail":
+                scraper.scrape()
+            put(queue, client)
+            fail(queue, client)
+            queue.broker.disconnect(client, queue.now)
+            assert tube.encode() not in queue.broker.tubes
+        scraper.scrape()
+        assert actions(scraper, "mail") == {"dead_lettered": round}
+    assert actions(scraper, OTHER.decode()) == {"dead_lettered": 1}, "of the tube brief, which no scrape has seen"
+    assert actions(scraper, "failed") == {"received": 4}
 
 
 # Dropped tubes
@@ -623,11 +726,14 @@ def test_metrics_are_served_inside_and_outside_the_prefix(queue: Queue) -> None:
 @pytest.fixture(scope="module")
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The metrics of a real server with a journal after some work; check that they need the token."""
-    flags = ["-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--memory-limit", str(2**30)]
+    file = tmp_path_factory.mktemp("policies") / "greenstalk.toml"
+    file.write_text('[policies.mail]\ntubes = ["mail", "default"]\nmax_attempts = 1\ndead_letter = "mail.failed"\n')
+    flags = ["-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--memory-limit", str(2**30), "--config", str(file)]
     flags += ["-f", "0", "-b", str(tmp_path_factory.mktemp("journal"))]
     with Daemon(*flags, environ=environment(GREENSTALK_METRICS_TOKEN=TOKEN)) as daemon:
         daemon.ask(b"use mail\r\nput 0 0 60 5\r\nhello\r\n")
         daemon.ask(b"watch mail\r\nreserve\r\ndelete 1\r\n")
+        daemon.ask(b"use mail\r\nput 0 0 60 5\r\nhello\r\nwatch mail\r\nreserve\r\nrelease 2 0 0\r\n")
         where = f"{daemon.dashboard}metrics"
         with pytest.raises(HTTPError) as refused:
             urlopen(where, timeout=TIMEOUT)  # noqa: S310  our own server, on loopback
@@ -653,7 +759,7 @@ def test_running_server_measures_its_syncs(exposition: str) -> None:
     assert 0 < series["greenstalk_journal_sync_seconds_sum"] < TIMEOUT
     assert series["greenstalk_journal_bytes"] >= 10_485_760
     assert 0 < series["greenstalk_journal_disk_free_bytes"] <= shutil.disk_usage(tempfile.gettempdir()).total
-    assert series["greenstalk_job_wait_seconds_count"] == 1
+    assert series["greenstalk_job_wait_seconds_count"] == 2
 
 
 def expressions(found: object) -> Iterator[str]:
@@ -745,6 +851,9 @@ def test_alert_rules_use_existing_metrics(exported: dict[str, set[str]]) -> None
         "GreenstalkMemoryFull",
         "GreenstalkLimitReached",
         "GreenstalkJobsTimingOut",
+        "GreenstalkDeadLetters",
+        "GreenstalkTubeHeldForLong",
+        "GreenstalkPolicyRefusesPuts",
         "GreenstalkApiErrors",
     ]
     assert [rule["alert"] for rule in shared["rules"]] == ["GreenstalkNotOneLeader", "GreenstalkNoStandby"]

@@ -36,6 +36,7 @@ from greenstalk_server.web.api.connections import Connections
 from greenstalk_server.web.api.framework.router import Api
 from greenstalk_server.web.api.jobs import Jobs
 from greenstalk_server.web.api.leases import Leases
+from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.tasks import Tasks
@@ -46,6 +47,7 @@ from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases as LeaseManager
 from greenstalk_server.web.operations.operations import Operations
+from greenstalk_server.web.operations.policies import Policies as PolicyOperations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
 from greenstalk_server.web.options import WebOptions
@@ -72,6 +74,7 @@ class Parts:
     history: History
     leases: LeaseManager
     live: LiveHub
+    policies: PolicyOperations
     samples: SamplePages
     searches: Searches
     store: Store
@@ -86,6 +89,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
+    api.add(Policies(parts.policies, commit))
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from flask import Response
@@ -11,10 +12,13 @@ from gevent.lock import BoundedSemaphore
 from msgspec import UNSET, Meta, UnsetType
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
-from greenstalk_server.core import job_history
+from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.job import Job as CoreJob
+from greenstalk_server.core.job_attributes import DeadLetterReason
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.tube_rules import buried_at
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
@@ -48,7 +52,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, never_wants_body
 from greenstalk_server.web.jobs.matching import read_query
 from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
-from greenstalk_server.web.operations.operations import Operations, Put
+from greenstalk_server.web.operations.operations import Added, Operations, Put
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
@@ -64,6 +68,8 @@ MAX_LISTS: Final = 4
 LIST_TIMEOUT: Final = 5.0
 """Seconds that a further list waits for its turn."""
 
+Reason = Literal["attempts", "expired", "buried-expired", "overflow"]
+
 Q = Annotated[
     str,
     Meta(
@@ -72,6 +78,19 @@ Q = Annotated[
         examples=["reserves:>3"],
     ),
 ]
+
+
+class DeadLetter(ResponseModel):
+    """Why a policy moved a job to a dead-letter tube, and from where."""
+
+    reason: Annotated[
+        Reason,
+        Meta(description="It ran out of attempts, expired, expired while buried, or its tube was full (`overflow`)."),
+    ]
+    source: Annotated[TubeName, Meta(description="The tube that it came from, and that a redrive moves it back to.")]
+    attempts: Annotated[Count, Meta(description="Its attempts in that tube.")]
+    first_at: Annotated[Instant, Meta(description="Time of its first move to a dead-letter tube.")]
+    last_at: Annotated[Instant, Meta(description="Time of its last move to a dead-letter tube.")]
 
 
 class Job(ResponseModel):
@@ -92,7 +111,14 @@ class Job(ResponseModel):
     releases: Annotated[Count, Meta(description="Number of times that it was released.")]
     buries: Annotated[Count, Meta(description="Number of times that it was buried.")]
     kicks: Annotated[Count, Meta(description="Number of times that it was kicked.")]
+    attempts: Annotated[
+        Count, Meta(description="Reservations since the put, the last kick, or the last move by a policy.")
+    ]
     created_at: Annotated[Instant, Meta(description="Time of the put.")]
+    expires_at: Annotated[
+        Instant | None, Meta(description="Time at which a policy ends it if nothing changes; null if none does.")
+    ]
+    dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
     held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
     size: Annotated[Count, Meta(description="Bytes of the body.")]
     encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
@@ -107,17 +133,8 @@ class Job(ResponseModel):
 
 
 Kind = Literal[
-    "reserved",
-    "released",
-    "buried",
-    "kicked",
-    "timed out",
-    "returned",
-    "edited",
-    "moved",
-    "dead-lettered",
-    "redriven",
-]
+    "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved", "dead-lettered", "redriven",
+]  # fmt: skip
 
 
 class Event(ResponseModel):
@@ -142,11 +159,18 @@ class JobList(ResponseModel):
 
 
 class JobPut(ResponseModel):
-    """A job that was put."""
+    """A job that was put, or the job that kept another one from being put."""
 
     id: JobId
     tube: TubeName
-    state: Annotated[Literal["ready", "delayed"], Meta(description="Its state after the put.")]
+    state: Annotated[State | None, Meta(description="Its state; null if it is a duplicate's job that is gone.")]
+    is_duplicate: Annotated[
+        bool | UnsetType,
+        Meta(
+            description="True if nothing was put, because a policy (`unique`) allows the tube one job with this body:"
+            " `id` is that job, which may be finished. Otherwise absent."
+        ),
+    ] = UNSET
 
 
 class JobSelector(RequestModel):
@@ -192,6 +216,9 @@ class JobChanges(RequestModel):
     ttr: Ttr | UnsetType = UNSET
     body: str | UnsetType = UNSET
     encoding: Annotated[Encoding, Meta(description="Encoding of `body`.")] = "utf-8"
+    renew: Annotated[
+        bool, Meta(description="Count the time until a policy ends the job from now, as if it had just been put.")
+    ] = False
     force: Force = False
 
 
@@ -263,7 +290,8 @@ class Jobs:
         """Export jobs as a file, oldest first.
 
         The file is streamed and may have any size. Each line of JSON has the fields of a job in `GET /jobs`, except
-        `created_at` and `held_by`. In CSV, a value that a spreadsheet might run as a formula starts with an apostrophe.
+        `attempts`, `created_at`, `expires_at`, `dead_letter` and `held_by`. In CSV, a value that a spreadsheet might
+        run as a formula starts with an apostrophe.
         """
         return self._exports.file(parse_selector(query), query.format)
 
@@ -288,17 +316,19 @@ class Jobs:
         jobs that were put.
         """
         if isinstance(body, NewJob):
-            job = self._operations.put(self._parse_put(body, "body"))
-            set_location("get_job", id=job.id)
-            wait_until_durable(self._commit, [job.id])
-            return _put_model(job.id, body)
+            added = self._operations.put(self._parse_put(body, "body"))
+            set_location("get_job", id=added.id)
+            response = self._put_model(added, body)
+            wait_until_durable(self._commit, [] if added.is_duplicate else [added.id])
+            return response
         pace, wanted = Pace(), list[Put]()
         for at, one in enumerate(body):
             wanted.append(self._parse_put(one, f"[{at}].body"))
             pace.yield_if_due()
-        ids = self._operations.put_all(wanted)
-        wait_until_durable(self._commit, ids)
-        return [_put_model(id, one) for id, one in zip(ids, body, strict=True)]
+        outcomes = self._operations.put_all(wanted)
+        responses = [self._put_model(added, one) for added, one in zip(outcomes, body, strict=True)]
+        wait_until_durable(self._commit, [added.id for added in outcomes if not added.is_duplicate])
+        return responses
 
     @endpoint("GET", "/jobs/{id}", errors=NO_JOB)
     def get_job(self, id: JobId) -> JobWithEvents:
@@ -317,7 +347,7 @@ class Jobs:
 
     @endpoint("PATCH", "/jobs/{id}", errors=STATE_CONFLICT | NO_ROOM, has_bodies=True)
     def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
-        """Change the priority, delay, ttr and body of a job in one step.
+        """Change the priority, delay, ttr, body and expiry of a job in one step.
 
         Its id, age and counts stay. A worker that holds the job keeps it, with the old body and its remaining time.
         """
@@ -351,6 +381,17 @@ class Jobs:
         self._operations.release_job(self._find(id), body.force)
         return self._model_when_durable(id)
 
+    @endpoint(
+        "POST", "/jobs/{id}/redrive", errors=STATE_CONFLICT | {507: "The tube that it came from is full, or a limit."}
+    )
+    def redrive_job(self, id: JobId) -> JobWithEvents:
+        """Move a dead letter back to the tube that it came from.
+
+        It is ready there as a new job: its attempts and its age count from now.
+        """
+        self._operations.redrive_job(self._find(id))
+        return self._model_when_durable(id)
+
     @endpoint("POST", "/jobs/{id}/move", errors=STATE_CONFLICT | NO_ROOM)
     def move_job(self, id: JobId, body: Move) -> JobWithEvents:
         """Move a job to another tube. Its state stays."""
@@ -360,10 +401,12 @@ class Jobs:
     @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: Copy = DEFAULT_COPY) -> JobPut:
         """Put a copy of a job into its tube, with a new id."""
-        copy = self._operations.copy_job(*self._find_with_body(id), body.delay)
-        response = JobPut(id=copy.id, tube=copy.tube.name.decode(), state="delayed" if body.delay else "ready")
-        set_location("get_job", id=copy.id)
-        wait_until_durable(self._commit, [copy.id])
+        job, job_body = self._find_with_body(id)
+        copy = self._operations.copy_job(job, job_body, body.delay)
+        state: State = "delayed" if body.delay else "ready"
+        set_location("get_job", id=copy)
+        response = JobPut(id=copy, tube=job.tube.name.decode(), state=state)
+        wait_until_durable(self._commit, [copy])
         return response
 
     @contextmanager
@@ -401,6 +444,13 @@ class Jobs:
         wait_until_durable(self._commit)
         return response
 
+    def _put_model(self, added: Added, new: NewJob) -> JobPut:
+        state: State | None = "delayed" if new.delay else "ready"
+        if added.is_duplicate:
+            job = self._broker.jobs.get(added.id)
+            state = _STATES[job.state] if job is not None else None
+        return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
+
     def _parse_put(self, new: NewJob, field: str) -> Put:
         body = body_in(new.body, new.encoding, self._broker.max_job_size, field)
         return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body)
@@ -419,6 +469,7 @@ class Jobs:
             delay=wanted.delay * SECOND if wanted.delay is not UNSET else None,
             ttr=wanted.ttr * SECOND if wanted.ttr is not UNSET and wanted.ttr * SECOND != job.ttr else None,
             body=body if body != old else None,
+            is_renewed=wanted.renew,
         )
 
 
@@ -433,6 +484,14 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.MOVED: "moved",
     job_history.DEAD_LETTERED: "dead-lettered",
     job_history.REDRIVEN: "redriven",
+}
+
+
+_REASONS: Final[Mapping[int, Reason]] = {
+    DeadLetterReason.ATTEMPTS: "attempts",
+    DeadLetterReason.EXPIRED: "expired",
+    DeadLetterReason.BURIED_EXPIRED: "buried-expired",
+    DeadLetterReason.OVERFLOW: "overflow",
 }
 
 
@@ -490,7 +549,10 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         releases=stats.releases,
         buries=stats.buries,
         kicks=stats.kicks,
+        attempts=max(0, stats.reserves - job.attempts_base),
         created_at=instant(job.created_at),
+        expires_at=_expires_at(job),
+        dead_letter=_dead_letter(job),
         held_by=job.holder.number if job.holder is not None else None,
         size=job.size,
         encoding=encoding,
@@ -498,5 +560,26 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
     )
 
 
-def _put_model(id: int, new: NewJob) -> JobPut:
-    return JobPut(id=id, tube=new.tube, state="delayed" if new.delay else "ready")
+def _expires_at(job: CoreJob) -> datetime | None:
+    """Return the time at which the rules of its tube end *job*, or None."""
+    rules = job.tube.rules
+    if rules is None:
+        return None
+    if job.state != BURIED:
+        at = rules.expiry_of(job)
+        return instant(at) if at < NEVER else None
+    after = rules.policy.buried_expire_after
+    return instant(buried_at(job) + after) if after else None
+
+
+def _dead_letter(job: CoreJob) -> DeadLetter | None:
+    if not job.dead_letter:
+        return None
+    found = job_attributes.DeadLetter.unpack(job.dead_letter)
+    return DeadLetter(
+        reason=_REASONS[found.reason],
+        source=found.source.decode(),
+        attempts=found.attempts,
+        first_at=instant(found.first_at),
+        last_at=instant(found.last_at),
+    )

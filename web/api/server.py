@@ -193,7 +193,7 @@ class Server:
         """Watch the figures of the server and of its tubes, as server-sent events.
 
         The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with the contents of `/server` and
-        `/tube`. Then an event follows each second in which something has changed, with the changed members of `server`
+        `/tubes`. Then an event follows each second in which something has changed, with the changed members of `server`
         and the changed tubes; a tube that is gone is null. A stream of a single tube sends an event `gone` and ends
         when the tube is gone. While nothing changes, an empty object is sent every 15 seconds.
         """

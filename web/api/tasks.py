@@ -27,14 +27,19 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan, plan_of
+from greenstalk_server.web.operations.policies import Effect
 from greenstalk_server.web.operations.tasks import Task as CoreTask
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
 from greenstalk_server.web.pages.search import INITIAL_WAIT, MAX_MATCHES, Search, Searches, search_of
 
+MIN_RATE: Final = 0.001
+MAX_RATE: Final = 1_000_000.0
+"""Bounds of the rate of a change, in jobs per second."""
+
 TaskId = Annotated[str, Meta(description="The id of a task.", max_length=64, examples=["8f14e45fceea167a"])]
 
-Kind = Literal["search", "dry-run", "change"]
-Action = Literal["kick", "bury", "delete", "move", "pri", "delay"]
+Kind = Literal["search", "dry-run", "change", "policy-dry-run"]
+Action = Literal["kick", "bury", "delete", "move", "pri", "delay", "redrive"]
 Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}
@@ -53,6 +58,26 @@ class Counted(ResponseModel):
     run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
 
 
+class PolicyEffect(ResponseModel):
+    """What a policy would do at once to the jobs that exist. The counts are complete when the task is done.
+
+    They do not consider whether dead-letter tubes have room: a job that such a tube cannot take would be buried.
+    """
+
+    policy: Annotated[str, Meta(description="The name of the policy.")]
+    tubes: Annotated[Count, Meta(description="Existing tubes that the policy matches.")]
+    changed_tubes: Annotated[Count, Meta(description="Existing tubes whose effective settings would change.")]
+    sample: Annotated[list[TubeName], Meta(description="Some of the tubes counted in `tubes` or `changed_tubes`.")]
+    jobs: Annotated[Count, Meta(description="Jobs of these tubes.")]
+    expired: Annotated[Count, Meta(description="Jobs that would be dropped because they are too old.")]
+    dead_lettered: Annotated[Count, Meta(description="Jobs that would move to a dead-letter tube.")]
+    buried: Annotated[Count, Meta(description="Jobs that would be buried, because their tube has no dead-letter tube.")]
+    evicted: Annotated[Count, Meta(description="Jobs that would be dropped because their tube is above a cap.")]
+    over_cap: Annotated[Count, Meta(description="Jobs above a cap that makes their tube refuse puts.")]
+    held: Annotated[Count, Meta(description="Ready jobs that would wait because of `max_reserved` or `rate`.")]
+    warnings: Annotated[list[str], Meta(description="Loops of dead letters that the policy would cause.")]
+
+
 class Task(ResponseModel):
     """A piece of long work, and its progress."""
 
@@ -66,8 +91,10 @@ class Task(ResponseModel):
     scanned: Annotated[Count, Meta(description="Jobs scanned so far.")]
     matched: Annotated[Count, Meta(description="Jobs that matched so far.")]
     changed: Annotated[Count, Meta(description="Jobs changed so far.")]
+    skipped: Annotated[Count, Meta(description="Jobs so far that the change could not be made to.")]
     message: Annotated[str, Meta(description="Why the task ended early, or which jobs it skipped.")]
     counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
+    effect: Annotated[PolicyEffect | None, Meta(description="The counts of a policy's dry run; null for other tasks.")]
 
 
 class TaskList(ResponseModel):
@@ -80,14 +107,33 @@ class NewSearch(JobSelector):
     """The jobs to search for."""
 
 
-class BulkChange(JobSelector, kw_only=True):
-    """A change to all jobs that match `tube`, `state` and `q`, limited to `ids` if given."""
+class Selection(JobSelector, kw_only=True):
+    """All jobs that match `tube`, `state` and `q`, limited to `ids` if given, and how fast to change them."""
 
-    action: Annotated[Action, Meta(description="The change. `pri` and `delay` set the field of that name.")]
     all: Annotated[
         bool, Meta(description="Must be true to change every job, without `ids`, `tube`, `state` and `q`.")
     ] = False
     ids: Annotated[list[JobId], Meta(min_length=1, max_length=MAX_TICKED)] | UnsetType = UNSET
+    rate: Annotated[
+        Annotated[float, Meta(ge=MIN_RATE, le=MAX_RATE)] | UnsetType,
+        Meta(description="Maximum number of jobs to change per second; no limit if absent."),
+    ] = UNSET
+
+
+class Redrive(Selection):
+    """The dead letters to move back: those that match `tube`, `state` and `q`, limited to `ids` if given."""
+
+
+class BulkChange(Selection, kw_only=True):
+    """A change to all jobs that match `tube`, `state` and `q`, limited to `ids` if given."""
+
+    action: Annotated[
+        Action,
+        Meta(
+            description="The change. `pri` and `delay` set the field of that name. `redrive` moves dead letters back to"
+            " the tubes that they came from."
+        ),
+    ]
     to: Annotated[TubeName | UnsetType, Meta(description="The target tube, for `move`.")] = UNSET
     pri: Annotated[Pri | UnsetType, Meta(description="The new priority, for `pri`.")] = UNSET
     delay: Annotated[
@@ -127,7 +173,7 @@ BUSY: Final = {503: "The server is draining, or the maximum number of tasks is r
 
 
 class Tasks:
-    """Tasks: searches and bulk changes, which run on the server and report progress."""
+    """Tasks: searches, bulk changes and dry runs, which run on the server and report progress."""
 
     def __init__(self, broker: Broker, clock: Clock, tasks: TaskManager, searches: Searches, bulk: Bulk) -> None:
         self._broker: Broker = broker
@@ -155,26 +201,35 @@ class Tasks:
         Unless `dry_run` is false, this is a dry run: it counts and changes nothing. `/tasks/{task}/run` carries it out.
         A change never affects jobs put after it has started.
         """
-        plan = self._plan(body)
+        plan = self._plan(body, _change(body))
         task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.start_run(plan, body.force)
         return self._started(task)
+
+    @endpoint("POST", "/redrive", status=202, errors=HIDDEN | BUSY)
+    def redrive_jobs(self, body: Annotated[Redrive, Meta(examples=[{"tube": "mail.failed", "rate": 10.0}])]) -> Task:
+        """Move dead letters back to the tubes that they came from, as a task.
+
+        Each is ready there as a new job: its attempts and its age count from now. Jobs that are not dead letters, and
+        those that clients hold, stay. `skipped` counts the jobs whose tubes are full. To count first, use `/bulk`.
+        """
+        return self._started(self._bulk.start_run(self._plan(body, Change("redrive")), is_forced=False))
 
     @endpoint("GET", "/tasks")
     def list_tasks(self) -> TaskList:
         """List the tasks that are kept."""
-        return TaskList(tasks=[_task_model(task) for task in self._tasks.all()])
+        return TaskList(tasks=[task_model(task) for task in self._tasks.all()])
 
     @endpoint("GET", "/tasks/{task}", errors=NO_TASK | {403: "The task searches bodies, which are hidden from you."})
     def get_task(self, task: TaskId) -> Task:
         """Get a task and its progress."""
-        return _task_model(self._find(task))
+        return task_model(self._find(task))
 
     @endpoint("DELETE", "/tasks/{task}", errors=NO_TASK)
     def cancel_task(self, task: TaskId) -> Task:
         """Cancel a task. Changes that it has already made stay."""
         found = self._find(task)
         self._tasks.stop(found)
-        return _task_model(found)
+        return task_model(found)
 
     @endpoint("POST", "/tasks/{task}/run", status=202, errors=NO_TASK | BUSY | {409: "The dry run did not finish."})
     def run_task(self, task: TaskId, body: CarryOut = DEFAULT_RUN) -> Task:
@@ -211,14 +266,14 @@ class Tasks:
     def _started(self, task: CoreTask) -> Task:
         set_location("get_task", task=task.id)
         task.wait(INITIAL_WAIT)
-        return _task_model(task)
+        return task_model(task)
 
-    def _plan(self, body: BulkChange) -> Plan:
+    def _plan(self, body: Selection, change: Change) -> Plan:
         query = parse_selector(body)
         if not query.terms and body.ids is UNSET and not body.all:
             refuse("all", "must be true to change every job; otherwise select jobs by ids, tube, state or q")
         ids = None if body.ids is UNSET else tuple(dict.fromkeys(body.ids))
-        return self._bulk.plan(_change(body), query, ids)
+        return self._bulk.plan(change, query, ids, 0.0 if body.rate is UNSET else body.rate)
 
 
 def _change(body: BulkChange) -> Change:
@@ -243,10 +298,13 @@ def _at(query: ListFound, task: CoreTask) -> int:
     return place.at
 
 
-def _task_model(task: CoreTask) -> Task:
+def task_model(task: CoreTask) -> Task:
+    """Return *task* as the API shows it."""
     subject = task.subject
     is_dry_run = isinstance(subject, Plan) and subject.run is not task
-    kind: Kind = "search" if isinstance(subject, Search) else "dry-run" if is_dry_run else "change"
+    kind: Kind = "dry-run" if is_dry_run else "change"
+    if isinstance(subject, Search | Effect):
+        kind = "search" if isinstance(subject, Search) else "policy-dry-run"
     return Task(
         id=task.id,
         kind=kind,
@@ -258,8 +316,10 @@ def _task_model(task: CoreTask) -> Task:
         scanned=task.scanned,
         matched=task.matched,
         changed=task.done,
+        skipped=task.skipped,
         message=task.message,
         counted=_counted(subject) if isinstance(subject, Plan) and is_dry_run else None,
+        effect=_effect(subject) if isinstance(subject, Effect) else None,
     )
 
 
@@ -271,4 +331,21 @@ def _counted(plan: Plan) -> Counted:
         as_they_are=plan.others,
         sample=list(plan.sample),
         run=plan.run.id if plan.run is not None else None,
+    )
+
+
+def _effect(found: Effect) -> PolicyEffect:
+    return PolicyEffect(
+        policy=found.policy.name,
+        tubes=found.tubes,
+        changed_tubes=found.changed_tubes,
+        sample=list(found.sample),
+        jobs=found.jobs,
+        expired=found.expired,
+        dead_lettered=found.dead_lettered,
+        buried=found.buried,
+        evicted=found.evicted,
+        over_cap=found.over_cap,
+        held=found.held,
+        warnings=list(found.warnings),
     )

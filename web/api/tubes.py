@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from heapq import nlargest, nsmallest
 from math import inf
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.tube import Tube as CoreTube
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
@@ -25,6 +25,7 @@ from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations
+from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
@@ -34,6 +35,8 @@ Sort = Literal[
     "delete-rate", "bury-rate", "timeout-rate", "oldest", "drain", "pause",
 ]  # fmt: skip
 """BY_NAME and the keys of SORTS; a test compares them."""
+
+Hold = Literal["pause", "max_reserved", "rate"]
 
 STATES: Final = {"ready": READY, "delayed": DELAYED, "buried": BURIED}
 
@@ -54,6 +57,31 @@ class RatesPerSecond(ResponseModel):
     timeout: float
     release: float
     kick: float
+    dead_letter: float
+    expire: float
+
+
+class PolicyCounts(ResponseModel):
+    """How often policies acted on the jobs of a tube, since the tube was created."""
+
+    expired: Annotated[Count, Meta(description="Jobs dropped because they were too old.")]
+    dropped: Annotated[Count, Meta(description="Jobs dropped because the tube was full.")]
+    dead_lettered: Annotated[Count, Meta(description="Jobs moved to the tube's dead-letter tube.")]
+    received: Annotated[Count, Meta(description="Jobs that came from other tubes as dead letters.")]
+    buried: Annotated[Count, Meta(description="Jobs buried because no dead-letter tube could take them.")]
+    retried: Annotated[Count, Meta(description="Failed attempts that were followed by a retry delay.")]
+    duplicates: Annotated[Count, Meta(description="Puts that added nothing because of `unique`.")]
+    copied: Annotated[Count, Meta(description="Copies that `copy_to` added to other tubes.")]
+    refused: Annotated[Count, Meta(description="Puts refused by a cap or a maximum size.")]
+    rate_holds: Annotated[Count, Meta(description="Times that `rate` was exhausted.")]
+    reserved_holds: Annotated[Count, Meta(description="Times that `max_reserved` was exhausted.")]
+
+
+class EffectiveSetting(ResponseModel):
+    """A setting that is in force for a tube."""
+
+    value: Annotated[int | float | str | list[str], Meta(description="The value, as the policy gives it.")]
+    policy: Annotated[str, Meta(description="The name of the policy.")]
 
 
 class Tube(ResponseModel):
@@ -83,7 +111,32 @@ class Tube(ResponseModel):
     pause: Annotated[Count, Meta(description="Length of the current pause in seconds; 0 if there is none.")]
     pause_time_left: Annotated[Count, Meta(description="Seconds until the pause ends.")]
     pause_reason: Annotated[str, Meta(description="The reason for the pause; empty if none was given.")]
+    held_by: Annotated[
+        Hold | None,
+        Meta(description="Why reserves get no job of the tube, even if jobs are ready; null if they do."),
+    ]
+    max_reserved: Annotated[
+        Count | None, Meta(description="Jobs that may be reserved at a time, compare `reserved`; null without a limit.")
+    ]
+    rate: Annotated[float | None, Meta(description="Reservations that may start per second; null without a limit.")]
+    policy_counts: Annotated[PolicyCounts | None, Meta(description="Null if no policy has acted on its jobs.")]
     rates: RatesPerSecond
+
+
+class TubeWithPolicy(Tube):
+    """A tube, its figures, and the policies that apply to it."""
+
+    policy: Annotated[
+        dict[str, EffectiveSetting],
+        Meta(description="The settings in force, merged from all policies that match; empty if none does."),
+    ]
+    dead_letter: Annotated[
+        TubeName | None,
+        Meta(description="The tube that jobs go to when they fail; null if they are buried, also because of a loop."),
+    ]
+    dead_letters_from: Annotated[
+        list[TubeName], Meta(description=f"Up to {MAX_SOURCES} existing tubes whose dead letters come here.")
+    ]
 
 
 class TubeList(ResponseModel):
@@ -167,8 +220,9 @@ class Series(ResponseModel):
         dict[str, list[float | int | None]],
         Meta(
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
-            " `bury`, `timeout`, `release`, `kick`. Counts: `ready`, `reserved`, `delayed`, `buried`, `waiting`."
-            " Seconds: `wait_p50`, `wait_p95`, `run_p50`, `run_p95`. A series in which nothing happened is left out."
+            " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
+            " `buried`, `waiting`. Seconds: `wait_p50`, `wait_p95`, `run_p50`, `run_p95`. A series in which nothing"
+            " happened is left out."
         ),
     ]
 
@@ -225,9 +279,19 @@ class Tubes:
         return TubeList(tubes=tubes, next_cursor=following)
 
     @endpoint("GET", "/tube", errors=NO_TUBE)
-    def get_tube(self, query: OfTube) -> Tube:
-        """Get one tube."""
-        return self.tube_model(tube_of(self._broker, query.tube), self._clock())
+    def get_tube(self, query: OfTube) -> TubeWithPolicy:
+        """Get one tube, with the settings that policies give to it."""
+        sources = sources_of(self._broker, query.tube.encode())
+        tube = tube_of(self._broker, query.tube)
+        model = self.tube_model(tube, self._clock())
+        rules = tube.rules
+        settings = rules.policy.describe() if rules is not None else {}
+        return TubeWithPolicy(
+            **{name: getattr(model, name) for name in Tube.__struct_fields__},
+            policy={key: convert(setting, EffectiveSetting) for key, setting in settings.items()},
+            dead_letter=rules.dead_letter.decode() or None if rules is not None else None,
+            dead_letters_from=sources,
+        )
 
     @endpoint("GET", "/tubes/history", errors=NO_TUBE)
     def get_tube_history(self, query: TubeHistoryQuery) -> Series:
@@ -331,8 +395,28 @@ class Tubes:
             pause=stats.pause,
             pause_time_left=stats.pause_time_left,
             pause_reason=self._store.reason(stats.name, tube.paused_until),
+            held_by=_HOLDS.get(tube.hold_reason(now)),
+            max_reserved=(tube.rules.policy.max_reserved or None) if tube.rules is not None else None,
+            rate=_rate(tube),
+            policy_counts=_policy_counts(tube),
             rates=rates_model(seen.rates),
         )
+
+
+_HOLDS: Final[Mapping[str, Hold]] = {hold: hold for hold in get_args(Hold)}
+
+
+def _rate(tube: CoreTube) -> float | None:
+    """Return the reservations of *tube* that may start per second, or None if there is no limit."""
+    interval = tube.rules.policy.rate_interval if tube.rules is not None else 0
+    return round(SECOND / interval, 6) if interval else None
+
+
+def _policy_counts(tube: CoreTube) -> PolicyCounts | None:
+    counts = tube.policy_counts
+    if counts is None:
+        return None
+    return PolicyCounts(**{name: getattr(counts, name) for name in PolicyCounts.__struct_fields__})
 
 
 def rates_model(rates: Rates) -> RatesPerSecond:

@@ -63,8 +63,8 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
-OPEN_TO_VIEWERS: Final = frozenset({"theme", "api_search_jobs"})
-"""Endpoints whose POST requests viewers may send too: they set a cookie, or start a search."""
+OPEN_TO_VIEWERS: Final = frozenset({"theme", "api_search_jobs", "api_dry_run_policy"})
+"""Endpoints whose POST requests viewers may send too: they set a cookie, or start a search or a dry run."""
 
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""

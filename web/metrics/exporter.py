@@ -32,6 +32,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
+from greenstalk_server.web.metrics.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
 
 PREFIX: Final = "greenstalk_"
 
@@ -86,7 +87,7 @@ TUBE_COUNTERS: Final = (
     ("released", "Releases of the tube's jobs."),
     ("kicked", "Kicks of the tube's jobs."),
 )
-"""Name and help of each counter, in the order of `tube_counters`."""
+"""Name and help of each counter, in the order of `all_counters`."""
 
 
 class Metrics:
@@ -260,6 +261,31 @@ def _tubes(rows: list[Row], pace: Pace) -> Iterator[Metric]:
         for row in _paced(rows, pace):
             counter.add_metric((row.label,), row.counts[place])
         yield counter
+    yield from _policies(rows, pace)
+
+
+def _policies(rows: list[Row], pace: Pace) -> Iterator[Metric]:
+    """Yield the metrics of what policies do, without the tubes to which nothing applies. Switches."""
+    actions = CounterMetricFamily(
+        f"{PREFIX}tube_policy_total", "Actions of policies on the tube and its jobs.", labels=("tube", "action")
+    )
+    held = GaugeMetricFamily(
+        f"{PREFIX}tube_held", "1 while a policy holds back the tube's ready jobs.", labels=("tube", "reason")
+    )
+    dead = GaugeMetricFamily(f"{PREFIX}tube_dead_letters", "Jobs in a dead-letter tube.", labels=("tube",))
+    for row in _paced(rows, pace):
+        gauges, counts = row.gauges, row.counts[PROTOCOL_COUNTERS:]
+        if gauges.governed or any(counts):
+            for action, count in zip(POLICY_ACTIONS.values(), counts, strict=True):
+                actions.add_metric((row.label, action), count)
+        if gauges.governed:
+            held.add_metric((row.label, "rate"), gauges.rate_held)
+            held.add_metric((row.label, "max_reserved"), gauges.reserved_held)
+        if gauges.dead_letter:
+            dead.add_metric((row.label,), gauges.dead_letters)
+    yield actions
+    yield held
+    yield dead
 
 
 def _times(totals: Totals) -> Iterator[Metric]:

@@ -21,7 +21,13 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.metrics.tube_counters import NO_COUNTS, Counts, each_tube, tube_counters
+from greenstalk_server.web.metrics.tube_counters import (
+    NO_ACTIONS,
+    PROTOCOL_COUNTERS,
+    Counts,
+    all_counters,
+    each_tube,
+)
 
 MAX_LABELS: Final = 1000
 
@@ -38,12 +44,20 @@ LABEL_RETENTION: Final = 3600 * SECOND
 TUBE_BATCH: Final = 32
 """Tubes between two checks of the time slice."""
 
+NO_COUNTS: Final[Counts] = (0,) * PROTOCOL_COUNTERS + NO_ACTIONS
+
 DurationCounts = dict[int, int]
 """Counts of durations by the bit length of their nanoseconds."""
 
 
 class Gauges(NamedTuple):
-    """The state of a tube at one moment; ages and pauses in nanoseconds."""
+    """The state of a tube at one moment; ages and pauses in nanoseconds.
+
+    governed        1 if a policy matches the tube.
+    rate_held, reserved_held    1 if `rate` or `max_reserved` holds its jobs back.
+    dead_letter     1 if it is the dead-letter tube of a policy.
+    dead_letters    the number of its jobs, if it is.
+    """
 
     ready: int = 0
     reserved: int = 0
@@ -54,6 +68,11 @@ class Gauges(NamedTuple):
     waiting: int = 0
     watching: int = 0
     paused: int = 0
+    governed: int = 0
+    rate_held: int = 0
+    reserved_held: int = 0
+    dead_letter: int = 0
+    dead_letters: int = 0
     pause_left: int = 0
     oldest_age: int = 0
 
@@ -62,7 +81,7 @@ NOTHING: Final = Gauges()
 
 
 class Row(NamedTuple):
-    """One label; *counts* in the order of `tube_counters`."""
+    """One label; *counts* in the order of `all_counters`."""
 
     label: str
     gauges: Gauges
@@ -106,7 +125,7 @@ class _Account:
 
     def value(self, tube: Tube | None) -> Counts:
         """Return the counters; *tube* is the tube of the label, or None if it does not exist."""
-        return self.carried if tube is None else tuple(map(add, self.carried, tube_counters(tube)))
+        return self.carried if tube is None else tuple(map(add, self.carried, all_counters(tube)))
 
 
 class Ledger(BrokerListener):
@@ -137,7 +156,7 @@ class Ledger(BrokerListener):
                 name = tube.name
                 self._read.add(name)
                 totals.add(tube)
-                gauges = _gauges(tube, self._clock())
+                gauges = _gauges(tube, self._broker, self._clock())
                 if name in self._accounts:
                     rows[name] = Row(name.decode(), gauges, self._read_account(name, tube, gauges))
                 else:
@@ -162,7 +181,7 @@ class Ledger(BrokerListener):
         return value
 
     def _read_other(self, name: bytes, tube: Tube) -> None:
-        counts = tube_counters(tube)
+        counts = all_counters(tube)
         self._other = _add_growth(self._other, counts, self._in_other.get(name, NO_COUNTS))
         self._in_other[name] = counts
 
@@ -175,7 +194,7 @@ class Ledger(BrokerListener):
 
     def on_tube_dropped(self, tube: Tube) -> None:
         """Keep the counts of *tube*. The broker calls this before it drops *tube*. Does not switch."""
-        counts, account = tube_counters(tube), self._accounts.get(tube.name)
+        counts, account = all_counters(tube), self._accounts.get(tube.name)
         if account is not None:
             account.carried = account.value(tube)
             self._gone[tube.name] = self._clock()
@@ -210,7 +229,7 @@ class Ledger(BrokerListener):
             name = tube.name
             if name not in self._accounts and name != OTHER:
                 before = self._in_other.get(name, NO_COUNTS)
-                entry = (_weight(_gauges(tube, 0), tube_counters(tube), before), name)
+                entry = (_weight(_gauges(tube, self._broker, 0), all_counters(tube), before), name)
                 if len(heaviest) < limit:
                     heappush(heaviest, entry)
                 else:
@@ -239,7 +258,7 @@ class Ledger(BrokerListener):
         self._gone.pop(name, None)
         self._other = _add_growth(self._other, account.value(tube), account.shown)
         if tube is not None:
-            self._in_other[name] = tube_counters(tube)
+            self._in_other[name] = all_counters(tube)
 
     def _remove_old_labels(self) -> None:
         for name in [name for name in self._gone if name in self._broker.tubes]:
@@ -249,8 +268,10 @@ class Ledger(BrokerListener):
             self._remove_label(name)
 
 
-def _gauges(tube: Tube, now: int) -> Gauges:
+def _gauges(tube: Tube, broker: Broker, now: int) -> Gauges:
     oldest = tube.oldest_ready()
+    held_by = tube.hold_reason(now) if tube.rules is not None else ""
+    is_dead_letter = tube.name in broker.policies.dead_letter_tubes
     pause_left = max(0, tube.paused_until - now)
     return Gauges(
         tube.ready.count,
@@ -262,6 +283,11 @@ def _gauges(tube: Tube, now: int) -> Gauges:
         tube.waiting_count,
         tube.watching,
         int(pause_left > 0),
+        int(tube.rules is not None),
+        int(held_by == "rate"),
+        int(held_by == "max_reserved"),
+        int(is_dead_letter),
+        tube.job_count if is_dead_letter else 0,
         pause_left,
         max(0, now - oldest.ready_since) if oldest is not None else 0,
     )

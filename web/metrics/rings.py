@@ -16,7 +16,7 @@ from itertools import compress
 from math import isnan, nan
 from typing import Final, NamedTuple, TypeVar
 
-RATES: Final = ("put", "reserve", "delete", "bury", "timeout", "release", "kick")
+RATES: Final = ("put", "reserve", "delete", "bury", "timeout", "release", "kick", "dead_letter", "expire")
 """Events per second, averaged over the interval of the point."""
 
 DEPTHS: Final = ("ready", "reserved", "delayed", "buried", "waiting")

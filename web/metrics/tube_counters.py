@@ -15,9 +15,24 @@ Item = TypeVar("Item")
 
 Counts = tuple[int, ...]
 
+POLICY_ACTIONS: Final = {
+    "expired": "expired",
+    "dropped": "dropped",
+    "dead_lettered": "dead_lettered",
+    "received": "received",
+    "buried": "buried",
+    "retried": "retried",
+    "duplicates": "duplicate",
+    "copied": "copied",
+    "refused": "refused",
+    "rate_holds": "rate_hold",
+    "reserved_holds": "reserved_hold",
+}
+"""For each counter of PolicyCounts, the action that metrics name."""
+
 NO_COUNTS: Final[Counts] = (0,) * len(RATES)
 
-tube_counters: Final = attrgetter(
+_protocol_counters: Final = attrgetter(
     "total_jobs",
     "total_reserves",
     "cmd_delete",
@@ -26,7 +41,27 @@ tube_counters: Final = attrgetter(
     "total_releases",
     "total_kicks",
 )
-"""Returns the counters of a tube, in the order of RATES."""
+_charted_counters: Final = attrgetter("dead_lettered", "expired")
+_policy_counters: Final = attrgetter(*POLICY_ACTIONS)
+
+_NO_CHARTED: Final[Counts] = (0, 0)
+
+PROTOCOL_COUNTERS: Final = len(RATES) - len(_NO_CHARTED)
+"""Number of counters in `all_counters` before those of policies."""
+
+NO_ACTIONS: Final[Counts] = (0,) * len(POLICY_ACTIONS)
+
+
+def tube_counters(tube: Tube) -> Counts:
+    """Return the counters of *tube* that the history records, in the order of RATES."""
+    actions = tube.policy_counts
+    return _protocol_counters(tube) + (_NO_CHARTED if actions is None else _charted_counters(actions))
+
+
+def all_counters(tube: Tube) -> Counts:
+    """Return the PROTOCOL_COUNTERS of *tube* in the order of RATES, then those of policies as in POLICY_ACTIONS."""
+    actions = tube.policy_counts
+    return _protocol_counters(tube) + (NO_ACTIONS if actions is None else _policy_counters(actions))
 
 
 def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:

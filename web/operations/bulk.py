@@ -8,10 +8,12 @@ cancelled.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import gevent
 from flask import Flask, Request, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
@@ -40,6 +42,12 @@ COMMIT_BATCH_BYTES: Final = 1024 * 1024
 
 RECORD_OVERHEAD: Final = 128
 """Approximate bytes of a journal record without its body."""
+
+MIN_THROTTLE: Final = 0.05
+"""Seconds. A change that is allowed sooner than this is made at once, so that a high rate needs few commits."""
+
+MAX_THROTTLE_SLEEP: Final = 0.2
+"""Seconds after which a waiting task looks whether it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,14 @@ ACTIONS: Final[Mapping[str, Action]] = {
         "",
         "delay",
     ),
+    "redrive": Action(
+        "Redrive",
+        "redriven",
+        "moves from its dead-letter tube back to the tube that it came from, and is ready there as a new job",
+        "",
+        lambda job, _: bool(job.dead_letter) and job.state != RESERVED,
+        "",
+    ),
 }
 
 
@@ -164,6 +180,8 @@ class Change:
         job = broker.jobs.get(id)
         if job is None:
             return EditOutcome.NOT_FOUND
+        if self.key == "redrive":
+            return broker.redrive(id, now)
         if job.state == RESERVED and not is_forced:
             return EditOutcome.HELD
         if isinstance(self.value, bytes):
@@ -182,11 +200,38 @@ class Change:
         return broker.delete_job(job.id, now, is_forced)
 
 
+class Throttle:
+    """Limits the changes of a task to *rate* per second; 0 for no limit."""
+
+    def __init__(self, rate: float) -> None:
+        self._interval: float = 1 / rate if rate else 0.0
+        self._next_at: float = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the next change is allowed; 0 or less if it is allowed now."""
+        return self._next_at - time.monotonic()
+
+    def note_change(self) -> None:
+        """Count a change."""
+        self._next_at = max(self._next_at, time.monotonic() - MIN_THROTTLE) + self._interval
+
+    def wait(self, checkpoint: Callable[[], None]) -> None:
+        """Wait until the next change is allowed; call *checkpoint*, which may raise, several times per second.
+
+        Switches.
+        """
+        while (left := self.seconds_left) > 0:
+            gevent.sleep(min(left, MAX_THROTTLE_SLEEP))
+            checkpoint()
+
+
 @dataclass(slots=True)
 class Plan:
     """A change, the jobs it is for, and the counts of its dry run.
 
     query, ids      the jobs: those that match *query*, limited to *ids* unless that is None.
+    rate            maximum number of jobs that the run changes per second; 0 for no limit.
     at, below       time of the dry run, and the next job id at that time. The run evaluates ages as of *at*, and skips
                     newer jobs.
     hit             jobs that the change would change, and that no client holds.
@@ -201,6 +246,7 @@ class Plan:
     ids: tuple[int, ...] | None
     at: int
     below: int
+    rate: float = 0.0
     hit: int = 0
     held: int = 0
     others: int = 0
@@ -251,6 +297,8 @@ class Plan:
             found.append(Fact("Target tube", target, target))
         elif self.change.action.field_name:
             found.append(Fact(f"New {self.change.action.noun}", self.change.shown))
+        if self.rate:
+            found.append(Fact("Rate", f"at most {self.rate:g} jobs per second"))
         return tuple(found)
 
 
@@ -310,9 +358,9 @@ class Bulk:
             _refuse_unconfirmed(plan, is_forced)
         return redirect(url_for("task", id=self.start_run(plan, is_forced).id), 303)
 
-    def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None) -> Plan:
+    def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
         """Return a plan as of now."""
-        return Plan(change, query, ids, self._clock(), self._broker.next_id)
+        return Plan(change, query, ids, self._clock(), self._broker.next_id, rate)
 
     def dry_run(self, plan: Plan) -> Task:
         """Start a task that counts what *plan* would change. Does not switch."""
@@ -370,6 +418,8 @@ class Bulk:
         """Change the jobs, and write the audit entries. Switches."""
         details: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
         details |= {"tube": plan.tube} | plan.change.audit_details()
+        if plan.rate:
+            details["rate"] = f"{plan.rate:g}"
         counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
         self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
         try:
@@ -382,7 +432,8 @@ class Bulk:
             self._audit.note("bulk/end", **details, jobs=task.done)
 
     def _change(self, task: Task, plan: Plan, is_forced: bool) -> None:
-        uncommitted_bytes = unread = 0
+        uncommitted_bytes = unread = refused = 0
+        throttle = Throttle(plan.rate)
 
         def applies_to(job: Job) -> bool:
             return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
@@ -394,19 +445,28 @@ class Bulk:
             task.matched += 1
             if not applies_to(job):
                 continue
+            if throttle.seconds_left >= MIN_THROTTLE:
+                self._commit_or_fail(task)
+                uncommitted_bytes = 0
+                throttle.wait(task.checkpoint)
             self._stop_if_refused(task)
             outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
-            if outcome == EditOutcome.NO_ROOM:
+            if outcome == EditOutcome.NO_ROOM and plan.change.key != "redrive":
                 raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
             task.done += outcome == EditOutcome.DONE
             unread += outcome == EditOutcome.BODY_ON_DISK
+            refused += outcome == EditOutcome.NO_ROOM
+            task.skipped = unread + refused
+            throttle.note_change()
             uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)
             if uncommitted_bytes >= COMMIT_BATCH_BYTES:
                 self._commit_or_fail(task)
                 uncommitted_bytes = 0
         if unread:
-            stay = "1 job stays as it is" if unread == 1 else f"{text.number(unread)} jobs stay as they are"
-            task.message = f"{task.message} {stay}: the body cannot be read back from the disk.".strip()
+            task.message = f"{task.message} {_stay(unread)}: the body cannot be read back from the disk.".strip()
+        if refused:
+            why = "the tube that the job came from is full, or a limit of the server is reached"
+            task.message = f"{task.message} {_stay(refused)}: {why}.".strip()
 
     def _select(
         self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = never_wants_body
@@ -446,6 +506,10 @@ def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
         raise BadRequest(
             f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed. Go back and type it."
         )
+
+
+def _stay(count: int) -> str:
+    return "1 job stays as it is" if count == 1 else f"{text.number(count)} jobs stay as they are"
 
 
 def _uncapitalized(title: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final, NoReturn
 
 import gevent
@@ -18,11 +19,12 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.job_list import count_jobs
@@ -50,14 +52,18 @@ class JobHeld(Conflict):
 class PutRefused(ServiceUnavailable):
     """The server cannot accept a job. The message is *why*, then *done*, which says what was put or changed.
 
-    is_full         the disk or the memory is full, or a limit is reached; if False, the journal cannot be written.
+    status          HTTP status for the API: FULL if the disk, the memory or a tube is full, or a limit is reached;
+                    TOO_BIG if the body exceeds the limit of the tube's policy; 503 if the journal cannot be written.
     ids             ids of the jobs put before the failure, if the request was to put several; otherwise None.
     """
 
-    def __init__(self, why: str, done: str, *, is_full: bool, ids: list[int] | None = None) -> None:
+    FULL: Final = 507
+    TOO_BIG: Final = 413
+
+    def __init__(self, why: str, done: str, *, status: int, ids: list[int] | None = None) -> None:
         super().__init__(f"{why} {done}")
         self.why: str = why
-        self.is_full: bool = is_full
+        self.status: int = status
         self.ids: list[int] | None = ids
 
 
@@ -70,6 +76,18 @@ class Put:
     delay: int
     ttr: int
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The outcome of a put.
+
+    id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
+    is_duplicate    the policy of the tube (`unique`) made the put add nothing.
+    """
+
+    id: int
+    is_duplicate: bool
 
 
 class Operations:
@@ -127,34 +145,37 @@ class Operations:
 
     # Jobs
 
-    def put(self, new: Put) -> Job:
+    def put(self, new: Put) -> Added:
         """Put a job; raise PutRefused if the server cannot accept it."""
         self._refuse_puts()
-        job = self._put(new)
-        self._audit.note("tube/put", tube=new.tube.decode(), id=job.id, bytes=len(new.body))
-        return job
+        added = self._put(new)
+        if not added.is_duplicate:
+            self._audit.note("tube/put", tube=new.tube.decode(), id=added.id, bytes=len(new.body))
+        return added
 
-    def put_all(self, new: Iterable[Put]) -> list[int]:
-        """Put several jobs and return their ids. Raise PutRefused, with the ids put so far, at the first failure.
+    def put_all(self, new: Iterable[Put]) -> list[Added]:
+        """Put several jobs and return the outcomes. Raise PutRefused, with the ids put so far, at the first failure.
 
         May switch.
         """
         self._refuse_puts()
-        pace, ids = Pace(), list[int]()
+        pace, outcomes = Pace(), list[Added]()
         tubes: dict[bytes, list[int]] = {}
         try:
             for one in new:
-                job = self._put(one)
-                ids.append(job.id)
-                tubes.setdefault(one.tube, []).append(job.id)
+                added = self._put(one)
+                outcomes.append(added)
+                if not added.is_duplicate:
+                    tubes.setdefault(one.tube, []).append(added.id)
                 pace.yield_if_due()
         except PutRefused as error:
+            ids = [added.id for added in outcomes if not added.is_duplicate]
             done = f"{len(ids)} of the jobs {'was' if len(ids) == 1 else 'were'} put."
-            raise PutRefused(error.why, done, is_full=error.is_full, ids=ids) from None
+            raise PutRefused(error.why, done, status=error.status, ids=ids) from None
         finally:
             for name, put in tubes.items():
                 self._audit.note("tube/put", tube=name.decode(), id=put[0], jobs=len(put))
-        return ids
+        return outcomes
 
     def kick_job(self, job: Job) -> None:
         """Make *job* ready; raise Conflict unless it is buried or delayed."""
@@ -210,17 +231,45 @@ class Operations:
             delay=changes.delay,
             ttr=changes.ttr,
             body=changes.body if changes.body is not None else body,
+            is_renewed=changes.is_renewed,
             is_forced=is_forced,
         )
         self._refuse_failed_edit(job, done, "changed")
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
 
-    def copy_job(self, job: Job, body: bytes, delay: int) -> Job:
-        """Put a copy of *job*, whose body is *body*, into the same tube, with *delay* seconds; return the copy."""
+    def copy_job(self, job: Job, body: bytes, delay: int) -> int:
+        """Put a copy of *job*, whose body is *body*, into the same tube, with *delay* seconds; return its id.
+
+        Raise Conflict if the policy of the tube allows no second job with this body.
+        """
         self._refuse_puts()
-        copy = self._put(Put(job.tube.name, job.pri, delay, job.ttr // SECOND, body))
-        self._audit.note("job/copy", id=copy.id, of=job.id, tube=job.tube.name.decode(), bytes=job.size)
-        return copy
+        tube = job.tube
+        added = self._put(Put(tube.name, job.pri, delay, job.ttr // SECOND, body))
+        if added.is_duplicate:
+            raise Conflict(
+                f"Job {job.id} was not copied: job {added.id} has the same body, and a policy allows the tube"
+                f" “{tube.name.decode()}” only one such job (unique)."
+            )
+        self._audit.note("job/copy", id=added.id, of=job.id, tube=tube.name.decode(), bytes=job.size)
+        return added.id
+
+    def redrive_job(self, job: Job) -> None:
+        """Move the dead-lettered *job* back to the tube that it came from, ready there as a new job.
+
+        Raise Conflict if the job is not a dead letter, JobHeld if a client holds it, and PutRefused if that tube cannot
+        take it.
+        """
+        if not job.dead_letter:
+            raise Conflict(f"Job {job.id} is not a dead letter, so there is no tube to move it back to.")
+        tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
+        outcome = self._broker.redrive(job.id, self._clock())
+        if outcome == EditOutcome.HELD:
+            self._refuse_held(job, "moved")
+        if outcome == EditOutcome.NO_ROOM:
+            why = f"The tube “{source}” cannot take the job: the tube is full, or a limit of the server is reached."
+            raise PutRefused(why, "Nothing was moved.", status=PutRefused.FULL)
+        assert outcome == EditOutcome.DONE
+        self._audit.note("job/redrive", id=job.id, tube=tube, to=source)
 
     # Connections
 
@@ -259,25 +308,37 @@ class Operations:
     def _refuse_no_room(self, done: str) -> NoReturn:
         trouble = self._broker.journal.trouble
         why = f"The journal cannot store the job: {trouble or 'the disk has no room for it'}."
-        raise PutRefused(why, f"Nothing was {done}.", is_full=trouble is None)
+        status = PutRefused.FULL if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
+        raise PutRefused(why, f"Nothing was {done}.", status=status)
 
     # Implementation
 
-    def _put(self, new: Put) -> Job:
-        broker = self._broker
+    def _put(self, new: Put) -> Added:
+        broker, first_new = self._broker, self._broker.next_id
         id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
         if id < 0:
-            self._refuse_put(id)
-        return broker.jobs[id]
+            self._refuse_put(new, id)
+        return Added(id, is_duplicate=id < first_new)
 
-    def _refuse_put(self, refusal: int) -> NoReturn:
+    def _refuse_put(self, new: Put, refusal: int) -> NoReturn:
         if refusal == Refusal.JOURNAL:
             self._refuse_no_room("put")
+        status = PutRefused.FULL
         if refusal == Refusal.MEMORY:
             why = "Jobs use all the memory that the server allows for them (--memory-limit)."
+        elif refusal in (Refusal.TUBE_FULL, Refusal.TOO_BIG):
+            policy = self._broker.policies.effective(new.tube)
+            tube = f"the tube “{new.tube.decode()}”"
+            if policy is not None and policy.copy_to:
+                tube += ", or a tube to which its policy copies each job,"
+            if refusal == Refusal.TUBE_FULL:
+                why = f"A policy limits {tube} by max_jobs or max_bytes, and there is no room for another job."
+            else:
+                why = f"A policy limits {tube} by max_job_size, and the body has {text.number(len(new.body))} bytes."
+                status = PutRefused.TOO_BIG
         else:
             why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
-        raise PutRefused(why, "Nothing was put.", is_full=True)
+        raise PutRefused(why, "Nothing was put.", status=status)
 
     def _in_slices(self, tube: Tube, bound: int, change: Callable[[Tube, int], int]) -> int:
         """Change up to *bound* jobs of *tube*, and return how many were changed. May switch.
@@ -293,7 +354,7 @@ class Operations:
                 break
             changed += slice
             uncommitted += slice
-            gevent.sleep(YIELD_DELAY)
+            yield_to_loop()
             if uncommitted >= COMMIT_BATCH:
                 if not self._commit():
                     break

@@ -71,6 +71,7 @@ class Task:
     total, scanned  jobs to scan, and jobs scanned so far.
     matched         jobs that matched so far.
     done            jobs changed so far.
+    skipped         jobs so far that the change could not be made to.
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
     is_cancelled    a visitor has cancelled the task; it ends at its next `checkpoint`.
@@ -92,6 +93,7 @@ class Task:
         self.scanned: int = 0
         self.matched: int = 0
         self.done: int = 0
+        self.skipped: int = 0
         self.verb: str = "changed"
         self.facts: tuple[Fact, ...] = ()
         self.message: str = ""

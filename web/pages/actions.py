@@ -127,8 +127,9 @@ class Actions:
         if len(new.body) > self._broker.max_job_size:
             allowed = text.size(self._broker.max_job_size)
             raise BadRequest(f"“body” must be at most {allowed}, but has {text.number(len(new.body))} bytes.")
-        job = self._operations.put(new)
-        return self._to_tube(new.tube, "delayed" if new.delay else "ready", "put", job.id)
+        added = self._operations.put(new)
+        notice = "duplicate" if added.is_duplicate else "put"
+        return self._to_tube(new.tube, "delayed" if new.delay else "ready", notice, added.id)
 
     # Jobs
 
@@ -181,8 +182,8 @@ class Actions:
     def job_copy(self) -> Response:
         """`id`, `delay`: put a copy of the job, with an id of its own, into the same tube."""
         job, body = load_job_with_body(self._broker, self._job)
-        copy = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
-        return self._to_job(copy, "copied-job")
+        id = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
+        return self._to_job(self._broker.jobs[id], "copied-job")
 
     # Connections
 

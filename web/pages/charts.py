@@ -48,13 +48,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The definition of a chart; *unit* is `rate`, `count` or `seconds`."""
+    """The definition of a chart; *unit* is `rate`, `count` or `seconds`.
+
+    is_optional     the chart is left out if none of its series has a value to show.
+    """
 
     key: str
     title: str
     unit: str
     help: str
     lines: tuple[Line, ...]
+    is_optional: bool = False
 
 
 RATES: Final = Chart(
@@ -98,8 +102,20 @@ TIMES: Final = Chart(
     ),
 )
 
-TUBE_CHARTS: Final = (RATES, JOBS, TIMES)
-SERVER_CHARTS: Final = (RATES, JOBS)
+POLICIES: Final = Chart(
+    "policies",
+    "Policies",
+    "rate",
+    "jobs per second",
+    (
+        Line("dead_letter", "to a dead-letter tube"),
+        Line("expire", "expired"),
+    ),
+    is_optional=True,
+)
+
+TUBE_CHARTS: Final = (RATES, JOBS, TIMES, POLICIES)
+SERVER_CHARTS: Final = (RATES, JOBS, POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +230,12 @@ def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, p
         start=_time(columns.end - span.step * span.points),
         end=_time(columns.end),
         spans=[(one.name, f"Last {one.name}", _link(one, page), one is span) for one in SPANS.values()],
-        charts=[_draw(chart, columns, span) for chart in charts],
+        charts=[_draw(chart, columns, span) for chart in charts if _is_shown(chart, columns)],
     )
+
+
+def _is_shown(chart: Chart, columns: Columns) -> bool:
+    return not chart.is_optional or any(_has_any(line.key, columns.series[line.key]) for line in chart.lines)
 
 
 def _link(span: Span, page: str) -> str:

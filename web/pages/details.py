@@ -25,8 +25,8 @@ EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.RETURNED: ("Returned on disconnect", "ready"),
     job_history.EDITED: ("Edited", ""),
     job_history.MOVED: ("Moved to another tube", ""),
-    job_history.DEAD_LETTERED: ("Moved to the dead-letter tube", "ready"),
-    job_history.REDRIVEN: ("Moved back from the dead-letter tube", "ready"),
+    job_history.DEAD_LETTERED: ("Moved to a dead-letter tube", "ready"),
+    job_history.REDRIVEN: ("Moved back from a dead-letter tube", "ready"),
 }
 """The label of each kind of event, and the state that it led to, if any."""
 

@@ -55,16 +55,21 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes to a job. Times are in nanoseconds. None means unchanged."""
+    """Changes to a job. Times are in nanoseconds. None means unchanged.
+
+    is_renewed      the job expires as if it had been put now.
+    """
 
     pri: int | None
     delay: int | None
     ttr: int | None
     body: bytes | None
+    is_renewed: bool = False
 
     def names(self) -> str:
         """Return the names of the changed values, separated by commas; empty if nothing changes."""
-        return ", ".join(name for name in self.__slots__ if getattr(self, name) is not None)
+        changed = [name for name in ("pri", "delay", "ttr", "body") if getattr(self, name) is not None]
+        return ", ".join([*changed, "expiry"] if self.is_renewed else changed)
 
 
 def version(job: Job, body: bytes, sees_bodies: bool) -> str:

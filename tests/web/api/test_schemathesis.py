@@ -13,14 +13,18 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from greenstalk_server.core.policy import SETTINGS, parse_policy
+
 from ..conftest import Queue
 from .conftest import TOKEN, bearer
 
 AS_ADMIN = bearer(TOKEN)
 """An admin's token, so that nothing is refused for lack of rights."""
 
-FIELDS_BEYOND_SCHEMAS = {"cursor", "q", "body", "all", "to", "pri", "delay"}
-"""Fields that a schema cannot describe fully: cursors, queries, base64, and the fields that go with an action."""
+FIELDS_BEYOND_SCHEMAS = {"cursor", "q", "body", "all", "to", "pri", "delay", "tubes", "priority", *SETTINGS}
+"""Fields that a schema cannot describe fully: cursors, queries, base64, the fields that go with an action, and the
+settings of policies.
+"""
 
 
 def app() -> Flask:
@@ -33,6 +37,12 @@ def app() -> Flask:
         assert queue.broker.reserve_job(worker, id, queue.now)
     for id in range(11, 21):
         assert queue.broker.bury_job(id, queue.now)
+    queue.broker.set_policy(parse_policy("mail", {"tubes": ["*"], "max_attempts": 1, "expire_after": 60}), queue.now)
+    queue.broker.set_file_policies([parse_policy("dead", {"tubes": ["mail"], "dead_letter": "failed"})], queue.now)
+    for _ in range(100):
+        queue.broker.tick(queue.now)
+    assert queue.broker.release(worker, 10, 0, 0, queue.now)
+    assert queue.broker.jobs[10].dead_letter
     return queue.app(api_token=TOKEN)
 
 

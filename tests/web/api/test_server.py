@@ -83,7 +83,7 @@ def test_stream(queue: Queue, program: Program) -> None:
     assert first["tubes"] == {tube["name"]: tube for tube in program.get("/tubes")["tubes"]}
     queue.put("other")
     _, second = next(stream)
-    assert second["tubes"] == {"other": program.get("/tube", tube="other")}
+    assert second["tubes"] == {"other": program.get("/tubes", q="other")["tubes"][0]}
     assert set(second["server"]) == {"stats"}
     queue.broker.delete_job(id, queue.now)
     _, third = next(stream)
@@ -95,7 +95,7 @@ def test_stream(queue: Queue, program: Program) -> None:
 def test_stream_of_a_tube_ends_with_the_tube(queue: Queue, program: Program) -> None:
     (id,) = queue.put("mail")
     stream = events(program.ask("GET", "/events?tube=mail"))
-    assert next(stream)[1] == {"tubes": {"mail": program.get("/tube", tube="mail")}}
+    assert next(stream)[1] == {"tubes": {"mail": program.get("/tubes", q="mail")["tubes"][0]}}
     queue.broker.delete_job(id, queue.now)
     assert list(stream) == [("gone", {})]
     problem(program.ask("GET", "/events?tube=mail"), 404)

@@ -26,17 +26,17 @@ MEANINGS: Final[dict[int, str]] = {
     401: "The API needs a token or a password. The credentials are missing or wrong; the response does not say which.",
     403: "You may not do this: you are a viewer, the server is read-only, bodies are hidden, or the request came from a"
     " page of another site.",
-    404: "The job, tube, connection or task does not exist, or the address is wrong.",
+    404: "The job, tube, connection, task or policy does not exist, or the address is wrong.",
     405: "The address does not support this method. The header `Allow` lists those that it supports.",
-    409: "The state of the job or the task does not allow this.",
+    409: "The state of the job or the task does not allow this, or the configuration file has the policy.",
     410: "The lease of the job has ended: its ttr ran out, the job was finished, or an admin took it.",
-    413: "The request is larger than the server accepts.",
+    413: "The request is larger than the server accepts, or a body is larger than a policy of its tube accepts.",
     415: "The request body must be JSON, with `Content-Type: application/json`.",
     421: "The dashboard does not answer to the name in `Host`.",
     429: "Too many wrong tokens or passwords came from your address. `Retry-After` has the seconds to wait.",
     500: "The API failed, or a body cannot be read back from the disk. The queue keeps running. The log says why.",
     503: "The server cannot do this now: it is draining, cannot write the journal, or is too busy.",
-    507: "The disk has no room for more jobs, or a limit of the server is reached.",
+    507: "The disk has no room for more jobs, or a limit of the server or of a policy is reached.",
 }
 """The meaning of each status, for the API's page and the document."""
 
@@ -84,7 +84,7 @@ def refuse(field: str, message: str) -> NoReturn:
 
 def answer(error: HTTPException) -> Response:
     """Return *error* as the response to the current request."""
-    status = 507 if isinstance(error, PutRefused) and error.is_full else error.code or 500
+    status = error.status if isinstance(error, PutRefused) else error.code or 500
     problem = Problem(
         type=url_for("api_docs", _anchor=f"status-{status}"),
         title=HTTPStatus(status).phrase,

@@ -1,0 +1,90 @@
+"""The random workload of `workload` under policies: here the broker itself moves, copies, evicts and expires jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.policy import parse_policy
+from tests.journal.disk import Disk
+from tests.journal.workload import SMALL_SEGMENT, Bench
+from tests.support.world import START
+
+ONCE: Final[dict[str, Any]] = {"tubes": ["mail"], "unique": "body", "unique_for": 20}
+"""In force from the first job on: a job gets a recorded key only when it is put, moved or edited."""
+
+DOCUMENTS: Final[list[dict[str, Any]]] = [
+    {"tubes": ["default"], "max_attempts": 2, "dead_letter": "elsewhere"},
+    {"tubes": ["mail"], "max_attempts": 1},
+    {"tubes": ["*"], "retry_delay": 3, "retry_jitter": 0.5},
+    {"tubes": ["*"], "expire_after": 30, "expired_to": "dead-letter", "dead_letter": "elsewhere"},
+    {"tubes": ["elsewhere"], "expire_after": 60},
+    {"tubes": ["*"], "buried_expire_after": 20},
+    {"tubes": ["mail"], "max_jobs": 4, "overflow": "drop-oldest"},
+    {"tubes": ["a*"], "max_jobs": 3, "overflow": "dead-letter-oldest", "dead_letter": "mail"},
+    {"tubes": ["default"], "copy_to": ["mail", "elsewhere"]},
+    {"tubes": ["*"], "max_reserved": 2, "rate": 5, "rate_burst": 2},
+]
+
+
+class RuledBench(Bench):
+    """A bench whose broker has policies of the configuration file, which change at random.
+
+    The journal does not have these policies. So a server that recovers it applies none, and must show exactly the jobs
+    that are recorded.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        random: Random,
+        now: int = START,
+        max_size: int = SMALL_SEGMENT,
+        sync_interval: int = 0,
+        *,
+        is_memory_short: bool = False,
+        bodies: Bodies | None = None,
+    ) -> None:
+        super().__init__(disk, random, now, max_size, sync_interval, is_memory_short=is_memory_short, bodies=bodies)
+        self.broker.unique_keys = self.binlog.keys  # compaction copies the keys of this table
+        self.broker.random = random.random
+        self.change_policies()
+        while self.broker.is_sweeping:  # the first put into "mail" gets a key
+            self.now += 1
+            self.broker.tick(self.now)
+
+    def verbs(self) -> tuple[Callable[[], object], ...]:
+        more = (self.put_again, self.put_again, self.put_again, self.redrive, self.redrive, self.change_policies)
+        return (*super().verbs(), *more, self.fail, self.fail, self.finish, self.finish, self.pass_time)
+
+    def change_policies(self) -> None:
+        """Put other policies in force; the commands that follow run before and while they are applied."""
+        documents = [ONCE, *self.random.sample(DOCUMENTS, self.random.randrange(4, len(DOCUMENTS) + 1))]
+        policies = [parse_policy(f"policy-{at}", document) for at, document in enumerate(documents)]
+        self.broker.set_file_policies(policies, self.now)
+
+    def put_again(self) -> None:
+        """Put a body that other jobs may have."""
+        id, body = self.broker.allocate_id(), b"%d" % self.random.randrange(3) * self.random.choice((1, 300))
+        self.broker.put(self._client(), id, self.random.randrange(5), 0, 30 * SECOND, body, self.now)
+
+    def redrive(self) -> None:
+        dead = [job.id for job in self.broker.jobs.values() if job.dead_letter]
+        if dead:
+            self.broker.redrive(self.random.choice(dead), self.now)
+
+    def fail(self) -> None:
+        """Reserve a job, and release it without a delay."""
+        client = self._client()
+        job = self.broker.reserve(client, self.now)
+        if job is not None:
+            assert self.broker.release(client, job.id, job.pri, 0, self.now)
+
+    def finish(self) -> None:
+        client = self._client()
+        job = self.broker.reserve(client, self.now)
+        if job is not None:
+            assert self.broker.delete(client, job.id, self.now)

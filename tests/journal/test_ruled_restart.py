@@ -1,0 +1,100 @@
+"""A restart, with or without compaction before it, shows the same jobs, keys and policies. Files are real."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.policy import parse_policy
+from greenstalk_server.journal.files import Directory
+from tests.journal.disk import Disk, seeded
+from tests.journal.ruled_workload import DOCUMENTS, RuledBench
+from tests.journal.workload import JobSnapshot, recovered
+
+UNIQUE = (
+    {"tubes": ["mail"], "unique": "body", "unique_for": 20},
+    {"tubes": ["*"], "unique": "body", "unique_for": "waiting", "priority": -1},
+    {"tubes": ["default"], "unique": "body"},
+)
+
+
+class RuntimeBench(RuledBench):
+    """A bench whose policies are set at run time, so the journal has them."""
+
+    def change_policies(self) -> None:
+        broker, random = self.broker, self.random
+        broker.policy_store.documents = self.binlog.policies  # compaction copies the policies of this table
+        for _ in range(3):
+            at = random.randrange(len(DOCUMENTS) + len(UNIQUE))
+            document = [*DOCUMENTS, *UNIQUE][at]
+            if random.random() < 0.3:
+                broker.remove_policy(f"policy-{at}", self.now)
+            else:
+                broker.set_policy(parse_policy(f"policy-{at}", document), self.now)
+
+    def rest(self) -> None:
+        """Disconnect all clients, and tick until nothing is due."""
+        for client in self.clients:
+            self.broker.disconnect(client, self.now)
+        due: int | None = self.now
+        while self.broker.is_sweeping or (due is not None and due <= self.now):
+            self.now += 1
+            due = self.broker.tick(self.now)
+
+
+def jobs_of(broker: Broker, now: int) -> dict[int, JobSnapshot]:
+    """Return the state of each job after a restart; keys are compared by who holds them, since some are derived."""
+    return {
+        id: replace(JobSnapshot.of(job).after_restart(now), unique_key=b"") for id, job in sorted(broker.jobs.items())
+    }
+
+
+def orders_of(broker: Broker) -> dict[bytes, list[list[int]]]:
+    """Return the ids of the ready, delayed and buried jobs, in order, of each tube that has some."""
+    orders = {
+        tube.name: [[job.id for job in tube.walk(state)] for state in (READY, DELAYED, BURIED)]
+        for tube in broker.tubes.values()
+    }
+    return {name: order for name, order in sorted(orders.items()) if any(order)}
+
+
+def holders_of(broker: Broker) -> dict[tuple[bytes, bytes], set[int]]:
+    """Return the jobs that hold each unique key, by tube and key."""
+    return {
+        (tube.name, key): {id, *tube.rules.other_holders.get(key, ())}
+        for tube in broker.tubes.values()
+        if tube.rules is not None and tube.rules.keys is not None
+        for key, id in tube.rules.keys.items()
+    }
+
+
+def kept_keys_of(broker: Broker, now: int) -> dict[tuple[bytes, bytes], tuple[int, int]]:
+    return {at: value for at, value in broker.unique_keys.items() if value[1] > now}
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_restart_shows_the_same(tmp_path: Path, seed: int, is_compacted: bool) -> None:
+    files = Directory(str(tmp_path))
+    bench = RuntimeBench(cast(Disk, files), seeded(seed))
+    for _ in range(60):
+        bench.step()
+    bench.rest()
+    assert bench.commit()
+    if is_compacted:
+        bench.settle()
+        assert bench.binlog.stats().records_migrated > 0
+    before, after = bench.broker, recovered(files, bench.now)
+    after.check()
+    assert len(before.jobs) > 3
+    assert jobs_of(after, bench.now) == jobs_of(before, bench.now)
+    assert orders_of(after) == orders_of(before)
+    assert holders_of(after) == holders_of(before)
+    assert kept_keys_of(after, bench.now) == kept_keys_of(before, bench.now)
+    assert after.policies.policies == before.policies.policies
+    assert after.next_id >= before.next_id
