@@ -87,6 +87,7 @@ class ReplayedSegment:
     """One segment after its replay.
 
     end     offset of the end of its last sound record that counts.
+    size    bytes of its file.
     ids     id of each JOB record, in order.
     starts  offset of each JOB record, if bodies may be read back.
     has_repeats it has two JOB records of one job.
@@ -98,6 +99,7 @@ class ReplayedSegment:
     file: str
     header: SegmentHeader
     end: int
+    size: int
     ids: array[int]
     is_newest: bool
     rewritten_from: int
@@ -173,7 +175,8 @@ class Recovery:
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
-        segment = ReplayedSegment(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, rewritten_from)
+        end, size = record.SEGMENT_HEADER_SIZE, len(data)
+        segment = ReplayedSegment(file, header, end, size, array("Q"), is_newest, rewritten_from)
         self._note_start(segment, data)
         self._recorded_next_id = max(self._recorded_next_id, header.next_id)
         self._replay_records(segment, data)
@@ -185,6 +188,7 @@ class Recovery:
         """Replay *data*, whole records that were appended to the newest segment since its replay."""
         segment = self.segments[-1]
         begin, segment.end, records = segment.end, 0, segment.records
+        segment.size = begin + len(data)
         self._replay_records(segment, data)
         segment.end += begin
         self.records += segment.records - records

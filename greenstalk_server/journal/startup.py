@@ -124,6 +124,7 @@ def _tidy(files: Files, recovery: Recovery) -> None:
         handle = files.open(segment.file)
         try:
             files.truncate(handle, segment.end)
+            segment.size = segment.end
             files.sync(handle)
         finally:
             files.close(handle)
