@@ -37,7 +37,7 @@ function tickUpTo(box) {
 function choose() {
   for (const field of form.querySelectorAll("[data-for]")) {
     field.hidden = field.dataset.for !== action.value;
-    field.querySelector("input").required = !field.hidden;
+    field.querySelector("input").required = !field.hidden && field.dataset.optional === undefined;
   }
 }
 

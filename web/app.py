@@ -47,6 +47,7 @@ from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.notices import notice
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
+from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
@@ -151,6 +152,7 @@ def create_dashboard(
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
     views.Views(broker, clock, history, examples(options.beanstalk), store, role).init_app(app, live)
+    PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     Metrics(broker, clock, requests, role, options.directory).init_app(app)
     api.init_app(app, parts)
@@ -192,7 +194,7 @@ def _template_values() -> dict[str, Any]:
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
     """
-    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
     return {
         "notice": notice(request.args),
         "visitor": visitor(),

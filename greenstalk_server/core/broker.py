@@ -34,7 +34,7 @@ from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
-from greenstalk_server.core.policy_transitions import PolicyTransitions
+from greenstalk_server.core.policy_control import PolicyControl
 from greenstalk_server.core.ready_queue import is_before
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN, SLICE
 from greenstalk_server.core.tube import Tube
@@ -62,7 +62,7 @@ def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
     return jobs
 
 
-class Broker(PolicyTransitions):
+class Broker(PolicyControl):
     """The operations on all jobs, tubes and clients of one server. The base classes describe the attributes."""
 
     def __init__(

@@ -16,12 +16,12 @@ from greenstalk_server.core.tube_rules import buried_at, expires_from
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.policy_transitions import PolicyTransitions
+    from greenstalk_server.core.policy_control import PolicyControl
     from greenstalk_server.core.tube import Tube
     from greenstalk_server.core.tube_rules import TubeRules
 
 
-def check(broker: PolicyTransitions) -> None:
+def check(broker: PolicyControl) -> None:
     """Assert that *broker* is consistent."""
     _check_places(broker)
     _check_totals(broker)
@@ -45,7 +45,7 @@ def is_in_reserve(client: Client) -> bool:
     return client.is_waiting and not client.awaited_id
 
 
-def _check_places(broker: PolicyTransitions) -> None:
+def _check_places(broker: PolicyControl) -> None:
     """Assert that each job is in exactly one place, and that its fields match that place."""
     places: dict[int, int] = {}
     for tube in broker.tubes.values():
@@ -63,7 +63,7 @@ def _check_places(broker: PolicyTransitions) -> None:
     assert all(0 < id < broker.next_id <= MAX_ID and job.id == id for id, job in broker.jobs.items())
 
 
-def _check_totals(broker: PolicyTransitions) -> None:
+def _check_totals(broker: PolicyControl) -> None:
     """Assert that the broker's totals match its tubes, jobs and clients."""
     states = [job.state for job in broker.jobs.values()]
     assert broker.totals.urgent == sum(tube.urgent_count for tube in broker.tubes.values())
@@ -75,7 +75,7 @@ def _check_totals(broker: PolicyTransitions) -> None:
     assert broker.waiting_count == sum(is_in_reserve(client) for client in broker.clients)
 
 
-def _check_bodies(broker: PolicyTransitions) -> None:
+def _check_bodies(broker: PolicyControl) -> None:
     """Assert that the sizes of bodies add up."""
     body_bytes = dict.fromkeys(broker.tubes.values(), 0)
     for job in broker.jobs.values():
@@ -90,7 +90,7 @@ def _check_bodies(broker: PolicyTransitions) -> None:
         assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(held)
 
 
-def _check_tube(broker: PolicyTransitions, tube: Tube, places: dict[int, int]) -> None:
+def _check_tube(broker: PolicyControl, tube: Tube, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
     if tube.is_unneeded() and tube is not broker.default_tube and not tube.paused_until:
@@ -125,7 +125,7 @@ def _check_tube(broker: PolicyTransitions, tube: Tube, places: dict[int, int]) -
         assert tube.held_until == tube.paused_until
 
 
-def _check_rules(broker: PolicyTransitions, tube: Tube, rules: TubeRules) -> None:
+def _check_rules(broker: PolicyControl, tube: Tube, rules: TubeRules) -> None:
     """Assert that the state of *rules* matches the jobs of *tube*."""
     is_exhausted = 0 < rules.policy.max_reserved <= tube.reserved_count
     assert broker.is_sweeping or is_exhausted == (tube.held_until == NEVER)
@@ -147,7 +147,7 @@ def _check_rules(broker: PolicyTransitions, tube: Tube, rules: TubeRules) -> Non
         assert min(times) == NEVER or 0 < tube.timer_at <= min(times)
 
 
-def _check_client(broker: PolicyTransitions, client: Client) -> None:
+def _check_client(broker: PolicyControl, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
     assert client.tube_set is None or client.tube_set.tubes == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())

@@ -551,6 +551,11 @@ class PolicySet:
             effective = self._cache[winners] = EffectivePolicy(values, origins, tube)
         return effective
 
+    def matching(self, tube: bytes) -> set[str]:
+        """Return the names of the policies that apply to the tube named *tube*, whether or not they win a key."""
+        entries = [self._entries[number] for number in self._index.find(tube)]
+        return {entry.policy.name for entry in entries if entry.dead_letter != tube}
+
     def dead_letter(self, tube: bytes) -> bytes:
         """Return the tube that dead letters of *tube* go to, or b"" if they are to be buried.
 

@@ -149,6 +149,7 @@ class Batch:
     def _finish(self, segment: Segment) -> None:
         assert segment.handle is not None
         self._files.truncate(segment.handle, segment.written)
+        segment.allocated = segment.written
         if not self._is_never_synced:
             self.sync_times.append(timed_sync(self._files, segment.handle))
         self._files.close(segment.handle)
@@ -312,7 +313,7 @@ class Upkeep:
 
     def _create(self, segment: Segment) -> None:
         """Create the file of *segment*; raise OSError if that fails, or leaves less than the spare bytes free."""
-        is_roomy = has_spare(self._files, segment, self._spare)
+        is_roomy = self._files.free() - segment.capacity >= self._spare
         if is_roomy or not (self._has_ahead or self.created):
             create(self._files, segment)
             self.created.append(segment)
@@ -355,11 +356,6 @@ def _group_adjacent(records: list[tuple[int, int, int, int]]) -> Iterator[list[t
         group.append(one)
     if group:
         yield group
-
-
-def has_spare(files: Files, segment: Segment, spare: int) -> bool:
-    """Return whether *spare* bytes stay free after the file of *segment* is created; raise OSError."""
-    return files.free() - segment.capacity >= spare
 
 
 def no_space_error() -> OSError:

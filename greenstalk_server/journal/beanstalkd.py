@@ -29,7 +29,7 @@ from typing import Final
 
 from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.tube import is_tube_name
-from greenstalk_server.journal.recovery import Damage
+from greenstalk_server.journal.replayed_segment import Damage
 
 CRLF: Final = b"\r\n"
 

@@ -19,7 +19,8 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import holder_of
-from greenstalk_server.journal.recovery import Damage, Recovery, ReplayedSegment, is_begun, rewrite_points
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.replayed_segment import Damage, ReplayedSegment, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
 

@@ -20,7 +20,17 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.tube import Tube, is_tube_name
 from greenstalk_server.journal import record
-from greenstalk_server.journal.record import BadSegment, NewerVersion, SegmentHeader
+from greenstalk_server.journal.record import BadSegment, NewerVersion
+from greenstalk_server.journal.replayed_segment import (
+    NOT_REWRITTEN,
+    UNKNOWN_SEQUENCE,
+    Damage,
+    ReplayedSegment,
+    crc_of,
+    is_begun,
+    is_unwritten,
+    sound_job,
+)
 
 _JOB_AT: Final = record.HEADER_SIZE
 _NAME_AT: Final = record.HEADER_SIZE + record.JOB_FIELDS.size
@@ -29,15 +39,6 @@ _EVENT_AFTER_RESERVE: Final = record.HEADER_SIZE + record.RESERVE_FIELDS.size
 _AFTER_MOVE: Final = record.HEADER_SIZE + record.MOVE_FIELDS.size
 _LENGTHS: Final = struct.Struct("<BH")
 _AFTER_PREFIX: Final = record.PREFIX_SIZE
-
-UNKNOWN_SEQUENCE: Final = -2
-"""Stands for the number of the last record before damage to the oldest file.
-
-If a later segment begins a rewrite, the lost records were rewritten, so the damage is a torn tail.
-"""
-
-NOT_REWRITTEN: Final = 2**64
-"""Value of `rewritten_from` for a segment of which no record was rewritten."""
 
 _IMPOSSIBLE: Final = 2**record.BITS
 _ID_LIMIT: Final = record.ID_LIMIT
@@ -51,60 +52,6 @@ _JOB: Final = struct.Struct(f"<QIQQQQ{_COUNTS.size}sBB")
 """record.JOB_FIELDS with the counts as bytes: they are zeros in most records, which one comparison shows."""
 
 _unpack_job: Final = _JOB.unpack_from
-
-_COPIED: Final = 4096
-"""Bytes of a record below which it is copied to compute its CRC."""
-
-SECTOR: Final = 512
-"""Bytes that a disk writes atomically."""
-
-
-@dataclass(slots=True)
-class Damage:
-    """A part of a file that is not as it was written.
-
-    offset          start of the part, bytes from the start of the file.
-    bytes_lost      length of the part.
-    records_lost    number of records in it, by the sequence numbers around it; None if unknown.
-    is_torn_tail    a crash or a failing disk has caused it, and nothing acknowledged is lost: it is the end of the
-                    newest segment, or its records were rewritten.
-    """
-
-    file: str
-    offset: int
-    bytes_lost: int
-    reason: str
-    records_lost: int | None = None
-    is_torn_tail: bool = False
-
-    def __str__(self) -> str:
-        lost = "" if self.records_lost is None else f", {self.records_lost} records"
-        return f"{self.file}: {self.reason} at offset {self.offset}: {self.bytes_lost} bytes{lost} lost"
-
-
-@dataclass(slots=True)
-class ReplayedSegment:
-    """One segment after its replay.
-
-    end     offset of the end of its last sound record that counts.
-    ids     id of each JOB record, in order.
-    starts  offset of each JOB record, if bodies may be read back.
-    has_repeats it has two JOB records of one job.
-    entries     policies and keys of its records, in order.
-    is_newest   no later segment was begun.
-    rewritten_from  number of the first record that a later segment rewrites; NOT_REWRITTEN if none is.
-    """
-
-    file: str
-    header: SegmentHeader
-    end: int
-    ids: array[int]
-    is_newest: bool
-    rewritten_from: int
-    records: int = 0
-    starts: array[int] = field(default_factory=lambda: array("Q"))
-    has_repeats: bool = False
-    entries: list[record.Entry] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -173,7 +120,8 @@ class Recovery:
         if header.number != number:
             self.damage.append(Damage(file, 0, len(data), f"is a copy of segment {header.number}"))
             return None
-        segment = ReplayedSegment(file, header, record.SEGMENT_HEADER_SIZE, array("Q"), is_newest, rewritten_from)
+        end, size = record.SEGMENT_HEADER_SIZE, len(data)
+        segment = ReplayedSegment(file, header, end, size, array("Q"), is_newest, rewritten_from)
         self._note_start(segment, data)
         self._recorded_next_id = max(self._recorded_next_id, header.next_id)
         self._replay_records(segment, data)
@@ -185,6 +133,7 @@ class Recovery:
         """Replay *data*, whole records that were appended to the newest segment since its replay."""
         segment = self.segments[-1]
         begin, segment.end, records = segment.end, 0, segment.records
+        segment.size = begin + len(data)
         self._replay_records(segment, data)
         segment.end += begin
         self.records += segment.records - records
@@ -304,7 +253,7 @@ class Recovery:
         while at + header_size <= end:
             marker, crc, length, number, kind = unpack(data, at)
             stop = at + header_size + length
-            if marker != salt or stop > end or _crc_of(data, view, at + _AFTER_PREFIX, stop, seed) != crc:
+            if marker != salt or stop > end or crc_of(data, view, at + _AFTER_PREFIX, stop, seed) != crc:
                 at, is_next = self._skip_damage(segment, data, at, sequence), False
                 continue
             if kind == record.GROUP and (resume := self._skip_partial_group(segment, data, at, stop, sequence)):
@@ -342,7 +291,7 @@ class Recovery:
         salt, last, found_at = segment.header.salt, number + count, stop
         while number < last:
             number += 1
-            end = _sound_job(data, found_at, number, salt)
+            end = sound_job(data, found_at, number, salt)
             if not end:
                 return self._skip_damage(segment, data, at, sequence, found_at, last)
             found_at = end
@@ -363,7 +312,7 @@ class Recovery:
         resume = self._next_sound(segment.header.salt, data, found_at or at + 1)
         while resume is not None and sequence < record.HEADER.unpack_from(data, resume)[3] <= up_to:
             resume = self._next_sound(segment.header.salt, data, resume + 1)  # a record of the incomplete group
-        is_torn = resume is not None and segment.is_newest and _is_unwritten(data, found_at or at, resume)
+        is_torn = resume is not None and segment.is_newest and is_unwritten(data, found_at or at, resume)
         if resume is not None and not is_torn and sequence + 1 < segment.rewritten_from:
             number = record.HEADER.unpack_from(data, resume)[3]
             lost = max(0, number - sequence - 1)
@@ -632,50 +581,3 @@ class Recovery:
             else:
                 self.jobs[id] = before
         self._import_undo = None
-
-
-def rewrite_points(heads: dict[int, bytes]) -> dict[int, int]:
-    """Map each segment number to the number of the first record that later segments rewrite, or to NOT_REWRITTEN.
-
-    *heads* are the first bytes of each segment. After a disk failure, records from that number on were rewritten.
-    """
-    found, lowest = {}, NOT_REWRITTEN
-    for number in sorted(heads, reverse=True):
-        found[number] = lowest
-        with suppress(BadSegment):
-            header = record.decode_segment_header(heads[number])
-            if header.number == number:
-                lowest = min(lowest, header.first_sequence)
-    return found
-
-
-def _crc_of(data: bytes, view: memoryview, at: int, stop: int, seed: int) -> int:
-    """Return the CRC-32 of *data* from *at* to *stop*; *view* is a view of *data*.
-
-    A copy of a short part takes less time than a slice of the view.
-    """
-    return crc32(data[at:stop] if stop - at < _COPIED else view[at:stop], seed)
-
-
-def _sound_job(data: bytes, at: int, sequence: int, salt: bytes) -> int:
-    """Return the end of the record at *at* if it is a sound JOB record with number *sequence*, else 0."""
-    if at + record.HEADER_SIZE > len(data):
-        return 0
-    marker, crc, length, number, kind = record.HEADER.unpack_from(data, at)
-    stop = at + record.HEADER_SIZE + length
-    if marker != salt or number != sequence or kind not in record.JOB_KINDS or stop > len(data):
-        return 0
-    is_sound = crc32(memoryview(data)[at + _AFTER_PREFIX : stop], record.seed_of(salt)) == crc
-    return stop if is_sound and length >= record.MIN_PAYLOAD[kind] else 0
-
-
-def is_begun(data: bytes) -> bool:
-    """Return whether the header of the segment *data* is complete; if not, nothing in the segment was acknowledged."""
-    size = record.SEGMENT_HEADER_SIZE
-    return len(data.rstrip(b"\0")) >= size and bool(data[:size].strip(b"\0"))
-
-
-def _is_unwritten(data: bytes, at: int, end: int) -> bool:
-    """Return whether a sector between *at* and *end* is all zeros; of the first one, only its part from *at* on."""
-    ends = range(at // SECTOR * SECTOR + SECTOR, end + 1, SECTOR)
-    return any(not data[max(at, stop - SECTOR) : stop].strip(b"\0") for stop in ends)

@@ -73,7 +73,7 @@ class Segment:
     handle      descriptor of the open file, or None if there is no file yet or it is closed.
     has_file    a file with its name may exist.
     capacity    maximum bytes of its records.
-    allocated   bytes allocated for its file.
+    allocated   bytes of its file; 0 if it has none.
     first_sequence  the field of its header.
     used        bytes of its records, written or not.
     written     bytes that were written to the file.

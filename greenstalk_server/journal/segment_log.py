@@ -155,8 +155,8 @@ class SegmentLog:
         self.sequence = self.recovered_sequence = self.on_disk = recovery.sequence
         self.next_id = recovery.next_id
         for replayed in recovery.segments:
-            segment = Segment(replayed.header.number, replayed.end)
-            segment.used = segment.written = replayed.end
+            segment = Segment(replayed.header.number, replayed.size)
+            segment.used = segment.written = segment.allocated = replayed.size
             segment.ids, segment.starts, segment.has_repeats = replayed.ids, replayed.starts, replayed.has_repeats
             segment.has_file, segment.entries = True, replayed.entries
             self.segments[segment.number] = segment
@@ -203,10 +203,12 @@ class SegmentLog:
         """Return whether a record of *size* bytes fits in the current segment, and a DELETE of every job after it.
 
         The DELETEs may also go to the segments ahead.
-        A shortcut of the common case for `Space.has_room`: False on a full disk and before a rewrite.
+        A shortcut of the common case for `Space.has_room`: False on a full disk, before a rewrite, and while the file
+        of the current segment is not allocated.
         """
-        left = self.current.capacity - self.current.used
-        if size > left or self.is_full or self.wants_rewrite:
+        current = self.current
+        left = current.capacity - current.used
+        if size > left or self.is_full or self.wants_rewrite or current.allocated < current.capacity:
             return False
         room = left + len(self.ahead) * (self.max_size - SEGMENT_OVERHEAD)
         return room >= (len(self.jobs) + 1) * record.DELETE_SIZE + 2 * size
@@ -467,19 +469,28 @@ class SegmentLog:
         segment.add_bare(segment.encoder.ids(next_id, self.sequence))
         self.ids_end = next_id
 
+    def unallocated(self) -> int:
+        """Return the bytes that the next batch allocates: files of segments begun without one, or made larger.
+
+        Call it only while nothing is to be rewritten.
+        """
+        return sum([segment.capacity - segment.allocated for segment in self.unsafe if not segment.is_begun])
+
     def bytes_recorded(self) -> int:
         """Return the size in bytes of all records, written or not."""
         return self.finished_bytes + sum([segment.used for segment in self.unsafe])
 
     def bytes_on_disk(self) -> int:
-        """Return the size in bytes of all files. A file has its full capacity until it is finished and truncated."""
-        whole = [*self.ahead, *self.orphaned, *[segment for segment in self.unsafe if segment.handle is not None]]
-        removed_soon = [segment.used for _, segment in self.pending_removal]
-        return self.finished_bytes + sum([segment.capacity for segment in whole]) + sum(removed_soon)
+        """Return the size in bytes of all files, which may be less than the capacities of the segments.
+
+        The next batch creates or extends the file of a segment that was begun with none, or for a large record.
+        """
+        others = [*self.unsafe, *self.ahead, *self.orphaned, *[segment for _, segment in self.pending_removal]]
+        return self.finished_bytes + sum([segment.allocated for segment in others])
 
     def count_files(self) -> int:
         """Return the number of files. The files of some segments are created only by the next batch."""
-        without_file = sum([segment.handle is None and segment.number > 0 for segment in self.unsafe])
+        without_file = sum([segment.number > 0 and not segment.has_file for segment in self.unsafe])
         others = len(self.ahead) + len(self.pending_removal) + len(self.orphaned)
         return len(self.segments) - without_file + others
 

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Upkeep, create, has_spare, no_space_error
+from greenstalk_server.journal.batch import Upkeep, create, no_space_error
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.segment_log import BLOCK, MIN_SEGMENT, SEGMENT_OVERHEAD, SegmentLog
@@ -98,23 +98,32 @@ class Space:
             if not self._allocate_ahead():
                 return False
             room += usable
-        if size > left and not self._may_begin():
+        begins_next = size > left
+        is_unallocated = log.current.allocated < log.current.capacity
+        if (begins_next or is_unallocated) and not self._may_begin(int(begins_next)):
             return False
         return not is_large or self._grow_ahead(size)
 
-    def _may_begin(self) -> bool:
-        """Return whether a batch may begin the next segment: whether room for compaction remains."""
-        others = sum([segment.capacity for segment in list(self._log.ahead)[1:]])
+    def _may_begin(self, count: int) -> bool:
+        """Return whether a batch may begin the first *count* segments ahead, and the unsafe ones that it has not begun.
+
+        It may if room for compaction remains.
+        """
+        others = sum([segment.capacity for segment in list(self._log.ahead)[count:]])
         try:
-            return self._files.free() + others >= self.compaction_room()
+            return self._free() + others >= self.compaction_room()
         except OSError:
             return False
+
+    def _free(self) -> int:
+        """Return the free bytes of the disk, less those that the next batch allocates; raise OSError."""
+        return self._files.free() - self._log.unallocated()
 
     def _allocate_ahead(self) -> bool:
         """Create a segment ahead, in this thread; needed only if a burst of puts has overtaken upkeep."""
         segment = self._log.new_segment()
         try:
-            if not has_spare(self._files, segment, self._spare()):
+            if self._free() - segment.capacity < self._spare():
                 raise no_space_error()
             create(self._files, segment)
         except OSError as error:
@@ -133,7 +142,7 @@ class Space:
         size += SEGMENT_OVERHEAD
         if segment.capacity < size:
             try:
-                if self._files.free() - (size - segment.capacity) < self._spare(size):
+                if self._free() - (size - segment.capacity) < self._spare(size):
                     raise no_space_error()
                 self._files.grow(segment.handle, size)
             except OSError as error:

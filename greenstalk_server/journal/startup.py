@@ -14,7 +14,8 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.recovery import Recovery, is_begun, rewrite_points
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.replayed_segment import is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, StartError
@@ -124,6 +125,7 @@ def _tidy(files: Files, recovery: Recovery) -> None:
         handle = files.open(segment.file)
         try:
             files.truncate(handle, segment.end)
+            segment.size = segment.end
             files.sync(handle)
         finally:
             files.close(handle)

@@ -414,6 +414,15 @@ def test_loop_of_dead_letters_is_cut_in_each_of_its_tubes_only() -> None:
     assert warning.endswith("a job that ran out of attempts, or expired, is buried in a1 and b and c instead")
 
 
+def test_matching_names_all_policies_that_apply() -> None:
+    one = parse_policy("one", {"tubes": ["mail.*", "mail.a*"], "priority": 5, "max_jobs": 1})
+    two = parse_policy("two", {"tubes": ["*"], "max_jobs": 2, "dead_letter": "mail.failed"})
+    found = PolicySet([one, two])
+    assert found.matching(b"mail.a") == {"one", "two"}
+    assert found.matching(b"mail.failed") == {"one"}
+    assert found.matching(b"other") == {"two"}
+
+
 def test_policy_does_not_apply_to_its_own_dead_letter_tube() -> None:
     policies = PolicySet(
         [

@@ -234,6 +234,79 @@ def test_stats_match_the_files() -> None:
     assert bench.broker.jobs[100].segment in used
 
 
+def check_sizes(bench: PacedBench) -> None:
+    """Assert that the statistics have the number and the size of the files."""
+    stats = bench.binlog.stats()
+    assert (stats.bytes_on_disk, stats.files) == (bench.disk.used, len(bench.disk.list()))
+
+
+def test_stats_count_a_file_at_its_size_until_a_batch_extends_it() -> None:
+    """Compaction has copied a large job to a segment of normal size, whose file the next batch extends."""
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    id = bench.put_job(3 * SMALL_SEGMENT)
+    first = bench.broker.jobs[id].segment
+    bench.commit()
+    while bench.broker.jobs[id].segment == first:
+        assert bench.broker.delete(None, bench.put_job(1500), bench.now)
+        bench.commit()
+        bench.run_upkeep()
+        bench.binlog.compact(SMALL_SEGMENT)
+    name = name_of(bench.broker.jobs[id].segment)
+    assert len(bench.disk.read(name)) == SMALL_SEGMENT
+    check_sizes(bench)
+    bench.commit()
+    assert len(bench.disk.read(name)) > 3 * SMALL_SEGMENT
+    check_sizes(bench)
+
+
+def test_stats_match_the_files_while_a_batch_runs() -> None:
+    """The thread of the batch has finished segments, and created files, that it has not reported yet."""
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    for _ in range(10):
+        bench.put_job(900)
+    id = bench.put_job(0)
+    for _ in range(100):
+        assert bench.broker.bury_job(id, bench.now)
+        assert bench.broker.kick_job(id, bench.now)
+    batch = bench.binlog.take_batch(is_synced=True)
+    check_sizes(bench)
+    calls: list[str] = []
+
+    def check(call: str) -> None:
+        calls.append(call)
+        if call in ("write", "sync"):
+            check_sizes(bench)
+
+    bench.disk.before = check
+    batch.run()
+    assert {"create", "truncate"} <= set(calls)
+    check_sizes(bench)
+    bench.binlog.complete_batch(batch)
+    check_sizes(bench)
+
+
+def test_stats_count_a_truncated_file_that_cannot_be_removed_at_its_size() -> None:
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    bench.disk.before = Fault(1, errno.EIO, is_lasting=True, calls=("remove",))
+    for _ in range(6):
+        bench.churn()
+    assert len(bench.disk.list()) > 2
+    check_sizes(bench)
+
+
+def test_stats_count_the_damaged_end_of_a_file_after_a_restart() -> None:
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    for _ in range(20):
+        bench.put_job(900)
+    bench.commit_and_compact()
+    disk = bench.disk.crash(Chance(seeded(0), 1.0))
+    damaged = disk.cached(name_of(2))
+    damaged[100:] = b"x" * (len(damaged) - 100)
+    after = PacedBench(disk, SMALL_SEGMENT)
+    assert 0 < len(after.broker.jobs) < 20
+    check_sizes(after)
+
+
 def test_segment_of_a_job_has_its_record() -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
     for _ in range(60):
@@ -344,6 +417,37 @@ def test_large_job_leaves_room_for_deletes() -> None:
         fill(bench, 0) if len(bench.broker.jobs) > 3 else bench.commit_on_full_disk()
     bench.delete_all()
     assert bench.commit()
+    bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
+
+
+@pytest.mark.parametrize("segments", [8, 11, 14])
+def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_file(segments: int) -> None:
+    """Updates of one batch use up the segments ahead and begin others, whose files only the batch creates."""
+    disk, size = Disk(), 2000
+    disk.capacity = segments * SEGMENT
+    bench = PacedBench(disk)
+    updated = bench.put_job(0)
+    bench.commit_on_full_disk()
+
+    def put() -> bool:
+        id = bench.broker.allocate_id()
+        return bench.broker.put(bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) > 0
+
+    def has_file() -> bool:
+        return name_of(bench.binlog.stats().current_index) in disk.list()
+
+    is_refused = False
+    while not is_refused:
+        while has_file():
+            assert bench.broker.bury_job(updated, bench.now)
+            assert bench.broker.kick_job(updated, bench.now)
+        while not has_file() and not is_refused:
+            is_refused = not put()
+        for _ in range(SEGMENT // (size + 100) - 5):
+            is_refused = is_refused or not put()
+    assert len(bench.broker.jobs) > SEGMENT // (size + 100)
+    assert bench.commit()
+    assert bench.binlog.trouble is None
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 

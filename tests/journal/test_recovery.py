@@ -19,7 +19,8 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND,
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
-from greenstalk_server.journal.recovery import SECTOR, Damage, Recovery
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.replayed_segment import SECTOR, Damage
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import replay_all
 from greenstalk_server.runtime.exit_codes import StartError

@@ -214,6 +214,8 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/job/holder": [f"/job/holder?id={id}" for id in each],
         "/live": [f"/live?{query}" for query in live],
         "/metrics": ["/metrics"],
+        "/policies": ["/policies"],
+        "/policy": ["/policy", "/policy?name=none"],
         "/readyz": ["/readyz"],
         "/search": ["/search", "/search?q=pri:10", f"/search?task={tasks[0]}", "/search?q=tHe-mArKeR&tube=mail"],
         "/server/history": ["/server/history"],

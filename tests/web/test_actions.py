@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web.operations import operations
@@ -45,6 +46,14 @@ def refused(response: TestResponse, status: int) -> str:
 def states(queue: Queue, ids: list[int]) -> list[int | None]:
     queue.broker.check()
     return [job.state if (job := queue.broker.jobs.get(id)) else None for id in ids]
+
+
+@pytest.fixture
+def dead_letter(queue: Queue, ids: list[int]) -> int:
+    """Make the buried job a dead letter of the tube `orders`."""
+    job = queue.broker.jobs[ids[2]]
+    job.dead_letter = DeadLetter(DeadLetterReason.ATTEMPTS, b"orders", 5, queue.now, queue.now).pack()
+    return job.id
 
 
 UNTOUCHED = [READY, DELAYED, BURIED, RESERVED]
@@ -192,6 +201,7 @@ GOOD: dict[str, dict[str, str]] = {
     "job/move": {"id": "1", "tube": "other"},
     "job/edit": {"id": "1", "version": first_version(), "pri": "9", "ttr": "60"},
     "job/copy": {"id": "1", "delay": "0"},
+    "job/redrive": {"id": "2"},
     "connection/close": {"number": "3", "confirm": "3"},
 }
 
@@ -215,7 +225,7 @@ def test_actions_accept_only_same_origin_posts(queue: Queue, client: FlaskClient
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_change_waits_for_the_journal(
-    queue: Queue, visit: Callable[..., FlaskClient], ids: list[int], action: str
+    queue: Queue, visit: Callable[..., FlaskClient], ids: list[int], dead_letter: int, action: str
 ) -> None:
     before, seen = look(queue), []
 
@@ -246,6 +256,7 @@ def test_every_change_waits_for_the_journal(
             "job/move": {"id": "-1", "tube": "a b"},
             "job/edit": {"pri": "-1", "ttr": "0", "delay": "x"},
             "job/copy": {"delay": ""},
+            "job/redrive": {"id": "two"},
             "connection/close": {"number": "", "confirm": ""},
         }.items()
         for field, bad in bads.items()

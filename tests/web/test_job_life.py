@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.core import job_history
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
-from greenstalk_server.web.pages.details import ADMIN_EVENTS, EVENTS
+from greenstalk_server.web.pages.details import EVENTS, UNNAMED_ORIGINS
 
 from .conftest import Queue
 from .table import Page
@@ -117,4 +117,4 @@ def test_live_history_and_hint_of_an_edit(queue: Queue, client: FlaskClient) -> 
 
 def test_every_kind_of_event_has_a_label() -> None:
     assert set(EVENTS) == set(range(1, len(job_history.KINDS)))
-    assert set(EVENTS) > ADMIN_EVENTS
+    assert set(EVENTS) > set(UNNAMED_ORIGINS)

@@ -45,7 +45,13 @@ def press(tab: Tab, *keys: str) -> None:
 
 
 def test_g_and_a_letter_open_pages(tab: Tab) -> None:
-    for letter, heading in (("c", "Connections"), ("s", "Search jobs"), ("a", "Audit log"), ("t", "Overview")):
+    for letter, heading in (
+        ("c", "Connections"),
+        ("s", "Search jobs"),
+        ("p", "Policies"),
+        ("a", "Audit log"),
+        ("t", "Overview"),
+    ):
         press(tab, "g", letter)
         tab.page.wait_for_selector(f"h1:text-is('{heading}')", state="attached")
 

@@ -17,7 +17,7 @@ from jinja2.runtime import Context
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web import cooperative
-from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, list_jobs
+from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
 
 from .conftest import Queue
 from .table import Page
@@ -128,7 +128,7 @@ def test_scan_for_reserved_jobs_is_bounded(queue: Queue) -> None:
     worker = queue.connect()
     for id in [*queue.put("other", count=MAX_SCANNED + 1), *queue.put("mail")]:
         queue.broker.reserve_job(worker, id, queue.now)
-    found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now, sees_bodies=True)
+    found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now, job_columns(2, True))
     assert found.rows == []
 
 

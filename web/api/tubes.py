@@ -29,6 +29,7 @@ from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
+from greenstalk_server.web.policy_queries import DeadLetterTubes
 
 Sort = Literal[
     "name", "attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "put-rate", "reserve-rate",
@@ -259,6 +260,7 @@ class Tubes:
         self._commit: Callable[[], bool] = commit
         self._operations: Operations = operations
         self._history: History = history
+        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._store: Store = store
 
     @endpoint("GET", "/tubes")
@@ -367,14 +369,14 @@ class Tubes:
 
     def _key(self, tube: CoreTube, query: ListTubes, now: int) -> _Key:
         rank = SORTS[query.sort].rank if query.sort != BY_NAME else None
-        value = rank(TubeView(tube, self._history, now)) if rank is not None else 0
+        value = rank(TubeView(tube, self._history, now, self._dead_letter_tubes)) if rank is not None else 0
         if value is None:
             return True, 0, tube.name.decode()
         return False, _finite(-value if query.desc else value), tube.name.decode()
 
     def tube_model(self, tube: CoreTube, now: int) -> Tube:
         """Return *tube* as the API shows it."""
-        stats, seen = tube_stats(tube, now), TubeView(tube, self._history, now)
+        stats, seen = tube_stats(tube, now), TubeView(tube, self._history, now, self._dead_letter_tubes)
         return Tube(
             name=stats.name,
             ready=stats.current_jobs_ready,

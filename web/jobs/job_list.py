@@ -7,20 +7,23 @@ first MAX_LISTED jobs are listed, since each iteration starts at the first job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import ON_DISK
 from greenstalk_server.web.jobs.body_format import row_preview
+from greenstalk_server.web.policy_queries import expires_at
 
 PAGE_SIZE: Final = 100
 """Jobs per page: about 4 ms of rendering."""
@@ -34,39 +37,85 @@ MAX_SCANNED: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class JobColumn:
-    """A column of a list of jobs, after the column of ids; *key* is its CSS class."""
+    """A column of a list of jobs, after the column of ids.
+
+    key             its CSS class.
+    text            returns the text of a cell at a time in nanoseconds.
+    """
 
     label: str
     key: str
     help: str
-    text: Callable[[JobStats, Job], str]
+    text: Callable[[JobStats, Job, int], str]
+
+
+DEAD_LETTERS: Final = "dead-letters"
+ATTEMPTS: Final = "attempts"
+EXPIRY: Final = "expiry"
+"""Names of groups of columns that a list has only if the policy of its tube gives them a meaning."""
 
 
 _PRI: Final = JobColumn(
-    "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, _: str(stats.pri)
+    "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, *_: str(stats.pri)
 )
-_AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, _: text.duration(stats.age))
+_AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, *_: text.duration(stats.age))
 _TTR: Final = JobColumn(
-    "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, _: text.duration(stats.ttr)
+    "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, *_: text.duration(stats.ttr)
 )
 _RESERVES: Final = JobColumn(
-    "Reserves", "reserves", "How often the job was reserved", lambda stats, _: text.number(stats.reserves)
+    "Reserves", "reserves", "How often the job was reserved", lambda stats, *_: text.number(stats.reserves)
 )
-_SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job: text.number(job.size))
-_BODY: Final = JobColumn("Body", "body", "The first bytes of the body", lambda _, job: body_preview(job))
-_HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job: _holder(job))
+_SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
+_BODY: Final = JobColumn("Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job))
+_HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job, now: _holder(job))
 _TIMEOUTS: Final = JobColumn(
-    "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, _: text.number(stats.timeouts)
+    "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, *_: text.number(stats.timeouts)
 )
 _READY_IN: Final = JobColumn(
-    "Ready in", "left", "Time until the delay ends", lambda stats, _: text.duration(stats.time_left)
+    "Ready in", "left", "Time until the delay ends", lambda stats, *_: text.duration(stats.time_left)
 )
 _TTR_LEFT: Final = JobColumn(
     "TTR left",
     "left",
     "Time until the reservation times out and the job is ready again",
-    lambda stats, _: text.duration(stats.time_left),
+    lambda stats, *_: text.duration(stats.time_left),
 )
+_ATTEMPTS: Final = JobColumn(
+    "Attempts",
+    "attempts",
+    "Reservations since the put, the last kick or the last redrive, and the maximum of the tube's policy",
+    lambda _, job, now: attempts_text(job),
+)
+_EXPIRES: Final = JobColumn(
+    "Expires in", "expires", "Time until the tube's policy removes the job", lambda _, job, now: _expires_in(job, now)
+)
+_DEAD_LETTER: Final = (
+    JobColumn(
+        "From", "source", "The tube that the job came from", lambda _, job, now: _of(job, lambda d: d.source.decode())
+    ),
+    JobColumn(
+        "Reason", "reason", "Why it left that tube", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])
+    ),
+    JobColumn(
+        "Attempts", "attempts", "Attempts in that tube", lambda _, job, now: _of(job, lambda d: text.number(d.attempts))
+    ),
+    JobColumn(
+        "First", "first", "Time since it first became a dead letter",
+        lambda _, job, now: _of(job, lambda d: _ago(d.first_at, now)),
+    ),
+    JobColumn(
+        "Last", "last", "Time since it last became a dead letter",
+        lambda _, job, now: _of(job, lambda d: _ago(d.last_at, now)),
+    ),
+)  # fmt: skip
+
+REASON_TEXTS: Final[Mapping[int, str]] = {
+    DeadLetterReason.ATTEMPTS: "out of attempts",
+    DeadLetterReason.EXPIRED: "expired",
+    DeadLetterReason.BURIED_EXPIRED: "expired while buried",
+    DeadLetterReason.OVERFLOW: "pushed out of a full tube",
+}
+"""The reasons for which jobs become dead letters, in words."""
 
 JOB_COLUMNS: Final = {
     READY: (_PRI, _AGE, _TTR, _RESERVES, _SIZE, _BODY),
@@ -103,9 +152,31 @@ class JobList:
     is_truncated: bool
 
 
-def job_columns(state: int, sees_bodies: bool) -> tuple[JobColumn, ...]:
-    """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*."""
-    return tuple(column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY)
+def policy_columns(tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
+    """Return the groups of columns that the policies of *tube* add to the list of its jobs in *state*."""
+    policy = tube.rules.policy if tube.rules is not None else None
+    groups = [DEAD_LETTERS] if is_dead_letter else []
+    if policy is not None:
+        expires = {READY: policy.expire_after, DELAYED: policy.expire_after, BURIED: policy.buried_expire_after}
+        groups += [ATTEMPTS] if policy.max_attempts and not is_dead_letter else []
+        groups += [EXPIRY] if expires.get(state) else []
+    return tuple(groups)
+
+
+def job_columns(state: int, sees_bodies: bool, groups: Collection[str] = ()) -> tuple[JobColumn, ...]:
+    """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*.
+
+    *groups* names the columns that policies add. Dead letters have their attempts instead of counts of this tube.
+    """
+    columns = [column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY]
+    if ATTEMPTS in groups:
+        columns[columns.index(_RESERVES)] = _ATTEMPTS
+    if DEAD_LETTERS in groups:
+        columns = [column for column in columns if column not in (_AGE, _TTR, _RESERVES, _TIMEOUTS)]
+        columns[:0] = _DEAD_LETTER
+    if EXPIRY in groups:
+        columns.insert(columns.index(_SIZE), _EXPIRES)
+    return tuple(columns)
 
 
 def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
@@ -125,7 +196,7 @@ def body_preview(job: Job) -> str:
 def job_row(job: Job, columns: Iterable[JobColumn], now: int) -> list[str]:
     """Return the row of *job*: the id, then the *columns*."""
     stats = job_stats(job, now)
-    return [str(job.id), *[column.text(stats, job) for column in columns]]
+    return [str(job.id), *[column.text(stats, job, now) for column in columns]]
 
 
 def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> list[list[str]]:
@@ -138,7 +209,7 @@ def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> lis
 
 
 def list_jobs(
-    broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, sees_bodies: bool
+    broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, columns: Iterable[JobColumn]
 ) -> JobList:
     """Return the page of the tube's jobs in *state* that begins after the sort key *after*. May switch."""
     present = count_jobs(tube, state)
@@ -148,7 +219,6 @@ def list_jobs(
         begin = next((at for at, job in enumerate(listed) if sort_key(job, state) > after), len(listed))
     page = listed[begin : min(begin + PAGE_SIZE, MAX_LISTED)]
     end = begin + len(page)
-    columns = job_columns(state, sees_bodies)
     is_last = end >= min(len(listed), MAX_LISTED)
     return JobList(
         state=STATE_NAMES[state],
@@ -182,6 +252,26 @@ def _reserved(broker: Broker, tube: Tube) -> list[Job]:
         found += [job for job in islice(client.reserved.values(), left) if job.tube is tube]
         left -= 1 + len(client.reserved)
     return nsmallest(MAX_LISTED + 1, found, key=lambda job: (job.deadline, job.id))
+
+
+def attempts_text(job: Job) -> str:
+    """Return the attempts of *job*, the current one included, and their maximum: `2 of 5`."""
+    most = job.tube.rules.policy.max_attempts if job.tube.rules is not None else 0
+    attempts = text.number(job.reserves - job.attempts_base)
+    return f"{attempts} of {text.number(most)}" if most else attempts
+
+
+def _of(job: Job, part: Callable[[DeadLetter], str]) -> str:
+    return part(DeadLetter.unpack(job.dead_letter)) if job.dead_letter else text.NONE
+
+
+def _ago(at: int, now: int) -> str:
+    return f"{text.duration(max(0, now - at) // SECOND)} ago"
+
+
+def _expires_in(job: Job, now: int) -> str:
+    at = expires_at(job)
+    return text.NONE if at == NEVER else text.duration(max(0, at - now) // SECOND)
 
 
 def _holder(job: Job) -> str:

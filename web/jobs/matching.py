@@ -28,9 +28,9 @@ from greenstalk_server.web.jobs.bodies import (
 from greenstalk_server.web.jobs.job_list import (
     MAX_LISTED,
     PAGE_SIZE,
+    JobColumn,
     JobList,
     count_jobs,
-    job_columns,
     job_rows,
     jobs_in_order,
 )
@@ -134,7 +134,9 @@ def candidate_ids(broker: Broker, query: Query, above: int = 0) -> tuple[int, It
     return len(ids), ids
 
 
-def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int) -> JobList:
+def list_matching(
+    broker: Broker, tube: Tube, state: int, query: Query, now: int, columns: Iterable[JobColumn]
+) -> JobList:
     """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch."""
     until = time.perf_counter() + MAX_LIST_TIME
     is_match, body_test, scanned = query.test(), query.body_test(), 0
@@ -160,7 +162,7 @@ def list_matching(broker: Broker, tube: Tube, state: int, query: Query, now: int
         rejected = {job.id for job in on_disk if job.id not in bodies or not body_test(bodies[job.id])}
         unchanged = [job for job in found if broker.jobs.get(job.id) is job and job.state == state]
         found = [job for job in unchanged if job.id not in rejected]
-    present, columns = count_jobs(tube, state), job_columns(state, visitor().sees_bodies)
+    present = count_jobs(tube, state)
     of = f"all {text.number(present)}" if scanned >= present else f"the first {text.number(scanned)} of {present:,}"
     return JobList(
         state=STATE_NAMES[state],

@@ -8,6 +8,7 @@ cancelled.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,11 @@ RECORD_OVERHEAD: Final = 128
 
 MIN_THROTTLE: Final = 0.05
 """Seconds. A change that is allowed sooner than this is made at once, so that a high rate needs few commits."""
+
+MIN_RATE: Final = 0.001
+"""The lowest rate of a redrive that a page accepts, in jobs per second."""
+
+_DECIMAL: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 
 MAX_THROTTLE_SLEEP: Final = 0.2
 """Seconds after which a waiting task looks whether it was cancelled."""
@@ -324,13 +330,16 @@ class Bulk:
     def preview(self) -> Response:
         """Start a dry run. Switches.
 
-        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field of the action.
+        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field of the action;
+        for a redrive, `rate`.
         """
         try:
             query = read_query(request.form)
         except QueryError as error:
             raise BadRequest(f"“q” is not a valid query. {error}") from error
-        task = self.dry_run(self.plan(_change(request.form), query, _ticked(request)))
+        change = _change(request.form)
+        rate = _rate(request.form) if change.key == "redrive" else 0.0
+        task = self.dry_run(self.plan(change, query, _ticked(request), rate))
         task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
@@ -528,6 +537,18 @@ def _change(form: fields.Fields) -> Change:
     if field_name == "to":
         return Change(key, _target(form))
     return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
+
+
+def _rate(form: fields.Fields) -> float:
+    """Return the field `rate` in jobs per second; 0 if it is empty."""
+    given = form.get("rate", "").strip()
+    if not given:
+        return 0.0
+    rate = float(given) if _DECIMAL.fullmatch(given) else 0.0
+    if not MIN_RATE <= rate <= MAX_NUMBER:
+        allowed = f"a number of jobs per second from {MIN_RATE} to {text.number(MAX_NUMBER)}, or be empty"
+        raise BadRequest(f"“rate” must be {allowed}, not “{given[:40]}”.")
+    return rate
 
 
 def _target(form: fields.Fields) -> bytes:

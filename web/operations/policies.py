@@ -142,6 +142,7 @@ class Policies:
             f"Dry run: set the policy {policy.name}",
             effect,
             lambda task: _DryRun(self._broker, effect, task, self._clock()).work(),
+            endpoint="policy",
             facts=(Fact("Policy", policy.name), Fact("Tubes", ", ".join(policy.tubes)[:200])),
         )
 

@@ -42,6 +42,7 @@ ACTIONS: Final = (
     "job/move",
     "job/edit",
     "job/copy",
+    "job/redrive",
     "connection/close",
 )
 """The path of each action. With `_` instead of `/`, it also names the endpoint and the method of Actions."""
@@ -184,6 +185,12 @@ class Actions:
         job, body = load_job_with_body(self._broker, self._job)
         id = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
         return self._to_job(self._broker.jobs[id], "copied-job")
+
+    def job_redrive(self) -> Response:
+        """`id`: move the dead-lettered job back to the tube that it came from."""
+        job = self._job()
+        self._operations.redrive_job(job)
+        return self._to_job(job, "redriven-job")
 
     # Connections
 

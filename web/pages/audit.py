@@ -81,7 +81,7 @@ class Filter:
 class Row:
     """An entry as text.
 
-    links           label and URL of its tube, of its job and of its task, if any.
+    links           label and URL of its tube, its job, its policy and its task, if any.
     details         the other names and values.
     """
 
@@ -153,6 +153,8 @@ class AuditPages:
             links.append((tube, url_for("tube", tube=tube)))
         if id := str(rest.pop("id", "")):
             links.append((f"job {id}", url_for("job", id=id)))
+        if policy := str(rest.pop("policy", "")):
+            links.append((f"policy {policy}", url_for("policy", name=policy)))
         if self._tasks.has(str(rest.get("task", ""))):
             links.append(("task", url_for("task", id=rest.pop("task"))))
         details = [(name, str(value)) for name, value in rest.items()]

@@ -33,6 +33,7 @@ from greenstalk_server.web.connection_queries import (
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
+from greenstalk_server.web.policy_queries import hold_text
 
 MAX_ROWS: Final = 100
 """Connections per page. The filter finds the others."""
@@ -42,6 +43,9 @@ MAX_JOBS_IN_ROW: Final = 3
 
 MAX_SCANNED_IN_ROW: Final = 32
 """Held jobs scanned per row, to find the ones that time out first."""
+
+MAX_HOLDS: Final = 5
+"""Tubes whose holds the page of a connection shows."""
 
 MIN_SHOWN_WAIT: Final = 10 * SECOND
 """The shortest remaining wait that a row shows. Shorter ones are routine: most workers wait a few seconds at a time."""
@@ -206,6 +210,7 @@ def connection_details(client: Client, now: int) -> ConnectionDetails:
             ("Address", client.address or "not known"),
             *_identity(client),
             ("Role", row.role),
+            *[("Held back", f"{name}: {hold}") for name, hold in _holds(client, now)],
             ("Connected at", text.instant(client.connected_at)),
         ],
         jobs=[_held_job(job, now) for job in jobs],
@@ -255,6 +260,14 @@ def _until(client: Client, now: int) -> str:
         return "no timeout"
     left = client.wait_until - now
     return f"at most {_seconds(left)} more" if left >= MIN_SHOWN_WAIT else ""
+
+
+def _holds(client: Client, now: int) -> list[tuple[str, str]]:
+    """Return the first watched tubes whose ready jobs a policy holds back while *client* waits, with the reasons."""
+    if not client.is_waiting:
+        return []
+    found = [(tube.name.decode(), hold_text(tube, now)) for tube in islice(client.watched.values(), MAX_TUBES_LISTED)]
+    return [(name, hold) for name, hold in found if hold][:MAX_HOLDS]
 
 
 def _held_job(job: Job, now: int) -> HeldJob:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
+from greenstalk_server.core.job_attributes import DeadLetter
+from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import ActorRef, resolve_actors, tube_names
 from greenstalk_server.web.fields import STATES
-from greenstalk_server.web.jobs.job_list import count_jobs
+from greenstalk_server.web.jobs.job_list import REASON_TEXTS, attempts_text, count_jobs
+from greenstalk_server.web.policy_queries import expires_at
 
 EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.RESERVED: ("Reserved", "reserved"),
@@ -30,8 +34,15 @@ EVENTS: Final[dict[int, tuple[str, str]]] = {
 }
 """The label of each kind of event, and the state that it led to, if any."""
 
-ADMIN_EVENTS: Final = frozenset({job_history.RELEASED, job_history.BURIED, job_history.EDITED, job_history.MOVED})
-"""Kinds of events that come from the dashboard if they name no client."""
+UNNAMED_ORIGINS: Final[Mapping[int, str]] = {
+    job_history.RELEASED: "from the dashboard",
+    job_history.BURIED: "from the dashboard",
+    job_history.EDITED: "from the dashboard",
+    job_history.MOVED: "from the dashboard",
+    job_history.DEAD_LETTERED: "by a policy",
+    job_history.REDRIVEN: "by an admin",
+}
+"""The origin of the kinds of events that name no client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,14 @@ class HistoryItem:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterDetails:
+    """Where a dead letter came from: tube, reason, attempts, and the times of its first and its last move."""
+
+    source: str
+    entries: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class JobDetails:
     """A job.
 
@@ -91,6 +110,7 @@ class JobDetails:
     kept_events     maximum number of events that are kept for a job; the oldest are dropped.
     was_held        it has been reserved at least once.
     edited          identifies its last edit, so that a live page notices a new one.
+    dead_letter     None if it is not a dead letter.
     """
 
     id: str
@@ -104,6 +124,7 @@ class JobDetails:
     kept_events: int
     was_held: bool
     edited: str
+    dead_letter: DeadLetterDetails | None
     figures: list[tuple[str, str, str]]
     entries: list[tuple[str, str]]
 
@@ -154,6 +175,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
         kept_events=job_history.MAX_EVENTS,
         was_held=job.reserves > 0,
         edited=str(max((event.at for event in events if event.kind == job_history.EDITED), default=0)),
+        dead_letter=_dead_letter(job, now),
         figures=[
             ("Priority", str(stats.pri), "urgent" if stats.pri < URGENT_BELOW else ""),
             ("Age", text.duration(stats.age), ""),
@@ -167,6 +189,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
             ("TTR left", text.duration(stats.time_left) if job.state == RESERVED else text.NONE),
             ("Delay", text.duration(stats.delay) if stats.delay else text.NONE),
             ("Delay left", text.duration(stats.time_left) if job.state == DELAYED else text.NONE),
+            *_policy_entries(job, now),
             ("Reserved", _times(stats.reserves)),
             ("Timed out", _times(stats.timeouts)),
             ("Released", _times(stats.releases)),
@@ -232,16 +255,46 @@ def _last_held(job: Job, events: list[job_history.Event], known: dict[int, Actor
     return next((known[event.client] for event in reversed(events) if event.kind == job_history.RESERVED), None)
 
 
+def _dead_letter(job: Job, now: int) -> DeadLetterDetails | None:
+    if not job.dead_letter:
+        return None
+    found = DeadLetter.unpack(job.dead_letter)
+    return DeadLetterDetails(
+        source=found.source.decode(),
+        entries=[
+            ("Reason", REASON_TEXTS[found.reason]),
+            ("Attempts there", text.number(found.attempts)),
+            ("First", f"{text.instant(found.first_at)}, {_since(found.first_at, now)} ago"),
+            ("Last", f"{text.instant(found.last_at)}, {_since(found.last_at, now)} ago"),
+        ],
+    )
+
+
+def _policy_entries(job: Job, now: int) -> list[tuple[str, str]]:
+    """Return the entries of *job* that the policy of its tube gives a meaning."""
+    rules, at = job.tube.rules, expires_at(job)
+    found = [("Attempts", attempts_text(job))] if rules is not None and rules.policy.max_attempts else []
+    if at != NEVER:
+        found.append(("Expires", f"{text.instant(at)}, in {text.duration(max(0, at - now) // SECOND)}"))
+    elif rules is not None and rules.policy.expire_after and job.state == RESERVED:
+        expiry = rules.expiry_of(job)
+        found.append(("Expires", f"{text.instant(expiry)}, or when its reservation ends after that"))
+    return found
+
+
 def _history(job: Job, events: list[job_history.Event], known: dict[int, ActorRef], now: int) -> list[HistoryItem]:
     put = _history_item(job.created_at, "Put", "", None, "", now)
-    return [put, *[_event_item(event, known, now) for event in events]]
+    return [put, *[_event_item(event, known, job, now) for event in events]]
 
 
-def _event_item(event: job_history.Event, known: dict[int, ActorRef], now: int) -> HistoryItem:
+def _event_item(event: job_history.Event, known: dict[int, ActorRef], job: Job, now: int) -> HistoryItem:
     what, state = EVENTS[event.kind]
     if event.client != job_history.NOBODY:
         return _history_item(event.at, what, state, known[event.client], "", now)
-    return _history_item(event.at, what, state, None, "from the dashboard" if event.kind in ADMIN_EVENTS else "", now)
+    origin = UNNAMED_ORIGINS.get(event.kind, "")
+    if event.kind == job_history.BURIED and job.tube.rules is not None:
+        origin = "from the dashboard, or by a policy"
+    return _history_item(event.at, what, state, None, origin, now)
 
 
 def _history_item(at: int, what: str, state: str, by: ActorRef | None, note: str, now: int) -> HistoryItem:

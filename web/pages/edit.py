@@ -34,6 +34,8 @@ class Form:
 
     version         digest of the job when the server rendered the form; see `version`.
     delay           empty to keep the current delay.
+    expires         the policy of the tube makes the job expire.
+    is_renewed      the job is to expire as if it had been put now.
     body            None if it cannot be edited here; *why_no_body* gives the reason.
     encoding        encoding of *body*: TEXT or BASE64.
     can_be_text     the job's body can be edited as text.
@@ -51,6 +53,8 @@ class Form:
     body: str | None
     why_no_body: str
     line_ends: str
+    expires: bool
+    is_renewed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,8 @@ def initial_form(job: Job, body: bytes, sees_bodies: bool, encoding: str = "") -
         body=shown,
         why_no_body=why_no_body,
         line_ends=line_ends(body),
+        expires=_expires(job),
+        is_renewed=False,
     )
 
 
@@ -115,6 +121,8 @@ def submitted_form(job: Job, body: bytes, form: Fields, sees_bodies: bool) -> Fo
         body=None if why_no_body else form.get("body", ""),
         why_no_body=why_no_body,
         line_ends=line_ends(body),
+        expires=_expires(job),
+        is_renewed=form.get("renew") == "1",
     )
 
 
@@ -135,6 +143,7 @@ def read_changes(form: Fields, job: Job, old: bytes, max_job_size: int, sees_bod
         delay=delay,
         ttr=ttr if ttr != job.ttr else None,
         body=body if body != old else None,
+        is_renewed=form.get("renew") == "1",
     )
 
 
@@ -190,6 +199,11 @@ def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPExceptio
         body_view=describe_body(body) if refusal is not None and visitor().sees_bodies else None,
         max_number=MAX_NUMBER,
     )  # fmt: skip
+
+
+def _expires(job: Job) -> bool:
+    """Whether the policy of its tube makes *job* expire some time after its put."""
+    return job.tube.rules is not None and job.tube.rules.policy.expire_after > 0
 
 
 def _why_no_body(job: Job, sees_bodies: bool) -> str:

@@ -20,6 +20,7 @@ _JOB_NOTICES: Final[dict[str, str]] = {
     "buried-job": "Job {} was buried.",
     "released-job": "Job {} was released from its client and is ready.",
     "moved-job": "Job {} was moved.",
+    "redriven-job": "Job {} was moved back to the tube that it came from, and is ready.",
     "edited-job": "Job {} was changed.",
     "unchanged-job": "Job {} was not changed: the form had no new values.",
     "copied-job": "Job {} was put as a duplicate.",
@@ -28,6 +29,8 @@ _JOB_NOTICES: Final[dict[str, str]] = {
 _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "closed": lambda n: f"Connection {n} was closed. The jobs it held are ready again.",
     "paused": lambda n: f"Paused for {text.duration(n)}.",
+    "saved-policy": lambda _: "The policy was saved. The server is applying it to the jobs that exist.",
+    "removed-policy": lambda _: "The policy was deleted.",
     "saved-sample": lambda _: "The template was saved.",
     "deleted-sample": lambda _: "The template was deleted.",
     "resumed": lambda _: "Resumed.",

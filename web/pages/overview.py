@@ -22,6 +22,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.pages import sparkline
+from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_label
 
 MAX_TUBES: Final = 100
 """Tubes per page: about 2 ms of rendering. Use the filter or another sort order to find the others."""
@@ -44,11 +45,12 @@ class TubeView:
     top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
     """
 
-    __slots__ = ("_puts", "_rates", "history", "now", "top", "tube")
+    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "history", "now", "top", "tube")
 
-    def __init__(self, tube: Tube, history: History, now: int) -> None:
+    def __init__(self, tube: Tube, history: History, now: int, dead_letter_tubes: DeadLetterTubes) -> None:
         self.tube: Tube = tube
         self.history: History = history
+        self._dead_letter_tubes: DeadLetterTubes = dead_letter_tubes
         self.now: int = now
         self.top: float = 0.0
         self._rates: Rates | None = None
@@ -72,6 +74,15 @@ class TubeView:
     def is_idle(self) -> bool:
         """Whether it has ready jobs and no client watches it."""
         return bool(self.tube.ready.count) and not self.tube.watching
+
+    @property
+    def attention(self) -> str:
+        """Why it needs attention: an entry of ATTENTION, or empty."""
+        if hold := hold_label(self.tube, self.now):
+            return "at max. reserved" if hold == "max_reserved" else "at rate limit"
+        if self.tube.job_count and self._dead_letter_tubes.has(self.tube):
+            return "dead letters"
+        return "no consumers" if self.is_idle else ""
 
     @property
     def oldest_age(self) -> int | None:
@@ -148,13 +159,16 @@ def _most(values: list[float]) -> float:
     return max((value for value in values if not isnan(value)), default=0.0)
 
 
+ATTENTION: Final = ("", "at rate limit", "at max. reserved", "dead letters", "no consumers")
+"""Reasons for which a tube needs attention, the most urgent last."""
+
 COLUMNS: Final = (
     Column(
         "Attention",
         "attention",
-        "The tube has ready jobs, but no client watches it",
-        lambda view: "no consumers" if view.is_idle else "",
-        lambda view: view.is_idle,
+        "The tube has ready jobs, but no client watches it; or a policy holds them; or it has dead letters",
+        lambda view: view.attention,
+        lambda view: ATTENTION.index(view.attention),
         "badge",
     ),
     _number("Ready", "ready", "Jobs that a worker can reserve now", lambda tube: tube.ready.count),
@@ -248,6 +262,7 @@ GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
             ("Reserved", "current_jobs_reserved"),
             ("Delayed", "current_jobs_delayed"),
             ("Buried", "current_jobs_buried"),
+            ("In dead-letter tubes", "dead_letters"),
             ("Put since start", "total_jobs"),
             ("Timed out since start", "job_timeouts"),
             ("Largest body", "max_job_size"),
@@ -401,6 +416,7 @@ class OverviewBuilder:
     def __init__(self, broker: Broker, history: History, role: Callable[[], ClusterStatus] | None = None) -> None:
         self._broker: Broker = broker
         self._history: History = history
+        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._role: Callable[[], ClusterStatus] | None = role
 
     def build(self, query: str, order: Order, now: int) -> Overview:
@@ -411,7 +427,7 @@ class OverviewBuilder:
         broker, pace = self._broker, Pace()
         query = query.strip()[:MAX_FILTER_LENGTH]
         matched, first = self._first(query, order, now, pace)
-        rows, shown, top = [], [TubeView(tube, self._history, now) for tube in first], 0.0
+        rows, shown, top = [], [self._view(tube, now) for tube in first], 0.0
         for view in shown:
             top = max(top, _most(view.puts))
             pace.yield_if_due()
@@ -453,11 +469,14 @@ class OverviewBuilder:
         if rank is None:
             return [(False, 0, tube.name, tube) for tube in tubes]
         sign = -1 if order.is_descending else 1
-        values = [rank(TubeView(tube, self._history, now)) for tube in tubes]
+        values = [rank(self._view(tube, now)) for tube in tubes]
         return [
             (value is None, 0 if value is None else sign * value, tube.name, tube)
             for tube, value in zip(tubes, values, strict=True)
         ]
+
+    def _view(self, tube: Tube, now: int) -> TubeView:
+        return TubeView(tube, self._history, now, self._dead_letter_tubes)
 
     def _matching(self, query: str) -> Iterator[list[Tube]]:
         """Yield the tubes whose names contain *query*, in batches."""
@@ -470,7 +489,7 @@ class OverviewBuilder:
     def _more_texts(self) -> dict[str, str]:
         """Return the fields of the server that the reply to "stats" lacks."""
         broker, rates = self._broker, self._history.total_rates()
-        texts = {"build": broker.facts.build}
+        texts = {"build": broker.facts.build, "dead_letters": text.number(self._dead_letter_tubes.count_jobs())}
         texts |= journal_texts(broker.journal.stats(), broker.journal.trouble)
         texts |= role_texts(self._role() if self._role is not None else None)
         texts |= memory_texts(broker.facts.memory())

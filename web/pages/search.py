@@ -6,7 +6,7 @@ share one task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -167,20 +167,22 @@ def match_rows(broker: Broker, ids: list[int], now: int) -> list[list[str]]:
     return [[str(job.id), *[column.text(job, now) for column in columns]] for job in jobs]
 
 
-def job_list_values(broker: Broker, tube: Tube, state: int, args: fields.Fields, now: int) -> dict[str, Any]:
-    """Return the values that list the jobs of *tube* in *state*: `jobs`, `columns`, `q`, `q_error`. May switch."""
-    shown: dict[str, Any] = {
-        "q": args.get("q", "").strip(),
-        "q_error": "",
-        "columns": job_columns(state, visitor().sees_bodies),
-    }
+def job_list_values(
+    broker: Broker, tube: Tube, state: int, args: fields.Fields, now: int, groups: Collection[str]
+) -> dict[str, Any]:
+    """Return the values that list the jobs of *tube* in *state*: `jobs`, `columns`, `q`, `q_error`. May switch.
+
+    *groups* names the columns that policies add.
+    """
+    columns = job_columns(state, visitor().sees_bodies, groups)
+    shown: dict[str, Any] = {"q": args.get("q", "").strip(), "q_error": "", "columns": columns}
     try:
         query = read_query({"q": shown["q"]})
     except QueryError as error:
         query, shown["q_error"] = Query(), str(error)
     if query.terms:
-        return shown | {"jobs": list_matching(broker, tube, state, query, now)}
-    return shown | {"jobs": list_jobs(broker, tube, state, fields.cursor(args), now, visitor().sees_bodies)}
+        return shown | {"jobs": list_matching(broker, tube, state, query, now, columns)}
+    return shown | {"jobs": list_jobs(broker, tube, state, fields.cursor(args), now, columns)}
 
 
 def search_of(task: Task) -> Search:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -13,6 +13,7 @@ from werkzeug.exceptions import BadRequest, Forbidden
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import READY, STATE_NAMES, Job
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
@@ -20,6 +21,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
+from greenstalk_server.web.jobs.job_list import policy_columns
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
@@ -45,9 +47,11 @@ from greenstalk_server.web.pages.overview import (
 )
 from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
 from greenstalk_server.web.pages.search import job_list_values
+from greenstalk_server.web.pages.tube_policy import tube_policy
+from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_text
 
-TUBE_PARTS: Final = ("badges", "figures", "pager", "no_jobs", "pause", "facts")
-JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "facts")
+TUBE_PARTS: Final = ("badges", "figures", "pager", "no_jobs", "pause", "policy", "facts")
+JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "dead_letter", "facts")
 JOB_PARTS_OF_ADMINS: Final = (*JOB_PARTS, "actions")
 """Blocks of tube.html and job.html, each within an element with its name in `data-part`."""
 
@@ -67,6 +71,7 @@ class Views:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
+        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role)
         self._examples: tuple[Example, ...] = examples
         self._store: Store = store
@@ -203,13 +208,18 @@ class Views:
         """Return the values of tube.html, for the page and for its live parts. May switch."""
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
+        policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
+        groups = _column_groups(args, tube, state, policy.is_dead_letter)
         return {
             "tube": tube_details(tube, now),
+            "policy": policy,
+            "hold": hold_text(tube, now),
             "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
             "span": args.get("span", ""),
-            **job_list_values(self._broker, tube, state, args, now),
+            **job_list_values(self._broker, tube, state, args, now, groups),
             "live_args": urlencode(
-                {"tube": tube.name, "state": STATE_NAMES[state]} | _kept(args, "after", "q", "span")
+                {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
+                | _kept(args, "after", "q", "span")
             ),
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
@@ -274,6 +284,12 @@ def render_cooperatively(name: str, **values: Any) -> str:
         chunks.append(chunk)
         pace.yield_if_due()
     return "".join(chunks)
+
+
+def _column_groups(args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
+    """Return the groups of columns of the list of jobs; a live page keeps those that it was loaded with."""
+    given = args.get("columns")
+    return policy_columns(tube, state, is_dead_letter) if given is None else given.split()
 
 
 def _kept(args: Fields, *names: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import psycopg
 from greenstalk_server.journal.postgresql.connection import DatabaseConnection, DatabaseUnavailable, Row
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.schema import SEGMENTS
-from greenstalk_server.journal.recovery import Damage, Recovery
+from greenstalk_server.journal.recovery import Recovery
+from greenstalk_server.journal.replayed_segment import Damage
 from greenstalk_server.journal.segment import name_of
 
 MAX_FETCH_ROWS: Final = 2000

@@ -1,0 +1,585 @@
+"""Policies in the dashboard: the list, the form with its preview, and the pages of tubes, jobs and connections."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
+
+from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.policy import SETTINGS, parse_policy
+from greenstalk_server.core.policy_counts import PolicyCounts
+from greenstalk_server.web.operations import tasks
+from greenstalk_server.web.pages.policy_form import form_of, submitted_form
+from greenstalk_server.web.pages.policy_texts import COUNT_TEXTS, GROUPS, SETTING_TEXTS, value_text
+
+from .conftest import Queue
+from .table import Page
+from .test_access import ADMIN, SAME_ORIGIN, VIEWER
+from .test_guard import basic
+from .test_policy_operations import fail, set_policy, settle
+
+FORM = {"name": "mail", "tubes": "mail.*", "priority": "0"}
+
+
+def post(client: FlaskClient, path: str, **form: str) -> TestResponse:
+    return client.post(path, data=form, headers=SAME_ORIGIN)
+
+
+def shown(client: FlaskClient, path: str, **query: object) -> Page:
+    response = client.get(path, query_string=query or None)
+    assert response.status_code == 200, response.text
+    return Spaced(response.text)
+
+
+class Spaced(Page):
+    """A page in whose text an element ends a word."""
+
+    def handle_endtag(self, tag: str) -> None:
+        super().handle_endtag(tag)
+        self.text += " "
+
+
+def words(page: Page) -> str:
+    """Return the text of *page* with single spaces, and none before a full stop or a comma."""
+    return re.sub(r" ([.,])", r"\1", " ".join(page.text.split()))
+
+
+def preview(client: FlaskClient, **form: str) -> tuple[str, str]:
+    """Preview a policy; return the id of the task, and the page."""
+    response = post(client, "/policy/preview", **FORM | form)
+    assert response.status_code == 303, response.text
+    (task,) = parse_qs(urlsplit(response.headers["Location"]).query)["task"]
+    page = client.get(response.headers["Location"])
+    assert page.status_code == 200
+    return task, page.text
+
+
+def save(client: FlaskClient, **form: str) -> TestResponse:
+    """Preview a policy, and save it."""
+    task, page = preview(client, **form)
+    assert 'formaction="/policy/set"' in page
+    return post(client, "/policy/set", task=task, **FORM | form)
+
+
+def field(html: str, name: str) -> str | None:
+    """Return the value of the form field *name*."""
+    for tag, attributes in Page(html).elements:
+        if tag in ("input", "select") and attributes.get("name") == name:
+            return attributes.get("value")
+    raise AssertionError(name)
+
+
+def errors(html: str) -> dict[str, str]:
+    """Return the error beside each field, and check that the field refers to it."""
+    found = re.findall(r'<p class="query-error" id="(\w+)-error" role="alert">(.*?)</p>', html)
+    for key, _ in found:
+        described = [one for tag, one in Page(html).elements if one.get("name") == key and tag != "meta"]
+        assert described[0]["aria-invalid"] == "true"
+        assert f"{key}-error" in (described[0]["aria-describedby"] or "")
+    return {key: unescape(error) for key, error in found}
+
+
+def dead_letter(queue: Queue, tube: str = "mail", **document: Any) -> int:
+    """Return the id of a job of *tube* that has become a dead letter after one attempt."""
+    set_policy(queue, tube, tubes=[tube], max_attempts=1, dead_letter="failed", **document)
+    (id,) = queue.put(tube)
+    fail(queue, id, 1)
+    assert queue.broker.jobs[id].tube.name == b"failed"
+    return id
+
+
+# The list
+
+
+def test_list_without_policies_says_so(client: FlaskClient) -> None:
+    page = shown(client, "/policies")
+    assert "No policy is set" in page.text
+    assert ("a", "/policy") in [(tag, attributes.get("href")) for tag, attributes in page.elements]
+
+
+def test_list_shows_policies_of_both_sources_and_the_tubes_they_match(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail.high")
+    queue.put("mail.low")
+    queue.put("other")
+    queue.broker.set_file_policies([parse_policy("all", {"tubes": ["*"], "priority": -1, "expire_after": 86400})], 0)
+    set_policy(queue, "mail", tubes=["mail.*", "letters"], max_attempts=5, dead_letter="failed")
+    page = words(shown(client, "/policies"))
+    assert "2 policies" in page
+    assert "all * 4 -1 Expire after 1 d configuration file" in page.replace("\xa0", " ")  # with the tube `default`
+    assert "mail mail.*, letters 2 0 Maximum attempts 5, Dead-letter tube failed run time" in page
+
+
+def test_list_is_filtered_by_name_and_pattern(queue: Queue, client: FlaskClient) -> None:
+    for name, pattern in (("alpha", "one"), ("beta", "two.*"), ("gamma", "three")):
+        set_policy(queue, name, tubes=[pattern])
+    assert "1 of 3 policies" in words(shown(client, "/policies", q="TWO"))
+    page = words(shown(client, "/policies", q="a"))
+    assert "3 of 3 policies" in page
+    assert "No policy has nothing in its name" in words(shown(client, "/policies", q="nothing"))
+
+
+def test_list_warns_of_loops_of_dead_letters(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "one", tubes=["a"], max_attempts=1, dead_letter="b")
+    set_policy(queue, "two", tubes=["b"], max_attempts=1, dead_letter="a")
+    assert "the dead letters of a go to b go to a" in words(shown(client, "/policies"))
+    queue.put("a")
+    settle(queue)
+    assert "so they are buried here instead" in words(shown(client, "/tube", tube="a"))
+
+
+def test_policy_that_the_file_overrides_is_shown_and_can_be_deleted(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", max_jobs=1)
+    queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2})], queue.now)
+    page = words(shown(client, "/policies"))
+    assert "Maximum jobs 2 configuration file" in page
+    assert "No effect: The configuration file has a policy of the same name" in page
+    assert post(client, "/policy/remove", name="mail").status_code == 303
+    assert "No effect" not in words(shown(client, "/policies"))
+
+
+# The form
+
+
+def test_every_setting_has_a_label_a_group_and_a_field(client: FlaskClient) -> None:
+    assert list(SETTING_TEXTS) == list(SETTINGS)
+    assert [key for _, keys in GROUPS for key in keys] == list(SETTINGS)
+    names = {attributes.get("name") for _, attributes in shown(client, "/policy").elements}
+    assert names >= {"name", "tubes", "priority", *SETTINGS}
+    assert {name for _, name in COUNT_TEXTS} == set(PolicyCounts.__slots__)
+
+
+EVERY = {
+    "max_attempts": 5, "dead_letter": "", "retry_delay": 0.5, "retry_delay_max": "1h30m", "retry_factor": 1.5,
+    "retry_jitter": 0.1, "expire_after": 86400, "buried_expire_after": "7d", "expired_to": "dead-letter",
+    "max_jobs": 10, "max_bytes": "10MB", "overflow": "drop-oldest", "max_reserved": 20, "rate": 100, "rate_burst": 7,
+    "unique": "body", "unique_for": "waiting", "copy_to": ["audit", "search"], "ttr_min": 1, "ttr_max": 60,
+    "max_job_size": 65536,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changed", [{}, {"dead_letter": "failed", "copy_to": [], "unique_for": 60, "max_jobs": 0}])
+def test_form_returns_the_document_it_was_opened_with(changed: dict[str, Any]) -> None:
+    document: dict[str, object] = {"tubes": ["mail.*", "*.x"], "priority": -3, **EVERY, **changed}
+    assert set(document) == {"tubes", "priority", *SETTINGS}
+    policy = parse_policy("mail", document)
+    form, again = submitted_form(form_of("mail", policy.document(), "").values)
+    assert not form.errors
+    assert again == policy
+
+
+def test_preview_counts_the_effect_and_changes_nothing(queue: Queue, client: FlaskClient) -> None:
+    for id in queue.put("mail.a", count=3):
+        fail(queue, id, 2)
+    queue.put("mail.b", count=4)
+    queue.put("other")
+    _, html = preview(client, max_attempts="2", dead_letter="failed", max_reserved="3")
+    page = words(Spaced(html))
+    assert "Nothing has been saved yet" in page
+    assert "Tubes that match 2" in page
+    assert "Would become dead letters 3" in page
+    assert "Ready jobs that would wait 1" in page
+    assert "mail.a mail.b" in page
+    assert [field(html, key) for key in ("name", "max_attempts", "dead_letter")] == ["mail", "2", "failed"]
+    assert not queue.broker.policies.policies
+    assert queue.broker.tubes[b"mail.a"].ready.count == 3
+
+
+def test_previewed_policy_is_saved_and_applied(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail.a")
+    response = save(client, max_attempts="5", retry_delay="1m30s")
+    assert response.status_code == 303
+    assert "The policy was saved." in shown(client, response.headers["Location"]).text
+    assert queue.broker.policies.policies["mail"].settings == {"max_attempts": 5, "retry_delay": "1m30s"}
+    settle(queue)
+    page = words(shown(client, "/tube", tube="mail.a"))
+    assert "Maximum attempts 5 from mail" in page
+
+
+def test_save_without_a_preview_of_the_same_values_previews_them(queue: Queue, client: FlaskClient) -> None:
+    task, _ = preview(client, max_attempts="5")
+    for form in ({"max_attempts": "6", "task": task}, {"max_attempts": "5"}, {"max_attempts": "5", "task": "none"}):
+        response = post(client, "/policy/set", **FORM | form)
+        assert urlsplit(response.headers["Location"]).path == "/policy"
+        assert "Nothing has been saved yet" in shown(client, response.headers["Location"]).text
+    assert not queue.broker.policies.policies
+
+
+def test_invalid_values_are_kept_and_each_has_its_error_beside_it(queue: Queue, client: FlaskClient) -> None:
+    bad = {"tubes": "mail.* b@d", "priority": "high", "max_attempts": "-1", "retry_jitter": "0.1", "ttr_min": "9",
+           "ttr_max": "5", "expire_after": "<b>", "unique_for": "forever", "unique": "body"}  # fmt: skip
+    for path in ("/policy/preview", "/policy/set"):
+        response = post(client, path, **FORM | bad)
+        assert response.status_code == 400
+        found = errors(response.text)
+        assert set(found) == {"tubes", "priority", "max_attempts", "retry_jitter", "ttr_max", "expire_after",
+                              "unique_for"}  # fmt: skip
+        assert found["max_attempts"].startswith("max_attempts -1: must be a whole number of attempts")
+        assert "'mail" not in found["tubes"]
+        assert {key: field(response.text, key) for key in bad if key not in ("tubes", "unique")} == {
+            key: value for key, value in bad.items() if key not in ("tubes", "unique")
+        }
+        assert "mail.* b@d</textarea>" in response.text
+        assert '<option value="body" selected>' in response.text
+        assert "Nothing was changed." in response.text
+    assert not queue.broker.policies.policies
+
+
+def test_values_are_kept_if_too_many_tasks_run(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "MAX_RUNNING", 0)
+    response = post(client, "/policy/preview", **FORM | {"max_attempts": "7"})
+    assert response.status_code == 503
+    assert "which is the maximum" in response.text
+    assert field(response.text, "max_attempts") == "7"
+
+
+def test_preview_that_still_runs_reloads_itself(queue: Queue, client: FlaskClient) -> None:
+    task, _ = preview(client, max_attempts="2")
+    found = client.application.extensions["dashboard"].tasks.find({"task": task})
+    found.state = tasks.RUNNING
+    html = client.get(f"/policy?task={task}").text
+    assert '<meta http-equiv="refresh" content="2">' in html
+    assert "The server is counting jobs." in html
+    assert "policy-form" not in {attributes.get("id") for _, attributes in Page(html).elements}
+    found.end(tasks.FAILED, "It took too long.", queue.now)
+    html = client.get(f"/policy?task={task}").text
+    assert "The preview failed, so the effect is not known." in html
+    assert 'formaction="/policy/set"' not in html
+
+
+def test_invalid_name_is_reported_with_the_other_errors(client: FlaskClient) -> None:
+    response = post(client, "/policy/preview", **FORM | {"name": "no name", "rate": "fast"})
+    assert set(errors(response.text)) == {"name", "rate"}
+
+
+def test_new_policy_does_not_replace_one_of_the_same_name(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", max_jobs=1)
+    response = save(client, max_jobs="2")
+    assert response.status_code == 409
+    assert errors(response.text) == {"name": "there is a policy of this name already"}
+    assert queue.broker.policies.policies["mail"].settings == {"max_jobs": 1}
+
+
+def test_policy_is_edited_unless_it_has_changed_since(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", tubes=["mail.*"], max_jobs=1)
+    html = client.get("/policy?name=mail").text
+    version = field(html, "version")
+    assert version
+    assert field(html, "max_jobs") == "1"
+    assert save(client, max_jobs="2", version=version).status_code == 303
+    assert queue.broker.policies.policies["mail"].settings == {"max_jobs": 2}
+    response = save(client, max_jobs="3", version=version)
+    assert response.status_code == 409
+    assert "has changed since you opened the form" in response.text
+    assert "Maximum jobs 2" in words(Spaced(response.text))
+    assert field(response.text, "max_jobs") == "3"
+    assert queue.broker.policies.policies["mail"].settings == {"max_jobs": 2}
+
+
+def test_policy_of_the_file_is_read_only_and_says_so(queue: Queue, client: FlaskClient) -> None:
+    queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2})], queue.now)
+    page = shown(client, "/policy", name="mail")
+    assert "This policy is in the configuration file, so it is read-only here." in page.text
+    assert "Maximum jobs 2" in words(page)
+    assert "policy-form" not in {attributes.get("id") for _, attributes in page.elements}
+    response = post(client, "/policy/preview", **FORM | {"tubes": "mail"})
+    assert response.status_code == 409
+    assert "is set in the configuration file" in response.text
+    response = post(client, "/policy/remove", name="mail")
+    assert response.status_code == 409
+    assert "is set in the configuration file" in response.text
+    assert "mail" in queue.broker.policies.policies
+
+
+def test_removed_policy_no_longer_applies(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", max_jobs=1)
+    response = post(client, "/policy/remove", name="mail")
+    assert "The policy was deleted." in shown(client, response.headers["Location"]).text
+    assert not queue.broker.policies.policies
+    assert post(client, "/policy/remove", name="mail").status_code == 404
+    assert client.get("/policy?name=mail").status_code == 404
+
+
+def test_pages_wait_for_the_journal(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    client = visit(commit=lambda: False)
+    response = save(client, max_jobs="1")
+    assert "late=1" in response.headers["Location"]
+    assert "The change is not on disk yet" in shown(client, response.headers["Location"]).text
+
+
+def test_audit_log_shows_changes_of_policies(queue: Queue, client: FlaskClient) -> None:
+    save(client, max_jobs="7")
+    post(client, "/policy/remove", name="mail")
+    page = shown(client, "/audit", what="policy")
+    text = words(page)
+    assert text.index("policy/remove") < text.index("policy/set")
+    assert json.dumps({"tubes": ["mail.*"], "priority": 0, "max_jobs": 7}, separators=(",", ":")) in text
+    links = [attributes.get("href") for tag, attributes in page.elements if tag == "a"]
+    assert links.count("/policy?name=mail") == 2
+
+
+def test_viewer_sees_policies_but_cannot_change_or_preview_them(queue: Queue) -> None:
+    id = dead_letter(queue)
+    queue.put("mail")
+    client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
+    viewer = basic("eve", VIEWER)
+    for path in ("/policies", "/policy?name=mail", "/tube?tube=failed", "/tube?tube=mail", f"/job?id={id}"):
+        response = client.get(path, headers=viewer)
+        assert response.status_code == 200, path
+        forms = [attributes for tag, attributes in Page(response.text).elements if tag == "form"]
+        assert {form["action"] for form in forms if form.get("method") == "post"} <= {"/theme"}, path
+    assert "Maximum attempts" in client.get("/policy?name=mail", headers=viewer).text
+    assert client.get("/policy", headers=viewer).status_code == 403
+    for path in ("/policy/preview", "/policy/set", "/policy/remove", "/job/redrive", "/bulk/preview"):
+        response = client.post(path, data=FORM | {"id": str(id)}, headers=SAME_ORIGIN | viewer)
+        assert response.status_code == 403
+        assert "Nothing was changed." in response.text
+    assert "mail" in queue.broker.policies.policies
+    assert queue.broker.jobs[id].tube.name == b"failed"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("expire_after", 86400, "1 d"),
+        ("retry_delay", 5400, "90 min"),
+        ("retry_delay", 3661, "3,661 s"),
+        ("retry_delay", 0.5, "0.5 s"),
+        ("retry_delay", "90s", "90s"),
+        ("retry_delay", 0, "off"),
+        ("max_bytes", 65536, "65,536 bytes"),
+        ("rate", 1000, "1,000 per second"),
+        ("copy_to", ["a", "b"], "a, b"),
+        ("copy_to", [], "off"),
+        ("dead_letter", "", "off"),
+        ("unique_for", "waiting", "waiting"),
+        ("retry_factor", 1.5, "1.5"),
+    ],
+)
+def test_value_text_is_exact(key: str, value: object, expected: str) -> None:
+    assert value_text(key, value).replace("\xa0", " ") == expected
+
+
+# The page of a tube
+
+
+def test_tube_shows_each_value_with_the_policy_it_comes_from(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail.high")
+    set_policy(queue, "all", tubes=["*"], priority=-1, expire_after=3600, max_attempts=9)
+    set_policy(queue, "mail", tubes=["mail.*"], max_attempts=5)
+    page = words(shown(client, "/tube", tube="mail.high")).replace("\xa0", " ")
+    assert "Maximum attempts 5 from mail Expire after 1 h from all" in page
+
+
+def test_tube_without_a_policy_says_so(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    assert "No policy applies to this tube." in shown(client, "/tube", tube="mail").text
+
+
+def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", max_reserved=2)
+    queue.put("mail", count=3)
+    worker, waiting = queue.connect(), queue.connect()
+    for one in (worker, waiting):
+        queue.broker.watch(one, b"mail")
+    assert "Workers wait" not in shown(client, "/tube", tube="mail").text
+    for _ in range(2):
+        assert queue.broker.reserve(worker, queue.now)
+    assert queue.broker.reserve(waiting, queue.now) is None
+    queue.broker.wait(waiting, None, queue.now)
+    page = shown(client, "/tube", tube="mail")
+    assert "Workers wait: at most 2 jobs reserved: 2 are." in words(page)
+    assert "Held by maximum reserved 1" in words(page)
+    assert "at max. reserved" in shown(client, "/").text
+    connection = words(shown(client, "/connection", number=waiting.number))
+    assert "Held back mail: at most 2 jobs reserved: 2 are" in connection
+    live = client.get("/live?page=tube&tube=mail&state=ready").json
+    assert "at most 2 jobs reserved: 2 are" in live["parts"]["badges"]
+    queue.broker.delete(worker, next(iter(worker.reserved)), queue.now)
+    queue.broker.delete(waiting, next(iter(waiting.reserved)), queue.now)
+    assert "Workers wait" not in shown(client, "/tube", tube="mail").text
+
+
+def test_exhausted_rate_is_shown_with_the_time_of_the_next_start(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", rate=100, rate_burst=1)
+    queue.put("mail", count=3)
+    worker = queue.connect()
+    queue.broker.watch(worker, b"mail")
+    assert queue.broker.reserve(worker, queue.now)
+    queue.now += 2_000_000
+    assert "Workers wait: rate 100/s: next start in 8 ms." in words(shown(client, "/tube", tube="mail"))
+    assert "at rate limit" in shown(client, "/").text
+    queue.now += 8_000_000
+    assert "next start" not in shown(client, "/tube", tube="mail").text
+
+
+def test_tube_that_only_waits_for_jobs_is_not_shown_as_held(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", max_reserved=1)
+    queue.put("mail")
+    worker = queue.connect()
+    queue.broker.watch(worker, b"mail")
+    assert queue.broker.reserve(worker, queue.now)
+    assert queue.broker.tubes[b"mail"].hold_reason(queue.now) == "max_reserved"
+    assert "Workers wait" not in shown(client, "/tube", tube="mail").text
+    assert "at max. reserved" not in shown(client, "/").text
+
+
+def test_counters_of_policies_are_shown(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", unique="body")
+    queue.put("mail")
+    queue.broker.put_into(b"mail", 0, 0, SECOND, b"body", queue.now)
+    assert "Duplicate puts 1" in words(shown(client, "/tube", tube="mail"))
+
+
+# Dead letters
+
+
+def test_dead_letter_tube_says_so_and_names_its_sources(queue: Queue, client: FlaskClient) -> None:
+    dead_letter(queue)
+    queue.put("mail")
+    page = shown(client, "/tube", tube="failed")
+    assert "This is a dead-letter tube of mail. Jobs come here from mail." in words(page)
+    assert "no consumers" not in page.text
+    assert "Received as dead letters 1" in words(page)
+    assert "Dead letters go to failed, which has 1 job." in words(shown(client, "/tube", tube="mail"))
+    overview = shown(client, "/")
+    assert "dead letters" in next(row for row in overview.tubes if row[0] == "failed")[1]
+    assert client.get("/live?page=overview").json["fields"]["dead_letters"] == "1"
+
+
+def test_dead_letter_tube_of_a_removed_policy_is_still_one(queue: Queue, client: FlaskClient) -> None:
+    dead_letter(queue)
+    queue.broker.remove_policy("mail", queue.now)
+    queue.broker.tubes[b"failed"].policy_counts = None  # as after a restart
+    assert "it has dead letters, although no policy names it now" in words(shown(client, "/tube", tube="failed"))
+
+
+def test_dead_letters_are_listed_with_source_reason_attempts_and_times(queue: Queue, client: FlaskClient) -> None:
+    dead_letter(queue)
+    queue.now += 90 * SECOND
+    html = client.get("/tube?tube=failed").text
+    assert "mail out of attempts 1 1 min 30 s ago 1 min 30 s ago 0 4 body" in words(Spaced(html)).replace("\xa0", " ")
+    args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
+    (row,) = client.get(f"/live?page=tube&{args}").json["rows"]["jobs"]
+    assert row[1:4] == ["mail", "out of attempts", "1"]
+
+
+def test_live_list_keeps_its_columns_when_the_policy_changes(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    html = client.get("/tube?tube=mail").text
+    args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
+    before = client.get(f"/live?page=tube&{args}").json["rows"]["jobs"]
+    set_policy(queue, "mail", max_attempts=3, expire_after=60)
+    assert client.get(f"/live?page=tube&{args}").json["rows"]["jobs"] == before
+    assert "0 of 3" in shown(client, "/tube", tube="mail").text
+
+
+def test_list_and_job_show_attempts_and_expiry(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", max_attempts=3, expire_after=3600, buried_expire_after=60)
+    ready, buried = queue.put("mail", count=2)
+    fail(queue, ready, 2)
+    assert queue.broker.bury_job(buried, queue.now)
+    queue.now += 2 * SECOND
+    assert "2 of 3 59 min" in words(shown(client, "/tube", tube="mail")).replace("\xa0", " ")
+    job = words(shown(client, "/job", id=ready)).replace("\xa0", " ")
+    assert "Attempts 2 of 3" in job
+    assert re.search(r"Expires 2027-\d\d-\d\d \d\d:\d\d:\d\d UTC, in 59 min", job)
+    assert "Expires" in words(shown(client, "/job", id=buried))
+    assert " 58 s 4 body" in words(shown(client, "/tube", tube="mail", state="buried")).replace("\xa0", " ")
+
+
+def test_job_page_shows_the_dead_letter_and_its_history(queue: Queue, client: FlaskClient) -> None:
+    id = dead_letter(queue)
+    page = words(shown(client, "/job", id=id))
+    assert "From the tube mail" in page
+    assert "Reason out of attempts Attempts there 1 First 2027" in page
+    assert "Moved to a dead-letter tube by a policy" in page
+
+
+def test_job_is_redriven(queue: Queue, client: FlaskClient) -> None:
+    id = dead_letter(queue)
+    response = post(client, "/job/redrive", id=str(id))
+    assert response.status_code == 303
+    page = shown(client, response.headers["Location"])
+    assert f"Job {id} was moved back to the tube that it came from, and is ready." in page.text
+    assert "Moved back from a dead-letter tube by an admin" in words(page)
+    job = queue.broker.jobs[id]
+    assert (job.tube.name, job.state, job.dead_letter) == (b"mail", READY, b"")
+    assert post(client, "/job/redrive", id=str(id)).status_code == 409
+
+
+def run(client: FlaskClient, **form: str) -> str:
+    """Preview a bulk redrive and run it; return the text of the preview."""
+    response = client.post("/bulk/preview", data={"action": "redrive", "q": ""} | form, headers=SAME_ORIGIN)
+    assert response.status_code == 303, response.text
+    page = client.get(response.headers["Location"])
+    (task,) = parse_qs(urlsplit(response.headers["Location"]).query)["task"]
+    response = post(client, "/bulk/run", task=task)
+    assert response.status_code == 303
+    (id,) = parse_qs(urlsplit(response.headers["Location"]).query)["id"]
+    client.application.extensions["dashboard"].tasks.find({"task": id}).wait(10)
+    return words(Spaced(page.text))
+
+
+def test_all_dead_letters_of_a_tube_are_redriven(queue: Queue, client: FlaskClient) -> None:
+    ids = [dead_letter(queue) for _ in range(3)]
+    assert queue.broker.bury_job(ids[0], queue.now)
+    (other,) = queue.put("failed")
+    text = run(client, tube="failed", scope="all", rate="")
+    assert "Redrive 3 jobs" in text
+    assert "1 job match, but would not change" in text
+    assert [queue.broker.jobs[id].tube.name for id in [*ids, other]] == [b"mail"] * 3 + [b"failed"]
+
+
+def test_ticked_dead_letters_and_those_of_a_search_are_redriven(queue: Queue, client: FlaskClient) -> None:
+    ids = [dead_letter(queue) for _ in range(4)]
+    run(client, tube="failed", state="ready", scope="ticked", id=str(ids[0]))
+    assert [queue.broker.jobs[id].tube.name for id in ids] == [b"mail"] + [b"failed"] * 3
+    run(client, tube="failed", state="ready", scope="all", q=f"id:{ids[1]}..{ids[2]}", rate="1000.5")
+    assert [queue.broker.jobs[id].tube.name for id in ids] == [b"mail"] * 3 + [b"failed"]
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "fast", "0.0001", "99999999999", "1e3", "nan"])
+def test_invalid_rate_of_a_redrive_is_refused(queue: Queue, client: FlaskClient, rate: str) -> None:
+    dead_letter(queue)
+    response = post(client, "/bulk/preview", tube="failed", scope="all", action="redrive", rate=rate)
+    assert response.status_code == 400
+    assert "“rate” must be a number of jobs per second" in response.text
+
+
+def test_rate_of_a_redrive_is_shown_before_it_starts(queue: Queue, client: FlaskClient) -> None:
+    dead_letter(queue)
+    assert "At most 0.5 jobs per second." in run(client, tube="failed", scope="all", rate="0.5")
+
+
+def test_only_pages_of_dead_letter_tubes_offer_a_redrive(queue: Queue, client: FlaskClient) -> None:
+    dead_letter(queue)
+    queue.put("mail")
+    assert 'value="redrive"' in client.get("/tube?tube=failed").text
+    assert 'value="redrive"' not in client.get("/tube?tube=mail").text
+
+
+def test_edit_renews_the_expiry(queue: Queue, client: FlaskClient) -> None:
+    set_policy(queue, "mail", expire_after=100)
+    (id,) = queue.put("mail")
+    queue.now += 60 * SECOND
+    html = client.get(f"/job/form?id={id}").text
+    version = field(html, "version") or ""
+    assert field(html, "renew") == "1"
+    form = {"id": str(id), "version": version, "pri": "2000", "ttr": "60", "renew": "1"}
+    assert post(client, "/job/edit", **form).status_code == 303
+    job: Job = queue.broker.jobs[id]
+    assert job.expires_from == queue.now
+    assert job.state != BURIED
+
+
+def test_form_without_expiry_offers_no_renewal(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    assert 'name="renew"' not in client.get(f"/job/form?id={id}").text

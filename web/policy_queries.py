@@ -1,0 +1,90 @@
+"""Queries about policies: why a tube hands out no job, and which tubes are dead-letter tubes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.policy import Policy, PolicySet
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tube_rules import buried_at
+from greenstalk_server.core.units import MILLISECOND
+from greenstalk_server.web import text
+
+
+class DeadLetterTubes:
+    """The tubes of *broker* that policies name as dead-letter tubes."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker: Broker = broker
+        self._policies: PolicySet | None = None
+        self._targets: dict[bytes, list[Policy]] = {}
+
+    def policies_of(self, name: bytes) -> list[Policy]:
+        """Return the policies that name the tube *name* as their dead-letter tube."""
+        return self._current().get(name, [])
+
+    def has(self, tube: Tube) -> bool:
+        """Whether a policy names *tube*, or the tube has dead letters of an earlier policy among its first jobs."""
+        if tube.name in self._current() or (tube.policy_counts is not None and tube.policy_counts.received):
+            return True
+        firsts = [next(iter(tube.walk(state)), None) for state in (READY, DELAYED, BURIED)]
+        return any(job is not None and job.dead_letter for job in firsts)
+
+    def count_jobs(self) -> int:
+        """Return the number of jobs in the tubes that policies name."""
+        tubes = self._broker.tubes
+        return sum([tube.job_count for name in self._current() if (tube := tubes.get(name)) is not None])
+
+    def _current(self) -> Mapping[bytes, list[Policy]]:
+        """Return the policies by the dead-letter tube that they name."""
+        if self._policies is not self._broker.policies:
+            self._policies, self._targets = self._broker.policies, {}
+            for policy in self._policies.policies.values():
+                target = policy.settings.get("dead_letter")
+                if isinstance(target, str) and target:
+                    self._targets.setdefault(target.encode(), []).append(policy)
+        return self._targets
+
+
+def hold_label(tube: Tube, now: int) -> str:
+    """Return the setting that keeps the ready jobs of *tube* from workers; empty if there is none, or no such job."""
+    reason = tube.hold_reason(now) if tube.ready.count else ""
+    return "" if reason == "pause" else reason
+
+
+def hold_text(tube: Tube, now: int) -> str:
+    """Return why a policy keeps the ready jobs of *tube* from workers; empty if it does not.
+
+    For example `at most 20 jobs reserved: 20 are`, or `rate 100/s: next start in 8 ms`.
+    """
+    setting, rules = hold_label(tube, now), tube.rules
+    if not setting or rules is None:
+        return ""
+    if setting == "max_reserved":
+        jobs = text.counted(rules.policy.max_reserved, "job")
+        are = f"{text.number(tube.reserved_count)} {'is' if tube.reserved_count == 1 else 'are'}"
+        return f"at most {jobs} reserved: {are}"
+    return f"rate {rules.policy.values.get('rate', text.NONE)}/s: next start in {_short_time(tube.held_until - now)}"
+
+
+def expires_at(job: Job) -> int:
+    """Return when *job* expires in its present state, nanoseconds; NEVER if it does not, or is reserved."""
+    rules = job.tube.rules
+    if rules is None:
+        return NEVER
+    if job.state in (READY, DELAYED):
+        return rules.expiry_of(job)
+    if job.state == BURIED and rules.policy.buried_expire_after:
+        return buried_at(job) + rules.policy.buried_expire_after
+    return NEVER
+
+
+def _short_time(nanoseconds: int) -> str:
+    """Return a time to the millisecond below 10 seconds, and to the second above."""
+    if nanoseconds >= 10 * SECOND:
+        return text.duration(nanoseconds // SECOND)
+    milliseconds = -(-nanoseconds // MILLISECOND)
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
