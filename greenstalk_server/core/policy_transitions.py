@@ -397,7 +397,7 @@ class PolicyTransitions(Transitions):
         if expiry < NEVER:
             self._arm(tube, expiry)
         self._arm_burial_expiry(tube, rules)
-        if now < tube.held_until < rules.full_at:
+        if now < tube.held_until <= rules.full_at:
             self._arm(tube, tube.held_until)
 
     # Ends of a reservation

@@ -29,6 +29,20 @@ def test_end_of_a_rate_hold_without_a_waiting_client_requests_one_tick(world: Wo
     assert worker.take(1) == ids[2:]
 
 
+def test_rate_hold_with_a_burst_of_one_ends_after_the_policies_have_changed(world: World) -> None:
+    """The hold ends just when the burst is whole again, and the tube has a later timer, for an expiry."""
+    slow = {"tubes": ["mail"], "rate": 2, "rate_burst": 1}
+    set_policies(world, slow=slow)
+    ids = [put(world), put(world)]
+    worker = world.client(watch=[b"mail"])
+    assert worker.take(1) == ids[:1]
+    set_policies(world, slow=slow | {"expire_after": 60})
+    world.advance(0.1)
+    assert worker.reserve() == "WAITING"
+    world.advance(0.4)
+    assert worker.ended == ids[1:]
+
+
 def test_buried_job_that_an_edit_moves_expires_in_its_new_tube(world: World) -> None:
     set_policies(world, old={"tubes": ["b"], "buried_expire_after": 5})
     id = put(world, b"a")
