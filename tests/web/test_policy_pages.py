@@ -19,6 +19,7 @@ from greenstalk_server.core.policy_counts import PolicyCounts
 from greenstalk_server.web.operations import tasks
 from greenstalk_server.web.pages.policy_form import form_of, submitted_form
 from greenstalk_server.web.pages.policy_texts import COUNT_TEXTS, GROUPS, SETTING_TEXTS, value_text
+from tests.support.world import slots
 
 from .conftest import Queue
 from .table import Page
@@ -153,7 +154,7 @@ def test_every_setting_has_a_label_a_group_and_a_field(client: FlaskClient) -> N
     assert [key for _, keys in GROUPS for key in keys] == list(SETTINGS)
     names = {attributes.get("name") for _, attributes in shown(client, "/policy").elements}
     assert names >= {"name", "tubes", "priority", *SETTINGS}
-    assert {name for _, name in COUNT_TEXTS} == set(PolicyCounts.__slots__)
+    assert {name for _, name in COUNT_TEXTS} == set(slots(PolicyCounts()))
 
 
 EVERY = {
