@@ -73,17 +73,18 @@ class PolicyTransitions(Transitions):
                 self._drop_if_unneeded(copy.tube)
             tube.counts().refused += refusal in (Refusal.TUBE_FULL, Refusal.TOO_BIG)
             return refusal
-        for member in group:
-            member.tube.using += 1  # no eviction may drop the tube
+        tubes = [member.tube for member in group]
+        for each in tubes:
+            each.using += 1  # no eviction may drop the tube
         for copy in group[1:]:
             tube.counts().copied += 1
             self._make_room(copy.tube, copy.size, now)
             self._insert(copy, now)
         self._make_room(tube, job.size, now)
-        for member in group:
-            member.tube.using -= 1
-        for copy in group[1:]:
-            self._drop_if_unneeded(copy.tube)  # its job may have been evicted already
+        for each in tubes:
+            each.using -= 1
+        for each in tubes[1:]:
+            self._drop_if_unneeded(each)  # its job may have been evicted already
         return 0
 
     def _plan_copy(self, job: Job, name: bytes, group: list[Job], now: int) -> int:

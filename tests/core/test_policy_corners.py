@@ -261,3 +261,14 @@ def test_job_taken_while_it_was_not_ready_fails_like_any_other(world: World, is_
     world.advance(60)
     assert job_of(world, id).tube.name == b"d"
     assert world.ready(b"d") == [id]
+
+
+def test_copy_that_makes_room_in_the_same_put_leaves_the_counts_of_clients(world: World) -> None:
+    """The oldest job of "mail" moves to "b", whose only job, the new copy, then moves to "c"."""
+    full = {"max_jobs": 1, "overflow": "dead-letter-oldest"}
+    mail = {"tubes": ["mail"], "dead_letter": "b", "copy_to": ["b"], **full}
+    set_policies(world, mail=mail, b={"tubes": ["b"], "dead_letter": "c", **full})
+    assert put(world) == 1
+    assert put(world) == 3
+    world.broker.check()
+    assert {job.id: job.tube.name for job in world.broker.jobs.values()} == {1: b"b", 2: b"c", 3: b"mail", 4: b"c"}

@@ -401,8 +401,13 @@ def near(expected: int, found: int) -> int:
 
 
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    max_examples=40,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much],
 )
+"""The examples are the same in each run. To look for others, set `derandomize` to False and raise `max_examples`."""
 
 
 class TestPolicies(PolicyMachine.TestCase):  # type: ignore[misc, valid-type]
