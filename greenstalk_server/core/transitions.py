@@ -325,8 +325,8 @@ class Transitions:
                 self._add_delayed(new, now)
             else:
                 new.tube.add_buried(new)
-                if new.tube.rules is not None:
-                    self._arm(new.tube, now)  # for its expiry
+        if new.tube.rules is not None:
+            self._arm(new.tube, now)  # the job may have to expire, or the tube be above its caps
 
     # Waits and timers
 

@@ -272,3 +272,14 @@ def test_copy_that_makes_room_in_the_same_put_leaves_the_counts_of_clients(world
     assert put(world) == 3
     world.broker.check()
     assert {job.id: job.tube.name for job in world.broker.jobs.values()} == {1: b"b", 2: b"c", 3: b"mail", 4: b"c"}
+
+
+def test_edit_of_a_reserved_job_that_exceeds_a_cap_evicts_the_oldest_waiting_job(world: World) -> None:
+    set_policies(world, mail={"tubes": ["mail"], "max_bytes": 10, "overflow": "drop-oldest"})
+    held, waiting = put(world), put(world)
+    worker = world.client(watch=[b"mail"])
+    assert worker.take(1) == [held]
+    assert world.broker.edit_job(held, world.now, body=b"longer", is_forced=True) == EditOutcome.DONE
+    world.advance(0.001)
+    assert list(world.broker.jobs) == [held]
+    assert waiting not in world.broker.jobs
