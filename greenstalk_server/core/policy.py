@@ -67,7 +67,7 @@ class Overflow:
 
 
 class UniqueFor:
-    """How long a job keeps other jobs with an equal body out of its tube.
+    """The time for which a job keeps other jobs with an equal body out of its tube.
 
     NOTHING     jobs of the tube need not be unique.
     WAITING     while the job is ready or delayed.

@@ -327,7 +327,7 @@ class PolicyTransitions(Transitions):
         """Return why *jobs* jobs of *bytes* in total may not move to the tube *name*, or 0."""
         target, refusal = self.tubes.get(name), 0
         if target is None:
-            target = Tube(name, self.jobs, self.totals)  # stands for the tube that the move would create
+            target = Tube(name, self.jobs, self.totals)  # like the tube that the move would create
             target.rules = self._new_rules(target)
             refusal = self.quotas.refuse_tube(len(self.tubes)) if self.quotas is not None else 0
         if not refusal and self.quotas is not None:

@@ -1,4 +1,4 @@
-"""What the policies that match a tube require of it, and the state that this takes.
+"""The rules of one tube: the merged settings of the policies that match it, and their state.
 
 Owns the index of the tube's waiting jobs by age, the keys of its unique jobs, and the time of its next allowed start.
 The broker asks, moves jobs, and records changes (see greenstalk_server.core.policy_transitions). Pure.
@@ -17,7 +17,7 @@ from greenstalk_server.core.policy import EffectivePolicy, Overflow, UniqueFor
 from greenstalk_server.core.timers import NEVER
 
 KEY_SIZE: Final = 16
-"""Bytes of the digest that stands for the body of a unique job: equal digests of different bodies do not occur."""
+"""Bytes of the digest by which bodies of unique jobs are compared. Two bodies do not share a digest in practice."""
 
 
 class TubeRules:

@@ -59,7 +59,7 @@ class ListedPolicy:
 
 @dataclass(slots=True)
 class Effect:
-    """What *policy* would do at once to the jobs that exist. The subject of a dry run.
+    """The changes that *policy* would make at once to the jobs that exist. The subject of a dry run.
 
     A job is counted in at most one of *expired*, *dead_lettered*, *buried*, *evicted*. The counts do not consider
     whether the dead-letter tubes have room: a job that such a tube cannot take would be buried.
@@ -161,7 +161,7 @@ class Policies:
 
 
 class _Tally:
-    """What remains of one tube while a dry run removes jobs from it.
+    """The rest of one tube while a dry run removes jobs from it.
 
     jobs, bytes     jobs in all states, and bytes of their bodies.
     ready           ready jobs.
