@@ -25,7 +25,7 @@ def ignore_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @sync_intervals
 @pytest.mark.parametrize("is_memory_short", [False, True], ids=["", "memory short"])
 def test_power_loss_at_any_call_loses_nothing_acknowledged(sync_interval: int, is_memory_short: bool) -> None:
-    random = seeded(0)
+    random = seeded(1)
     disk = Disk()
     bench = RuledBench(disk, random, sync_interval=sync_interval, is_memory_short=is_memory_short)
 

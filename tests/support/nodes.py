@@ -84,11 +84,7 @@ class Node:
     @property
     def role(self) -> str:
         """The role that /readyz reports."""
-        status, text = self.ask("readyz")
-        if status == 200:
-            return ACTIVE
-        is_behind = text.endswith(" behind\n") or " behind; " in text
-        return STANDBY if text.startswith("standby") and is_behind else NEITHER
+        return role_of(*self.ask("readyz"))
 
     def ask(self, path: str, token: str = "", host: str = "127.0.0.1") -> tuple[int, str]:
         """Request a page with the Host header *host*; return status and text, or 0 and no text without a response."""
@@ -162,20 +158,30 @@ class Nodes:
 
     def wait_for_roles(self) -> Node:
         """Return the active server, once there is one and all others are up-to-date standbys that name a leader."""
+        active: list[Node] = []
 
         def is_settled() -> bool:
-            roles = sorted([node.role for node in self.nodes])
-            return roles == [ACTIVE, *[STANDBY] * (len(self.nodes) - 1)] and not any(
-                "nobody is active" in node.ask("readyz")[1] for node in self.nodes
-            )
+            answers = [(node, *node.ask("readyz")) for node in self.nodes]
+            active[:] = [node for node, status, text in answers if role_of(status, text) == ACTIVE]
+            standbys = [text for _, status, text in answers if role_of(status, text) == STANDBY]
+            has_leader = not any("nobody is active" in text for text in standbys)
+            return len(active) == 1 and len(standbys) == len(self.nodes) - 1 and has_leader
 
         wait_until(is_settled, lambda: f"roles: {[(node.name, node.ask('readyz')) for node in self.nodes]}")
-        return next(node for node in self.nodes if node.role == ACTIVE)
+        return active[0]
 
     @property
     def ports(self) -> list[int]:
         """The ports of all servers."""
         return [node.port for node in self.nodes]
+
+
+def role_of(status: int, text: str) -> str:
+    """Return the role that an answer of /readyz reports."""
+    if status == 200:
+        return ACTIVE
+    is_behind = text.endswith(" behind\n") or " behind; " in text
+    return STANDBY if text.startswith("standby") and is_behind else NEITHER
 
 
 def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
