@@ -105,6 +105,7 @@ class Broker(ClientControl):
                 self._burials = job.burial_number
         if self.quotas is not None:
             self.quotas.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
+        self._delete_truncated()
         for tube in list(self.tubes.values()):
             if tube.paused_until:
                 tube.held_until = tube.paused_until
@@ -113,6 +114,12 @@ class Broker(ClientControl):
                 self._drop_if_unneeded(tube)
             if tube.rules is not None:
                 self._apply_rules(tube, tube.rules, now)
+
+    def _delete_truncated(self) -> None:
+        """Delete the restored jobs whose reservations the end of the former server has ended."""
+        for job in [job for job in self.jobs.values() if job.cold.is_truncated]:
+            job.tube.remove(job)
+            self._forget(job)
 
     # Producers
 
@@ -291,6 +298,9 @@ class Broker(ClientControl):
         if job is None:
             return False
         self._end_run(job, job_history.BURIED, client.number, now)
+        if job.is_truncated:
+            self._end_truncated(job, now)
+            return True
         job.pri = pri
         self._bury(job)
         self._hand_out_freed(job.tube, now)
@@ -391,6 +401,9 @@ class Broker(ClientControl):
             return False
         if job.state == RESERVED:
             self._end_run(job, job_history.BURIED, job_history.NOBODY, now)
+            if job.is_truncated:
+                self._end_truncated(job, now)
+                return True
         else:
             job.tube.remove(job)
             job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
@@ -481,6 +494,20 @@ class Broker(ClientControl):
         for id in doomed:
             self.delete(None, id, now)
         return len(doomed)
+
+    def truncate_job(self, id: int, now: int) -> bool:
+        """Have the reserved job *id* deleted when its reservation ends; return False if it is so already.
+
+        Return False too if there is no such job. If the process ends before the reservation, the next start deletes the
+        job. A move of the job to another tube cancels the deletion.
+        """
+        job = self.jobs.get(id)
+        if job is None or job.state != RESERVED or job.is_truncated:
+            return False
+        job.is_truncated = True
+        job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
+        self.journal.move(job, job.tube)
+        return True
 
     def drain(self) -> None:
         """Refuse puts from now on."""

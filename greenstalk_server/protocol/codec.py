@@ -14,7 +14,7 @@ Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
 
     (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
-    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED, name)
+    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE, name)
     (META, fields)                          (TOUCH_ALL | PEEK_RESERVED,)
 
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
@@ -76,6 +76,7 @@ REPRIORITIZE: Final = b"reprioritize"
 WAIT: Final = b"wait"
 FLUSH_TUBE: Final = b"flush-tube"
 FLUSH_BURIED: Final = b"flush-buried"
+TRUNCATE: Final = b"truncate"
 META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
@@ -411,6 +412,7 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     WAIT: _parse_wait,
     FLUSH_TUBE: _parse_name,
     FLUSH_BURIED: _parse_name,
+    TRUNCATE: _parse_name,
     META: _parse_meta,
     TOUCH_ALL: _parse_bare,
     PEEK_RESERVED: _parse_bare,
@@ -490,7 +492,7 @@ def deleted_batch(deleted: int, missing: int) -> bytes:
 
 
 def counted(word: bytes, count: int) -> bytes:
-    """Return the reply to touch-all, to a flush, and to meta: *word* and a number."""
+    """Return the reply to touch-all, flush, truncate and meta: *word* and a number."""
     return b"%b %d\r\n" % (word, count)
 
 

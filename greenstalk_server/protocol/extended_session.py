@@ -21,7 +21,7 @@ from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.session import HANDLERS, Session
 from greenstalk_server.protocol.stats import Snapshot
 from greenstalk_server.protocol.streams import BodyStream
-from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
+from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll, Truncate
 
 
 class ExtendedSession(Session):
@@ -138,6 +138,12 @@ class ExtendedSession(Session):
     def _flush_buried(self, command: Command, now: int) -> bytes | None:
         return self._do_work(Flush(self._broker, command[1], is_whole=False), now)
 
+    def _truncate(self, command: Command, now: int) -> bytes | None:
+        _, name = command
+        if name not in self._broker.tubes:
+            return codec.NOT_FOUND
+        return self._do_work(Truncate(self._broker, name, is_whole=True), now)
+
     def _peek_reserved(self, command: Command, now: int) -> bytes | None:
         return self._do_work(FindReserved(self._broker, self.client.used), now)
 
@@ -218,6 +224,7 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.TOUCH_ALL: ExtendedSession._touch_all,
     codec.FLUSH_TUBE: ExtendedSession._flush_tube,
     codec.FLUSH_BURIED: ExtendedSession._flush_buried,
+    codec.TRUNCATE: ExtendedSession._truncate,
     codec.PEEK_RESERVED: ExtendedSession._peek_reserved,
     codec.REPRIORITIZE: ExtendedSession._reprioritize,
     codec.WAIT: ExtendedSession._wait_for_job,

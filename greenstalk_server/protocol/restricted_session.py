@@ -283,6 +283,7 @@ _CHECKED: Final[dict[bytes, Any]] = {
     codec.RESERVE_BATCH: RestrictedSession._guarded_reserve,
     codec.FLUSH_TUBE: RestrictedSession._guarded_flush,
     codec.FLUSH_BURIED: RestrictedSession._guarded_flush,
+    codec.TRUNCATE: RestrictedSession._guarded_flush,
     codec.PEEK_RESERVED: RestrictedSession._guarded_peek_used,
     codec.REPRIORITIZE: RestrictedSession._guarded_consume_job,
     codec.WAIT: RestrictedSession._guarded_inspect_job,

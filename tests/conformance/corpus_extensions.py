@@ -54,6 +54,16 @@ a> bury {1} 0
 a> flush-buried default
 a> peek {1}
 
+== extension-truncate
+a> put 0 0 60 1\r\nx
+a> put 0 0 60 1\r\ny
+a> reserve
+a> truncate default
+a> truncate nope
+a> peek {2}
+a> release {1} 0 0
+a> peek {1}
+
 == extension-peek-reserved
 a> put 0 0 60 1\r\nx
 a> peek-reserved

@@ -199,6 +199,13 @@ DIFFERENCES: dict[str, Difference] = {
     "extension-flush-buried": Difference(
         _EXTENSION, ["INSERTED {1}", "FLUSHED 0", _RESERVED, "BURIED", "FLUSHED 1", "NOT_FOUND", "<end>"]
     ),
+    "extension-truncate": Difference(
+        _EXTENSION,
+        [
+            *["INSERTED {1}", "INSERTED {2}", _RESERVED, "TRUNCATED 1", "NOT_FOUND", "NOT_FOUND", "RELEASED"],
+            *["NOT_FOUND", "<end>"],
+        ],
+    ),
     "extension-peek-reserved": Difference(
         _EXTENSION, ["INSERTED {1}", "NOT_FOUND", _RESERVED, r"FOUND {1} 1\r\nx", "<end>"]
     ),

@@ -44,6 +44,7 @@ class ModelJob:
     since: int = 0
     arrival: int = 0
     reserved_at: int = 0
+    is_truncated: bool = False
     events: list[tuple[int, str, int]] = field(default_factory=list)
 
 
@@ -138,7 +139,7 @@ class Model:
         client = self.clients.pop(number)
         for job in list(client.reserved):
             self._note_end(job, number, "returned", number)
-            self._make_ready(job)
+            self._lapse(job)
         self._drop_unused_tubes()
 
     def use(self, number: int, tube: str) -> None:
@@ -219,6 +220,27 @@ class Model:
         del self.jobs[job.id]
         self._drop_unused_tubes()
 
+    def _lapse(self, job: ModelJob) -> None:
+        """Make *job*, whose reservation has ended without a command, ready, or delete it."""
+        if job.is_truncated:
+            job.state = ""
+            self._delete(job)
+        else:
+            self._make_ready(job)
+
+    def truncate(self, tube: str) -> int | None:
+        """Return the number of deleted jobs, or None if there is no such tube."""
+        if tube not in self.tubes():
+            return None
+        doomed = [job for job in self.jobs.values() if job.tube == tube and job.state != "reserved"]
+        for job in self.reserved(tube):
+            if not job.is_truncated:
+                self._note(job, "edited", 0)
+            job.is_truncated = True
+        for job in doomed:
+            self._delete(job)
+        return len(doomed)
+
     def release(self, number: int, id: int, pri: int, delay: int) -> bool:
         job = self.jobs.get(id)
         if job is None or job not in self.clients[number].reserved:
@@ -227,6 +249,9 @@ class Model:
         return True
 
     def _release(self, job: ModelJob, pri: int, delay: int, by: int) -> None:
+        if job.is_truncated:
+            self._delete(job)
+            return
         self._note_end(job, self._end_run(job), "released", by)
         job.pri, job.delay = pri, delay
         job.releases += 1
@@ -242,6 +267,9 @@ class Model:
         return True
 
     def _bury(self, job: ModelJob, by: int) -> None:
+        if job.is_truncated:
+            self._delete(job)
+            return
         if job.state == "reserved":
             self._note_end(job, self._end_run(job), "buried", by)
         else:
@@ -331,6 +359,7 @@ class Model:
             return "HELD"
         is_move = tube is not None and tube != job.tube
         self._note(job, "moved" if is_move else "edited", 0)
+        job.is_truncated = job.is_truncated and not is_move
         job.tube = job.tube if tube is None else tube
         job.pri = job.pri if pri is None else pri
         job.ttr = job.ttr if ttr is None else ttr
@@ -395,7 +424,7 @@ class Model:
         self.counts(job.tube).counts["total_timeouts"] += 1
         holder = self._remove_holder(job)
         self._note_end(job, holder, "timed out", holder)
-        self._make_ready(job)
+        self._lapse(job)
 
     def _unpause(self, tube: str) -> None:
         del self.paused[tube]

@@ -258,6 +258,11 @@ class BrokerMachine(RuleBasedStateMachine):
         id = self.pick_job(job, {"ready", "delayed", "buried"})
         assert self.world.reprioritize(id, pri) == self.model.reprioritize(id, pri)
 
+    @rule(tube=TUBES)
+    def truncate(self, tube: str) -> None:
+        self.begin_command()
+        assert self.world.truncate(tube.encode()) == self.model.truncate(tube)
+
     @rule(pick=PICKS, tube=TUBES, delay=PAUSES)
     def pause_tube(self, pick: int, tube: str, delay: int) -> None:
         self.begin_command()

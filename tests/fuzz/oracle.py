@@ -53,6 +53,7 @@ LEGAL: Final = {
     b"touch-all": (b"TOUCHED_ALL",),
     b"flush-tube": (b"FLUSHED",),
     b"flush-buried": (b"FLUSHED",),
+    b"truncate": (b"TRUNCATED", b"NOT_FOUND"),
     b"peek-reserved": (b"FOUND", b"NOT_FOUND"),
     b"reprioritize": (b"REPRIORITIZED", b"NOT_FOUND", b"ALREADY_RESERVED"),
     b"wait": (b"DELETED", b"BURIED", b"TIMED_OUT", b"NOT_FOUND"),
@@ -67,7 +68,7 @@ PEEKS: Final = (b"peek", b"peek-ready", b"peek-delayed", b"peek-buried", b"peek-
 PARKING: Final = (*WAITS, b"reserve-job", *PEEKS)
 """Verbs that may have to wait: those not in WAITS for a body on disk only, and only without a model."""
 
-WORKS: Final = (b"kick", b"delete-batch", b"touch-all", b"flush-tube", b"flush-buried", b"peek-reserved")
+WORKS: Final = (b"kick", b"delete-batch", b"touch-all", b"flush-tube", b"flush-buried", b"truncate", b"peek-reserved")
 """Verbs that may take several slices."""
 
 
@@ -322,6 +323,10 @@ class Oracle:
         return codec.counted(b"FLUSHED", sum([model.delete_job(id, is_forced=True) for id in jobs]))
 
     _on_flush_buried = _on_flush_tube
+
+    def _on_truncate(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        deleted = model.truncate(command[1].decode())
+        return codec.NOT_FOUND if deleted is None else codec.counted(b"TRUNCATED", deleted)
 
     def _on_peek_reserved(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         return self._first(sorted(model.reserved(model.clients[number].used), key=lambda job: job.id))

@@ -72,6 +72,7 @@ def refusals(broker: Broker) -> int:
         (b"delete-batch 1", b"DELETED_BATCH 0 1\r\n", "consume", b"DELETED_BATCH 1 0\r\n"),
         (b"flush-tube mail", REFUSED, "consume", b"FLUSHED 1\r\n"),
         (b"flush-buried news", REFUSED, "consume", b"FLUSHED 1\r\n"),
+        (b"truncate mail", REFUSED, "consume", b"TRUNCATED 1\r\n"),
         (b"reprioritize 1 5", NOT_FOUND, "consume", b"REPRIORITIZED\r\n"),
         (b"wait 2", NOT_FOUND, "inspect", b"BURIED 2\r\n"),
     ],

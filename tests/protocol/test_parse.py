@@ -125,6 +125,7 @@ EXTENSIONS = {
     b"touch-all": (b"touch-all",),
     b"flush-tube a": (b"flush-tube", b"a"),
     b"flush-buried a": (b"flush-buried", b"a"),
+    b"truncate a": (b"truncate", b"a"),
     b"peek-reserved": (b"peek-reserved",),
     b"reprioritize 5 4294967295": (b"reprioritize", 5, 2**32 - 1),
     b"wait 5": (b"wait", 5, None),
@@ -145,6 +146,7 @@ BAD_EXTENSIONS = [
     b"delete-batch", b"delete-batch ", b"delete-batch x", b"delete-batch 1 x", b"delete-batch 18446744073709551616",
     b"delete-batch" + b" 1" * 1001, b"delete-batch 1,2", b"delete-batch 000000000000000000001",
     b"touch-all 1", b"peek-reserved 1", b"flush-tube", b"flush-tube ", b"flush-tube -a", b"flush-tube a b",
+    b"truncate", b"truncate ", b"truncate -a", b"truncate a b",
     b"flush-buried", b"flush-buried " + NAME_200 + b"n",
     b"reprioritize", b"reprioritize 1", b"reprioritize 1 2 3", b"reprioritize 1 4294967296", b"reprioritize x 1",
     b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
@@ -157,7 +159,7 @@ STRICT = {
     b"put-in-tube a 1 2 3 4": UnknownCommand, b"delete-batch 1": UnknownCommand, b"touch-all": UnknownCommand,
     b"flush-tube a": UnknownCommand, b"flush-buried a": UnknownCommand, b"peek-reserved": UnknownCommand,
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
-    b"meta pri": UnknownCommand,
+    b"meta pri": UnknownCommand, b"truncate a": UnknownCommand,
 }  # fmt: skip
 """Lines of extensions, and what they are in strict mode."""
 
@@ -281,7 +283,7 @@ def test_strict_mode_parses_every_published_command() -> None:
 def test_each_extension_has_a_name() -> None:
     assert codec.extensions() == (
         *("delete-batch", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
-        *("put-in-tube", "reprioritize", "reserve-batch", "touch-all", "wait"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "touch-all", "truncate", "wait"),
     )
 
 

@@ -187,6 +187,18 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
             b"NOT_FOUND\r\n"
         ),
     ),
+    "truncate": (
+        b"truncate default\r\ntruncate a\r\n"
+        + PUT * 3
+        + b"put 9 9 9 0\r\n\r\nreserve\r\nreserve\r\nreserve\r\nbury 3 0\r\n"
+        + PUT
+        + b"truncate default\r\ntouch 1\r\nrelease 1 0 0\r\npeek 1\r\nbury 2 0\r\npeek 2\r\npeek 5\r\n",
+        (
+            b"TRUNCATED 0\r\nNOT_FOUND\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nINSERTED 4\r\n"
+            b"RESERVED 1 1\r\nx\r\nRESERVED 2 1\r\nx\r\nRESERVED 3 1\r\nx\r\nBURIED\r\nINSERTED 5\r\n"
+            b"TRUNCATED 3\r\nTOUCHED\r\nRELEASED\r\nNOT_FOUND\r\nBURIED\r\nNOT_FOUND\r\nNOT_FOUND\r\n"
+        ),
+    ),
     "flush-buried": (
         PUT * 2
         + b"reserve\r\nbury 1 0\r\nflush-buried default\r\nflush-buried default\r\n"
