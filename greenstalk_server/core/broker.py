@@ -40,6 +40,7 @@ from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import key_of
 from greenstalk_server.core.tube_set import MANY_TUBES
+from greenstalk_server.core.weighting import FIFO
 
 DEFAULT_MAX_JOB_SIZE: Final = 65535
 """Bytes."""
@@ -174,7 +175,10 @@ class Broker(ClientControl):
     # Workers
 
     def reserve(self, client: Client, now: int) -> Job | None:
-        """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready."""
+        """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready.
+
+        If the client has weights, reserve the first job of one of these tubes.
+        """
         best = self._first_ready(client, now)
         if best is not None and best.tube.rules is not None:
             best = self._skip_expired(best, client, now)
@@ -184,7 +188,10 @@ class Broker(ClientControl):
         return best
 
     def _first_ready(self, client: Client, now: int) -> Job | None:
-        """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held."""
+        """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held.
+
+        If the client has weights, return the first job of one of these tubes.
+        """
         best: Job | None = None
         tubes: Iterable[Tube] = client.watched.values()
         if len(client.watched) >= MANY_TUBES and (client.tube_set is not None or self._join_tube_set(client)):
@@ -195,6 +202,9 @@ class Broker(ClientControl):
                 job = tube.ready.first()
                 if job is not None and (best is None or is_before(job, best)):
                     best = job
+        if best is not None and client.weighting is not None and client.weighting.mode != FIFO:
+            tubes = client.tube_set.ready_tubes() if client.tube_set is not None else client.watched.values()
+            return client.weighting.choose(tubes, self.random(), now)
         return best
 
     def _skip_expired(self, job: Job, client: Client, now: int) -> Job | None:

@@ -35,7 +35,8 @@ def _no_jitter() -> float:
 class PolicyTransitions(Transitions):
     """See the module's docstring; `Transitions` describes the attributes.
 
-    random          returns a number in [0, 1), for the jitter of retries. The default gives no jitter.
+    random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
+                    0.5, which gives no jitter.
     unique_keys     keys that outlive their jobs: by tube and key, the job's id and when the key becomes free.
     """
 

@@ -15,6 +15,7 @@ Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
     (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
     (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE, name)
+    (WATCH, name, weight)                   (RESERVE_MODE, name of the mode)
     (META, fields)                          (TOUCH_ALL | PEEK_RESERVED,)
 
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
@@ -30,6 +31,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.tube import NAME, is_tube_name
+from greenstalk_server.core.weighting import MAX_WEIGHT
 from greenstalk_server.protocol.extended_stats import JobExtension, ServerExtension, StatsExtension, TubeExtension
 from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 
@@ -77,6 +79,7 @@ WAIT: Final = b"wait"
 FLUSH_TUBE: Final = b"flush-tube"
 FLUSH_BURIED: Final = b"flush-buried"
 TRUNCATE: Final = b"truncate"
+RESERVE_MODE: Final = b"reserve-mode"
 META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
@@ -87,6 +90,9 @@ MAX_BATCH_LINE: Final = 21_015
 
 MAX_BATCH: Final = 1000
 """Maximum number of jobs of a reserve-batch, and of ids of a delete-batch."""
+
+RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
+"""Names of the modes, by their numbers in core/weighting.py."""
 
 META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
 """Fields that meta may name."""
@@ -151,10 +157,13 @@ def set_strict(is_strict: bool) -> None:
 
 
 def extensions() -> tuple[str, ...]:
-    """Return the names of the extensions that are on: their verbs, and `fractions`. See docs/protocol-extensions.md."""
+    """Return the names of the extensions that are on: their verbs, `fractions` and `weights`.
+
+    docs/protocol-extensions.md describes them.
+    """
     if mode.is_strict:
         return ()
-    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions"]))
+    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions", "weights"]))
 
 
 def parse(line: bytes) -> Command:
@@ -300,6 +309,14 @@ def _parse_name(verb: bytes, rest: bytes) -> Command:
     return (verb, _fully(NAME, rest)[0])
 
 
+def _parse_watch(verb: bytes, rest: bytes) -> Command:
+    """Read a name, and the weight if there is one."""
+    if b" " not in rest or mode.is_strict:
+        return _parse_name(verb, rest)
+    name, weight = _words(rest, 2, 2)
+    return (verb, _fully(NAME, name)[0], _whole(weight, 1, MAX_WEIGHT))
+
+
 def _parse_pause(verb: bytes, rest: bytes) -> Command:
     name, delay = _fully(_pause_arguments, rest).groups()
     return (verb, name, _seconds(delay, _U32), is_tube_name(name))
@@ -355,6 +372,13 @@ def _parse_wait(verb: bytes, rest: bytes) -> Command:
     return (verb, _whole(words[0], 0, _U64), _seconds_of(words[1], _I31) if len(words) == 2 else None)
 
 
+def _parse_reserve_mode(verb: bytes, rest: bytes) -> Command:
+    (name,) = _words(rest, 1, 1)
+    if name not in RESERVE_MODES:
+        raise BadFormat
+    return (verb, name)
+
+
 def _parse_meta(verb: bytes, rest: bytes) -> Command:
     fields = _words(rest, 0, len(META_FIELDS))
     if len(set(fields)) < len(fields) or not set(fields).issubset(META_FIELDS):
@@ -378,7 +402,7 @@ _WITH_ARGUMENTS: Final[dict[bytes, _Parser]] = {
     STATS_JOB: _parse_id,
     STATS_TUBE: _parse_name,
     USE: _parse_name,
-    WATCH: _parse_name,
+    WATCH: _parse_watch,
     IGNORE: _parse_name,
     PAUSE_TUBE: _parse_pause,
 }
@@ -413,6 +437,7 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     FLUSH_TUBE: _parse_name,
     FLUSH_BURIED: _parse_name,
     TRUNCATE: _parse_name,
+    RESERVE_MODE: _parse_reserve_mode,
     META: _parse_meta,
     TOUCH_ALL: _parse_bare,
     PEEK_RESERVED: _parse_bare,

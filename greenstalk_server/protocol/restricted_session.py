@@ -300,6 +300,7 @@ _NEED_NO_GRANT: Final = (
     codec.QUIT,
     codec.TOUCH_ALL,
     codec.META,
+    codec.RESERVE_MODE,
     codec.DELETE_BATCH,
 )
 """Verbs that affect only the jobs that the client holds, and the tubes that it uses and watches; and delete-batch,

@@ -86,6 +86,16 @@ b>> wait {1}
 a> delete {1}
 b<
 
+== extension-weights
+a> watch t 5
+a> watch t 10000
+a> watch t x
+a> reserve-mode weighted
+a> reserve-mode weighted-fair
+a> reserve-mode fifo
+a> reserve-mode x
+a> list-tubes-watched
+
 == extension-meta
 a> put 7 0 60 1\r\nx
 a> meta pri tube

@@ -219,6 +219,13 @@ DIFFERENCES: dict[str, Difference] = {
     "extension-wait": Difference(
         _EXTENSION, ["INSERTED {1}", "TIMED_OUT", "NOT_FOUND", "DELETED", "DELETED {1}", "<end>", "<end>"]
     ),
+    "extension-weights": Difference(
+        _EXTENSION,
+        [
+            *["WATCHING 2", "BAD_FORMAT", "BAD_FORMAT", "USING weighted", "USING weighted-fair", "USING fifo"],
+            *["BAD_FORMAT", "OK *\n- default\n- t", "<end>"],
+        ],
+    ),
     "extension-meta": Difference(
         _EXTENSION,
         # The player takes the body after the longer first line for a reply of its own.

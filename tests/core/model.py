@@ -66,6 +66,8 @@ class ModelClient:
     reserved: list[ModelJob] = field(default_factory=list)
     until: int | None = None
     ended: list[int | str] = field(default_factory=list)
+    mode: str = "fifo"
+    weights: dict[str, int] = field(default_factory=dict)
 
 
 class Model:
@@ -75,6 +77,7 @@ class Model:
     waiting   numbers of the waiting clients, the longest wait first.
     job_waits ids of the jobs that clients wait for, by the number of the client.
     paused    ends of pauses, by tube.
+    point     the random number of weighted reserves.
     """
 
     def __init__(self, now: int) -> None:
@@ -89,6 +92,7 @@ class Model:
         self.arrivals = 0
         self.total_jobs = 0
         self.job_timeouts = 0
+        self.point = 0.5
 
     # Queries
 
@@ -113,8 +117,32 @@ class Model:
 
     def next_for(self, client: ModelClient) -> ModelJob | None:
         """Return the job that a reserve of *client* gets, or None."""
+        if client.mode != "fifo":
+            return self._next_by_weight(client)
         ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
+
+    def _next_by_weight(self, client: ModelClient) -> ModelJob | None:
+        first = {name: self.ready(name)[0] for name in client.watched if name not in self.paused and self.ready(name)}
+        shares = {name: float(client.weights.get(name, 1)) for name in first}
+        if client.mode == "weighted-fair":
+            known = {name: float(max(self.average_run(name), 10**6)) for name in first if self.counts(name).runs}
+            usual = sum(known.values()) / len(known) if known else 1.0
+            times = {name: known.get(name, usual) for name in first}
+            shares = {name: shares[name] / min(times[name], 1000 * min(times.values())) for name in first}
+        left = self.point * sum(shares.values())
+        for name, share in shares.items():
+            left -= share
+            if left < 0:
+                return first[name]
+        return next(reversed(first.values()), None)
+
+    def average_run(self, tube: str) -> int:
+        runs = self.counts(tube).runs
+        average = runs[0]
+        for run in runs:
+            average += (run - average) // 10
+        return average
 
     def oldest_ready(self, tube: str) -> ModelJob | None:
         return min(self._jobs(tube, "ready"), key=lambda job: job.arrival, default=None)
@@ -146,10 +174,11 @@ class Model:
         self.clients[number].used = tube
         self._drop_unused_tubes()
 
-    def watch(self, number: int, tube: str) -> int:
+    def watch(self, number: int, tube: str, weight: int = 1) -> int:
         watched = self.clients[number].watched
         if tube not in watched:
             watched.append(tube)
+        self.clients[number].weights[tube] = weight
         return len(watched)
 
     def ignore(self, number: int, tube: str) -> int:
@@ -159,6 +188,7 @@ class Model:
             return 0
         if tube in watched:
             watched.remove(tube)
+            self.clients[number].weights.pop(tube, None)
         self._drop_unused_tubes()
         return len(watched)
 

@@ -58,6 +58,7 @@ LEGAL: Final = {
     b"reprioritize": (b"REPRIORITIZED", b"NOT_FOUND", b"ALREADY_RESERVED"),
     b"wait": (b"DELETED", b"BURIED", b"TIMED_OUT", b"NOT_FOUND"),
     b"meta": (b"META",),
+    b"reserve-mode": (b"USING",),
 }
 """The words with which the reply of each verb may begin."""
 
@@ -391,7 +392,11 @@ class Oracle:
         return b"USING %b\r\n" % command[1]
 
     def _on_watch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return b"WATCHING %d\r\n" % model.watch(number, command[1].decode())
+        return b"WATCHING %d\r\n" % model.watch(number, command[1].decode(), *command[2:])
+
+    def _on_reserve_mode(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        model.clients[number].mode = command[1].decode()
+        return b"USING %b\r\n" % command[1]
 
     def _on_ignore(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         count = model.ignore(number, command[1].decode())

@@ -60,6 +60,7 @@ def refusals(broker: Broker) -> int:
         (b"use mail", REFUSED, "consume", b"USING mail\r\n"),
         (b"use mail", REFUSED, "inspect", b"USING mail\r\n"),
         (b"watch mail", REFUSED, "consume", b"WATCHING 1\r\n"),
+        (b"watch mail 5", REFUSED, "consume", b"WATCHING 1\r\n"),
         (b"reserve-job 1", NOT_FOUND, "consume", b"RESERVED 1 1\r\na\r\n"),
         (b"delete 1", NOT_FOUND, "consume", b"DELETED\r\n"),
         (b"kick-job 2", NOT_FOUND, "consume", b"KICKED\r\n"),

@@ -130,6 +130,11 @@ EXTENSIONS = {
     b"reprioritize 5 4294967295": (b"reprioritize", 5, 2**32 - 1),
     b"wait 5": (b"wait", 5, None),
     b"wait 5 0.5": (b"wait", 5, SECOND // 2),
+    b"watch a 1": (b"watch", b"a", 1),
+    b"watch  a  9999 ": (b"watch", b"a", 9999),
+    b"reserve-mode fifo": (b"reserve-mode", b"fifo"),
+    b"reserve-mode weighted": (b"reserve-mode", b"weighted"),
+    b"reserve-mode weighted-fair": (b"reserve-mode", b"weighted-fair"),
     b"meta": (b"meta", ()),
     b"meta pri tube": (b"meta", (b"pri", b"tube")),
     b"meta tube pri age ttr reserves timeouts releases attempts": (b"meta", codec.META_FIELDS),
@@ -150,6 +155,8 @@ BAD_EXTENSIONS = [
     b"flush-buried", b"flush-buried " + NAME_200 + b"n",
     b"reprioritize", b"reprioritize 1", b"reprioritize 1 2 3", b"reprioritize 1 4294967296", b"reprioritize x 1",
     b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
+    b"watch a 0", b"watch a 10000", b"watch a x", b"watch a 1 2", b"watch -a 1", b"watch a 1.5", b"watch a ",
+    b"reserve-mode", b"reserve-mode ", b"reserve-mode x", b"reserve-mode fifo weighted", b"reserve-mode FIFO",
     b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
 ]  # fmt: skip
 
@@ -160,6 +167,7 @@ STRICT = {
     b"flush-tube a": UnknownCommand, b"flush-buried a": UnknownCommand, b"peek-reserved": UnknownCommand,
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
     b"meta pri": UnknownCommand, b"truncate a": UnknownCommand,
+    b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
 }  # fmt: skip
 """Lines of extensions, and what they are in strict mode."""
 
@@ -283,7 +291,7 @@ def test_strict_mode_parses_every_published_command() -> None:
 def test_each_extension_has_a_name() -> None:
     assert codec.extensions() == (
         *("delete-batch", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
-        *("put-in-tube", "reprioritize", "reserve-batch", "touch-all", "truncate", "wait"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "touch-all", "truncate", "wait", "weights"),
     )
 
 

@@ -269,8 +269,10 @@ class Actor:
         self.broker.use(self.client, name)
         self.world.check()
 
-    def watch(self, name: bytes) -> int:
-        return self.world.checked(self.broker.watch(self.client, name))
+    def watch(self, name: bytes, weight: int = 1) -> int:
+        count = self.broker.watch(self.client, name)
+        self.broker.set_weight(self.client, name, weight)
+        return self.world.checked(count)
 
     def ignore(self, name: bytes) -> int:
         return self.world.checked(self.broker.ignore(self.client, name))
