@@ -520,8 +520,25 @@ class Broker(ClientControl):
         return True
 
     def drain(self) -> None:
-        """Refuse puts from now on."""
-        self.is_draining = True
+        """Refuse puts until the process ends."""
+        self.is_draining = self.is_drain_final = True
+
+    def drain_for(self, client: Client) -> None:
+        """Refuse puts until `undrain_for`, at the request of *client*."""
+        if not self.is_draining:
+            self.is_draining = True
+            for listener in self._listeners:
+                listener.on_drain(client, True)
+
+    def undrain_for(self, client: Client) -> bool:
+        """Accept puts again at the request of *client*; return False if `drain` was called, or the server stops."""
+        if self.is_drain_final or self.is_stopping:
+            return not self.is_draining
+        if self.is_draining:
+            self.is_draining = False
+            for listener in self._listeners:
+                listener.on_drain(client, False)
+        return True
 
     def stop(self) -> None:
         """From now on, leave jobs reserved when their clients disconnect.

@@ -16,7 +16,7 @@ Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
     (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE, name)
     (WATCH, name, weight)                   (RESERVE_MODE, name of the mode)
-    (META, fields)                          (TOUCH_ALL | PEEK_RESERVED,)
+    (META, fields)                          (TOUCH_ALL | PEEK_RESERVED | DRAIN | UNDRAIN,)
 
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
 1.12 where clients rely on that: a negative timeout waits without a limit, and names in YAML are unquoted if possible.
@@ -84,6 +84,9 @@ META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
 
+DRAIN: Final = b"drain"
+UNDRAIN: Final = b"undrain"
+
 BATCH_LINE_START: Final = DELETE_BATCH + b" "
 MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
@@ -109,6 +112,7 @@ JOB_TOO_BIG: Final = b"JOB_TOO_BIG\r\n"
 KICKED: Final = b"KICKED\r\n"
 NOT_FOUND: Final = b"NOT_FOUND\r\n"
 NOT_IGNORED: Final = b"NOT_IGNORED\r\n"
+NOT_DRAINING: Final = b"NOT_DRAINING\r\n"
 OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY\r\n"
 PAUSED: Final = b"PAUSED\r\n"
 REPRIORITIZED: Final = b"REPRIORITIZED\r\n"
@@ -441,6 +445,8 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     META: _parse_meta,
     TOUCH_ALL: _parse_bare,
     PEEK_RESERVED: _parse_bare,
+    DRAIN: _parse_bare,
+    UNDRAIN: _parse_bare,
 }
 """Parsers of extensions by the verb, with or without arguments. In strict mode their lines are parsed by _PREFIXES."""
 

@@ -166,6 +166,12 @@ class ExtendedSession(Session):
         if weighting is not None and weighting.mode != FIFO:
             self._reserve_cost *= WEIGHTED_COST_FACTOR
 
+    # The server
+
+    def _refuse_administration(self, command: Command, now: int) -> bytes | None:
+        """Refuse a command about the whole server. Only an access rule allows it; see `RestrictedSession`."""
+        raise codec.UnknownCommand
+
     # Jobs
 
     def _reprioritize(self, command: Command, now: int) -> bytes:
@@ -249,6 +255,8 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.WAIT: ExtendedSession._wait_for_job,
     codec.WATCH: ExtendedSession._watch,
     codec.RESERVE_MODE: ExtendedSession._set_reserve_mode,
+    codec.DRAIN: ExtendedSession._refuse_administration,
+    codec.UNDRAIN: ExtendedSession._refuse_administration,
     codec.META: ExtendedSession._set_meta,
 }
 

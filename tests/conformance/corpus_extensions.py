@@ -96,6 +96,12 @@ a> reserve-mode fifo
 a> reserve-mode x
 a> list-tubes-watched
 
+== extension-drain
+a> drain
+a> drain x
+a> undrain
+a> put 0 0 60 1\r\nx
+
 == extension-meta
 a> put 7 0 60 1\r\nx
 a> meta pri tube

@@ -226,6 +226,9 @@ DIFFERENCES: dict[str, Difference] = {
             *["BAD_FORMAT", "OK *\n- default\n- t", "<end>"],
         ],
     ),
+    "extension-drain": Difference(
+        _EXTENSION, ["UNKNOWN_COMMAND", "BAD_FORMAT", "UNKNOWN_COMMAND", "INSERTED {1}", "<end>"]
+    ),
     "extension-meta": Difference(
         _EXTENSION,
         # The player takes the body after the longer first line for a reply of its own.

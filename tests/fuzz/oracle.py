@@ -58,6 +58,8 @@ LEGAL: Final = {
     b"reprioritize": (b"REPRIORITIZED", b"NOT_FOUND", b"ALREADY_RESERVED"),
     b"wait": (b"DELETED", b"BURIED", b"TIMED_OUT", b"NOT_FOUND"),
     b"meta": (b"META",),
+    b"drain": (b"UNKNOWN_COMMAND",),
+    b"undrain": (b"UNKNOWN_COMMAND",),
     b"reserve-mode": (b"USING",),
 }
 """The words with which the reply of each verb may begin."""
@@ -348,6 +350,12 @@ class Oracle:
 
     def _on_meta(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         return codec.counted(b"META", len(command[1]))
+
+    def _on_drain(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        """Only an access rule allows the command, and there are none."""
+        return b"UNKNOWN_COMMAND\r\n"
+
+    _on_undrain = _on_drain
 
     def _on_reserve_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         is_done = model.reserve_job(number, command[1])

@@ -135,6 +135,8 @@ EXTENSIONS = {
     b"reserve-mode fifo": (b"reserve-mode", b"fifo"),
     b"reserve-mode weighted": (b"reserve-mode", b"weighted"),
     b"reserve-mode weighted-fair": (b"reserve-mode", b"weighted-fair"),
+    b"drain": (b"drain",),
+    b"undrain": (b"undrain",),
     b"meta": (b"meta", ()),
     b"meta pri tube": (b"meta", (b"pri", b"tube")),
     b"meta tube pri age ttr reserves timeouts releases attempts": (b"meta", codec.META_FIELDS),
@@ -157,7 +159,7 @@ BAD_EXTENSIONS = [
     b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
     b"watch a 0", b"watch a 10000", b"watch a x", b"watch a 1 2", b"watch -a 1", b"watch a 1.5", b"watch a ",
     b"reserve-mode", b"reserve-mode ", b"reserve-mode x", b"reserve-mode fifo weighted", b"reserve-mode FIFO",
-    b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
+    b"drain x", b"undrain 1", b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
 ]  # fmt: skip
 
 STRICT = {
@@ -166,7 +168,7 @@ STRICT = {
     b"put-in-tube a 1 2 3 4": UnknownCommand, b"delete-batch 1": UnknownCommand, b"touch-all": UnknownCommand,
     b"flush-tube a": UnknownCommand, b"flush-buried a": UnknownCommand, b"peek-reserved": UnknownCommand,
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
-    b"meta pri": UnknownCommand, b"truncate a": UnknownCommand,
+    b"meta pri": UnknownCommand, b"truncate a": UnknownCommand, b"drain": UnknownCommand, b"undrain": UnknownCommand,
     b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
 }  # fmt: skip
 """Lines of extensions, and what they are in strict mode."""
@@ -290,8 +292,9 @@ def test_strict_mode_parses_every_published_command() -> None:
 
 def test_each_extension_has_a_name() -> None:
     assert codec.extensions() == (
-        *("delete-batch", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
-        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "touch-all", "truncate", "wait", "weights"),
+        *("delete-batch", "drain", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "touch-all", "truncate", "undrain"),
+        *("wait", "weights"),
     )
 
 

@@ -187,6 +187,10 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
             b"NOT_FOUND\r\n"
         ),
     ),
+    "drain without an access rule": (
+        b"drain\r\nundrain\r\ndrain x\r\n" + PUT,
+        b"UNKNOWN_COMMAND\r\nUNKNOWN_COMMAND\r\nBAD_FORMAT\r\nINSERTED 1\r\n",
+    ),
     "weights": (
         (
             b"watch a 2\r\nwatch b 3\r\nwatch a\r\nreserve-mode weighted\r\nput-in-tube a 9 0 9 1\r\na\r\n"
