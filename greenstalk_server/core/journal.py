@@ -108,7 +108,7 @@ class Journal(Protocol):
         """Record that the unique *key* (1 to 64 bytes) of *tube* belongs to the job *id* until the time *until*.
 
         Needed for a key that outlives its job: the record of a job has the job's own key. An *until* of 0 deletes the
-        record. A key whose time has passed needs no record.
+        record. An expired key needs no record.
         """
 
     def stats(self) -> JournalStats:

@@ -214,7 +214,7 @@ class TlsSocket(socket.socket):
     def _end(self, failure: OSError | None) -> None:
         """End the input with *failure*, if any, and make the kernel announce the end.
 
-        Otherwise nothing would wake the connection if the peer sends nothing more.
+        Without the announcement, nothing would wake the connection if the peer sends nothing more.
         """
         self._is_over, self._failure = True, failure
         with suppress(OSError):  # the peer is gone, which the kernel announces too
