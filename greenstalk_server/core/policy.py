@@ -380,8 +380,8 @@ class EffectivePolicy:
         they are dropped.
     max_jobs, max_bytes, overflow   caps of the tube, and the value of Overflow.
     max_reserved        maximum of jobs that are reserved at the same time.
-    rate_interval, rate_burst   time between two starts, and starts that need not wait for it. Invariant: both are set,
-                                or neither is.
+    rate_interval, rate_burst   time between two starts, and maximum number of starts in a burst. Invariant: both are
+                                set, or neither is.
     unique_for, unique_time     the value of UniqueFor, and the time for UniqueFor.TIME.
     copy_to             tubes that get a copy of each new job. Never has the tube itself.
     ttr_min, ttr_max    bounds of each job's ttr. Invariant: ttr_max is 0, or at least ttr_min.
