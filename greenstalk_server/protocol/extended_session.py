@@ -15,7 +15,8 @@ from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
-from greenstalk_server.protocol.session import HANDLERS, INCOMPLETE, TOO_LONG, Session
+from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
+from greenstalk_server.protocol.session import HANDLERS, Session
 from greenstalk_server.protocol.streams import BodyStream
 from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
 
