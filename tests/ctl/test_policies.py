@@ -279,7 +279,7 @@ def test_redrive_moves_all_dead_letters_of_a_tube_back(with_api: WithApi, mail: 
     assert ids(mail, "mail", "ready") == killed
     done = ctl(with_api, "redrive", "mail", "--json")
     assert (done.code, done.json) == (1, {"redriven": 0, "skipped": 0})
-    assert "nothing moved: tube mail has no such dead letter" in done.err
+    assert "nothing moved: tube mail has no dead letter that matches" in done.err
     assert ctl(with_api, "redrive", "nothing").code == 1
 
 
