@@ -1,4 +1,4 @@
-"""Policies: what a document may say, how several policies merge, and where dead letters go."""
+"""Policies: valid and invalid documents, the merging of several policies, and the routes of dead letters."""
 
 from __future__ import annotations
 

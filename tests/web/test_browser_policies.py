@@ -37,7 +37,7 @@ def add_policy(tab: Tab, daemon: Daemon, **values: str) -> None:
 
 
 def name_of(clients: Clients) -> str:
-    """Return a name for the policy of the tube of *clients*, in which it is the only one."""
+    """Return a name for the only policy of the tube of *clients*."""
     return f"policy-{clients.tube.partition('.')[2]}"
 
 
@@ -74,7 +74,7 @@ def test_policy_is_previewed_corrected_saved_and_deleted(tab: Tab, daemon: Daemo
     tab.screenshot("policy-preview")
     assert clients.states() == (5, 0, 0, 0)
     fill(tab, max_jobs="3")
-    press(tab, "Save")  # other values than those of the preview
+    press(tab, "Save")  # values that differ from the preview
     assert "Nothing has been saved yet." in effect.inner_text()
     expect(effect).to_contain_text("Ready jobs that would wait")
     press(tab, "Save")

@@ -141,7 +141,7 @@ def test_policy_that_the_file_overrides_is_shown_and_can_be_deleted(queue: Queue
     queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2})], queue.now)
     page = words(shown(client, "/policies"))
     assert "Maximum jobs 2 configuration file" in page
-    assert "No effect: The configuration file has a policy of the same name" in page
+    assert "No effect: A policy of the same name in the configuration file" in page
     assert post(client, "/policy/remove", name="mail").status_code == 303
     assert "No effect" not in words(shown(client, "/policies"))
 
@@ -455,7 +455,7 @@ def test_dead_letter_tube_says_so_and_names_its_sources(queue: Queue, client: Fl
     assert client.get("/live?page=overview").json["fields"]["dead_letters"] == "1"
 
 
-def test_dead_letter_tube_of_a_removed_policy_is_still_one(queue: Queue, client: FlaskClient) -> None:
+def test_tube_stays_a_dead_letter_tube_after_its_policy_is_removed(queue: Queue, client: FlaskClient) -> None:
     dead_letter(queue)
     queue.broker.remove_policy("mail", queue.now)
     queue.broker.tubes[b"failed"].policy_counts = None  # as after a restart
