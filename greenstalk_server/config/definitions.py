@@ -381,7 +381,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-rate",),
-        "limit each connection to N commands per second, by reading it no faster",
+        "limit each connection to N commands per second: above that rate, the server pauses reading",
         field="limits.rate",
         metavar="N",
         variable="GREENSTALK_MAX_RATE",
