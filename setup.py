@@ -158,7 +158,7 @@ def build_requirements() -> list[str]:
 
 
 class CompiledDistribution(Distribution):
-    """A distribution whose wheel is for one platform if it has the library."""
+    """A distribution whose wheel is specific to one platform if it contains the library."""
 
     def has_ext_modules(self) -> bool:
         return LIBRARY is not None

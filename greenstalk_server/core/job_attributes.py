@@ -97,7 +97,7 @@ def encode(job: Job) -> bytes:
 
 
 def decode_into(job: Job, data: bytes) -> None:
-    """Replace the attributes of *job* by those in *data*; any bytes are accepted."""
+    """Replace the attributes of *job* by those in *data*; invalid bytes are ignored."""
     job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
     at, end = 0, len(data)
     while at + 2 <= end:

@@ -44,7 +44,7 @@ class JobIndex:
         self.count: int = 0
 
     def add(self, job: Job, rank: int) -> None:
-        """Add *job*, which is not in the index."""
+        """Add *job*, which must not be in the index."""
         key = rank << ID_BITS | job.id
         self.count += 1
         chunks = self._chunks

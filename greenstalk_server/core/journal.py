@@ -81,8 +81,8 @@ class Journal(Protocol):
     def move(self, job: Job, source: Tube) -> None:
         """Record the changed tube and attributes of *job*, and all that `update` records.
 
-        Call it after *job* has them, with its former tube as *source*. The record has no body, so the body may be only
-        on disk. To record changed attributes alone, pass the job's tube as *source*.
+        Call this method after the change of *job*, with its former tube as *source*. The record has no body, so the
+        body may be only on disk. To record changed attributes alone, pass the job's tube as *source*.
         """
 
     def reserve(self, job: Job) -> None:

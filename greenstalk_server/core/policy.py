@@ -254,7 +254,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         f"{_words(_UNIQUE_FOR)}, or a number of seconds from 0.001 to {_MAX_SECONDS}, {_UNITS}",
         ("unique",),
     ),
-    "copy_to": Setting(_copies, f"an array of at most {MAX_COPIES} different names of tubes"),
+    "copy_to": Setting(_copies, f"an array of at most {MAX_COPIES} different tube names"),
     "ttr_min": Setting(_read_ttr, _TTR_SETTING),
     "ttr_max": Setting(_read_ttr, _TTR_SETTING),
     "max_job_size": Setting(_size, _SIZE_SETTING),

@@ -77,7 +77,7 @@ class TlsSocket(socket.socket):
     def shake(self) -> bool:
         """Continue the handshake with up to `RECV_SIZE` bytes; return whether it is complete, or raise OSError.
 
-        Call `answer` afterwards to send the handshake's output, also when it is complete.
+        Call `answer` afterwards to send the handshake's output, even when the handshake is complete.
         """
         try:
             received = super().recv(RECV_SIZE, socket.MSG_PEEK)

@@ -46,8 +46,8 @@ ELSEWHERE: Final = b"elsewhere"
 class JobSnapshot:
     """The state of a job as the journal records it.
 
-    state   RESERVED if a client holds the job; but if reserve-job took it while it was buried or delayed, that former
-            state, to which a restart returns the job.
+    state   RESERVED if a client holds the job. If reserve-job took it while it was buried or delayed, that former
+            state, which a restart restores.
     place   deadline if delayed, burial number if buried, else 0.
     events  events, including the current reservation.
     """
