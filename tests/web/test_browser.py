@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
 import greenstalk
 import pytest
@@ -15,6 +14,7 @@ from playwright.sync_api import Route
 
 from greenstalk_server.web.live import hub
 from tests.support.daemon import TIMEOUT, Daemon, environment
+from tests.support.ports import free_ports
 
 from .browser import Browser, Tab
 from .visit import FLAGS
@@ -284,14 +284,14 @@ def test_elements_in_use_are_not_replaced(chromium: Browser, daemon: Daemon, cro
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_page_reconnects_to_a_restarted_server(chromium: Browser, daemon: Daemon) -> None:
-    with chromium.tab(daemon.dashboard) as tab:
+def test_page_reconnects_to_a_restarted_server(chromium: Browser) -> None:
+    flags = (*FLAGS[:-1], str(free_ports(1)[0]))
+    with Daemon(*flags) as daemon, chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector("#live[data-state=live]")
-        port = str(urlsplit(daemon.dashboard).port)
         daemon.stop()
         tab.page.wait_for_selector("#live[data-state=lost]")
-        with Daemon(*FLAGS[:-1], port) as again:
+        with Daemon(*flags) as again:
             assert again.dashboard == daemon.dashboard
             tab.page.wait_for_selector("#live[data-state=live]")
             assert tab.page.text_content("[data-field=pid]") == str(again.process.pid)
