@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.tube import NAME, is_tube_name
+from greenstalk_server.protocol.extended_stats import JobExtension, ServerExtension, StatsExtension, TubeExtension
 from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 
 Command: TypeAlias = tuple[Any, ...]
@@ -84,7 +85,7 @@ MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
 
 MAX_BATCH: Final = 1000
-"""Maximum number of jobs of a reserve-batch, and of ids of a delete-batch."""
+"""Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
 
 META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
 """Fields that meta may name."""
@@ -214,7 +215,7 @@ def _number(digits: bytes, maximum: int) -> int:
 
 
 def _seconds(text: bytes, maximum: int) -> int:
-    """Return the *text* of a number of seconds in nanoseconds; a fraction counts by its first three digits."""
+    """Return *text*, a number of seconds, in nanoseconds. Only three digits of a fraction count."""
     whole, point, fraction = text.partition(b".")
     if not point:
         return _number(whole, maximum) * SECOND
@@ -224,7 +225,7 @@ def _seconds(text: bytes, maximum: int) -> int:
 
 
 def _ttr(text: bytes) -> int:
-    """Return the *text* of a ttr in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
+    """Return *text*, a ttr in seconds, in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
     return _seconds(text, _U32) or SECOND
 
 
@@ -284,7 +285,7 @@ def _parse_kick(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_timeout(verb: bytes, rest: bytes) -> Command:
-    """Read -2**31 to 2**31-1 seconds. A negative number becomes None, no limit. Ignore what follows the number."""
+    """Read -2**31 to 2**31-1 seconds. A negative number becomes None, no limit. Ignore the text after the number."""
     match = _timeout.match(rest)
     if match is None:
         raise BadFormat
@@ -449,7 +450,7 @@ def found(id: int, body: bytes) -> bytes:
 
 
 def job_line(word: bytes, id: int, body: bytes, values: list[bytes]) -> bytes:
-    """Return the first line of a reply, RESERVED or FOUND as the *word*, that has *values* after the size."""
+    """Return the first line of a RESERVED or FOUND reply, as *word* says, with *values* after the size."""
     return b"%b %d %d %b\r\n" % (word, id, len(body), b" ".join(values))
 
 
@@ -489,12 +490,12 @@ def deleted_batch(deleted: int, missing: int) -> bytes:
 
 
 def counted(word: bytes, count: int) -> bytes:
-    """Return the reply to touch-all, to a flush, and to meta: *word* and a number."""
+    """Return the reply to touch-all, a flush or meta: *word* and a number."""
     return b"%b %d\r\n" % (word, count)
 
 
 def finished(word: bytes, id: int) -> bytes:
-    """Return the reply to a wait for the job *id*: DELETED or BURIED as the *word*."""
+    """Return the reply to a wait for the job *id*; *word* is DELETED or BURIED."""
     return b"%b %d\r\n" % (word, id)
 
 
@@ -509,12 +510,18 @@ def name_list(names: Iterable[bytes]) -> bytes:
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
-def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
-    """Return the reply to stats, stats-tube or stats-job."""
-    lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+def stats(snapshot: ServerStats | TubeStats | JobStats, extension: StatsExtension | None = None) -> bytes:
+    """Return the reply to stats, stats-tube or stats-job, with the keys of *extension* at its end."""
+    lines = _lines(snapshot)
     if isinstance(snapshot, ServerStats):
         lines.append(f'greenstalk-version: "{snapshot.version}"\n')
+    if extension is not None:
+        lines += _lines(extension)
     return _ok(("---\n" + "".join(lines)).encode())
+
+
+def _lines(snapshot: ServerStats | TubeStats | JobStats | StatsExtension) -> list[str]:
+    return [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
 
 
 def _ok(data: bytes) -> bytes:
@@ -523,7 +530,15 @@ def _ok(data: bytes) -> bytes:
 
 _KEYS: Final = {
     kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
-    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
+    for kind in (
+        ServerStats,
+        LimitedServerStats,
+        TubeStats,
+        JobStats,
+        ServerExtension,
+        TubeExtension,
+        JobExtension,
+    )
 }
 
 BEANSTALKD_VERSION: Final = "1.99"

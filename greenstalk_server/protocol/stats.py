@@ -7,6 +7,7 @@ the fields for YAML, JSON and HTML. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
@@ -119,6 +120,9 @@ class JobStats:
     kicks: int
 
 
+Snapshot: TypeAlias = ServerStats | TubeStats | JobStats
+
+
 def server_stats(broker: Broker, now: int) -> ServerStats:
     """Return the figures of the reply to "stats"."""
     facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
@@ -203,6 +207,6 @@ def job_stats(job: Job, now: int) -> JobStats:
 def _seconds_left(until: int, now: int) -> int:
     """Return the whole seconds left 1 ns after *now*.
 
-    The commands of one batch share *now*, but time passes between them: of 10 s set by one, the next finds 9 left.
+    The commands of one batch share *now*, but time passes between them: if one command sets 10 s, the next one reads 9.
     """
     return max(0, until - now - 1) // SECOND
