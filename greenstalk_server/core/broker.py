@@ -21,22 +21,22 @@ The caller provides `Client.wake`, which ends a wait. All other notifications go
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
-from greenstalk_server.core.client import Client
+from greenstalk_server.core.client import Client, ignore_call
+from greenstalk_server.core.client_control import ClientControl
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
-from greenstalk_server.core.policy_control import PolicyControl
 from greenstalk_server.core.ready_queue import is_before
-from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN, SLICE
+from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import key_of
 from greenstalk_server.core.tube_set import MANY_TUBES
@@ -46,10 +46,6 @@ DEFAULT_MAX_JOB_SIZE: Final = 65535
 
 MAX_CLEAR_SCAN: Final = 4 * SLICE
 """Maximum number of jobs that one slice of a clear looks at."""
-
-
-def _ignore_wake() -> None:
-    """Stand in for `Client.wake` where there is no client."""
 
 
 def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
@@ -62,7 +58,7 @@ def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
     return jobs
 
 
-class Broker(PolicyControl):
+class Broker(ClientControl):
     """The operations on all jobs, tubes and clients of one server. The base classes describe the attributes."""
 
     def __init__(
@@ -117,85 +113,6 @@ class Broker(PolicyControl):
                 self._drop_if_unneeded(tube)
             if tube.rules is not None:
                 self._apply_rules(tube, tube.rules, now)
-
-    # Clients
-
-    def connect(self, wake: Callable[[], None]) -> Client:
-        """Add a client that uses and watches `default`. The broker calls *wake* to end a wait."""
-        self.counters.total_connections += 1
-        self._last_client = self._last_client % job_history.LAST_CLIENT + 1
-        client = Client(self.default_tube, wake, self._last_client)
-        self.default_tube.using += 1
-        self.default_tube.watching += 1
-        self.clients[client] = None
-        return client
-
-    def disconnect(self, client: Client, now: int) -> None:
-        """Remove *client*: end its wait, and requeue the jobs that it holds, in the order of their reservation.
-
-        This call handles one slice of its jobs and one slice of its watches; later ticks do the rest.
-        """
-        self.cancel_wait(client)
-        client.is_closed = True
-        client.wake = client.hang_up = _ignore_wake  # both refer to the connection, which refers back: a cycle
-        del self.clients[client]
-        self.producer_count -= client.is_producer
-        self.worker_count -= client.is_worker
-        if client.is_worker:
-            self.recent_workers[client.number] = client.address
-            if len(self.recent_workers) > MAX_RECENT_WORKERS:
-                self.recent_workers.popitem(last=False)
-        client.used.using -= 1
-        self._drop_if_unneeded(client.used)
-        self._leave_tube_set(client)
-        self._close_some(client, SLICE, now)
-
-    def note_producer(self, client: Client) -> None:
-        """Count *client* among the producers, once."""
-        if not client.is_producer:
-            client.is_producer = True
-            self.producer_count += 1
-
-    def note_worker(self, client: Client) -> None:
-        """Count *client* among the workers, once."""
-        if not client.is_worker:
-            client.is_worker = True
-            self.worker_count += 1
-
-    def use(self, client: Client, name: bytes) -> bool:
-        """Send *client*'s puts to the tube *name*, created if it does not exist. Return False if a limit forbids it."""
-        if self.quotas is not None and self._refuse_tube(name, client):
-            return False
-        tube = self.tube(name)
-        tube.using += 1
-        old, client.used = client.used, tube
-        old.using -= 1
-        self._drop_if_unneeded(old)
-        return True
-
-    def watch(self, client: Client, name: bytes) -> int:
-        """Add the tube *name* to those that *client* watches; return how many it watches, or the Refusal."""
-        if name not in client.watched:
-            refusal = self._refuse_watch(name, client)
-            if refusal:
-                return refusal
-            tube = self.tube(name)
-            tube.watching += 1
-            client.watched[name] = tube
-            self._leave_tube_set(client)
-        return len(client.watched)
-
-    def ignore(self, client: Client, name: bytes) -> int:
-        """End a watch; return how many tubes *client* watches, or 0 if *name* is its only one, which stays."""
-        tube = client.watched.get(name)
-        if tube is not None:
-            if len(client.watched) == 1:
-                return 0
-            del client.watched[name]
-            self._leave_tube_set(client)
-            tube.watching -= 1
-            self._drop_if_unneeded(tube)
-        return len(client.watched)
 
     # Producers
 
@@ -467,7 +384,7 @@ class Broker(PolicyControl):
 
     def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
         """Add a job to the tube *name*, as `put` does; return what `put` returns."""
-        client = Client(self.default_tube, _ignore_wake)
+        client = Client(self.default_tube, ignore_call)
         return self.put_in_tube(client, name, self.allocate_id(), pri, delay, ttr, body, now)
 
     def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:

@@ -17,8 +17,8 @@ MAX_SCANNED: Final = 32
 """Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps a heap."""
 
 
-def _ignore_hang_up() -> None:
-    """Stand in for `Client.hang_up` where there is no connection."""
+def ignore_call() -> None:
+    """Stand in for `Client.wake` and `Client.hang_up` where there is no connection."""
 
 
 class Client:
@@ -44,7 +44,7 @@ class Client:
     waiting_since   start of its last wait, nanoseconds.
     wait_number     sequence number of that wait: a client with a lower one has waited longer.
     wait_until      when that wait times out, nanoseconds; None for never.
-    outcome         what ended its last wait: a job, or a WaitOutcome; None while it waits.
+    outcome         result of its last wait: a job or a WaitOutcome; None while it waits.
     wake            called once when its wait ends; must not switch greenlets.
     hang_up         closes its connection; does not switch greenlets.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
@@ -81,7 +81,7 @@ class Client:
         self.address: str = ""
         self.name: str = ""
         self.connected_at: int = 0
-        self.hang_up: Callable[[], None] = _ignore_hang_up
+        self.hang_up: Callable[[], None] = ignore_call
         self.used: Tube = tube
         self.watched: dict[bytes, Tube] = {tube.name: tube}
         self.tube_set: TubeSet | None = None

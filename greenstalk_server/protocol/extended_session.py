@@ -15,7 +15,8 @@ from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
-from greenstalk_server.protocol.session import HANDLERS, INCOMPLETE, TOO_LONG, Session
+from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
+from greenstalk_server.protocol.session import HANDLERS, Session
 from greenstalk_server.protocol.streams import BodyStream
 from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
 
@@ -64,9 +65,9 @@ class ExtendedSession(Session):
         return self._ended_wait_reply(outcome)
 
     def _fill_batch(self, job: Job, now: int) -> bytes | None:
-        """Reserve what else is ready for the batch that begins with *job*, up to a slice of output; return the reply.
+        """Reserve further ready jobs for the batch that begins with *job*, up to a slice of output; return the reply.
 
-        Return None if it has to wait for the body of the last job: a job whose body is on disk ends the batch.
+        Return None if the reply has to wait for the body of the last job. A job whose body is on disk ends the batch.
         """
         batch: list[tuple[Job, bytes]] = []
         size, self._batch_size = self._batch_size, 0

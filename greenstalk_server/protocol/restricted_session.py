@@ -24,7 +24,8 @@ from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
 from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS, ExtendedSession
-from greenstalk_server.protocol.session import PUT_LENGTH, Session
+from greenstalk_server.protocol.framing import PUT_LENGTH
+from greenstalk_server.protocol.session import Session
 from greenstalk_server.protocol.work import Work
 
 REFUSED: Final = codec.UnknownCommand.reply

@@ -23,7 +23,7 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import MAX_BATCH, MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.protocol.extended_session import ExtendedSession
-from greenstalk_server.protocol.session import INPUT_LIMIT
+from greenstalk_server.protocol.framing import INPUT_LIMIT
 from tests.core.model import Tie
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source

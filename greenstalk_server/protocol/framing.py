@@ -1,0 +1,390 @@
+"""The framing of one connection's conversation, sans-IO: bytes in, commands to handlers, replies out as bytes.
+
+A session is in one of these states:
+
+- at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
+- in the body of a put: `_put` is the command, `_partial` has the bytes so far, `_missing` is the number of bytes
+  still to come;
+- in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
+- in a line that is too long: `_is_long_line`;
+- parked in a reserve: `is_waiting`; input that arrives during the wait is kept in `_rest`, from `_position` on;
+- parked because the body of the job `_awaited` is on disk: `is_waiting` too;
+- at the end of a slice, with input or work left: `has_more`, and `_rest` as above;
+- in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
+- closing: `is_closing`; the caller closes the connection once it has sent what was returned.
+
+One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
+call. The returned replies have at most 2 * OUTPUT_SLICE bytes, plus at most 208 bytes for each command: short
+replies, and the first line of a reply with a body, do not add to the cost. With extensions, the replies of one
+reserve-batch have at most 1000 first lines of at most 400 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, Final, TypeAlias
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.outcomes import Refusal, WaitOutcome
+from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+from greenstalk_server.protocol.costs import (
+    COMMAND_COST,
+    COMMAND_SLICE,
+    DISCONNECT_COST,
+    OUTPUT_SLICE,
+)
+from greenstalk_server.protocol.streams import Stream
+from greenstalk_server.protocol.work import Work
+
+PUT_LENGTH: Final = 6
+"""Members of a put. The command of put-in-tube has one more, the tube."""
+
+INPUT_LIMIT: Final = 65536
+"""Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
+
+GROWN_BODY: Final = 2**20
+"""Size in bytes above which the buffer of a body is allocated whole when the put begins. A buffer that grows is copied,
+which takes 15 ms for 30 MB. The system provides the pages of such a large buffer when they are written, so a put whose
+body does not arrive takes no memory."""
+
+TOO_LONG: Final = -1
+INCOMPLETE: Final = -2
+"""Results of `_end_of_long_line`, which are no positions."""
+
+TOO_BIG: Final = 0
+FORBIDDEN: Final = 1
+NO_MEMORY: Final = 2
+MALFORMED: Final = 3
+REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY, codec.BadFormat.reply)
+"""Replies to a put whose body is discarded. TOO_BIG, FORBIDDEN, NO_MEMORY and MALFORMED are the indices."""
+
+
+class Framing:
+    """The conversation of one connection with the broker, without its commands: `Session` adds them.
+
+    client      the broker's client for the connection.
+    is_waiting  parked; `wake` announces that `resume` is due.
+    has_more    work is left: call `resume` after `pause` seconds, when other connections have had their turn.
+    is_closing  close the connection once the returned bytes are sent.
+    stream      the rest of the last reply, or None; send it before `resume`.
+    cost        cost of the current or last slice; see costs.py.
+    refused     called with the client, a command, and the error reply that the command gets.
+
+    Subclasses may set `_handlers`, `_max_body` and `_slice`, and override `_serve`, `_begin_put` and the public
+    methods. They may call `_do_work` and the methods of verbs, and read `_broker`, `_rest`, `_put`, `_skip` and
+    `_is_long_line`. See `RestrictedSession`.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_body",
+        "_broker",
+        "_handlers",
+        "_is_body_here",
+        "_is_eof",
+        "_is_long_line",
+        "_is_peek",
+        "_max_body",
+        "_missing",
+        "_partial",
+        "_position",
+        "_put",
+        "_put_id",
+        "_refusal",
+        "_reserve_cost",
+        "_rest",
+        "_skip",
+        "_slice",
+        "_work",
+        "client",
+        "cost",
+        "has_more",
+        "is_closing",
+        "is_waiting",
+        "pause",
+        "refused",
+        "stream",
+    )
+
+    def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
+        """Connect a client. *wake* is called when a parked session can continue: call `resume` then."""
+        self._broker: Broker = broker
+        self.client: Client = broker.connect(wake)
+        self.is_waiting: bool = False
+        self.has_more: bool = False
+        self.is_closing: bool = False
+        self.pause: float = 0.0
+        self.stream: Stream | None = None
+        self.cost: int = 0
+        self.refused: Callable[[Client, bytes, bytes], None] = _ignore_refused
+        self._is_eof: bool = False
+        self._is_long_line: bool = False
+        self._rest: bytes = b""
+        self._position: int = 0
+        self._put: Command | None = None
+        self._put_id: int = 0
+        self._partial: BytesIO | None = None
+        self._missing: int = 0
+        self._skip: int = 0
+        self._refusal: int = TOO_BIG  # index of REFUSALS: reply to the put whose body is discarded
+        self._max_body: int = broker.max_job_size  # maximum size of a body in bytes; negative: no put is allowed
+        self._handlers: dict[bytes, Handler] = {}
+        self._work: Work | None = None
+        self._slice: range = COMMAND_SLICE
+        self._reserve_cost: int = 0
+        self._awaited: Job | None = None
+        self._is_peek: bool = False
+        self._is_body_here: bool = False
+        self._body: bytes | None = None
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether to read more: no slice is left to do, the peer may still send, and less than INPUT_LIMIT is kept."""
+        return not self.has_more and not self._is_eof and len(self._rest) - self._position < INPUT_LIMIT
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether the event that the session is parked for has happened, so `resume` is due."""
+        if self._awaited is not None:
+            return self._is_body_here
+        return self.is_waiting and not self.client.is_waiting
+
+    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Serve up to len(*limit*) commands of *data*, which is not empty, and return their replies."""
+        if self.is_waiting:
+            self._rest = self._rest[self._position :] + data
+            self._position = 0
+            return b""
+        self.cost = 0
+        out: list[bytes] = []
+        pos = 0
+        if self._put is not None:
+            pos = self._continue_body(self._put, data, out, now)
+        elif self._skip:
+            pos = self._continue_skip(data, 0, out)
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        return self._serve(data, pos, out, now, limit)
+
+    def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Note that the peer has closed its side. Input that has arrived is still served."""
+        self._is_eof = True
+        if self.is_woken:
+            return self.resume(now, limit)
+        out: list[bytes] = []
+        if self._awaited is not None:
+            return b""  # the input is served once the body is read
+        if self.is_waiting:
+            self._broker.cancel_wait(self.client)
+            self.is_waiting = False
+            out.append(self._ended_wait_reply(WaitOutcome.TIMED_OUT))
+        self.cost = 0
+        return self._serve(self._rest, self._position, out, now, limit)
+
+    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Continue after `wake`, or after a call that left `has_more` and whose stream, if any, has been sent."""
+        out: list[bytes] = []
+        self.cost = 0
+        if self.is_waiting:
+            self.is_waiting = False
+            reply = self._wait_reply(now) if self._awaited is None else self._awaited_reply(now)
+            if reply is None:
+                return b""
+            out.append(reply)
+        elif self._work is not None:
+            reply = self._do_work(self._work, now)
+            if reply is None:
+                return b""
+            out.append(reply)
+        if self.stream is not None:
+            self.has_more = True
+            return out[0]
+        return self._serve(self._rest, self._position, out, now, limit)
+
+    def close(self, now: int) -> None:
+        """Disconnect the client, and set `cost`. Call it exactly once, last."""
+        client = self.client
+        self.cost = self._reserve_cost + DISCONNECT_COST * min(len(client.reserved) + len(client.watched), 2 * SLICE)
+        self._awaited = None
+        self.end_stream()
+        self._broker.disconnect(self.client, now)
+
+    def end_stream(self) -> None:
+        """Close the stream, if there is one. Call this when the stream has been sent or is abandoned."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    # Framing
+
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+        """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return the joined *out*."""
+        known, handlers = codec.known, self._handlers
+        self.has_more = False
+        if self._is_long_line:
+            pos = self._continue_long_line(data, pos, out)
+        size = len(data)
+        for _ in limit:
+            if pos == size:
+                break
+            end = data.find(CRLF, pos, pos + MAX_LINE)
+            if end < 0:
+                end = INCOMPLETE if size - pos < MAX_LINE else self._end_of_long_line(data, pos)
+                if end == INCOMPLETE:
+                    break
+                if end == TOO_LONG:
+                    self._is_long_line = True
+                    pos = self._continue_long_line(data, pos, out)
+                    continue
+            line = data[pos:end]
+            pos = end + 2
+            try:
+                command = known.get(line) or codec.parse(line)
+                if command[0] == codec.PUT:
+                    pos = self._begin_put(command, data, pos, out, now)
+                    continue
+                reply = handlers[command[0]](self, command, now)
+            except codec.ProtocolError as error:
+                reply = error.reply
+                self.refused(self.client, line, reply)
+            if reply is None:
+                break
+            out.append(reply)
+            if self.cost > OUTPUT_SLICE:
+                self.has_more = True
+                break
+        else:
+            self.has_more = pos < size
+            self.cost += COMMAND_COST * len(limit)
+        self._keep_from(data, pos)
+        if self._is_eof and not self.has_more and self._awaited is None:
+            self.is_closing = True
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _keep_from(self, data: bytes, pos: int) -> None:
+        """Keep *data* from *pos* on, without a copy if the next slice follows soon and the rest is large."""
+        if pos < len(data) - pos and (self.has_more or self.is_waiting):
+            self._rest, self._position = data, pos
+        else:
+            self._rest, self._position = data[pos:], 0
+
+    def _end_of_long_line(self, data: bytes, pos: int) -> int:
+        """Return the end of the line at *pos*, which is longer than MAX_LINE; or INCOMPLETE or TOO_LONG."""
+        return TOO_LONG
+
+    def _continue_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        end = data.find(CRLF, pos)
+        if end < 0:
+            return len(data) - data.endswith(b"\r")
+        self._is_long_line = False
+        out.append(codec.BadFormat.reply)
+        return end + 2
+
+    # Put
+
+    def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
+        """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
+        broker = self._broker
+        size: int = command[4]
+        if len(command) == PUT_LENGTH:
+            broker.counters.cmd_put += 1
+        if size > self._max_body:
+            refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
+            return self._begin_skip(size, refusal, data, pos, out)
+        if not command[5]:
+            if len(command) > PUT_LENGTH:
+                return self._begin_skip(size, MALFORMED, data, pos, out)
+            raise codec.BadFormat  # as in beanstalkd, the body is served as commands
+        if not self.client.is_producer:
+            broker.note_producer(self.client)
+        id = broker.allocate_id()
+        end = pos + size
+        if len(data) < end + 2:
+            try:
+                self._partial = BytesIO(bytes(size + 2)) if size > GROWN_BODY else BytesIO()
+            except MemoryError:
+                return self._begin_skip(size, NO_MEMORY, data, pos, out)
+            self._put = command
+            self._put_id = id
+            self._partial.write(memoryview(data)[pos:])
+            self._missing = end + 2 - len(data)
+            return len(data)
+        out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
+        return end + 2
+
+    def _continue_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
+        partial, taken = self._partial, min(self._missing, len(data))
+        assert partial is not None
+        partial.write(memoryview(data)[:taken])
+        self._missing -= taken
+        if not self._missing:
+            self._put = self._partial = None
+            size: int = command[4]
+            partial.seek(size)
+            is_terminated = partial.read() == CRLF
+            partial.truncate(size)  # then `getvalue` returns the buffer itself, not a copy
+            out.append(self._end_put(command, self._put_id, partial.getvalue(), is_terminated, now))
+        return taken
+
+    def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
+        if not is_terminated:
+            self.refused(self.client, b"put of %d bytes" % command[4], codec.EXPECTED_CRLF)
+            return codec.EXPECTED_CRLF
+        if self._broker.is_draining:
+            return codec.DRAINING
+        if len(command) == PUT_LENGTH:
+            _, pri, delay, ttr, _, _ = command
+            result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
+        else:
+            _, pri, delay, ttr, _, _, name = command
+            result = self._broker.put_in_tube(self.client, name, id, pri, delay, ttr, body, now)
+        if result > 0:
+            return codec.inserted(result)
+        return codec.JOB_TOO_BIG if result == Refusal.TOO_BIG else codec.OUT_OF_MEMORY
+
+    def _begin_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Discard the body of a put, *size* bytes from *pos* on, then reply *refusal*; return the next position."""
+        self._skip = size + 2
+        self._refusal = refusal
+        self.refused(self.client, b"put of %d bytes" % size, REFUSALS[refusal])
+        return self._continue_skip(data, pos, out)
+
+    def _continue_skip(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        skipped = min(self._skip, len(data) - pos)
+        self._skip -= skipped
+        if not self._skip:
+            out.append(REFUSALS[self._refusal])
+        return pos + skipped
+
+    # Replies that `Session` makes
+
+    def _do_work(self, work: Work, now: int) -> bytes | None:
+        """Do a slice of *work*; return the reply when it is done, else None, with `has_more` or `is_waiting` set."""
+        raise NotImplementedError
+
+    def _wait_reply(self, now: int) -> bytes | None:
+        """Return the reply that ends the client's wait; None if it has to wait for a body."""
+        raise NotImplementedError
+
+    def _ended_wait_reply(self, outcome: int | None) -> bytes:
+        """Return the reply to a wait that ended without a job."""
+        raise NotImplementedError
+
+    def _awaited_reply(self, now: int) -> bytes:
+        """Return the reply that waited for the body of a job."""
+        raise NotImplementedError
+
+
+def _ignore_refused(client: Client, command: bytes, reply: bytes) -> None:
+    """Stand in for `Framing.refused` where errors are not logged."""
+
+
+Handler: TypeAlias = Callable[[Any, Command, int], bytes | None]
+"""A command handler: takes the session, the command and the time. The session's type is Any, since a subclass registers
+its own methods."""
