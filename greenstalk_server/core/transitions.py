@@ -117,7 +117,7 @@ class Transitions:
         return tube
 
     def _new_rules(self, tube: Tube) -> TubeRules | None:
-        """Return what the policies in force require of *tube*, without any state yet; None if no policy matches."""
+        """Return new rules of *tube*, without state, from the policies in force; None if no policy matches."""
         policy = self.policies.effective(tube.name)
         return None if policy is None else TubeRules(policy, self.policies.dead_letter(tube.name), self.jobs)
 
@@ -205,7 +205,7 @@ class Transitions:
             self._arm_waiting(job, tube.rules, now)
 
     def _arm_waiting(self, job: Job, rules: TubeRules, now: int) -> None:
-        """Have the tube of the waiting *job* examined when the job expires, or now if the tube is above its caps."""
+        """Arm a timer for the time when the waiting *job* expires, or for now if its tube is above its caps."""
         tube = job.tube
         expiry = now if rules.must_evict(tube.job_count, tube.body_bytes) else rules.expiry_of(job)
         if expiry < NEVER:
@@ -274,7 +274,7 @@ class Transitions:
                 tube.counts().rate_holds += 1
 
     def _hand_out_freed(self, tube: Tube, now: int) -> None:
-        """Hand out ready jobs of *tube* if a reservation that has ended was the reason to hold them."""
+        """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
         if tube.rules is not None and tube.held_until <= now and tube.ready.count:
             self._hand_out(tube, now)
 
@@ -325,7 +325,7 @@ class Transitions:
             else:
                 new.tube.add_buried(new)
         if new.tube.rules is not None:
-            self._arm(new.tube, now)  # the job may have to expire, or the tube be above its caps
+            self._arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
 
     # Waits and timers
 

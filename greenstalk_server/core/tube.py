@@ -61,17 +61,17 @@ class Tube:
     using, watching number of clients that use and that watch the tube.
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
-    rules           what the policies that match the tube require; None if no policy matches.
+    rules           rules and state of the policies that match the tube; None if no policy matches.
     held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
                     maximum of its jobs is reserved.
-    policy_counts   how often policies acted on its jobs; None if they never did.
+    policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.
     waits           histogram of how long jobs were ready until they were reserved: number of jobs by the bit length of
                     that time in nanoseconds.
-    runs            the same for how long jobs were reserved until they were deleted, released or buried.
+    runs            the same histogram of how long jobs were reserved until they were deleted, released or buried.
     wait_time, run_time   the sums of the times in `waits` and in `runs`, nanoseconds.
     wait_ewma, run_ewma   exponentially weighted averages of these times, nanoseconds.
     wait_min, run_min, wait_max, run_max   the shortest and the longest of these times, nanoseconds. A minimum is NEVER

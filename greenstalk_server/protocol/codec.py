@@ -92,7 +92,7 @@ MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
 
 MAX_BATCH: Final = 1000
-"""Maximum number of jobs of a reserve-batch, and of ids of a delete-batch."""
+"""Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
 
 RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
 """Names of the modes, by their numbers in core/weighting.py."""
@@ -141,7 +141,7 @@ class UnknownCommand(ProtocolError):
 
 
 class Mode:
-    """How strictly all connections of the process follow the published protocol.
+    """The strictness with which all connections of the process follow the published protocol.
 
     is_strict   the extensions are off; every line gets beanstalkd's reply.
     """
@@ -229,7 +229,7 @@ def _number(digits: bytes, maximum: int) -> int:
 
 
 def _seconds(text: bytes, maximum: int) -> int:
-    """Return the *text* of a number of seconds in nanoseconds; a fraction counts by its first three digits."""
+    """Return *text*, a number of seconds, in nanoseconds. Only three digits of a fraction count."""
     whole, point, fraction = text.partition(b".")
     if not point:
         return _number(whole, maximum) * SECOND
@@ -239,7 +239,7 @@ def _seconds(text: bytes, maximum: int) -> int:
 
 
 def _ttr(text: bytes) -> int:
-    """Return the *text* of a ttr in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
+    """Return *text*, a ttr in seconds, in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
     return _seconds(text, _U32) or SECOND
 
 
@@ -299,7 +299,7 @@ def _parse_kick(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_timeout(verb: bytes, rest: bytes) -> Command:
-    """Read -2**31 to 2**31-1 seconds. A negative number becomes None, no limit. Ignore what follows the number."""
+    """Read -2**31 to 2**31-1 seconds. A negative number becomes None, no limit. Ignore the text after the number."""
     match = _timeout.match(rest)
     if match is None:
         raise BadFormat
@@ -483,7 +483,7 @@ def found(id: int, body: bytes) -> bytes:
 
 
 def job_line(word: bytes, id: int, body: bytes, values: list[bytes]) -> bytes:
-    """Return the first line of a reply, RESERVED or FOUND as the *word*, that has *values* after the size."""
+    """Return the first line of a RESERVED or FOUND reply, as *word* says, with *values* after the size."""
     return b"%b %d %d %b\r\n" % (word, id, len(body), b" ".join(values))
 
 
@@ -523,12 +523,12 @@ def deleted_batch(deleted: int, missing: int) -> bytes:
 
 
 def counted(word: bytes, count: int) -> bytes:
-    """Return the reply to touch-all, flush, truncate and meta: *word* and a number."""
+    """Return the reply to touch-all, a flush, truncate or meta: *word* and a number."""
     return b"%b %d\r\n" % (word, count)
 
 
 def finished(word: bytes, id: int) -> bytes:
-    """Return the reply to a wait for the job *id*: DELETED or BURIED as the *word*."""
+    """Return the reply to a wait for the job *id*; *word* is DELETED or BURIED."""
     return b"%b %d\r\n" % (word, id)
 
 

@@ -69,9 +69,9 @@ class ExtendedSession(Session):
         return self._ended_wait_reply(outcome)
 
     def _fill_batch(self, job: Job, now: int) -> bytes | None:
-        """Reserve what else is ready for the batch that begins with *job*, up to a slice of output; return the reply.
+        """Reserve further ready jobs for the batch that begins with *job*, up to a slice of output; return the reply.
 
-        Return None if it has to wait for the body of the last job: a job whose body is on disk ends the batch.
+        Return None if the reply has to wait for the body of the last job. A job whose body is on disk ends the batch.
         """
         batch: list[tuple[Job, bytes]] = []
         size, self._batch_size = self._batch_size, 0

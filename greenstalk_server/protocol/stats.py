@@ -207,6 +207,6 @@ def job_stats(job: Job, now: int) -> JobStats:
 def _seconds_left(until: int, now: int) -> int:
     """Return the whole seconds left 1 ns after *now*.
 
-    The commands of one batch share *now*, but time passes between them: of 10 s set by one, the next finds 9 left.
+    The commands of one batch share *now*, but time passes between them: if one command sets 10 s, the next one reads 9.
     """
     return max(0, until - now - 1) // SECOND

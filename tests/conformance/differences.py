@@ -231,7 +231,7 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "extension-meta": Difference(
         _EXTENSION,
-        # The player takes the body after the longer first line for a reply of its own.
+        # The player takes the body after the longer first line for a separate reply.
         [
             *["INSERTED {1}", "META 2", "FOUND {1} 1 7 default", "x", "META 0", r"FOUND {1} 1\r\nx", "BAD_FORMAT"],
             "<end>",

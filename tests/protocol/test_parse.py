@@ -171,7 +171,7 @@ STRICT = {
     b"meta pri": UnknownCommand, b"truncate a": UnknownCommand, b"drain": UnknownCommand, b"undrain": UnknownCommand,
     b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
 }  # fmt: skip
-"""Lines of extensions, and what they are in strict mode."""
+"""Lines of extensions, and their results in strict mode."""
 
 UNKNOWN = [
     b"", b" ", b"\n", b" stats", b"STATS", b"Put 0 0 0 0", b"hello", b"stat", b"put", b"put\t0 0 0 0", b"putx 0 0 0 0",
