@@ -11,7 +11,7 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE
-from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE
+from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST
 from tests.support.talk import MARK, MARKED, Talk, buffered_bytes, stream_of
 from tests.support.world import make_broker
 
@@ -236,6 +236,19 @@ def test_touch_all_takes_slices_and_counts_the_jobs_still_held(talk: Talk, other
     assert len(talk.session.client.reserved) == 3 * SLICE - 1
     talk.advance(1)
     assert not talk.session.client.reserved
+
+
+# reserve-mode
+
+
+def test_weighted_reserves_of_many_tubes_count_double(talk: Talk) -> None:
+    talk.send(b"".join(b"watch t%d\r\n" % number for number in range(WATCHED_BATCH)) + PUT * 3)
+    costs = []
+    for mode in (b"fifo", b"weighted", b"fifo"):
+        talk.send(b"reserve-mode %b\r\n" % mode)
+        talk.send(b"reserve\r\n")
+        costs.append(talk.session.cost)
+    assert costs[1] - costs[0] == WATCHED_COST and costs[2] == costs[0]
 
 
 # flush-tube and flush-buried
