@@ -11,7 +11,7 @@ import pytest
 
 from greenstalk_client import Client
 from tests.support.daemon import TIMEOUT, Daemon
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 from tests.support.servers import peer
 
 Address = tuple[str, int]

@@ -19,8 +19,8 @@ import pytest
 
 from greenstalk_client import Bury, Client, Job, Release, Worker, work
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
-from tests.support.pages import free_ports
 from tests.support.peer import eventually
+from tests.support.ports import free_ports
 
 from .conftest import Address
 
