@@ -266,10 +266,7 @@ class Broker(ClientControl):
             if job.holder is not client:
                 return False
             self._remove_reserved(job, now)
-            run = now - job.reserved_at
-            tube.run_time += run
-            length = run.bit_length()
-            tube.runs[length] = tube.runs.get(length, 0) + 1
+            tube.note_run(now - job.reserved_at)
             if tube.rules is not None:
                 self._keep_key(job, tube.rules, now)
         else:
@@ -324,7 +321,8 @@ class Broker(ClientControl):
     def wait_for_job(self, client: Client, id: int, until: int | None, now: int) -> int:
         """Park *client* until the job *id* is deleted or buried, or the time is *until*; return a WaitOutcome.
 
-        If the job is buried already or does not exist, or if *until* has come, return the outcome without parking.
+        If the job is buried already or does not exist, or if *until* is not in the future, return the outcome without
+        parking.
         """
         job = self.jobs.get(id)
         if job is None:
@@ -434,11 +432,11 @@ class Broker(ClientControl):
     ) -> int:
         """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
 
-        *tube* moves the job, which keeps its state; its attempts count anew. *delay* makes a ready or delayed job turn
-        ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed* makes the
-        job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps the job,
-        its deadline, and the body that it has received. The caller has to give *body* if the job's body is on disk (see
-        Bodies.look). With any outcome but DONE nothing has changed.
+        *tube* moves the job, which keeps its state; its count of attempts restarts. *delay* makes a ready or delayed
+        job turn ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed*
+        makes the job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps
+        the job, its deadline, and the body that it has received. The caller has to give *body* if the job's body is on
+        disk (see Bodies.look). With any outcome but DONE nothing has changed.
         """
         old = self.jobs.get(id)
         if old is None:

@@ -409,10 +409,7 @@ class PolicyTransitions(Transitions):
         assert job.holder is not None
         holder, tube = job.holder.number, job.tube
         self._remove_reserved(job, now)
-        run = now - job.reserved_at
-        length = run.bit_length()
-        tube.run_time += run
-        tube.runs[length] = tube.runs.get(length, 0) + 1
+        tube.note_run(now - job.reserved_at)
         job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder)
         job.events = job_history.add(job.events, kind, now, by)
         job.former_state = job.former_deadline = 0

@@ -212,10 +212,7 @@ class Transitions:
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
         """Have *client* hold the detached *job*, whose `ready_since` is set."""
         tube = job.tube
-        wait = now - job.deadline  # ready_since
-        length = wait.bit_length()
-        tube.wait_time += wait
-        tube.waits[length] = tube.waits.get(length, 0) + 1
+        tube.note_wait(now - job.deadline)  # ready_since
         tube.total_reserves += 1
         tube.reserved_count += 1
         self.totals.reserved += 1

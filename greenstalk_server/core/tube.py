@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from greenstalk_server.core.durations import EWMA_WINDOW
 from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
 from greenstalk_server.core.job_index import JobIndex
 from greenstalk_server.core.policy_counts import PolicyCounts
@@ -72,6 +73,9 @@ class Tube:
                     that time in nanoseconds.
     runs            the same histogram of how long jobs were reserved until they were deleted, released or buried.
     wait_time, run_time   the sums of the times in `waits` and in `runs`, nanoseconds.
+    wait_ewma, run_ewma   exponentially weighted averages of these times, nanoseconds.
+    wait_min, run_min, wait_max, run_max   the shortest and the longest of these times, nanoseconds. A minimum is NEVER
+                    if there is none.
     """
 
     __slots__ = (
@@ -89,6 +93,9 @@ class Tube:
         "ready",
         "reserved_count",
         "rules",
+        "run_ewma",
+        "run_max",
+        "run_min",
         "run_time",
         "runs",
         "timer_at",
@@ -102,6 +109,9 @@ class Tube:
         "tube_sets",
         "urgent_count",
         "using",
+        "wait_ewma",
+        "wait_max",
+        "wait_min",
         "wait_time",
         "waiters",
         "waits",
@@ -141,6 +151,12 @@ class Tube:
         self.run_time: int = 0
         self.waits: dict[int, int] = {}
         self.runs: dict[int, int] = {}
+        self.wait_ewma: int = 0
+        self.wait_min: int = NEVER
+        self.wait_max: int = 0
+        self.run_ewma: int = 0
+        self.run_min: int = NEVER
+        self.run_max: int = 0
 
     def __repr__(self) -> str:
         return f"<Tube {self.name!r}>"
@@ -195,6 +211,32 @@ class Tube:
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
             self.totals.urgent -= 1
+
+    def note_wait(self, wait: int) -> None:
+        """Count that a job was ready for *wait* nanoseconds until it was reserved."""
+        length = wait.bit_length()
+        self.wait_time += wait
+        self.waits[length] = self.waits.get(length, 0) + 1
+        if wait > self.wait_max:
+            self.wait_max = wait
+        if wait < self.wait_min:
+            if self.wait_min == NEVER:
+                self.wait_ewma = wait
+            self.wait_min = wait
+        self.wait_ewma += (wait - self.wait_ewma) // EWMA_WINDOW
+
+    def note_run(self, run: int) -> None:
+        """Count that a job was reserved for *run* nanoseconds until it was deleted, released or buried."""
+        length = run.bit_length()
+        self.run_time += run
+        self.runs[length] = self.runs.get(length, 0) + 1
+        if run > self.run_max:
+            self.run_max = run
+        if run < self.run_min:
+            if self.run_min == NEVER:
+                self.run_ewma = run
+            self.run_min = run
+        self.run_ewma += (run - self.run_ewma) // EWMA_WINDOW
 
     def counts(self) -> PolicyCounts:
         """Return `policy_counts`, created if there are none."""

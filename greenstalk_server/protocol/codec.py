@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.tube import NAME, is_tube_name
+from greenstalk_server.protocol.extended_stats import JobExtension, ServerExtension, StatsExtension, TubeExtension
 from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 
 Command: TypeAlias = tuple[Any, ...]
@@ -129,7 +130,7 @@ class UnknownCommand(ProtocolError):
 
 
 class Mode:
-    """How strictly all connections of the process follow the published protocol.
+    """The strictness with which all connections of the process follow the published protocol.
 
     is_strict   the extensions are off; every line gets beanstalkd's reply.
     """
@@ -509,12 +510,18 @@ def name_list(names: Iterable[bytes]) -> bytes:
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
-def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
-    """Return the reply to stats, stats-tube or stats-job."""
-    lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+def stats(snapshot: ServerStats | TubeStats | JobStats, extension: StatsExtension | None = None) -> bytes:
+    """Return the reply to stats, stats-tube or stats-job, with the keys of *extension* at its end."""
+    lines = _lines(snapshot)
     if isinstance(snapshot, ServerStats):
         lines.append(f'greenstalk-version: "{snapshot.version}"\n')
+    if extension is not None:
+        lines += _lines(extension)
     return _ok(("---\n" + "".join(lines)).encode())
+
+
+def _lines(snapshot: ServerStats | TubeStats | JobStats | StatsExtension) -> list[str]:
+    return [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
 
 
 def _ok(data: bytes) -> bytes:
@@ -523,7 +530,15 @@ def _ok(data: bytes) -> bytes:
 
 _KEYS: Final = {
     kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
-    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
+    for kind in (
+        ServerStats,
+        LimitedServerStats,
+        TubeStats,
+        JobStats,
+        ServerExtension,
+        TubeExtension,
+        JobExtension,
+    )
 }
 
 BEANSTALKD_VERSION: Final = "1.99"

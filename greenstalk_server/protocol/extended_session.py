@@ -1,7 +1,7 @@
 """A session with the extensions of the protocol that docs/protocol-extensions.md describes.
 
-The server makes a plain `Session` instead in strict mode. No reply of a published command changes until the client has
-sent `meta`.
+The server makes a plain `Session` instead in strict mode. The replies to the published commands differ from those of a
+plain session only in further keys of stats, until the client has sent an extension.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any, Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
+from greenstalk_server.protocol.extended_stats import job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.session import HANDLERS, Session
+from greenstalk_server.protocol.stats import Snapshot
 from greenstalk_server.protocol.streams import BodyStream
 from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
 
@@ -156,6 +159,15 @@ class ExtendedSession(Session):
             self._job_wait = id
             return None
         return _job_wait_reply(outcome, id)
+
+    def _stats_reply(self, snapshot: Snapshot, subject: Tube | Job | None, now: int) -> bytes:
+        if codec.mode.is_strict:
+            return super()._stats_reply(snapshot, subject, now)
+        if isinstance(subject, Tube):
+            return self._count_reply(codec.stats(snapshot, tube_extension(subject, now)))
+        if isinstance(subject, Job):
+            return self._count_reply(codec.stats(snapshot, job_extension(subject, now)))
+        return self._count_reply(codec.stats(snapshot, server_extension(self._broker)))
 
     def _set_meta(self, command: Command, now: int) -> bytes:
         self._meta = command[1]

@@ -7,6 +7,7 @@ the fields for YAML, JSON and HTML. Pure.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
@@ -117,6 +118,9 @@ class JobStats:
     releases: int
     buries: int
     kicks: int
+
+
+Snapshot: TypeAlias = ServerStats | TubeStats | JobStats
 
 
 def server_stats(broker: Broker, now: int) -> ServerStats:
