@@ -8,7 +8,16 @@
 greenstalk.UnknownCommandError where a server lacks an extension.
 """
 
-from greenstalk_client.client import AlreadyReservedError, BatchResult, BodyDecodeError, Client, Job, JobMeta, PutId
+from greenstalk_client.client import (
+    AlreadyReservedError,
+    BatchResult,
+    BodyDecodeError,
+    Client,
+    CommandTooLongError,
+    Job,
+    JobMeta,
+    PutId,
+)
 from greenstalk_client.worker import Bury, Release, Worker, work
 
 __all__ = [
@@ -17,6 +26,7 @@ __all__ = [
     "BodyDecodeError",
     "Bury",
     "Client",
+    "CommandTooLongError",
     "Job",
     "JobMeta",
     "PutId",

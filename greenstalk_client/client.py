@@ -90,6 +90,10 @@ class AlreadyReservedError(greenstalk.BeanstalkdError):
     """A client holds the job."""
 
 
+class CommandTooLongError(ValueError):
+    """The names and keys of a put make its command longer than servers accept. Nothing was sent."""
+
+
 class BodyDecodeError(greenstalk.Error):
     """A body of a batch is not in the client's encoding. The client holds all of `jobs`, which have bodies of bytes."""
 
@@ -175,7 +179,7 @@ class Client(greenstalk.Client[TBody]):
         :param concurrency_limit: Maximum number of reserved jobs with the concurrency key; 1 or more.
 
         Keyword arguments and fractions need a server with the extensions: UnknownCommandError is raised, and nothing
-        is put, if it has none. ValueError is raised if the names are so long that the command exceeds 224 bytes.
+        is put, if it has none. CommandTooLongError is raised if the names make the command longer than 224 bytes.
         """
         data = self._encode(body)
         times: list[bytes] = [encode_seconds(delay), encode_seconds(ttr)]
@@ -191,7 +195,8 @@ class Client(greenstalk.Client[TBody]):
             words.append(_tag(b"con", concurrency_key, concurrency_limit, 1))
         line = b" ".join(words)
         if len(line) + 2 > MAX_LINE:
-            raise ValueError(f"the names and keys make a command of {len(line) + 2} bytes; the maximum is {MAX_LINE}")
+            size = len(line) + 2
+            raise CommandTooLongError(f"the names and keys make a command of {size} bytes; the maximum is {MAX_LINE}")
         if tube is not None or len(words) > 5 or b"." in b"".join(times):
             self._need_extensions()  # a server without them would read the body as commands
         return _put_id(self._send_cmd(b"%b\r\n%b" % (line, data), b"INSERTED"))
@@ -378,7 +383,7 @@ class Client(greenstalk.Client[TBody]):
 
     def _read_reply(self, expected: bytes) -> list[bytes]:
         line = self._reader.readline()
-        if line and not line.endswith(b"\r\n"):
+        if line and not line.endswith(b"\n"):
             raise ConnectionError("the connection ended within a reply")
         return greenstalk._parse_response(line, expected)
 
