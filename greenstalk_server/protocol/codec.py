@@ -13,8 +13,9 @@ A command is a tuple: the verb, then its arguments, with numbers as int (times i
 Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
 
     (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
+    (PUT, pri, delay, ttr, size, is_well_formed, name, tags or None), for a put with tags; the name is empty for put
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
-    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED, name)
+    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | STATS_GROUP, name)
     (META, fields)                          (TOUCH_ALL | PEEK_RESERVED,)
 
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
@@ -28,9 +29,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Final, TypeAlias
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.job import SECOND, STATE_NAMES
+from greenstalk_server.core.tags import DELETED as DUPLICATE_OF_DELETED
 from greenstalk_server.core.tube import NAME, is_tube_name
-from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
+from greenstalk_server.protocol.stats import (
+    GroupStats,
+    JobStats,
+    LimitedServerStats,
+    ServerStats,
+    TaggedJobStats,
+    TubeStats,
+)
+from greenstalk_server.protocol.tag_syntax import has_tag, parse_tags
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -78,10 +88,14 @@ FLUSH_BURIED: Final = b"flush-buried"
 META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
+STATS_GROUP: Final = b"stats-group"
 
 BATCH_LINE_START: Final = DELETE_BATCH + b" "
 MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
+
+TAGGED_LENGTH: Final = 8
+"""Members of the command of a put with tags."""
 
 MAX_BATCH: Final = 1000
 """Maximum number of jobs of a reserve-batch, and of ids of a delete-batch."""
@@ -149,10 +163,13 @@ def set_strict(is_strict: bool) -> None:
 
 
 def extensions() -> tuple[str, ...]:
-    """Return the names of the extensions that are on: their verbs, and `fractions`. See docs/protocol-extensions.md."""
+    """Return the names of the extensions that are on: their verbs, `fractions` and `tags`.
+
+    See docs/protocol-extensions.md.
+    """
     if mode.is_strict:
         return ()
-    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions"]))
+    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions", "tags"]))
 
 
 def parse(line: bytes) -> Command:
@@ -172,7 +189,7 @@ def parse(line: bytes) -> Command:
     if parser is None:
         return _parse_by_prefix(line)
     command = parser(verb, rest)
-    if verb in _CACHEABLE:
+    if verb in _CACHEABLE and len(command) < TAGGED_LENGTH:
         if len(known) >= _MAX_KNOWN:
             set_strict(mode.is_strict)
         known[line] = command
@@ -237,6 +254,8 @@ def _fully(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes]:
 
 def _parse_put(verb: bytes, rest: bytes) -> Command:
     pri, delay, ttr, size, garbage = _fully(_put_arguments, rest).groups()
+    if garbage and has_tag(garbage) and not mode.is_strict:
+        return _tagged_put(b"", pri, delay, ttr, _number(size, _U32), garbage.split(b" "))
     return (
         verb,
         _number(pri, _U32),
@@ -247,10 +266,24 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
     )
 
 
+def _tagged_put(name: bytes, pri: bytes, delay: bytes, ttr: bytes, size: int, words: list[bytes]) -> Command:
+    """Read the arguments of a put with the tags *words*. If one is bad, the command is not well-formed."""
+    tags = None
+    numbers = (0, 0, SECOND)
+    try:
+        tags = parse_tags([word for word in words if word], _seconds_of)
+        numbers = (_whole(pri, 0, _U32), _seconds_of(delay, _U32), _seconds_of(ttr, _U32) or SECOND)
+    except BadFormat:
+        tags = None
+    return (PUT, *numbers, size, tags is not None, name, tags)
+
+
 def _parse_put_in_tube(verb: bytes, rest: bytes) -> Command:
     """Read the tube's name, then the arguments of put. If only the size can be read, the command is not well-formed."""
     words = _words(rest, 5, MAX_LINE)
     name, size = words[0], _whole(words[4], 0, _U32)
+    if len(words) > 5 and is_tube_name(name):
+        return _tagged_put(name, words[1], words[2], words[3], size, words[5:])
     is_well_formed = len(words) == 5 and is_tube_name(name)
     pri, delay, ttr = 0, 0, 0
     try:
@@ -410,6 +443,7 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     WAIT: _parse_wait,
     FLUSH_TUBE: _parse_name,
     FLUSH_BURIED: _parse_name,
+    STATS_GROUP: _parse_name,
     META: _parse_meta,
     TOUCH_ALL: _parse_bare,
     PEEK_RESERVED: _parse_bare,
@@ -436,6 +470,12 @@ jobs that are put by equal lines also share the objects of their numbers."""
 def inserted(id: int) -> bytes:
     """Return the reply to a put that created job *id*."""
     return b"INSERTED %d\r\n" % id
+
+
+def duplicate(id: int, state: int, pri: int) -> bytes:
+    """Return the reply to a put that is a duplicate of job *id*; *state* and *pri* as in core.tags.Duplicate."""
+    word = b"DELETED" if state == DUPLICATE_OF_DELETED else STATE_NAMES[state].upper().encode()
+    return b"INSERTED %d %b\r\n" % (id, word) if pri < 0 else b"INSERTED %d %b %d\r\n" % (id, word, pri)
 
 
 def reserved(id: int, body: bytes) -> bytes:
@@ -509,9 +549,10 @@ def name_list(names: Iterable[bytes]) -> bytes:
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
-def stats(snapshot: ServerStats | TubeStats | JobStats) -> bytes:
-    """Return the reply to stats, stats-tube or stats-job."""
-    lines = [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+def stats(snapshot: ServerStats | TubeStats | JobStats | GroupStats) -> bytes:
+    """Return the reply to stats, stats-tube, stats-job or stats-group."""
+    values = [(key, getattr(snapshot, name)) for name, key in _KEYS[type(snapshot)]]
+    lines = [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
     if isinstance(snapshot, ServerStats):
         lines.append(f'greenstalk-version: "{snapshot.version}"\n')
     return _ok(("---\n" + "".join(lines)).encode())
@@ -523,7 +564,7 @@ def _ok(data: bytes) -> bytes:
 
 _KEYS: Final = {
     kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
-    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats)
+    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats, TaggedJobStats, GroupStats)
 }
 
 BEANSTALKD_VERSION: Final = "1.99"

@@ -12,7 +12,8 @@ from typing import Any, Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.protocol import codec
+from greenstalk_server.core.tags import TaggedJob
+from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
@@ -138,6 +139,19 @@ class ExtendedSession(Session):
     def _peek_reserved(self, command: Command, now: int) -> bytes | None:
         return self._do_work(FindReserved(self._broker, self.client.used), now)
 
+    # Tags
+
+    def _stats_group(self, command: Command, now: int) -> bytes:
+        group = self._broker.groups.get(command[1])
+        return codec.NOT_FOUND if group is None else self._count_reply(codec.stats(stats.group_stats(group)))
+
+    def _stats_job(self, command: Command, now: int) -> bytes:
+        job = self._broker.jobs.get(command[1])
+        if not isinstance(job, TaggedJob):
+            return super()._stats_job(command, now)
+        self._broker.counters.cmd_stats_job += 1
+        return self._count_reply(codec.stats(stats.tagged_job_stats(job, now)))
+
     # Jobs
 
     def _reprioritize(self, command: Command, now: int) -> bytes:
@@ -206,6 +220,8 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.TOUCH_ALL: ExtendedSession._touch_all,
     codec.FLUSH_TUBE: ExtendedSession._flush_tube,
     codec.FLUSH_BURIED: ExtendedSession._flush_buried,
+    codec.STATS_GROUP: ExtendedSession._stats_group,
+    codec.STATS_JOB: ExtendedSession._stats_job,
     codec.PEEK_RESERVED: ExtendedSession._peek_reserved,
     codec.REPRIORITIZE: ExtendedSession._reprioritize,
     codec.WAIT: ExtendedSession._wait_for_job,

@@ -1,4 +1,4 @@
-"""Snapshots of the server, a tube and a job, as "stats", "stats-tube" and "stats-job" report them.
+"""Snapshots of the server, a tube, a job and a group, as "stats", "stats-tube" and so on report them.
 
 The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. The same class defines
 the fields for YAML, JSON and HTML. Pure.
@@ -6,11 +6,13 @@ the fields for YAML, JSON and HTML. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.core.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.groups import Group
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob, tags_of
 from greenstalk_server.core.tube import Tube
 
 
@@ -119,6 +121,30 @@ class JobStats:
     kicks: int
 
 
+@dataclass(frozen=True, slots=True)
+class TaggedJobStats(JobStats):
+    """Like JobStats, plus the tags of the job; None for those that it does not have."""
+
+    idempotency_key: str | None
+    idempotency_ttl: int | None
+    group: str | None
+    after_group: str | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """The reply to "stats-group"."""
+
+    name: str
+    ready: int
+    reserved: int
+    delayed: int
+    buried: int
+    waiting_jobs: int
+
+
 def server_stats(broker: Broker, now: int) -> ServerStats:
     """Return the figures of the reply to "stats"."""
     facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
@@ -181,7 +207,7 @@ def tube_stats(tube: Tube, now: int) -> TubeStats:
 
 def job_stats(job: Job, now: int) -> JobStats:
     """Return the figures of the reply to "stats-job"."""
-    runs_out = job.state in (RESERVED, DELAYED)
+    runs_out = job.state == RESERVED or (job.state == DELAYED and job.deadline < NO_DEADLINE)
     return JobStats(
         id=job.id,
         tube=job.tube.name.decode(),
@@ -197,6 +223,34 @@ def job_stats(job: Job, now: int) -> JobStats:
         releases=job.releases,
         buries=job.buries,
         kicks=job.kicks,
+    )
+
+
+def tagged_job_stats(job: TaggedJob, now: int) -> TaggedJobStats:
+    """Return the figures of the reply to "stats-job" for a job with tags, if the extensions are on."""
+    plain, tags = job_stats(job, now), tags_of(job)
+    has_key, has_limit = bool(tags.idempotency_key), bool(tags.concurrency_key)
+    return TaggedJobStats(
+        **{field.name: getattr(plain, field.name) for field in fields(JobStats)},
+        idempotency_key=tags.idempotency_key.decode() if has_key else None,
+        idempotency_ttl=tags.idempotency_ttl // SECOND if has_key else None,
+        group=tags.group.decode() if tags.group else None,
+        after_group=tags.after.decode() if tags.after else None,
+        concurrency_key=tags.concurrency_key.decode() if has_limit else None,
+        concurrency_limit=tags.concurrency_limit if has_limit else None,
+    )
+
+
+def group_stats(group: Group) -> GroupStats:
+    """Return the figures of the reply to "stats-group"."""
+    counts = group.counts
+    return GroupStats(
+        name=group.name.decode(),
+        ready=counts[READY],
+        reserved=counts[RESERVED],
+        delayed=counts[DELAYED],
+        buried=counts[BURIED],
+        waiting_jobs=group.waiting.count,
     )
 
 

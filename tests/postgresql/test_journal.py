@@ -291,7 +291,7 @@ def test_standby_forgets_keys_whose_time_is_over(members: tuple[Member, Member])
     """The leader records no end of a key: the standby learns of it when the segment with the key is removed."""
     one, two = members
     one.lead()
-    kept = one.broker.unique_keys
+    kept = one.broker.kept_keys.table
     for at in range(100):
         name = b"key%d" % at
         if not at:
