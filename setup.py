@@ -40,11 +40,11 @@ COMPILING = {"bdist_wheel", "build", "compile_core", "editable_wheel", "install"
 """Commands that need the library. Installers such as pip first run others, to read the requirements and metadata."""
 
 KEPT_LIBRARIES = 8
-"""Newest libraries that stay in build/compiled: running servers use older ones, and an edit may be undone."""
+"""Number of newest libraries that stay in build/compiled: running servers use older ones, and an edit may be undone."""
 
 COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
 CFLAGS = ["-g0", "-fvisibility=hidden", "-Wno-error"]
-"""No debug information; direct calls between modules; and no -Werror, which mypyc sets and which fails with some
+"""No debug information, direct calls between modules, and no -Werror, which mypyc sets and which fails with some
 compilers."""
 
 
@@ -84,7 +84,7 @@ def compiled_library() -> Path | None:
 
 
 def failure(library: Path) -> str:
-    """Compile *library*; return why that has failed, and what to do; empty if it succeeded."""
+    """Compile *library*; return why the compilation failed and what to do, empty if it succeeded."""
     print("compiling the core with mypyc, which takes about half a minute", file=sys.stderr)
     output = io.StringIO()
     try:
@@ -112,7 +112,7 @@ def compile_core(name: str, directory: str) -> Path:
         target_dir=directory,
         group_name=BUILD["group_name"](),
         multi_file=True,
-        opt_level="1",  # a command costs as much with 2 and 3, which take a quarter more time to compile
+        opt_level="1",  # levels 2 and 3 save no CPU per command, and take a quarter more time to compile
         debug_level="0",
     )
     written_in_c = [str(BUILD["PACKAGE"] / f"{module}.c") for module in BUILD["WRITTEN_IN_C"]]
@@ -158,7 +158,7 @@ def build_requirements() -> list[str]:
 
 
 class CompiledDistribution(Distribution):
-    """A distribution whose wheel is for one platform if it has the library."""
+    """A distribution whose wheel is specific to one platform if it contains the library."""
 
     def has_ext_modules(self) -> bool:
         return LIBRARY is not None

@@ -1,7 +1,8 @@
 """Compare batches with single commands: python -m bench.batches. See README.md.
 
-One connection drains jobs, one command in flight: with `reserve` and `delete`, and in turns with `reserve-batch 100`
-and `delete-batch`. The client is Python, so single commands include more of its time than batches do.
+One connection drains jobs with one command in flight, in alternation with `reserve` and `delete` and with
+`reserve-batch 100` and `delete-batch`. The client is written in Python, so the figures of single commands include more
+of its time than those of batches.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from .report import OURS
 from .servers import OURS_COMMAND, Contender, Server, data_directory, running_server
 
 JOBS: Final = 20_000
-"""Jobs of a round, each way."""
+"""Jobs per round of either method."""
 
 ROUNDS: Final = 5
 BATCH: Final = 100
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 def _compare(contender: Contender, mode: Mode) -> float:
-    """Measure both ways in turns, and print the medians; return how many times as fast batches are."""
+    """Measure both methods in alternation, and print the medians; return the ratio of batches to single commands."""
     cpus = choose_cpus()
     rates: dict[str, list[float]] = {"single": [], "batches": []}
     with (
@@ -61,7 +62,7 @@ def _compare(contender: Contender, mode: Mode) -> float:
 
 
 def _rate(server: Server, batch: int) -> float:
-    """Put JOBS jobs, and drain them in batches of *batch*, or with single commands if that is 1; return jobs per s."""
+    """Put JOBS jobs and drain them in batches of *batch*, 1 for single commands; return jobs per second."""
     with socket.create_connection(("127.0.0.1", server.port)) as sock, sock.makefile("rb") as replies:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(JOBS // BATCH):

@@ -1,6 +1,6 @@
 """Write the measured figures into a Markdown document, between marker lines.
 
-The document has a part for the comparison with the peer, and one for the cost of policies. A run replaces the parts of
+The document has a part for the comparison with the peer, and one for the cost of policies. A run replaces each part for
 which it has modes. Each part has up to three tables, each with one direction: ratios where lower is better, ratios
 where higher is better, and figures whose target is absolute.
 """
@@ -65,7 +65,7 @@ def write(path: Path, conditions: str, results: list[ModeResult]) -> None:
 
 
 def tables(results: list[ModeResult]) -> str:
-    """The tables of *results*, which have the same base, as Markdown; a table without a row is left out."""
+    """Return the Markdown tables of *results*, which share one base; a table without rows is left out."""
     base = base_of(results[0].mode)
     heading = "relative to the same server without policies" if base == PLAIN else f"relative to {base}"
     cost, throughput, absolute = [], [], []
@@ -92,7 +92,7 @@ def tables(results: list[ModeResult]) -> str:
 
 
 def _split(path: Path, marker: str) -> tuple[str, str]:
-    """Return the text before *marker*, and after the measured figures that follow it."""
+    """Return the text before *marker*, and the text after the measured figures that follow it."""
     try:
         text = path.read_text()
     except OSError as error:

@@ -821,7 +821,7 @@ static void append_line(struct buffer *out, const char *format, ...)
     va_end(arguments);
 }
 
-/* Make connection number *index* watch --watch tubes, and use one of them: by default, its share. */
+/* Make connection number *index* watch --watch tubes and use one of them, by default its share of them. */
 static void watch_tubes(int fd, unsigned index)
 {
     struct buffer out = {0};

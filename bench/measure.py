@@ -142,7 +142,7 @@ def _due(trial: Trial) -> Sample:
 
 
 def _expiry(trial: Trial) -> Sample:
-    """Return the longest wait for a reply while the jobs of the backlog, to which a new policy applies, expire."""
+    """Return the longest wait for a reply while a new policy makes the jobs of the backlog expire."""
     cpus = trial.bench.cpus
     with trial.server() as server:
         with trial.generator(server, trial.mode.without_backlog(), _QUIET_SECONDS) as generator:
@@ -165,7 +165,7 @@ def _expiry(trial: Trial) -> Sample:
 
 
 def _speed_past_held_tube(trial: Trial) -> Sample:
-    """Return the speed while another connection holds the one job of HELD_TUBE that may be reserved."""
+    """Return the speed while another connection holds the only job of HELD_TUBE that may be reserved."""
     with trial.server() as server, trial.generator(server) as generator, server.connect() as holder:
         holder.sendall(f"watch {HELD_TUBE}\r\nignore default\r\nreserve\r\n".encode())
         with holder.makefile("rb") as replies:

@@ -95,7 +95,7 @@ class Mode:
     tubes: int = 0  # number of tubes that hold the backlog
     watch: int = 0  # number of tubes that each connection watches; 0: only default
     has_floor: bool = False  # the server of canned replies supports this load
-    use: int | None = None  # the tube that all connections use; None: each its share of those that it watches
+    use: int | None = None  # the tube that all connections use; None: each uses its share of the tubes that it watches
     has_distinct_bodies: bool = False
     server_args: tuple[str, ...] = ()  # {dir} is a fresh directory
     policies: str = ""  # TOML; the mode is then compared with the same server without policies
@@ -400,7 +400,7 @@ def _policy_modes() -> Iterable[Mode]:
     yield Mode(
         "policy-expire",
         "probe",
-        "cycle; 1,000,000 delayed jobs of another tube, which are all too old for a new policy",
+        "cycle; a new policy makes 1,000,000 delayed jobs of another tube expire",
         measurement="expiry",
         connections=1,
         backlog=1_000_000,

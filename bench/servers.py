@@ -73,7 +73,7 @@ class Server:
         self._memory = Path("/proc") / str(pid) / "smaps_rollup"
 
     def set_policies(self, policies: str) -> None:
-        """Replace the configuration file by *policies*, and have the server read it."""
+        """Replace the configuration file by *policies*, and make the server reload it."""
         Path(self._directory, POLICY_FILE).write_text(policies)
         os.kill(self.pid, signal.SIGHUP)
 
@@ -82,7 +82,7 @@ class Server:
         return time.clock_gettime_ns(self._cpu_clock)
 
     def connect(self) -> socket.socket:
-        """Return a new connection, whose calls time out."""
+        """Return a new connection whose calls time out."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=_REPLY_SECONDS)
 
     def wait_for_reply(self) -> None:
@@ -126,7 +126,7 @@ def running_server(
 ) -> Iterator[Server]:
     """Start the server of *contender* on *directory*; it listens when the block starts.
 
-    If the mode has nothing to compare with, the measurement sets the policies, with `Server.set_policies`.
+    If the mode has no comparison, the measurement sets the policies with `Server.set_policies`.
     """
     if mode.policies and not contender.is_plain:
         Path(directory, POLICY_FILE).write_text(mode.policies if mode.has_base else "")

@@ -1,7 +1,7 @@
-"""The build: decides, before any other module is imported, whether the core runs compiled or as pure Python.
+"""The build: decide, before any other module is imported, whether the core runs compiled or as pure Python.
 
-mypyc compiles the modules in COMPILED into one shared library. The library's name contains a digest of the sources, and
-a library is loaded only if its digest is that of the sources beside this file:
+mypyc compiles the modules in COMPILED into one shared library. The library's name contains a digest of the sources. A
+library is loaded only if its digest matches the sources beside this file:
 
 - An installation has the library in its package. A library with another digest means that somebody has changed the
   installed files: the server refuses to start.
@@ -35,6 +35,7 @@ COMPILED: Final = (
     "core/client_control",
     "core/concurrency",
     "core/counters",
+    "core/durations",
     "core/gc_untrack",
     "core/groups",
     "core/idempotency",
@@ -74,6 +75,7 @@ COMPILED: Final = (
     "protocol/codec",
     "protocol/costs",
     "protocol/extended_session",
+    "protocol/extended_stats",
     "protocol/framing",
     "protocol/restricted_session",
     "protocol/session",
@@ -87,7 +89,7 @@ COMPILED: Final = (
 unique."""
 
 WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket")
-"""Extension modules that the compiled modules use if they are there."""
+"""Extension modules that the compiled modules use if available."""
 
 INLINED: Final = (
     "core/invariants",
@@ -117,7 +119,7 @@ NO_LIBRARY: Final = "not_compiled.txt"
 
 _PREFIX: Final = "greenstalk_core_"
 _SUFFIX: Final = f"__mypyc{EXTENSION_SUFFIXES[0]}"
-"""The end of the library's file name: mypyc's, and the interpreter's version and platform."""
+"""The suffix of the library's file name: mypyc's, then the interpreter's version and platform."""
 
 _COSTS: Final = "a command costs about half more CPU"
 
@@ -126,7 +128,7 @@ _COSTS: Final = "a command costs about half more CPU"
 class Build:
     """The build that runs.
 
-    advice     why it is not compiled and what to do; empty if it is compiled, or pure on purpose.
+    advice     why the core is not compiled and what to do; empty if it is compiled, or pure on purpose.
     error      why the server must not start, and what to do; empty if it may.
     """
 
@@ -218,7 +220,7 @@ def _repair() -> str:
 
 
 def _advice() -> str:
-    """Return why there is no library, its consequence, and what to do; empty if the installation is pure on purpose."""
+    """Return why there is no library, the consequence, and what to do; empty if the installation is pure on purpose."""
     try:
         reason = (DIRECTORY / NO_LIBRARY).read_text().strip()
     except FileNotFoundError:

@@ -231,7 +231,7 @@ class _PolicyFile:
         self._turns: BoundedSemaphore = BoundedSemaphore()
 
     def apply_to(self, broker: Broker, clock: Clock) -> None:
-        """Have *broker*, which has no jobs yet, follow the policies, and those that `reload` will read."""
+        """Apply the policies to *broker*, which has no jobs yet; `reload` updates the same broker."""
         self._target = (broker, clock)
         broker.set_file_policies(self._policies, clock())
 
@@ -303,7 +303,7 @@ class _SharedQueue:
         self._clock: Clock = clock
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Create the dashboard if there is none. This takes up to 0.3 s, by which a takeover would be delayed."""
+        """Create the dashboard if there is none. This takes up to 0.3 s, which would delay a takeover."""
         if self.dashboard is None and self._factory is not None:
             self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status)
 
@@ -333,7 +333,7 @@ def _handle_signals(
 
 
 def _reload(certificates: Certificates | None, policy_file: _PolicyFile) -> None:
-    """Read the files again that SIGHUP reloads. Switches."""
+    """Reload the certificate and the policies. Switches."""
     if certificates is not None:
         certificates.reload()
     if policy_file.path:

@@ -140,7 +140,7 @@ class ProtocolFollower:
 
 
 def newest_id(server: Server) -> int:
-    """Return the newest id of *server*: that of an empty job, put into PROBE_TUBE and deleted at once.
+    """Return the newest id of *server*: the id of an empty job, which is put into PROBE_TUBE and deleted at once.
 
     A server that refuses puts assigns no ids. The id is then estimated from its count of jobs and the first jobs of all
     tubes.

@@ -88,7 +88,7 @@ class Output:
 def key_value_lines(entries: Mapping[str, Any]) -> Text:
     """Return names and values, one pair per line. The terminal wraps long values, so that they can be copied whole.
 
-    The entries of a mapping get the name of both, as in `dead-letter.reason`.
+    An entry of a mapping is named by both keys, as in `dead-letter.reason`.
     """
     pairs = list(_flat(entries))
     width = max((len(name) for name, _ in pairs), default=0) + 2

@@ -104,7 +104,7 @@ class PolicyName(click.ParamType[str]):
 
 
 class JobIds(click.ParamType[tuple[int, ...]]):
-    """The ids of jobs with commas in between, at most PAGE_SIZE."""
+    """Job ids separated by commas, at most PAGE_SIZE."""
 
     name = "ids"
 

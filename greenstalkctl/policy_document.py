@@ -1,6 +1,6 @@
 """Policies on the command line: read one from KEY=VALUE words, or from JSON or TOML; write one as TOML.
 
-Only the form is checked here. The server checks the keys and values, and names what is allowed.
+This module checks only the form. The server checks the keys and values, and its errors name what is allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SIZE: Final = 64 * 1024
 """Maximum bytes of a policy: the largest request that the API accepts."""
 
 LISTS: Final = frozenset({"tubes", "copy_to"})
-"""Keys whose values are lists; a word has the elements with commas in between."""
+"""Keys whose values are lists; in a word, commas separate the elements."""
 
 TEXTS: Final = frozenset({"dead_letter", "expired_to", "overflow", "unique"})
 """Keys whose values are text, even if the text looks like a number."""
@@ -71,7 +71,7 @@ def to_toml(name: str, policy: Mapping[str, Any]) -> str:
 
 
 def _of_name(found: dict[str, Any], name: str) -> Policy:
-    """Return the table of the policy *name* if *found* has the table of all policies, else *found*."""
+    """Return the table of the policy *name* if *found* contains the table of all policies, else *found*."""
     if set(found) != {_TABLE}:
         return found
     policies = found[_TABLE]

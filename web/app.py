@@ -77,7 +77,7 @@ class Dashboard:
     def start(self) -> None:
         """Load the templates, and begin to sample the history once a second. Does not switch.
 
-        Compiling the templates takes 0.2 s of CPU if none is in the cache. During the first visits, that would stall
+        Compiling the templates takes 0.2 s of CPU if none is in the cache; during the first visits that would stall
         workers.
         """
         cache = self.app.jinja_env.bytecode_cache = TemplateCache()

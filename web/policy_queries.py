@@ -1,4 +1,4 @@
-"""Queries about policies: why a tube hands out no job, and which tubes are dead-letter tubes."""
+"""Queries about policies: the reason why a tube hands out no job, and the dead-letter tubes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class DeadLetterTubes:
         return any(job is not None and job.dead_letter for job in firsts)
 
     def count_jobs(self) -> int:
-        """Return the number of jobs in the tubes that policies name."""
+        """Return the number of jobs in the dead-letter tubes that policies name."""
         tubes = self._broker.tubes
         return sum([tube.job_count for name in self._current() if (tube := tubes.get(name)) is not None])
 
     def _current(self) -> Mapping[bytes, list[Policy]]:
-        """Return the policies by the dead-letter tube that they name."""
+        """Return the policies, grouped by the dead-letter tube that they name."""
         if self._policies is not self._broker.policies:
             self._policies, self._targets = self._broker.policies, {}
             for policy in self._policies.policies.values():
@@ -50,13 +50,13 @@ class DeadLetterTubes:
 
 
 def hold_label(tube: Tube, now: int) -> str:
-    """Return the setting that keeps the ready jobs of *tube* from workers; empty if there is none, or no such job."""
+    """Return the setting that holds back the ready jobs of *tube*; empty if there is none, or no ready job."""
     reason = tube.hold_reason(now) if tube.ready.count else ""
     return "" if reason == "pause" else reason
 
 
 def hold_text(tube: Tube, now: int) -> str:
-    """Return why a policy keeps the ready jobs of *tube* from workers; empty if it does not.
+    """Return why a policy holds back the ready jobs of *tube*; empty if it does not.
 
     For example `at most 20 jobs reserved: 20 are`, or `rate 100/s: next start in 8 ms`.
     """
@@ -83,7 +83,7 @@ def expires_at(job: Job) -> int:
 
 
 def _short_time(nanoseconds: int) -> str:
-    """Return a time to the millisecond below 10 seconds, and to the second above."""
+    """Return a time as text: to the millisecond below 10 seconds, to the second above."""
     if nanoseconds >= 10 * SECOND:
         return text.duration(nanoseconds // SECOND)
     milliseconds = -(-nanoseconds // MILLISECOND)

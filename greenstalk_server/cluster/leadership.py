@@ -1,7 +1,7 @@
 """Leader election: one server leads, the standbys follow its journal, and one of them takes over when its lease ends.
 
 The lease is a row in the database, and ends at a time of the database's clock. The leader renews the lease in a native
-thread, so that long work in the event loop does not cost it its leadership. The leader stops serving when the lease has
+thread, so that long work in the event loop does not delay a renewal. The leader stops serving when the lease has
 ended by its own clock, which also advances while the process or the machine is suspended. The lease alone does not
 prevent two servers from acknowledging changes: the epoch does, see journal.postgresql.
 
@@ -96,7 +96,7 @@ class Queue(Protocol):
     rows: Rows
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
-        """Do the work that would delay a takeover; only the first call does any."""
+        """Do the work that would delay a takeover. Later calls do nothing."""
 
 
 Q = TypeVar("Q", bound=Queue)

@@ -22,7 +22,7 @@ from greenstalk_server.config.types import Mistakes
 from greenstalk_server.core.policy import Policy
 
 MAX_SIZE: Final = 2**20
-"""Maximum bytes of a configuration file. The path may be wrong, and name a large file."""
+"""Maximum bytes of a configuration file: a wrong path may lead to a large file."""
 
 MAX_STATEMENT: Final = 500
 MAX_STATEMENT_SIZE: Final = 65536

@@ -282,7 +282,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         (),
-        "settings of tubes by patterns of their names, in the configuration file only; SIGHUP reads them again",
+        "settings for the tubes whose names match a pattern, in the configuration file only; SIGHUP reloads them",
         field="policies",
         key="policies",
         type=POLICIES,

@@ -47,8 +47,8 @@ class Bodies:
     marks           ids of jobs; when one of them is reserved, `read_ahead` is called with its tube.
     fetch           starts to read back the body of a job; later calls the given function with the body, or with None
                     if it is lost.
-    look            returns the bodies of jobs by id, without lost ones. Bodies that it reads from disk are not kept in
-                    memory. Switches greenlets.
+    look            returns the bodies of jobs by id, omitting lost bodies. It does not keep bodies that it reads from
+                    disk in memory. Switches greenlets.
     read_ahead      schedules reading the bodies of the next jobs of a tube.
     """
 

@@ -241,10 +241,7 @@ class Broker(PutControl):
             if job.holder is not client:
                 return False
             self._remove_reserved(job, now)
-            run = now - job.reserved_at
-            tube.run_time += run
-            length = run.bit_length()
-            tube.runs[length] = tube.runs.get(length, 0) + 1
+            tube.note_run(now - job.reserved_at)
             if tube.rules is not None:
                 self._keep_key(job, tube.rules, now)
         else:

@@ -44,7 +44,7 @@ class Client:
     waiting_since   start of its last wait, nanoseconds.
     wait_number     sequence number of that wait: a client with a lower one has waited longer.
     wait_until      when that wait times out, nanoseconds; None for never.
-    outcome         what ended its last wait: a job, or a WaitOutcome; None while it waits.
+    outcome         result of its last wait: a job or a WaitOutcome; None while it waits.
     wake            called once when its wait ends; must not switch greenlets.
     hang_up         closes its connection; does not switch greenlets.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).

@@ -45,12 +45,12 @@ class ColdState:
         under the name of the job's present tube. Negative if a move has made the name longer than in that record.
     former_state, former_deadline   state and deadline that a job had when reserve-job took it while it was buried or
         delayed. A restart restores them. former_state is 0 for all other jobs.
-    size, segment, ttr, reserves    those fields of a job whose values are too large for it (see Job).
+    size, segment, ttr, reserves    fields of a Job whose values do not fit into the Job itself (see there).
 
     Attributes (see job_attributes):
 
-    attempts_base   value of `reserves` from which attempts count: that at the last kick.
-    expires_from    time from which the job's expiry counts; 0 for created_at.
+    attempts_base   value of `reserves` when the count of attempts last restarted, such as at a kick.
+    expires_from    start of the job's age, as expiry measures it; 0 means created_at.
     unique_key      key of a job that is unique in its tube, 1 to 64 bytes; empty for all other jobs.
     dead_letter     packed DeadLetter of a job in a dead-letter tube; empty for all other jobs.
     """
@@ -103,11 +103,11 @@ DEFAULT_COLD_STATE: Final = ColdState()
 class Job:
     """One job.
 
-    Most jobs are only put, reserved and deleted, and a million may be waiting. So a job is small: fields that most
-    jobs do not need are in `cold`, and properties read and write them under their own names. In the compiled build,
-    `state`, `_size`, `_segment`, `_ttr` and `_reserves` are machine integers that share 16 bytes. The last four are -1
-    if the value does not fit; then it is in `cold`. Properties return the values as unlimited integers: an expression
-    with a machine integer would be computed in its few bits.
+    Most jobs are only put, reserved and deleted, and a million may be waiting. So a job is small: fields that most jobs
+    do not need are in `cold`, and properties read and write them under their own names. In the compiled build, `state`,
+    `_size`, `_segment`, `_ttr` and `_reserves` are machine integers that share 16 bytes. The last four are -1 if the
+    value does not fit; then it is in `cold`. Properties return the values as unlimited integers: mypyc computes an
+    expression with a machine integer in the width of that integer, which could overflow.
 
     id          1 to 2**64-1, never reused, increasing in the order in which the command lines of puts arrive.
     pri         0, the most urgent, to 2**32-1.
@@ -117,7 +117,7 @@ class Job:
     deadline    when a delayed job turns ready, or when the reservation of a reserved job times out. The same slot holds
                 `ready_since` of a ready job and `burial_number` of a buried one.
     holder      the client that reserved it, else None.
-    reserved_at when it was last reserved; 0 if it was not reserved since the server's start.
+    reserved_at when it was last reserved; 0 if it has not been reserved since the server started.
     segment     number of the journal's file that holds its full record; 0 without a journal.
     """
 
@@ -161,7 +161,7 @@ class Job:
         untrack(self)
 
     def copy_with(self, tube: Tube, body: bytes) -> Job:
-        """Return a copy in *tube* and with *body*, to replace this job. The copy is in no queue, and in no journal."""
+        """Return a copy in *tube* with *body*, to replace this job. The copy is in no queue and not in the journal."""
         copy = Job(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at)
         self._copy_fields_to(copy)
         return copy

@@ -1,7 +1,7 @@
-"""The attributes of a job as bytes: fields that most jobs do not have, and that later versions may add to.
+"""The binary encoding of job attributes: fields that most jobs do not have. Later versions may add attributes.
 
-The bytes are a sequence of tag (u8), length (u8) and value of that many bytes. A reader skips unknown tags, and values
-that cannot be right. Pure.
+The bytes are a sequence of tag (u8), length (u8) and value of that many bytes. A reader skips unknown tags and invalid
+values. Pure.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _DEAD_LETTER: Final = struct.Struct("<BIQQ")
 
 
 class DeadLetterReason:
-    """Why a job is in a dead-letter tube."""
+    """The reason for a move to a dead-letter tube."""
 
     ATTEMPTS: Final = 1
     EXPIRED: Final = 2
@@ -66,13 +66,13 @@ REASON_NAMES: Final = ("", "attempts", "expired", "buried-expired", "overflow")
 
 
 class DeadLetter(NamedTuple):
-    """Where a job in a dead-letter tube came from.
+    """The origin of a job in a dead-letter tube.
 
     reason      one of DeadLetterReason.
-    source      name of the tube that it was in.
-    attempts    its attempts until then.
+    source      name of the tube from which it was last moved.
+    attempts    its attempts in that tube, since the count last restarted.
     first_at    time of its first move to a dead-letter tube.
-    last_at     time of its last one.
+    last_at     time of its last move to a dead-letter tube.
     """
 
     reason: int
@@ -176,7 +176,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_into(job: Job, data: bytes) -> None:
-    """Replace the attributes of *job* by those in *data*, except its tags; any bytes are accepted."""
+    """Replace the attributes of *job* by those in *data*, except its tags; invalid bytes are ignored."""
     job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
     for tag, value in _attributes(data):
         length = len(value)

@@ -13,8 +13,8 @@ MAX_CHUNK: Final = 512
 """Maximum number of keys in a chunk. Removing the first key moves four kilobytes."""
 
 MIN_CHUNK: Final = MAX_CHUNK // 4
-"""If a removal leaves fewer keys than this in a chunk, the chunk is merged with a neighbour, if both fit into half a
-chunk. The removal of the first key of the first chunk merges nothing."""
+"""A chunk that a removal leaves with fewer keys than this is merged with a neighbour if both together fill at most half
+a chunk. Removing the first key of the first chunk merges nothing."""
 
 
 class JobIndex:
@@ -37,14 +37,14 @@ class JobIndex:
     __slots__ = ("_bounds", "_chunks", "_jobs", "count")
 
     def __init__(self, jobs: Mapping[int, Job]) -> None:
-        """*jobs* is the broker's table of every job by id, which has each job of the index."""
+        """*jobs* is the broker's table of all jobs by id. It contains every job of the index."""
         self._jobs: Mapping[int, Job] = jobs
         self._chunks: list[list[int]] = []
         self._bounds: list[int] = []
         self.count: int = 0
 
     def add(self, job: Job, rank: int) -> None:
-        """Add *job*, which is not in the index."""
+        """Add *job*, which must not be in the index."""
         key = rank << ID_BITS | job.id
         self.count += 1
         chunks = self._chunks
@@ -100,7 +100,7 @@ class JobIndex:
         return [key & MAX_ID for chunk in self._chunks for key in chunk]
 
     def check(self, jobs: list[Job]) -> None:
-        """Assert that the index has *jobs*, in this order, and that its invariants hold. O(everything): for tests."""
+        """Assert that the index has *jobs*, in this order, and that its invariants hold. Slow: for tests."""
         chunks, bounds = self._chunks, self._bounds
         keys = [key for chunk in chunks for key in chunk]
         assert self.ids() == [job.id for job in jobs] and self.count == len(keys)
@@ -123,7 +123,7 @@ class JobIndex:
             self._bounds.insert(at + 1, upper[0])
 
     def _merge(self, at: int) -> None:
-        """Drop the chunk number *at* if it is empty, or merge it with a neighbour if they fit into half a chunk."""
+        """Drop the chunk number *at* if it is empty; merge it with a neighbour if both fill at most half a chunk."""
         chunks, bounds = self._chunks, self._bounds
         if not chunks[at]:
             del chunks[at], bounds[at]

@@ -174,7 +174,7 @@ class JobTable(MutableMapping[int, Job]):
                 self._shards.setdefault(job.id >> SHARD_BITS, {})[job.id] = job
 
     def _set_late(self, id: int, job: Job) -> None:
-        """Insert *job* into a dict, or replace it there: *id* has no page. Turn a dense dict into pages."""
+        """Insert or replace *job*, whose *id* has no page, in a dict. Turn a dense dict into pages."""
         shard = self._shards.setdefault(id >> SHARD_BITS, {})
         before = len(shard)
         shard[id] = job

@@ -81,8 +81,8 @@ class Journal(Protocol):
     def move(self, job: Job, source: Tube) -> None:
         """Record the changed tube and attributes of *job*, and all that `update` records.
 
-        Call it after *job* has them, with its former tube as *source*. The record has no body, so the body may be only
-        on disk. To record changed attributes alone, pass the job's tube as *source*.
+        Call this method after the change of *job*, with its former tube as *source*. The record has no body, so the
+        body may be only on disk. To record changed attributes alone, pass the job's tube as *source*.
         """
 
     def reserve(self, job: Job) -> None:
@@ -108,7 +108,7 @@ class Journal(Protocol):
         """Record that the unique *key* (1 to 64 bytes) of *tube* belongs to the job *id* until the time *until*.
 
         Needed for a key that outlives its job: the record of a job has the job's own key. An *until* of 0 deletes the
-        record. A key whose time has passed needs no record.
+        record. An expired key needs no record.
         """
 
     def stats(self) -> JournalStats:

@@ -136,7 +136,7 @@ class JobQuotas:
         return 0
 
     def refuse_tube(self, tubes: int) -> int:
-        """Return why a tube may not be created, or 0 if it may; *tubes* is the number of tubes that exist."""
+        """Return why a tube may not be created, or 0 if it may; *tubes* is the number of existing tubes."""
         limit = self._limits.tubes
         return Refusal.TUBES if limit and tubes >= limit else 0
 

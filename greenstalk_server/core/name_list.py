@@ -85,7 +85,7 @@ def list_of(names: Iterable[bytes], budget: NameBudget) -> NameList:
 
 
 class NameChunk:
-    """Names of `TubeNames` that were added one after another.
+    """A chunk of `TubeNames`: names that were added one after another.
 
     names     the names in order, as keys of a dict, from which a name is removed in constant time.
     version   number of lists that had been made when `names` was created or copied.

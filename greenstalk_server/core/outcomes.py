@@ -12,7 +12,7 @@ from typing import Final
 class WaitOutcome:
     """The state of a wait, or how it ended without a job.
 
-    DEADLINE_SOON ends only a wait for a ready job; DELETED, BURIED and NOT_FOUND end only a wait for a certain job.
+    DEADLINE_SOON ends only a wait for a ready job; DELETED, BURIED and NOT_FOUND end only a wait for a specific job.
     """
 
     WAITING: Final = 0

@@ -1,6 +1,6 @@
 """Patterns of tube names, in which `*` matches any characters, and an index of many patterns.
 
-Access rules and policies have the same patterns. Pure.
+Access rules and policies use the same patterns. Pure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _TUBE_PATTERN: Final = re.compile(r"[-A-Za-z0-9+/;.$_()*]{1,200}")
 
 
 def is_tube_pattern(text: str) -> bool:
-    """Whether *text* has only characters of tube names and stars, and is not too long: 1 to 200 characters."""
+    """Whether *text* is a valid pattern: 1 to 200 characters of tube names and stars."""
     return _TUBE_PATTERN.fullmatch(text) is not None
 
 
 def to_regex(pattern: str) -> str:
-    """Return a regular expression that never backtracks to an earlier star: that could take exponential time."""
+    """Return a regular expression that never backtracks to an earlier star, which could take exponential time."""
     first, *rest = map(re.escape, pattern.split("*"))
     if not rest:
         return first
@@ -27,7 +27,7 @@ def to_regex(pattern: str) -> str:
 
 
 def any_of(patterns: Iterable[str]) -> re.Pattern[bytes] | None:
-    """Return a regular expression that matches what any of *patterns* matches; None if there are none."""
+    """Return a regular expression that matches every name that any of *patterns* matches; None without patterns."""
     regex = "|".join([to_regex(pattern) for pattern in patterns])
     return re.compile(regex.encode()) if regex else None
 
@@ -38,27 +38,27 @@ class _Indexed:
     __slots__ = ("_longest", "_pattern", "_regex", "number")
 
     def __init__(self, number: int, pattern: str) -> None:
-        """*pattern* is empty if its text at one end of a name suffices for a match."""
+        """*pattern* is empty if the text at one end of a name decides the match."""
         self.number: int = number
         self._pattern: str = pattern
         self._longest: bytes = max(pattern.split("*"), key=len).encode()
         self._regex: re.Pattern[bytes] | None = None
 
     def matches(self, tube: bytes) -> bool:
-        """Whether the pattern matches *tube*, which has the pattern's text at one end."""
+        """Whether the pattern matches *tube*, which is known to have the pattern's text at one end."""
         if not self._pattern:
             return True
         if self._longest not in tube:  # five times as fast as the regular expression
             return False
-        if self._regex is None:  # few of many patterns are ever needed
+        if self._regex is None:  # most patterns of a large index are never compiled
             self._regex = re.compile(to_regex(self._pattern).encode())
         return self._regex.fullmatch(tube) is not None
 
 
 class PatternIndex:
-    """Many patterns, each with a number, which finds those that match a tube without a test of each.
+    """An index of numbered patterns. It finds the patterns that match a tube without testing each of them.
 
-    A pattern with a star is found by the text before its first star or, if it begins with one, after its last star.
+    A pattern with a star is indexed by the text before its first star or, if that is empty, after its last star.
     """
 
     __slots__ = ("_by_prefix", "_by_suffix", "_exact", "_prefix_lengths", "_suffix_lengths")
@@ -99,7 +99,7 @@ class PatternIndex:
 
 
 def _add(table: dict[bytes, list[_Indexed]], lengths: list[int], text: str, found: _Indexed) -> None:
-    """Add *found* to *table* by *text*, and the length of *text* to *lengths*, which stays sorted."""
+    """Add *found* to *table* under *text*, and the length of *text* to *lengths*, which stays sorted."""
     table.setdefault(text.encode(), []).append(found)
     if len(text) not in lengths:
         insort(lengths, len(text))

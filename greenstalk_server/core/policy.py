@@ -1,10 +1,10 @@
-"""Tube policies: settings that the operator gives to tubes by patterns of their names.
+"""Tube policies: settings for all tubes whose names match the patterns of a policy.
 
-A policy has the same document form in the configuration file, the API and the journal: the keys of SETTINGS, `tubes`
-(a list of patterns) and `priority`. Several policies may match a tube. Their settings are merged key by key: the
-highest `priority` wins a key, then the most specific pattern that matches (an exact name before a pattern, then the
-number of literal characters), then the first name in alphabetical order. A value of 0, "" or [] turns a setting off, so
-a policy can exempt some tubes from the setting of another. Pure.
+A policy is the same document in the configuration file, the API and the journal: the keys of SETTINGS, `tubes` (a list
+of patterns) and `priority`. Several policies may match a tube. Their settings are merged: for each key, the policy with
+the highest `priority` wins, then the one with the most specific matching pattern (an exact name before a pattern, then
+the number of literal characters), then the one whose name sorts first. A value of 0, "" or [] turns a setting off, so a
+policy can exempt some tubes from a setting of another policy. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.core.units import MILLISECOND, parse_size, parse_time
 
 MAX_POLICIES: Final = 10_000
-"""Maximum policies of the configuration file, and of all when one is added at run time."""
+"""Maximum number of policies in the configuration file, and in total when a policy is added at run time."""
 
 MAX_PATTERNS: Final = 100
 """Maximum patterns of one policy."""
@@ -33,17 +33,17 @@ MAX_COPIES: Final = 16
 
 MAX_PRIORITY: Final = 1_000_000
 MAX_TIME: Final = (2**32 - 1) * SECOND
-"""Maximum of each time: the longest delay of the protocol, in nanoseconds."""
+"""Maximum of every setting that is a time, nanoseconds: the longest delay of the protocol."""
 
 MAX_CACHED: Final = 10_000
-"""Maximum effective policies that a PolicySet keeps for further tubes."""
+"""Maximum number of effective policies that a PolicySet caches for further tubes."""
 
 DEFAULT_RETRY_FACTOR: Final = 2.0
 DEFAULT_RETRY_DELAY_MAX: Final = 3600 * SECOND
-"""The longest retry delay if `retry_delay_max` is not set, unless `retry_delay` is longer."""
+"""Default of `retry_delay_max`, unless `retry_delay` is longer."""
 
 BURSTS_PER_SECOND: Final = 10
-"""Without `rate_burst`, a burst is a tenth of the starts of a second, and at least 1."""
+"""Without `rate_burst`, a burst is a tenth of the starts per second, at least 1."""
 
 _MAX_COUNT: Final = 2**63 - 1
 _MAX_ATTEMPTS: Final = 2**32 - 1
@@ -59,7 +59,7 @@ _MISSING: Final = object()
 
 
 class Overflow:
-    """What a put does to a tube that is at one of its caps. Other values than REFUSE make room for the new job."""
+    """The effect of a put into a tube that is at a cap. All values except REFUSE make room for the new job."""
 
     REFUSE: Final = 0
     DROP_OLDEST: Final = 1
@@ -67,7 +67,7 @@ class Overflow:
 
 
 class UniqueFor:
-    """The time for which a job keeps other jobs with an equal body out of its tube.
+    """The period in which a unique job excludes other jobs with an equal body from its tube.
 
     NOTHING     jobs of the tube need not be unique.
     WAITING     while the job is ready or delayed.
@@ -111,7 +111,7 @@ class Setting:
 
     read        converts a value of a document to the engine's value; raises ValueError if the value is not allowed.
     allowed     describes the allowed values, for "must be ...".
-    needs       keys of which the same policy must have at least one, because the setting has no effect without.
+    needs       the policy must also have at least one of these keys, because the setting has no effect without them.
     """
 
     __slots__ = ("allowed", "needs", "read")
@@ -129,7 +129,7 @@ def _whole(value: object, most: int, least: int = 0) -> int:
 
 
 def _fraction(value: object, least: float, most: float) -> float:
-    """Return the number *value*; 0 is allowed below *least*."""
+    """Return the number *value*; 0 is allowed even if *least* is above 0."""
     if type(value) is int:
         if not 0 <= value <= int(most):  # the largest integers cannot be converted to a float
             raise ValueError
@@ -144,7 +144,7 @@ def _fraction(value: object, least: float, most: float) -> float:
 
 
 def _rate(value: object) -> int:
-    """Return the nanoseconds between two starts."""
+    """Return the time between two starts in nanoseconds."""
     rate = _fraction(value, _MIN_RATE, _MAX_RATE)
     return round(SECOND / rate) if rate else 0
 
@@ -157,7 +157,7 @@ def _factor(value: object) -> float:
 
 
 def _time(value: object, least: int) -> int:
-    """Return the seconds *value*, a number or text with units, as nanoseconds; 0 is allowed below *least*."""
+    """Return *value*, seconds or text with units, in nanoseconds; 0 is allowed even if *least* is above 0."""
     if isinstance(value, str):
         time = parse_time(value, SECOND)
     elif type(value) is int:
@@ -254,7 +254,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         f"{_words(_UNIQUE_FOR)}, or a number of seconds from 0.001 to {_MAX_SECONDS}, {_UNITS}",
         ("unique",),
     ),
-    "copy_to": Setting(_copies, f"an array of at most {MAX_COPIES} different names of tubes"),
+    "copy_to": Setting(_copies, f"an array of at most {MAX_COPIES} different tube names"),
     "ttr_min": Setting(_read_ttr, _TTR_SETTING),
     "ttr_max": Setting(_read_ttr, _TTR_SETTING),
     "max_job_size": Setting(_size, _SIZE_SETTING),
@@ -263,17 +263,17 @@ SETTINGS: Final[Mapping[str, Setting]] = {
 
 _KEYS: Final = (_TUBES, _PRIORITY, *SETTINGS)
 _ORDERED: Final = (("retry_delay", "retry_delay_max"), ("ttr_min", "ttr_max"))
-"""Pairs of settings whose first must not be above the second, if both are on."""
+"""Pairs of settings. If both are on, the first must not exceed the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A valid policy, as made by `parse_policy`. Its settings must not be changed.
+    """A valid policy, made by `parse_policy`. Callers must not change its settings.
 
     name        1 to 100 letters, digits and -_. of which the first is a letter or a digit.
     tubes       patterns of tube names, in which `*` matches any characters.
-    priority    the higher, the more important, from -MAX_PRIORITY to MAX_PRIORITY.
-    settings    values by the keys of SETTINGS, as given.
+    priority    from -MAX_PRIORITY to MAX_PRIORITY; the higher one wins.
+    settings    values by the keys of SETTINGS, as the document gives them.
     """
 
     name: str
@@ -282,12 +282,12 @@ class Policy:
     settings: dict[str, object]
 
     def document(self) -> dict[str, object]:
-        """Return the policy as TOML and JSON have it; `parse_policy` returns an equal policy for it."""
+        """Return the policy as a TOML or JSON document; `parse_policy` turns it back into an equal policy."""
         return {_TUBES: list(self.tubes), _PRIORITY: self.priority, **self.settings}
 
 
 def parse_policy(name: str, document: object) -> Policy:
-    """Return the policy *name* of *document*; raise PolicyError with the first mistake."""
+    """Parse *document*, the policy *name*; raise PolicyError with the first mistake."""
     errors = find_mistakes(name, document)
     if errors:
         raise errors[0]
@@ -299,7 +299,7 @@ def parse_policy(name: str, document: object) -> Policy:
 
 
 def find_mistakes(name: str, document: object) -> list[PolicyError]:
-    """Return an error for each mistake in *document*, the policy *name*: the table of its keys."""
+    """Return an error for each mistake in *document*, the table of keys of the policy *name*."""
     if not _NAME.fullmatch(name):
         allowed = "have 1 to 100 letters, digits and -_. and begin with a letter or a digit"
         return [PolicyError(name, f"the name of a policy must {allowed}")]
@@ -331,7 +331,7 @@ def find_mistakes(name: str, document: object) -> list[PolicyError]:
 
 
 def _unknown(key: object) -> str:
-    """Return the mistake in *key*, which is no key of a policy."""
+    """Return the error for *key*, which is not a key of a policy."""
     nearest = difflib.get_close_matches(str(key)[:_MAX_SHOWN], _KEYS, n=1, cutoff=0.0)[0]
     return f"unknown key {_shown(key)}: did you mean {nearest}?"
 
@@ -349,7 +349,7 @@ def _tubes_problem(patterns: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return *value* for a message: text that is as short and printable as needed."""
+    """Return *value* as short, printable text for a message."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -370,7 +370,7 @@ class EffectivePolicy:
     Times are integer nanoseconds; 0 or empty means that nothing is set.
 
     max_attempts        attempts after which a job is not delivered again.
-    dead_letter         the setting; the tube that jobs really go to is PolicySet.dead_letter, which cuts loops.
+    dead_letter         the setting. PolicySet.dead_letter returns the tube that dead letters go to: it breaks loops.
     retry_delay, retry_delay_max, retry_factor, retry_jitter    the delay after attempt n is
         retry_delay * retry_factor ** (n - 1), times a random number from 1 - retry_jitter to 1 + retry_jitter, and at
         most retry_delay_max. Invariant: if retry_delay is set, retry_delay_max and retry_factor, which is at least 1,
@@ -379,13 +379,13 @@ class EffectivePolicy:
     expires_to_dead_letter  whether expired jobs go to the dead-letter tube, and are buried if there is none; otherwise
         they are dropped.
     max_jobs, max_bytes, overflow   caps of the tube, and the value of Overflow.
-    max_reserved        jobs that are reserved at a time.
-    rate_interval, rate_burst   time between two starts, and starts that may follow each other at once. Invariant: both
-        are set or none.
+    max_reserved        maximum of jobs that are reserved at the same time.
+    rate_interval, rate_burst   time between two starts, and maximum number of starts in a burst. Invariant: both are
+                                set, or neither is.
     unique_for, unique_time     the value of UniqueFor, and the time for UniqueFor.TIME.
     copy_to             tubes that get a copy of each new job. Never has the tube itself.
     ttr_min, ttr_max    bounds of each job's ttr. Invariant: ttr_max is 0, or at least ttr_min.
-    max_job_size        bytes of a body.
+    max_job_size        maximum size of a body, bytes.
     origins             setting -> name of the policy that it came from.
     values              setting -> value as the policy gives it. Must not be changed.
     """
@@ -488,7 +488,7 @@ class _Entry:
 
 
 def _order(entry: _Entry) -> tuple[int, bool, int, str]:
-    """Return a key that sorts entries: those that win come first."""
+    """Return a sort key by which the entries that win come first."""
     stars = entry.pattern.count("*")
     return (-entry.policy.priority, stars > 0, stars - len(entry.pattern), entry.policy.name)
 
@@ -588,7 +588,7 @@ class PolicySet:
         return list(chain)
 
     def _follow(self, tube: bytes) -> bytes:
-        """Return the dead-letter tube of *tube*, which is a dead-letter tube too, or b""."""
+        """Return the dead-letter tube of *tube*, which itself receives dead letters; b"" if it has none."""
         following = self._following.get(tube)
         if following is None:
             effective = self.effective(tube)

@@ -1,7 +1,7 @@
-"""Changes of the policies, and their application to the tubes and jobs that exist.
+"""Changes of the policies, and the sweep that applies them to existing tubes and jobs.
 
-`Broker` inherits from `PolicyControl`. New policies apply to new jobs and tubes at once. A sweep applies them to the
-others, one slice for each tick of the broker. Pure.
+`Broker` inherits from `PolicyControl`. New policies apply to new jobs and tubes at once. The sweep applies them to
+existing ones, one slice per tick of the broker. Pure.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import TubeRules
 
 SWEEP_TUBES: Final = 16
-"""Tubes whose effective policy one slice of a sweep computes: up to a millisecond of work with 1,000 policies."""
+"""Tubes whose effective policies one slice of a sweep computes: up to a millisecond with 1,000 policies."""
 
 
 class PolicySweep:
-    """The application of new policies to the tubes and jobs that exist, one slice for each tick.
+    """A sweep: applies new policies to existing tubes and jobs, one slice per tick.
 
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    names       tubes that have not yet got the new policies.
+    names       tubes to which the new policies have not been applied.
     ids         jobs that the sweep has not yet visited; None until all tubes have the new policies.
     tubes       tubes whose jobs the sweep has to visit.
     """
@@ -59,7 +59,7 @@ class PolicyControl(PolicyTransitions):
         super().__init__(facts, journal, max_job_size, limits, bodies)
 
     def check(self) -> None:
-        """Assert the invariants in the docstring of `Broker`'s module, but the first. O(everything): for tests."""
+        """Assert the invariants in the docstring of `Broker`'s module, but the first. Slow: for tests."""
         from greenstalk_server.core import invariants  # noqa: PLC0415  only tests need it
 
         invariants.check(self)
@@ -85,7 +85,7 @@ class PolicyControl(PolicyTransitions):
         self.set_policies(self.policy_store.combined(), now)
 
     def remove_policy(self, name: str, now: int) -> bool:
-        """Remove a policy that was set at run time; return False if there is none; raise PolicyError for a file's."""
+        """Remove a policy set at run time; return False if there is none. Raise PolicyError for one in the file."""
         if not self.policy_store.remove(name):
             return False
         self.journal.policy(name, b"")
@@ -93,9 +93,9 @@ class PolicyControl(PolicyTransitions):
         return True
 
     def set_policies(self, policies: PolicySet, now: int) -> None:
-        """Put *policies* in force instead of all others.
+        """Replace the policies in force by *policies*.
 
-        New jobs and tubes follow them at once. The next ticks apply them to the tubes and jobs that exist.
+        New jobs and tubes follow them at once. The next ticks apply them to existing tubes and jobs.
         """
         self.policies = policies
         self._sweep.names = list(self.tubes)
@@ -104,7 +104,7 @@ class PolicyControl(PolicyTransitions):
 
     @property
     def is_sweeping(self) -> bool:
-        """Whether ticks are still applying new policies to the tubes and jobs that exist."""
+        """Whether ticks are still applying new policies to existing tubes and jobs."""
         return self._sweep.timer_at > 0
 
     def _sweep_due(self, now: int) -> None:
@@ -133,7 +133,7 @@ class PolicyControl(PolicyTransitions):
                 self._arm(tube, now)
 
     def _attach_rules(self, tube: Tube, now: int) -> None:
-        """Give *tube* the rules of the policies in force, and note whether its jobs must be visited."""
+        """Give *tube* the rules of the policies in force, and record whether the sweep must visit its jobs."""
         before, rules = tube.rules, self._new_rules(tube)
         if rules is None or before is None or before.policy.values != rules.policy.values:
             tube.rules = rules
@@ -148,7 +148,7 @@ class PolicyControl(PolicyTransitions):
             self._arm(tube, now)
 
     def _apply_policy(self, id: int, now: int) -> None:
-        """Apply the rules of its tube to the job *id*, which may have existed before them."""
+        """Apply the rules of its tube to the job *id*, which may be older than the rules."""
         job = self.jobs.get(id)
         rules = job.tube.rules if job is not None else None
         if job is None or rules is None:

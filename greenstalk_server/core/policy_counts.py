@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PolicyCounts:
-    """How often policies acted on the jobs of a tube, since the tube was created.
+    """Counts of policy actions on the jobs of a tube, since the tube was created.
 
     expired         jobs dropped because they were too old.
     dropped         jobs dropped because the tube was full.

@@ -1,7 +1,7 @@
 """The transitions that a tube's policy may change: puts, ends of reservations, expiry, and moves to other tubes.
 
-`PolicyControl` inherits from `PolicyTransitions`. Where no policy matches a tube, `tube.rules` is None, and each
-transition is that of the protocol. All changes that a policy makes are recorded in the journal like changes by a
+`PolicyControl` inherits from `PolicyTransitions`. If no policy matches a tube, its `rules` are None, and its
+transitions are those of the protocol. Every change that a policy makes is recorded in the journal like the change of a
 command, so a restart never repeats a decision.
 """
 
@@ -50,7 +50,7 @@ class PolicyTransitions(TagTransitions):
     def _admit(self, job: Job, rules: TubeRules, now: int) -> int:
         """Apply *rules* to the new *job*, and record it with its copies.
 
-        Return 0 if the caller is to insert the job. Otherwise nothing was recorded: return the id of the job that is
+        Return 0 if the caller must insert the job. Otherwise nothing was recorded: return the id of the job that is
         its duplicate, or a Refusal, which is negative.
         """
         tube, policy = job.tube, rules.policy
@@ -132,7 +132,7 @@ class PolicyTransitions(TagTransitions):
         return self.kept_keys.find(job.tube.name, key, now)
 
     def _refuse_put(self, job: Job, rules: TubeRules) -> int:
-        """Clamp the new *job* as *rules* say; return why they refuse it, or 0."""
+        """Clamp the ttr of the new *job*; return the Refusal by *rules*, or 0."""
         policy = rules.policy
         if policy.ttr_min and job.ttr < policy.ttr_min:
             job.ttr = policy.ttr_min
@@ -143,16 +143,17 @@ class PolicyTransitions(TagTransitions):
         return self._choose_evicted(job.tube, rules, 1, job.size, [])
 
     def _make_room(self, tube: Tube, size: int, now: int) -> None:
-        """Evict jobs of *tube* until one more of *size* bytes fits, or none of them can go."""
+        """Evict jobs of *tube* until one more of *size* bytes fits. Evict none if that is impossible."""
         evicted = list[Job]()
         if tube.rules is not None and not self._choose_evicted(tube, tube.rules, 1, size, evicted):
             for old in evicted:
                 self._evict(old, now)
 
     def _choose_evicted(self, tube: Tube, rules: TubeRules, jobs: int, bytes: int, evicted: list[Job]) -> int:
-        """Append to *evicted* the oldest jobs of *tube* that must go before *jobs* more of *bytes* in total fit.
+        """Append to *evicted* the oldest jobs to evict from *tube* before *jobs* more of *bytes* in total fit.
 
-        Return 0, or why they cannot fit: no job may go, or the dead-letter tube cannot take all that would have to.
+        Return 0, or a Refusal if they cannot fit: no job may be evicted, or the dead-letter tube has no room for those
+        that would be.
         """
         policy = rules.policy
         jobs = tube.job_count + jobs - policy.max_jobs if policy.max_jobs else 0
@@ -175,7 +176,7 @@ class PolicyTransitions(TagTransitions):
         return Refusal.TUBE_FULL
 
     def _evict(self, job: Job, now: int) -> None:
-        """Remove the waiting *job* from its full tube, as its policy says."""
+        """Drop the waiting *job* of a full tube, or move it to the dead-letter tube."""
         tube, rules = job.tube, job.tube.rules
         assert rules is not None
         tube.remove(job)
@@ -227,7 +228,7 @@ class PolicyTransitions(TagTransitions):
             self._drop_if_unneeded(tube)
 
     def _keep_key(self, job: Job, rules: TubeRules, now: int) -> None:
-        """Have the key of the finished *job* outlive it, if it must stay unique for longer."""
+        """Keep the key of the finished *job* for the rest of `unique_time`."""
         if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key:
             return
         tube, key, until = job.tube.name, job.unique_key, job.created_at + rules.policy.unique_time
@@ -237,7 +238,7 @@ class PolicyTransitions(TagTransitions):
     # Expiry
 
     def _expire(self, job: Job, now: int) -> None:
-        """End the life of the detached *job*, which is too old."""
+        """Drop the detached *job*, which is too old, or move it to the dead-letter tube."""
         tube, rules = job.tube, job.tube.rules
         assert rules is not None
         if rules.policy.expires_to_dead_letter:
@@ -263,7 +264,7 @@ class PolicyTransitions(TagTransitions):
         return False
 
     def _arm_burial_expiry(self, tube: Tube, rules: TubeRules) -> None:
-        """Have *tube* examined when its first buried job expires."""
+        """Arm a timer for the time when the first buried job of *tube* expires."""
         job = tube.first_buried() if rules.policy.buried_expire_after else None
         if job is not None:
             self._arm(tube, buried_at(job) + rules.policy.buried_expire_after)
@@ -271,7 +272,7 @@ class PolicyTransitions(TagTransitions):
     # Dead letters
 
     def _dead_letter(self, job: Job, reason: int, now: int) -> None:
-        """Move the detached *job* to the dead-letter tube of its tube; bury it if there is none that can take it."""
+        """Move the detached *job* to the dead-letter tube of its tube; bury it if there is none, or no room in it."""
         tube, rules = job.tube, job.tube.rules
         name = rules.dead_letter if rules is not None else b""
         if name and self._move_dead(job, name, reason, now):
@@ -334,7 +335,7 @@ class PolicyTransitions(TagTransitions):
     def redrive(self, id: int, now: int) -> int:
         """Move the dead-lettered job *id* back to the tube that it came from, as a new job; return an EditOutcome.
 
-        It is ready there, its attempts and its age count from now, and it is no longer a dead letter.
+        The job is ready there and no longer a dead letter; its attempts and its age restart.
         """
         job = self.jobs.get(id)
         if job is None or not job.dead_letter:
@@ -368,7 +369,7 @@ class PolicyTransitions(TagTransitions):
             self._arm_rules(tube, rules, now)
 
     def _arm_rules(self, tube: Tube, rules: TubeRules, now: int) -> None:
-        """Have *tube* examined when its rules next require it."""
+        """Arm timers for the times when the rules of *tube* next require something."""
         expiry = rules.next_expiry()
         if expiry < NEVER:
             self._arm(tube, expiry)
@@ -383,10 +384,7 @@ class PolicyTransitions(TagTransitions):
         assert job.holder is not None
         holder, tube = job.holder.number, job.tube
         self._remove_reserved(job, now)
-        run = now - job.reserved_at
-        length = run.bit_length()
-        tube.run_time += run
-        tube.runs[length] = tube.runs.get(length, 0) + 1
+        tube.note_run(now - job.reserved_at)
         job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder)
         job.events = job_history.add(job.events, kind, now, by)
         job.former_state = job.former_deadline = 0
@@ -436,7 +434,7 @@ class PolicyTransitions(TagTransitions):
         if is_expired or rules.has_failed(job):
             job.state = READY
             job.ready_since = now
-            self._record_end(job, is_command)  # a record has only the last event, and the next one adds another
+            self._record_end(job, is_command)  # a record has only the last event; the next record adds one
             if is_expired:
                 self._expire(job, now)
             else:
@@ -456,7 +454,7 @@ class PolicyTransitions(TagTransitions):
             self._add_ready(job, now)
 
     def _record_end(self, job: Job, is_update: bool) -> None:
-        """Record *job*, whose reservation has ended; without *is_update*, only that it has ended without a command."""
+        """Record the state of *job* after its reservation; without *is_update*, only that the reservation lapsed."""
         if is_update:
             self.journal.update(job)
         else:

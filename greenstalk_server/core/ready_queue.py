@@ -1,4 +1,4 @@
-"""The ready jobs of one tube, smallest (pri, id) first, and which of them has been ready for longest.
+"""The ready jobs of one tube, ordered by (pri, id). Also finds the job that has been ready for longest.
 
 Most jobs turn ready in the order of their ids, at one of a few priorities. So there is a run for each priority: a list
 of chunks of jobs. A job is appended to the run if its id is above all others in the run. A run takes eight bytes per
@@ -63,7 +63,7 @@ class ReadyQueue:
     )
 
     def __init__(self, jobs: Mapping[int, Job]) -> None:
-        """*jobs* is the broker's table of every job by id."""
+        """*jobs* is the broker's table of all jobs by id."""
         self.count: int = 0
         self._jobs: Mapping[int, Job] = jobs
         self._run_of: dict[int, list[list[Job]]] = {}
@@ -180,7 +180,7 @@ class ReadyQueue:
         return ids + self._by_age.ids() if self._by_age is not None else ids
 
     def check(self, jobs: list[Job]) -> None:
-        """Assert that the queue has *jobs*, in this order, and that its invariants hold. O(everything): for tests."""
+        """Assert that the queue has *jobs*, in this order, and that its invariants hold. Slow: for tests."""
         assert self.count == len(jobs)
         assert len(self._pris) == len(self._runs) <= MAX_RUNS and self._pris == sorted(self._run_of)
         in_runs = set[Job]()

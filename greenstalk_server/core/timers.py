@@ -15,7 +15,7 @@ SWEEP_SLACK: Final = 64
 `Timers`, and of keys in a `TubeSet`."""
 
 NEVER: Final = 2**62 - 1
-"""A time that does not come, nanoseconds. It is the largest integer that compiled code does not allocate."""
+"""A time that is never reached, nanoseconds. It is the largest integer that compiled code does not allocate."""
 
 
 class Target(Protocol):

@@ -126,7 +126,7 @@ class Transitions:
         return tube
 
     def _new_rules(self, tube: Tube) -> TubeRules | None:
-        """Return what the policies in force require of *tube*, without any state yet; None if no policy matches."""
+        """Return new rules of *tube*, without state, from the policies in force; None if no policy matches."""
         policy = self.policies.effective(tube.name)
         return None if policy is None else TubeRules(policy, self.policies.dead_letter(tube.name), self.jobs)
 
@@ -232,7 +232,7 @@ class Transitions:
         return group
 
     def _arm_waiting(self, job: Job, rules: TubeRules, now: int) -> None:
-        """Have the tube of the waiting *job* examined when the job expires, or now if the tube is above its caps."""
+        """Arm a timer for the time when the waiting *job* expires, or for now if its tube is above its caps."""
         tube = job.tube
         expiry = now if rules.must_evict(tube.job_count, tube.body_bytes) else rules.expiry_of(job)
         if expiry < NEVER:
@@ -241,10 +241,7 @@ class Transitions:
     def _add_reserved(self, job: Job, client: Client, now: int) -> None:
         """Have *client* hold the detached *job*, whose `ready_since` is set."""
         tube = job.tube
-        wait = now - job.deadline  # ready_since
-        length = wait.bit_length()
-        tube.wait_time += wait
-        tube.waits[length] = tube.waits.get(length, 0) + 1
+        tube.note_wait(now - job.deadline)  # ready_since
         tube.total_reserves += 1
         tube.reserved_count += 1
         self.totals.reserved += 1
@@ -308,7 +305,7 @@ class Transitions:
                 tube.counts().rate_holds += 1
 
     def _hand_out_freed(self, tube: Tube, now: int) -> None:
-        """Hand out ready jobs of *tube* if a reservation that has ended was the reason to hold them."""
+        """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
         if tube.rules is not None and tube.held_until <= now and tube.ready.count:
             self._hand_out(tube, now)
 
@@ -361,7 +358,7 @@ class Transitions:
             else:
                 new.tube.add_buried(new)
         if new.tube.rules is not None:
-            self._arm(new.tube, now)  # the job may have to expire, or the tube be above its caps
+            self._arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
 
     # Waits and timers
 

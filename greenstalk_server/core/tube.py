@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from greenstalk_server.core.durations import EWMA_WINDOW
 from greenstalk_server.core.idempotency import IdempotencyKeys
 from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
 from greenstalk_server.core.job_index import JobIndex
@@ -62,19 +63,22 @@ class Tube:
     using, watching number of clients that use and that watch the tube.
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
-    rules           what the policies that match the tube require; None if no policy matches.
+    rules           rules and state of the policies that match the tube; None if no policy matches.
     held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
                     maximum of its jobs is reserved.
     idempotency     idempotency keys of its jobs; None if it never had one.
-    policy_counts   how often policies acted on its jobs; None if they never did.
+    policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.
     waits           histogram of how long jobs were ready until they were reserved: number of jobs by the bit length of
                     that time in nanoseconds.
-    runs            the same for how long jobs were reserved until they were deleted, released or buried.
+    runs            the same histogram of how long jobs were reserved until they were deleted, released or buried.
     wait_time, run_time   the sums of the times in `waits` and in `runs`, nanoseconds.
+    wait_ewma, run_ewma   exponentially weighted averages of these times, nanoseconds.
+    wait_min, run_min, wait_max, run_max   the shortest and the longest of these times, nanoseconds. A minimum is NEVER
+                    if there is none.
     """
 
     __slots__ = (
@@ -93,6 +97,9 @@ class Tube:
         "ready",
         "reserved_count",
         "rules",
+        "run_ewma",
+        "run_max",
+        "run_min",
         "run_time",
         "runs",
         "timer_at",
@@ -106,6 +113,9 @@ class Tube:
         "tube_sets",
         "urgent_count",
         "using",
+        "wait_ewma",
+        "wait_max",
+        "wait_min",
         "wait_time",
         "waiters",
         "waits",
@@ -146,6 +156,12 @@ class Tube:
         self.run_time: int = 0
         self.waits: dict[int, int] = {}
         self.runs: dict[int, int] = {}
+        self.wait_ewma: int = 0
+        self.wait_min: int = NEVER
+        self.wait_max: int = 0
+        self.run_ewma: int = 0
+        self.run_min: int = NEVER
+        self.run_max: int = 0
 
     def __repr__(self) -> str:
         return f"<Tube {self.name!r}>"
@@ -221,6 +237,32 @@ class Tube:
         """Free the idempotency key of *job*, which leaves the tube; *jobs* is the broker's table of every job by id."""
         if self.idempotency is not None and isinstance(job, TaggedJob) and job.idempotency_key:
             self.idempotency.release(job, jobs)
+
+    def note_wait(self, wait: int) -> None:
+        """Count that a job was ready for *wait* nanoseconds until it was reserved."""
+        length = wait.bit_length()
+        self.wait_time += wait
+        self.waits[length] = self.waits.get(length, 0) + 1
+        if wait > self.wait_max:
+            self.wait_max = wait
+        if wait < self.wait_min:
+            if self.wait_min == NEVER:
+                self.wait_ewma = wait
+            self.wait_min = wait
+        self.wait_ewma += (wait - self.wait_ewma) // EWMA_WINDOW
+
+    def note_run(self, run: int) -> None:
+        """Count that a job was reserved for *run* nanoseconds until it was deleted, released or buried."""
+        length = run.bit_length()
+        self.run_time += run
+        self.runs[length] = self.runs.get(length, 0) + 1
+        if run > self.run_max:
+            self.run_max = run
+        if run < self.run_min:
+            if self.run_min == NEVER:
+                self.run_ewma = run
+            self.run_min = run
+        self.run_ewma += (run - self.run_ewma) // EWMA_WINDOW
 
     def counts(self) -> PolicyCounts:
         """Return `policy_counts`, created if there are none."""

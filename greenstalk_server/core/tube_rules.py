@@ -1,7 +1,7 @@
 """The rules of one tube: the merged settings of the policies that match it, and their state.
 
 Owns the index of the tube's waiting jobs by age, the keys of its unique jobs, and the time of its next allowed start.
-The broker asks, moves jobs, and records changes (see greenstalk_server.core.policy_transitions). Pure.
+The broker calls it, moves jobs, and records changes (see greenstalk_server.core.policy_transitions). Pure.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class TubeRules:
 
     policy          settings, merged from all policies that match the tube.
     dead_letter     tube for the jobs that failed; empty if there is none, or if dead letters would loop.
-    waiting         ready and delayed jobs by the time from which they expire; None if no setting needs it.
-    full_at         the time at which all of `rate_burst` may start at once again, nanoseconds; 0 if they may now.
+    waiting         ready and delayed jobs by the start of their age; None if no setting needs the index.
+    full_at         time at which a whole burst may start again, nanoseconds; 0 if it may start now.
     keys            id of the job that holds each unique key; None without `unique`.
-    other_holders   ids of further jobs with the key: all but one were not there when they were put.
+    other_holders   ids of further jobs with a key. A put adds none, but a release, a move, an edit or a new policy can.
     """
 
     __slots__ = ("dead_letter", "full_at", "keys", "other_holders", "policy", "waiting")
 
     def __init__(self, policy: EffectivePolicy, dead_letter: bytes, jobs: Mapping[int, Job]) -> None:
-        """*jobs* is the broker's table of every job by id."""
+        """*jobs* is the broker's table of all jobs by id."""
         self.policy: EffectivePolicy = policy
         self.dead_letter: bytes = dead_letter
         needs_ages = policy.expire_after or policy.overflow != Overflow.REFUSE
@@ -46,21 +46,21 @@ class TubeRules:
     # Waiting jobs
 
     def add_waiting(self, job: Job) -> None:
-        """Note that *job* is ready or delayed now."""
+        """Add *job*, which is now ready or delayed."""
         if self.waiting is not None:
             self.waiting.add(job, expires_from(job))
         if self.keys is not None and self.policy.unique_for == UniqueFor.WAITING:
             self._claim(self.keys, job)
 
     def remove_waiting(self, job: Job) -> None:
-        """Note that *job* is no longer ready or delayed."""
+        """Remove *job*, which is no longer ready or delayed."""
         if self.waiting is not None:
             self.waiting.remove(job, expires_from(job))
         if self.keys is not None and self.policy.unique_for == UniqueFor.WAITING:
             self.release_key(job)
 
     def rescan(self, job: Job) -> None:
-        """Note *job*, which existed before the policy, whether or not it is noted already."""
+        """Add *job*, which may be older than the policy, to the index and the keys unless it is there already."""
         if self.waiting is not None and job.state in (READY, DELAYED):
             self.waiting.remove(job, expires_from(job))
             self.waiting.add(job, expires_from(job))
@@ -69,7 +69,7 @@ class TubeRules:
             self._claim(self.keys, job)
 
     def restore_key(self, job: Job) -> None:
-        """Have *job*, which was put earlier or elsewhere, hold the key of its body, unless the body is only on disk."""
+        """Claim the key of *job*, computed from the body if the job has none and the body is in memory."""
         if self.keys is not None:
             if not job.unique_key and job.body is not None:
                 job.unique_key = key_of(job.body)
@@ -98,7 +98,7 @@ class TubeRules:
     # Caps
 
     def must_evict(self, jobs: int, bytes: int) -> bool:
-        """Whether a tube with *jobs* jobs, whose bodies have *bytes* in total, has to lose its oldest waiting job."""
+        """Whether a tube with *jobs* jobs, whose bodies have *bytes* in total, must lose its oldest waiting job."""
         policy = self.policy
         is_over = 0 < policy.max_jobs < jobs or 0 < policy.max_bytes < bytes
         return is_over and policy.overflow != Overflow.REFUSE
@@ -111,7 +111,7 @@ class TubeRules:
         return self.full_at - (self.policy.rate_burst - 1) * interval if interval else 0
 
     def note_start(self, now: int) -> None:
-        """Note that a job has started."""
+        """Count the start of a job against `rate`."""
         interval = self.policy.rate_interval
         if interval:
             self.full_at = max(self.full_at, now) + interval
@@ -140,12 +140,12 @@ class TubeRules:
     # Keys of unique jobs
 
     def claim_key(self, job: Job) -> None:
-        """Have *job* hold its key, unless it gets it by `add_waiting`."""
+        """Claim the key of *job*, unless `add_waiting` does so."""
         if self.keys is not None and self.policy.unique_for != UniqueFor.WAITING:
             self._claim(self.keys, job)
 
     def _claim(self, keys: dict[bytes, int], job: Job) -> None:
-        """Have *job* hold its key, if it has one; of several jobs with the key, the newest is in *keys*."""
+        """Claim the key of *job*, if it has one. If several jobs hold a key, *keys* has the newest one."""
         key = job.unique_key
         if not key:
             return
@@ -155,7 +155,7 @@ class TubeRules:
             self.other_holders.setdefault(key, {})[min(holder, job.id)] = None
 
     def release_key(self, job: Job) -> None:
-        """Free the key of *job*, if it holds one and no other job does."""
+        """Release the key of *job*, if it has one; another holder takes over."""
         key = job.unique_key
         if self.keys is None or not key:
             return
@@ -172,12 +172,12 @@ class TubeRules:
 
 
 def expires_from(job: Job) -> int:
-    """Return the time from which the age of *job* counts, nanoseconds: its put, or its last renewal."""
+    """Return the start of the age of *job*, nanoseconds: its put, or its last kick, redrive or renewal."""
     return job.expires_from or job.created_at
 
 
 def buried_at(job: Job) -> int:
-    """Return when the buried *job* was buried in its tube, nanoseconds; if its history lacks that, when it was put."""
+    """Return when *job* was buried in its tube, nanoseconds; when it was put if its history lacks the burial."""
     for event in reversed(job_history.unpack(job.events)):
         if event.kind in (job_history.BURIED, job_history.MOVED):
             return event.at

@@ -62,7 +62,7 @@ class TubeSet:
             tube.tube_sets.remove(self)
 
     def note(self, job: Job) -> None:
-        """Add an entry for *job*, which is ready in one of the tubes, unless the tube's key is as small already."""
+        """Add an entry for *job*, which is ready in one of the tubes, unless the tube already has a key as small."""
         key, tube = job.pri << ID_BITS | job.id, job.tube
         before = self._keys.get(tube)
         if before is None or key < before:

@@ -1,7 +1,8 @@
-/* seal(salt, start, body): a record of the journal in one allocation, where Python takes five: the salt, the CRC-32 of
- * start and body with the salt as the initial value, start, and body. For 210 bytes it takes 0.15 us instead of 0.34.
+/* seal(salt, start, body) returns a record of the journal: the salt, the CRC-32 of start and body with the salt as the
+ * initial value, start, and body. It makes one allocation, where Python makes five. For 210 bytes it takes 0.15 us
+ * instead of 0.34.
  *
- * The CRC is that of zlib.crc32. Eight tables take eight bytes per step, as in zlib.
+ * The CRC is that of zlib.crc32. Eight tables process eight bytes per step, as in zlib.
  */
 
 #define PY_SSIZE_T_CLEAN

@@ -2,8 +2,8 @@
 
 The first line identifies the format, and the last one has the number of lines and their checksum, so that a truncated
 archive is detected. Between them are the paused tubes, the policies and the unique keys that outlive their jobs, by
-name, and all jobs, by id. The format is described in
-docs/archive-format.md; units and values are those of docs/journal-format.md.
+name, and all jobs, by id. docs/archive-format.md describes the format; units and values are those of
+docs/journal-format.md.
 
 Pure: no I/O, and no access to the clock.
 """
@@ -66,7 +66,7 @@ _VERSION_1_OPTIONAL: Final = frozenset(("events",))
 _VERSION_1_END: Final = frozenset(("type", "pauses", "jobs", "sha256"))
 
 _MAX_NAME: Final = 255
-"""Maximum bytes of a policy's name."""
+"""Maximum size of a policy's name in bytes."""
 
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, DELAYED, BURIED)}
 _KINDS: Final = {kind: number for number, kind in enumerate(job_history.KINDS) if number}
@@ -95,7 +95,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A unique key that outlives its job: its tube, bytes and job, and the time until which it is taken."""
+    """A unique key that outlives its job: its tube, its bytes, its job, and the time at which it becomes free."""
 
     tube: bytes
     key: bytes
@@ -296,7 +296,7 @@ def _job_line(job: Job) -> dict[str, object]:
 
 
 def _as_text(name: str, data: bytes) -> dict[str, object]:
-    """Return the fields `encoding` and *name*, which have *data*."""
+    """Return the fields `encoding` and *name* for *data*."""
     try:
         return {"encoding": "utf-8", name: data.decode()}
     except UnicodeDecodeError:

@@ -70,13 +70,15 @@ class Batch:
         room_ahead: int,
         size: int,
     ) -> None:
-        """*parts*: the segments to write to, oldest first, with their records.
+        """*parts* lists the segments to write to, oldest first, with their records.
 
         Each part is a segment, the records to append, whether the segment is full after them, and how many of their
         bytes are copies by compaction.
-        *required_free*: bytes that must remain available after the batch allocates any segment except its first; the
-        copies in the parts up to and including that segment are subtracted from this number. Available are the free
-        bytes of the disk plus *room_ahead*, the bytes of files that are allocated ahead and not used by the batch.
+
+        *required_free* is the number of bytes that must remain available after the batch allocates any segment except
+        its first; the copies in the parts up to and including that segment are subtracted from this number. The
+        available bytes are the free bytes of the disk plus *room_ahead*, the bytes of files that are allocated ahead
+        and not used by the batch.
         """
         self._files: Files = files
         self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
@@ -244,7 +246,7 @@ class Read:
 
 
 class Upkeep:
-    """Files to create ahead and to remove; made by `Binlog.upkeep`, reported to `Binlog.complete_upkeep`.
+    """Upkeep: creates files ahead and removes files. Made by `Binlog.upkeep`, reported to `Binlog.complete_upkeep`.
 
     created         segments whose files it has created.
     not_removed     segments whose files may still exist.
@@ -296,8 +298,8 @@ class Upkeep:
             for segment in self._to_remove:
                 self.error_message = f"cannot remove {name_of(segment.number)}: %s; its space stays in use"
                 self._remove(segment)
-                # Else a crash may undo this removal but not that of the next segment: a JOB would be back without its
-                # DELETE.
+                # Otherwise a crash could undo this removal but not that of the next segment: a JOB would return without
+                # its DELETE.
                 self._sync_directory()
                 self.not_removed.remove(segment)
             for segment in self._to_create:

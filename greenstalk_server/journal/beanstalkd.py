@@ -133,7 +133,7 @@ class BeanstalkdBinlog:
     def is_imported(self, jobs: Mapping[int, Job]) -> bool:
         """Return whether the journal's *jobs* include all jobs of the files.
 
-        Then an earlier start imported the jobs, and was interrupted before it moved the files.
+        If they do, an earlier start imported the jobs, and was interrupted before it moved the files.
         """
         return bool(self.jobs) and all(_is_import_of(imported, jobs.get(id)) for id, imported in self.jobs.items())
 

@@ -135,9 +135,9 @@ def _inspect(directory: str, now: int) -> Report:
 def _replay(files: Directory, found: list[int], report: Report) -> None:
     """Replay the segments *found*.
 
-    The last segment that has a complete header when this function starts counts as the newest one. Later segments are
-    replayed as they were then, without records that a server has written since. Otherwise the report could contain a
-    later segment and miss records of an earlier one.
+    The last segment that has a complete header when this function starts is taken as the newest one. Later segments are
+    replayed from the bytes read at that time, without the records that a server has written since. Otherwise the report
+    could contain a later segment and miss records of an earlier one.
     """
     newest = 0
     unbegun: dict[int, bytes] = {}

@@ -22,9 +22,8 @@ OVERHEAD: Final = 2.5
 """Maximum bytes of the directory per byte of live jobs, plus three segments; above it compaction has priority."""
 
 OUTSTANDING_SHARE: Final = 4
-"""Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes.
-
-If one segment is more than that, they may take one segment.
+"""Copies whose originals are still on disk take at most 1/OUTSTANDING_SHARE of the free bytes, or one segment if that
+is more.
 """
 
 SKIP_COST: Final = 64
@@ -66,8 +65,8 @@ class Compaction:
     def _is_due(self) -> bool:
         """Return whether more bytes are dead than live.
 
-        The records then take more than twice the live bytes. The space from there to OVERHEAD times the live bytes is
-        for copies and new records. On a full disk fewer dead bytes are enough.
+        The records then take more than twice the live bytes. The space between that and OVERHEAD times the live bytes
+        is for copies and new records. On a full disk fewer dead bytes are enough.
         """
         dead = self._log.bytes_recorded() - self._log.live_bytes
         return dead > self._log.live_bytes or (self._log.is_full and dead > self._log.max_size // 8)
@@ -106,7 +105,7 @@ class Compaction:
         entry = oldest.entries.pop()
         if not self._log.is_newest(entry, oldest):
             return SKIP_COST
-        if not self._log.has_entry(entry):  # the time of a key is over
+        if not self._log.has_entry(entry):  # a key has expired
             self._log.mark_entry_dead(entry)
             return SKIP_COST
         return self._note_copied(oldest, self._log.add_entry(entry))
@@ -119,9 +118,9 @@ class Compaction:
         return size
 
     def _next_on_disk(self, oldest: Segment) -> list[Job]:
-        """Return the jobs to read back: their bodies are on disk only, and they are copied next.
+        """Return the jobs to read back: the next READ_BATCH bytes of budget would copy them out of *oldest*.
 
-        That is, the next READ_BATCH bytes of budget would copy them out of *oldest*.
+        Their bodies are on disk only.
         """
         found, cost = [], 0
         for at in range(oldest.cursor, len(oldest.ids)):

@@ -1,8 +1,8 @@
-"""The codec of the journal: segments and records as bytes, as docs/journal-format.md describes. No I/O, no clock.
+"""The codec of the journal: encodes and decodes segments and records (docs/journal-format.md). No I/O, no clock.
 
 A record is a fact about one job, one tube, one policy, one unique key or the ids. Replaying all records of all segments
-in the order of their sequence numbers gives the state. A later fact replaces an earlier one, but the events of a
-job accumulate.
+in the order of their sequence numbers gives the state. A later fact replaces an earlier one, except that the events of
+a job accumulate.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ MOVE: Final = 14
 """Like UPDATE_WITH_EVENT, plus the job's tube and all of its attributes."""
 
 GROUP: Final = 15
-"""The next records, all of jobs, count only if all of them are there."""
+"""The next records, all of jobs, take effect only if all of them are there."""
 
 POLICY: Final = 16
 """The document of a policy; an empty one deletes the policy."""
 
 KEY: Final = 17
-"""A key that outlives its job, the job and the time until which the key is taken; time 0 deletes the key.
+"""A key that outlives its job, the job, and the time at which the key becomes free; time 0 deletes the key.
 
 The scope is the name of a tube for a unique key of a policy. A colon follows the name for an idempotency key."""
 
@@ -122,7 +122,7 @@ RESERVE_WITH_EVENT_FIELDS: Final = struct.Struct(RESERVE_FIELDS.format + job_his
 """The fields of RESERVE, then the event: time, kind, number of the client."""
 
 JOB_WITH_ATTRIBUTES_FIELDS: Final = struct.Struct(JOB_FIELDS.format + "BH")
-"""The fields of JOB, then the lengths of the events and attributes, which are between the name and the body."""
+"""The fields of JOB, then the lengths of the events and attributes, which stand between the name and the body."""
 
 MOVE_FIELDS: Final = struct.Struct(UPDATE_WITH_EVENT_FIELDS.format + "B")
 """The fields of UPDATE_WITH_EVENT, then the length of the tube's name; the name and the attributes follow."""
@@ -145,7 +145,7 @@ IDS_FIELDS: Final = struct.Struct("<Q")
 
 _JOB_RECORD: Final = struct.Struct("<IQB" + JOB_FIELDS.format[1:])
 _NEW_JOB_RECORD: Final = struct.Struct("<IQBQI8xQQQ20xBB")
-"""The same for a job without a delay whose counts are all 0."""
+"""The same for a job without a delay and with all counts 0."""
 
 _UPDATE_RECORD: Final = struct.Struct("<IQB" + UPDATE_WITH_EVENT_FIELDS.format[1:])
 _MOVE_RECORD: Final = struct.Struct("<IQB" + MOVE_FIELDS.format[1:])
@@ -195,13 +195,13 @@ MIN_PAYLOAD: Final = {
 class SegmentHeader:
     """The header of a segment.
 
-    salt            4 random bytes: each record of the segment starts with them, and their value is the initial value
-                    of its CRC. So no data in a body, and no data that an older file has left on the disk, can pass for
-                    a record.
+    salt            4 random bytes: each record of the segment starts with them, and their value is the initial value of
+                    its CRC. So neither data in a body nor data that an older file has left on the disk can be mistaken
+                    for a record.
     number          number of the segment, as in its file name.
     first_sequence  number of its first record, if it gets one; in the first segment of a rewrite, number of the first
                     record that is rewritten.
-    next_id         above every job id that was assigned or reserved.
+    next_id         greater than every job id that was assigned or reserved.
     """
 
     salt: bytes

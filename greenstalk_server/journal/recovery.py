@@ -1,7 +1,7 @@
 """Replay of segments: from their bytes to jobs, pauses, policies, unique keys, and a report of all damage.
 
 Pure, and safe for arbitrary input: no file content raises an exception, or yields a job that was never written, since
-records with a wrong CRC are ignored. docs/journal-format.md says how it treats each kind of damage.
+records with a wrong CRC are ignored. docs/journal-format.md describes the treatment of each kind of damage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COUNTS: Final = struct.Struct("<IIIII")
 _NO_COUNTS: Final = bytes(_COUNTS.size)
 
 _JOB: Final = struct.Struct(f"<QIQQQQ{_COUNTS.size}sBB")
-"""record.JOB_FIELDS with the counts as bytes: they are zeros in most records, which one comparison shows."""
+"""record.JOB_FIELDS with the counts as bytes. In most records all are zero, which one comparison shows."""
 
 _unpack_job: Final = _JOB.unpack_from
 
@@ -148,7 +148,7 @@ class Recovery:
     def forget_segment(self, segment: ReplayedSegment) -> None:
         """Forget *segment*, which the leader has removed, and the keys whose newest records were in it.
 
-        The time of these keys is over: the leader has copied all others.
+        These keys have expired: the leader has copied all others.
         """
         self.segments.remove(segment)
         for entry in segment.entries:
@@ -235,7 +235,7 @@ class Recovery:
         self.sequence = max(self.sequence, segment.header.first_sequence - 1)
 
     def _note_blank(self, segment: ReplayedSegment) -> None:
-        """Note blank files numbered below *segment*, which rewrites nothing, as damage: they had been in use.
+        """Record blank files numbered below *segment*, which rewrites nothing, as damage: they had been in use.
 
         Segments created ahead are used in ascending order. So a blank file below a used one has lost its content,
         unless a write to it failed; then the next used segment is a rewrite.
@@ -285,13 +285,13 @@ class Recovery:
             self._note_tail(segment, at, end, sequence)
 
     def _skip_partial_group(self, segment: ReplayedSegment, data: bytes, at: int, stop: int, sequence: int) -> int:
-        """Return 0 if the group is complete whose GROUP record, which is sound, is from *at* to *stop*.
+        """Check the group whose GROUP record, a sound one, is from *at* to *stop*. Return 0 if the group is complete.
 
-        If not, note its damage, and return the offset of the next sound record after it, or of the end of *data*.
+        Otherwise record its damage, and return the offset of the next sound record after it, or of the end of *data*.
         """
         number = record.HEADER.unpack_from(data, at)[3]
         if stop - at < record.GROUP_SIZE:
-            return 0  # as a record of an unknown kind
+            return 0  # treated like a record of an unknown kind
         (count,) = record.GROUP_FIELDS.unpack_from(data, at + _JOB_AT)
         salt, last, found_at = segment.header.salt, number + count, stop
         while number < last:
@@ -305,7 +305,7 @@ class Recovery:
     def _skip_damage(
         self, segment: ReplayedSegment, data: bytes, at: int, sequence: int, found_at: int = 0, up_to: int = 0
     ) -> int:
-        """Note the damage at *at*; return the offset of the next sound record, or of the end of *data*.
+        """Record the damage at *at*; return the offset of the next sound record, or of the end of *data*.
 
         If *at* is the start of an incomplete group, *found_at* is the end of its sound records, and *up_to* the number
         of the last record that it should have.
@@ -349,7 +349,7 @@ class Recovery:
     # One method per kind of record; *at* and *stop* are the offsets of the record in *data*
 
     def _appliers(self) -> dict[int, Callable[[bytes, int, int, ReplayedSegment], object]]:
-        """Return the method for each kind but JOB, for which `_add_job` is called directly."""
+        """Return the method for each kind except JOB, for which `_add_job` is called directly."""
         return {
             record.UPDATE: self._update,
             record.RESERVE: self._reserve,
@@ -569,7 +569,7 @@ class Recovery:
                 self.keys.pop((name, key), None)
 
     def _note_entry(self, entry: record.Entry, at: int, stop: int, segment: ReplayedSegment) -> None:
-        """Note that the newest record of *entry* is from *at* to *stop* in *segment*."""
+        """Store that the newest record of *entry* is from *at* to *stop* in *segment*."""
         self.entries[entry] = segment.header.number, stop - at
         segment.entries.append(entry)
 

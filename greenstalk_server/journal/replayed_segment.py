@@ -1,4 +1,4 @@
-"""Segments of the journal as a replay finds them: their damage, and the questions that a replay asks about their bytes.
+"""Segments of the journal during a replay: their damage, and checks of their bytes.
 
 Pure, and safe for arbitrary input.
 """
@@ -15,16 +15,16 @@ from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, SegmentHeader
 
 UNKNOWN_SEQUENCE: Final = -2
-"""Stands for the number of the last record before damage to the oldest file.
+"""Used as the number of the last record before damage to the oldest file.
 
 If a later segment begins a rewrite, the lost records were rewritten, so the damage is a torn tail.
 """
 
 NOT_REWRITTEN: Final = 2**64
-"""Value of `rewritten_from` for a segment of which no record was rewritten."""
+"""Value of `rewritten_from` for a segment without rewritten records."""
 
 _COPIED: Final = 4096
-"""Bytes of a record below which it is copied to compute its CRC."""
+"""A record of fewer bytes is copied to compute its CRC."""
 
 SECTOR: Final = 512
 """Bytes that a disk writes atomically."""
@@ -32,7 +32,7 @@ SECTOR: Final = 512
 
 @dataclass(slots=True)
 class Damage:
-    """A part of a file that is not as it was written.
+    """A damaged part of a file.
 
     offset          start of the part, bytes from the start of the file.
     bytes_lost      length of the part.
@@ -57,7 +57,7 @@ class Damage:
 class ReplayedSegment:
     """One segment after its replay.
 
-    end     offset of the end of its last sound record that counts.
+    end     offset of the end of its last sound record that takes effect.
     size    bytes of its file.
     ids     id of each JOB record, in order.
     starts  offset of each JOB record, if bodies may be read back.
@@ -122,6 +122,6 @@ def is_begun(data: bytes) -> bool:
 
 
 def is_unwritten(data: bytes, at: int, end: int) -> bool:
-    """Return whether a sector between *at* and *end* is all zeros; of the first one, only its part from *at* on."""
+    """Return whether a sector between *at* and *end* is all zeros. The first sector is tested from *at* on."""
     ends = range(at // SECTOR * SECTOR + SECTOR, end + 1, SECTOR)
     return any(not data[max(at, stop - SECTOR) : stop].strip(b"\0") for stop in ends)

@@ -1,9 +1,9 @@
-"""Rewriting: after a failure, the state of each job whose records were discarded or are in doubt is recorded again.
+"""Rewriting: after a failure, record again the state of each job whose records were discarded or are in doubt.
 
 A rewrite records the present state of these jobs from memory. If that does not fit, it works in steps, each on disk
 before the next: it first copies the jobs that have no JOB record on disk, then evacuates the oldest segments one by
-one, each removed before the next is copied. A step never needs more room than `Space.compaction_room` keeps, and the
-jobs of each evacuated segment need no further rewriting, so a rewrite ends.
+one, each removed before the next is copied. A step never needs more room than `Space.compaction_room` keeps free. The
+jobs of an evacuated segment need no further rewriting, so a rewrite terminates.
 
 A step is planned and encoded in slices, and commands run between two slices. A `DiscardingSegment` notes the jobs that
 they change; a later step rewrites these.
@@ -54,10 +54,10 @@ class Step:
     copies      jobs that get a JOB record.
     groups      lists of jobs that get JOB records too, all or none of a list.
     entries     policies and keys that get a record.
-    changes     jobs whose JOB record is on disk, and that get a MOVE or RESERVE record with their last event. A MOVE,
-                since an UPDATE lacks the tube and the attributes, which may have changed too.
+    changes     jobs whose JOB record is on disk; they get a MOVE or RESERVE record with their last event. An UPDATE
+                lacks the tube and the attributes, which may have changed too.
     deletes     ids of jobs that were deleted.
-    is_last     nothing remains to rewrite after it, unless commands run meanwhile.
+    is_last     nothing remains to rewrite after it, unless commands run during the step.
     """
 
     __slots__ = ("changes", "copies", "deletes", "entries", "groups", "is_last")
@@ -183,7 +183,7 @@ class Rewrite:
         yield from self._gather_from(self._log.current, meter)
 
     def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """List the jobs, tubes and entries that *segment* has records of."""
+        """List the jobs, tubes and entries of the records in *segment*."""
         touched, segment.touched = segment.touched or (), array("Q")
         self._tubes |= segment.touched_tubes
         segment.touched_tubes = set()
@@ -198,9 +198,9 @@ class Rewrite:
                 yield
 
     def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """Mark the jobs whose newest JOB record is in *segment* as without one: the segment's number is used again.
+        """Mark the jobs and entries whose newest record is in *segment* as unrecorded.
 
-        Also the entries whose newest record is in *segment*.
+        The number of the segment is used again.
         """
         for entry in self._entries:
             if self._log.is_newest(entry, segment):
@@ -263,7 +263,7 @@ class Rewrite:
         return smallest if (yield from self._fits(smallest, 0, meter)) else None
 
     def _grouped(self, jobs: list[Job]) -> tuple[list[list[Job]], list[Job]]:
-        """Return those of *jobs* that belong to groups, by group, and the others."""
+        """Split *jobs*: return those that belong to groups, by group, and the others."""
         groups: list[list[Job]] = []
         if self._log.groups:
             found = {job.id: job for job in jobs}
@@ -338,8 +338,8 @@ class Rewrite:
     def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
         """Record *step*, in slices.
 
-        Between two slices, `current` is a DiscardingSegment, and the records of commands are numbered on from the last
-        number before the step.
+        Between two slices, `current` is a DiscardingSegment, and the records of commands continue the numbering from
+        before the step.
         """
         discarding, numbered = self._log.current, self._log.sequence
         self._log.unsafe.clear()
@@ -360,9 +360,9 @@ class Rewrite:
             self._log.unsafe.append(discarding)
 
     def _records_of(self, step: Step) -> Iterator[int]:
-        """Append the records of *step*, and remove what they are about from the lists; yield the cost of each record.
+        """Append the records of *step*, and remove their jobs and entries from the lists; yield each cost.
 
-        Jobs that were deleted since the step was planned are left to a later step.
+        A later step handles jobs that were deleted since the step was planned.
         """
         for tube in self._listed_tubes():
             self._log.add_pause(tube, self._log.room_for(record.pause_size(tube)))
@@ -419,10 +419,11 @@ class Rewrite:
             self._log.orphaned.append(segment)
 
     def complete_step(self) -> None:
-        """Note that a step, not the last one, is on disk; remove the segments that it has evacuated.
+        """Handle that a step, not the last one, is on disk: remove the segments that it has evacuated.
 
         Invariant: each step copies all jobs with no JOB record on disk, and all policies and keys that have changed
-        since the failure, except those that a former step has recorded. So each has a record on disk afterwards.
+        since the failure, except those that a former step has recorded. So each of them has a record on disk
+        afterwards.
         """
         self._release_removals(self._log.on_disk)
         while (
@@ -447,7 +448,7 @@ class Rewrite:
     def _release_removals(self, sequence: int) -> None:
         """Allow the removal, once record *sequence* is on disk, of the segments whose copies were in doubt.
 
-        The copies are rewritten by then.
+        By then the copies are rewritten.
         """
         self._log.pending_removal = deque(
             [(min(at, sequence) if at == ABOVE_ALL_SEQUENCES else at, one) for at, one in self._log.pending_removal]

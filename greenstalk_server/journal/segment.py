@@ -80,7 +80,7 @@ class Segment:
     chunks      records not written yet, in order. A JOB record may be two chunks: its start and its body.
     unsealed    indexes in `chunks` of the starts of records with a large body, ascending. They lack the prefix.
     ids         id of each JOB record, in order.
-    cursor      number of `ids` that compaction has looked at.
+    cursor      number of `ids` that compaction has examined.
     starts      offset of each JOB record in the file, if bodies may be read back.
     has_repeats it has two JOB records of one job.
     live_bytes  bytes of its JOB records that are the newest of their jobs.
@@ -92,7 +92,7 @@ class Segment:
     is_proven   a batch that wrote to it has succeeded, so clients may depend on its records.
     touched     job ids of all its records until it is known to be fully on disk; then None.
     touched_tubes   names of the tubes for which it records a pause or the end of a pause.
-    entries     policies and keys of its records, in order, except those that compaction has looked at.
+    entries     policies and keys of its records, in order, except those that compaction has examined.
     growth      at least the bytes by which copies of its jobs exceed their JOB records: moves and kicks add attributes
                 and change names.
     """
@@ -218,7 +218,7 @@ class Segment:
 
 
 class DiscardingSegment(Segment):
-    """Replaces the current segment until a rewrite: discards records, but notes their jobs, tubes and entries."""
+    """Replaces the current segment until a rewrite: discards records, but collects their jobs, tubes and entries."""
 
     __slots__ = ()
 

@@ -30,7 +30,7 @@ UNMEASURED: Final = 2**62
 """Value of `SegmentLog.free` outside a rewrite, when the free space of the disk does not matter."""
 
 ID_BLOCK: int = 32768
-"""Ids that are reserved at a time, unless each put is synced. A start after a crash skips the unused ones.
+"""Ids reserved at a time, unless each put is synced. After a crash, the unused ones are skipped.
 
 Half a block lasts for 0.2 s at 80,000 puts a second, so the record of the next block is on disk in time. Not Final, so
 that a test can change it in the compiled build.
@@ -200,10 +200,10 @@ class SegmentLog:
             self.evictable.append(segment.number)
 
     def has_room(self, size: int) -> bool:
-        """Return whether a record of *size* bytes fits in the current segment, and a DELETE of every job after it.
+        """Return whether the current segment has room for a record of *size* bytes, and then for a DELETE of every job.
 
         The DELETEs may also go to the segments ahead.
-        A shortcut of the common case for `Space.has_room`: False on a full disk, before a rewrite, and while the file
+        A fast path of `Space.has_room` for the common case: False on a full disk, before a rewrite, and while the file
         of the current segment is not allocated.
         """
         current = self.current
@@ -272,8 +272,8 @@ class SegmentLog:
     def add_copy(self, job: Job) -> int:
         """Append another JOB record of *job*; return its size in bytes.
 
-        On a full disk the record is larger than the last JOB record of *job* only by the attributes and the name that
-        the job has got since (see `Segment.growth`).
+        On a full disk the record exceeds the last JOB record of *job* only by the attributes and the longer name that
+        the job has received since (see `Segment.growth`).
         """
         events, attributes = self._copied(job)
         size = record.job_size(job) + record.extra_size(events, attributes)
@@ -285,7 +285,7 @@ class SegmentLog:
         return record.job_size(job) + record.extra_size(*self._copied(job))
 
     def _copied(self, job: Job) -> tuple[bytes, bytes]:
-        """Return the events and attributes for a copy of *job*: on a full disk, no events that make it larger."""
+        """Return the events and attributes for a copy of *job*; on a full disk, no events that make it larger."""
         events, attributes = record.events_of(job), job_attributes.encode(job)
         if self.is_full:
             lengths = record.extra_size(b"", attributes) or 1
@@ -293,7 +293,7 @@ class SegmentLog:
         return events, attributes
 
     def add_group(self, jobs: list[Job]) -> None:
-        """Append JOB records of *jobs*, of which a replay takes all or none."""
+        """Append JOB records of *jobs*. A replay applies all of them or none."""
         segment = self.room_for(self.group_size(jobs))
         self.sequence += 1
         segment.add_bare(segment.encoder.group(len(jobs), self.sequence))
@@ -353,7 +353,7 @@ class SegmentLog:
         segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
 
     def add_policy(self, name: str, document: bytes) -> int:
-        """Record the policy *name*, or that it is deleted if *document* is empty; return the bytes of the record."""
+        """Record the policy *name*, or its deletion if *document* is empty; return the bytes of the record."""
         size = record.policy_size(name, document)
         segment = self.room_for(size)
         self.sequence += 1
@@ -364,7 +364,7 @@ class SegmentLog:
         return size
 
     def add_key(self, tube: bytes, key: bytes, id: int, until: int) -> int:
-        """Record the unique *key* of *tube*, or that it is free if *until* is 0; return the bytes of the record."""
+        """Record the unique *key* of *tube*, or its release if *until* is 0; return the bytes of the record."""
         size = record.key_size(tube, key)
         segment = self.room_for(size)
         self.sequence += 1
@@ -375,7 +375,7 @@ class SegmentLog:
         return size
 
     def add_entry(self, entry: record.Entry) -> int:
-        """Record the present value of *entry*, or that it is deleted; return the bytes of the record."""
+        """Record the present value of *entry*, or its deletion; return the bytes of the record."""
         if isinstance(entry, str):
             return self.add_policy(entry, self.policies.get(entry, b""))
         tube, key = entry
@@ -398,7 +398,7 @@ class SegmentLog:
         return found is not None and found[0] == segment.number
 
     def _note_live(self, entry: record.Entry, segment: Segment, size: int) -> None:
-        """Note that the newest record of *entry*, *size* bytes, is in *segment*."""
+        """Store that the newest record of *entry*, *size* bytes, is in *segment*."""
         self.entries[entry] = (segment.number, size)
         segment.live_bytes += size
         self.live_bytes += size
@@ -470,9 +470,10 @@ class SegmentLog:
         self.ids_end = next_id
 
     def unallocated(self) -> int:
-        """Return the bytes that the next batch allocates: files of segments begun without one, or made larger.
+        """Return the bytes that the next batch allocates.
 
-        Call it only while nothing is to be rewritten.
+        They are for files of segments that were begun without one, and for files that grow. Call it only while nothing
+        is to be rewritten.
         """
         return sum([segment.capacity - segment.allocated for segment in self.unsafe if not segment.is_begun])
 

@@ -25,7 +25,8 @@ MIN_FIRST_SEGMENT: Final = 16384
 SPARE_SEGMENTS: Final = 1.5
 """Free space that puts leave on the disk, in segments.
 
-It is for the copies of the jobs of one segment, and for the records of `release` commands that arrive meanwhile.
+It is for the copies of the jobs of one segment, and for the records of `release` commands that arrive during the
+copying.
 """
 
 SEGMENTS_PER_DISK: Final = 8
@@ -107,7 +108,7 @@ class Space:
     def _may_begin(self, count: int) -> bool:
         """Return whether a batch may begin the first *count* segments ahead, and the unsafe ones that it has not begun.
 
-        It may if room for compaction remains.
+        It may do so if room for compaction remains.
         """
         others = sum([segment.capacity for segment in list(self._log.ahead)[count:]])
         try:
@@ -196,8 +197,8 @@ class Space:
     def can_remove(self) -> bool:
         """Return whether the first segment pending removal may be removed.
 
-        It may be removed once the copies of its jobs are on disk and the header of a later segment is too: that header
-        has the next id.
+        Two things must be on disk before: the copies of its jobs, and the header of a later segment, which has the next
+        id.
         """
         if not self._log.pending_removal:
             return False

@@ -22,7 +22,7 @@ from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, Sta
 
 log = logging.getLogger(__name__)
 
-OVERRIDDEN: Final = "the policy %s, set at run time, has no effect: the configuration file has one of this name"
+OVERRIDDEN: Final = "the policy %s, set at run time, has no effect: the configuration file defines it too"
 """Log line with the name of the policy."""
 
 LATER_VERSION: Final = "a later version of the server has written the journal; start that version"

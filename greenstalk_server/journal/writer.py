@@ -4,13 +4,13 @@
 `segment_log` (segments and the records appended to them), `space` (room on the disk), `compaction`, `eviction` (bodies
 that are on disk only), `rewrite` (after a failure) and `batch` (all work that blocks).
 
-The broker appends records, which stay in memory, encoded. The committer takes a batch of them, runs
-it, in a thread or in the event loop, to write and sync the records, and hands it back. Then the replies may be sent.
-All methods run in the thread of the broker, except `run` of the classes of `batch`. None of them writes to the disk,
-except `begin`, `write_here`, and `put` and `replace` when the space allocated ahead is used up.
+The broker appends records, which are encoded and stay in memory. The committer takes a batch of them, runs the batch in
+a thread or in the event loop to write and sync the records, and hands it back. Then the replies may be sent. All
+methods run in the thread of the broker, except `run` of the classes of `batch`. Besides these, only `begin` and
+`write_here` write to the disk, and `put` and `replace` when the space allocated ahead is used up.
 
-Segments are removed in the order in which they were begun, each once no job has its newest JOB record in it. So a JOB
-record never outlives a later UPDATE or DELETE of the same job.
+Segments are removed in the order in which they were begun, each when it no longer has the newest JOB record of any job.
+So a JOB record never outlives a later UPDATE or DELETE of the same job.
 
 Ids. Where replies do not wait for a sync, a power failure may lose jobs whose ids clients know. So ids are reserved in
 blocks: the header of each segment, or an IDS record, names the end of the block, and the next block is recorded when
@@ -53,7 +53,7 @@ from greenstalk_server.journal.space import NO_SPACE_ERRNOS, Space
 log = logging.getLogger(__name__)
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # the tests have one
+@mypyc_attr(allow_interpreted_subclasses=True)  # the tests define a subclass
 class Binlog:
     """The journal of one directory.
 
@@ -107,7 +107,7 @@ class Binlog:
         """Continue after *recovery*, in a new segment. Call once, before any other method; raise OSError.
 
         *jobs*, *tubes*, *policies* (documents by name) and *keys* (job id and end in nanoseconds, by tube and key) are
-        the broker's tables; compaction and rewrites read them. The broker removes a key when its time is over. *bodies*
+        the broker's tables; compaction and rewrites read them. The broker removes a key when it has expired. *bodies*
         tracks the memory limit; None if there is none.
         """
         log = self._log
@@ -296,13 +296,13 @@ class Binlog:
 
     @property
     def segment_size(self) -> int:
-        """Bytes of a segment, which is smaller than -s on a small disk."""
+        """Size of a segment in bytes: -s, or less on a small disk."""
         return self._log.max_size
 
     def write_here(self, limit: int, *, is_synced: bool) -> int:
         """Write all pending records in this thread, and sync them if *is_synced*; return their number of bytes.
 
-        Return 0, having done nothing, if nothing is pending or a batch has to do it: if more than *limit* bytes are
+        Do nothing and return 0 if nothing is pending or a batch has to do it: if more than *limit* bytes are
         pending, if a file would be created, extended or finished, or if a sync is due though *is_synced* is false.
         Raise OSError, to be reported to `note_failure`. No batch may be outstanding.
         """

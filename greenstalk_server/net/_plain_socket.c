@@ -2,9 +2,9 @@
  * On a pair of Unix sockets, a send and a recv of 150 bytes take 1.9 us instead of 2.4.
  *
  * PlainSocket(fd) has the methods recv and send of a non-blocking socket.socket, with the same results and errors. They
- * save the parsing of arguments, the check of a timeout, and releasing the GIL, which a call that never blocks does not
- * need. recv does not allocate its maximum for input that is usually short: it receives into one buffer of the module,
- * and copies. After a long input, the next one is received into the object that is returned, without that copy.
+ * skip the parsing of arguments, the check of a timeout, and the release of the GIL, which a call that never blocks
+ * does not need. Input is usually short, so recv does not allocate its maximum: it receives into one buffer of the
+ * module, and copies. After a long input, it receives the next one directly into the object that it returns.
  *
  * A PlainSocket does not own the descriptor: the caller must not use it after closing the socket.
  *

@@ -193,7 +193,7 @@ class Acceptor(_Backpressure, _Plain):
 class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
     """gevent's HTTP server. Set `files` before it starts.
 
-    turns   shared by all of its connections; each read and each request answered takes one.
+    turns   a FairQueue shared by all of its connections; each read and each answered request takes one turn.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:

@@ -1,13 +1,13 @@
 """Group commit: write the journal records of many connections in one batch, then send all of their replies.
 
 There are two ways:
-- In the loop. If -f is not 0, the poller calls `commit_before_send` when it has served a batch of connections, and the
-  records of the batch are written to the page cache by one call. Their replies are sent at once, and no greenlet runs.
-- In a thread, for all that may block: syncs, new segments, large writes, rewrites after a failure. Connections hold
-  their replies, and register by `hold`. Then the committer greenlet takes all pending records as one batch, has the
-  thread write and sync it, and releases the replies. While a batch is being written the next one accumulates, so a
+- In the loop. If -f is not 0, the poller calls `commit_before_send` after it has served a batch of connections. One
+  call writes the records of the batch to the page cache. The replies are sent at once, and no greenlet runs.
+- In a thread, for everything that may block: syncs, new segments, large writes, rewrites after a failure. Connections
+  hold their replies, and register by `hold`. Then the committer greenlet takes all pending records as one batch, makes
+  the thread write and sync it, and releases the replies. The next batch accumulates while one is being written, so a
   reply waits for at most two syncs, however many connections there are. If the next batch has records by then, the
-  thread begins with it before the replies are sent, so that the disk is not idle meanwhile.
+  thread starts it before the replies are sent, so that the disk is not idle during the sends.
 
 Batches and syncs have a native thread of their own: a round trip to the hub's thread pool costs more CPU than the rest
 of a batch. Rare calls use that pool.
@@ -70,8 +70,8 @@ QUICK_SYNC: Final = 0.001
 costs about as much as the sync of a good disk."""
 
 SLOW_WRITE: Final = 0.005
-"""Seconds. A write in the loop that takes longer shows that the system throttles writers, because the disk is slower
-than they are. RWF_NOWAIT would tell in advance, but ext4 does not support it for such writes."""
+"""Seconds. If a write in the loop takes longer, the system throttles writers because the disk cannot keep up.
+RWF_NOWAIT would detect this in advance, but ext4 does not support it for such writes."""
 
 THREAD_WRITES: Final = 1.0
 """Seconds for which batches are written in the thread after a slow write in the loop."""
@@ -114,7 +114,7 @@ class Committer:
         self._is_writing: bool = False
         self._lone_handler: Handler | None = None
         self._lone_batches: int = 0
-        self._loop_writes_at: float = 0.0  # when the loop may write again
+        self._loop_writes_at: float = 0.0  # time from which the loop may write again
         self._sync_time: float = QUICK_SYNC
 
     def start(self) -> None:
@@ -151,7 +151,7 @@ class Committer:
     def commit_before_send(self, replies: list[tuple[Handler, bytes]]) -> None:
         """Commit the records of *replies* now, if that is quick; their connections hold the replies that are not safe.
 
-        With -f 0 it is quick if one connection alone had work lately and the disk syncs fast. Does not switch.
+        With -f 0 it is quick if only one connection was active recently and the disk syncs fast. Does not switch.
         """
         binlog = self.binlog
         if binlog.promised <= binlog.safe or self._holders or binlog.is_remote:
@@ -175,7 +175,7 @@ class Committer:
         self._wanted.set()
 
     def _is_lone(self, replies: list[tuple[Handler, bytes]]) -> bool:
-        """Return whether one handler alone has had replies in the last batches of the poller, and syncs are quick."""
+        """Return whether only one handler had replies in the last batches of the poller, and syncs are quick."""
         handler = replies[0][0] if len(replies) == 1 else None
         if handler is None or handler is not self._lone_handler:
             self._lone_handler = handler
@@ -184,7 +184,7 @@ class Committer:
         return self._lone_batches > LONE_BATCHES and self._sync_time < QUICK_SYNC
 
     def _write_here(self, is_synced: bool) -> bool:
-        """Write all pending records in the loop; return False if the greenlet has to do it. Does not switch."""
+        """Write all pending records in the loop; return False if the greenlet must do so. Does not switch."""
         binlog = self.binlog
         began = time.perf_counter()
         if self._is_writing or self._owed or self._is_over_bound or binlog.is_full or began < self._loop_writes_at:
@@ -373,7 +373,7 @@ class Committer:
             holder.release(self.binlog.safe)
 
     def _run_in_thread(self, batch: Batch) -> None:
-        """Run *batch* in the thread; release the holders of the batch before, while the disk is busy. Switches."""
+        """Run *batch* in the thread; release the holders of the previous batch while the disk is busy. Switches."""
         self._disk_thread.call(self._run_timed, batch, self._release_safe)
 
     def _run_timed(self, batch: Batch) -> None:
@@ -382,7 +382,7 @@ class Committer:
         self._note_sync_time(began)
 
     def _note_sync_time(self, began: float) -> None:
-        """Note that a batch that began at *began* is synced."""
+        """Record the end of the sync of a batch that began at *began*."""
         self._sync_time += (time.perf_counter() - began - self._sync_time) / 16
 
     def _sync_forever(self, interval: float) -> None:
@@ -464,9 +464,9 @@ class DiskThread:
         self._native_thread: threading.Thread | None = None
 
     def call(self, function: Callable[[Any], None], argument: Any, meanwhile: Callable[[], None]) -> None:
-        """Call *function* with *argument* in the thread, and *meanwhile* here; re-raise the exception of *function*.
+        """Call *function* with *argument* in the thread, and *meanwhile* here at the same time.
 
-        Switches until the call in the thread returns. *meanwhile* must not switch.
+        Re-raise the exception of *function*. Switches until the thread has finished. *meanwhile* must not switch.
         """
         if self._native_thread is None:
             self._native_thread = threading.Thread(target=self._run, name="journal", daemon=True)

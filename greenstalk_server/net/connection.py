@@ -1,11 +1,10 @@
 """One connection of a client: its socket, its session, and the greenlet that waits for it.
 
 The poller calls the connection when input has arrived, or when the client's wait for a job has ended. The call serves
-the commands in the hub, which is possible since no broker method switches. The greenlet does what may have to wait: it
-sends the bytes that the socket did not accept, sends large replies in pieces, pauses a client that exceeds its rate,
-and closes the socket. Otherwise it blocks on its Event. While the greenlet works the connection is busy: it is not
-read, and only the greenlet sends. Replies whose records are not safe when they are to be sent are held; the committer
-sends them.
+the commands in the hub, which is possible since no broker method switches. The greenlet does all work that may have to
+wait: it sends the bytes that the socket did not accept, sends large replies in pieces, pauses a client that exceeds its
+rate, and closes the socket. Otherwise it blocks on its Event. While the greenlet works, the connection is busy: it is
+not read, and only the greenlet sends. A reply whose record is not safe yet is held, and the committer sends it later.
 
 A close or a `quit` takes effect in the broker in the call that serves it, before any command that arrives later. The
 greenlet closes the socket afterwards.
@@ -76,8 +75,8 @@ def _ignore_leave(client: Client) -> None:
 def run_then(run: Callable[[], None], finish: Callable[[], None]) -> None:
     """Call *run*, and then *finish*, also if *run* raises: the main function of a greenlet.
 
-    Compiled, it has no Python frame. The interpreter allocates a stack for each greenlet that has one, and writes a
-    page of it: 4 kB for each connection.
+    In the compiled build it has no Python frame. The interpreter allocates a stack for each greenlet that has one, and
+    writes a page of it: 4 kB for each connection.
     """
     try:
         run()
@@ -166,7 +165,7 @@ class Connection(Handler):
         self._greenlet: Any = None
         self._held: list[tuple[int, bytes]] = []
         self._held_size: int = 0
-        self._awaited: int = 0  # number of the last record that the replies not sent yet wait for; 0 for none
+        self._awaited: int = 0  # number of the last record that unsent replies wait for; 0 for none
         self._limit_counters: LimitCounters = broker.limit_counters
         self._output_limit: int = output_limit or NO_LIMIT
         self.failure: int = 0
@@ -313,7 +312,7 @@ class Connection(Handler):
         return self._is_unfinished()
 
     def collect(self) -> bytes:
-        """Return those replies of all turns that can be sent now."""
+        """Return the replies of all turns that can be sent now."""
         session = self.session
         out = b"".join(self._replies) if self._replies else b""
         self._replies = None
@@ -414,7 +413,7 @@ class Connection(Handler):
                 self._poller.spend(self.session.cost)
 
     def _hold(self, out: bytes) -> bool:
-        """If *out* has to wait for the journal, hold it until the committer releases it; return whether it has to."""
+        """Hold *out* until the committer releases it, if it has to wait for the journal; return whether it is held."""
         awaited, self._awaited, held = self._awaited, 0, self._held
         if not out or self._committer is None or not (held or awaited > self._journal.safe):
             return False

@@ -1,7 +1,7 @@
 """Read and answer HTTP requests with timeouts, fair turns, and strict parsing.
 
 gevent's own handler has no timeouts. It reads from one client for as long as data arrives, even an endless body that
-the application does not want, and meanwhile the loop serves no other client.
+the application does not want, and the loop serves no other client during that time.
 
 This handler reads `READ_SIZE` bytes at a time. In each iteration of the event loop, the server does one step for all
 HTTP connections together: it does one read (the first read of each request is not counted), or answers one request. So
@@ -187,7 +187,7 @@ class _Body(Input):  # type: ignore[misc]
             raise
 
     def _fail(self, error: OSError | ValueError) -> None:
-        """Leave the rest unread; raise the error that causes a 400, unless the connection itself has failed."""
+        """Leave the rest of the input unread; raise the error that causes a 400, unless the connection has failed."""
         self._chunked_input_error = True
         if not isinstance(error, OSError) or error.errno is None:
             raise _InvalidClientInput(str(error)) from error

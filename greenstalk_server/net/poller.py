@@ -1,21 +1,21 @@
 """Polls sockets with one epoll instance, and serves them in the order in which they became ready.
 
-All beanstalk sockets are in it, the listening ones too, so that a new connection, a command and a close take effect in
-the order in which they arrived, whichever connections they come from. The registrations are edge-triggered: the kernel
-puts a socket on its ready list when input arrives, and removes the socket when a poll reports it. (A level-triggered
-socket stays on the list after it was served, so its next input would overtake earlier input on other sockets. libev,
-the loop of gevent, calls the watchers of one poll in reverse order.) The loop watches the epoll's descriptor alone.
+The instance has all beanstalk sockets, including the listening ones. So new connections, commands and closes take
+effect in the order in which they arrived, across all connections. The registrations are edge-triggered: the kernel puts
+a socket on its ready list when input arrives, and removes the socket when a poll reports it. (A level-triggered socket
+stays on the list after it was served, so its next input would overtake earlier input on other sockets. libev, the loop
+of gevent, calls the watchers of one poll in reverse order.) The loop watches only the epoll's descriptor.
 
-A batch is up to `BATCH_SIZE` handlers: first those that are queued because something is left to do for them, then
-those that the kernel reports, for which half of the batch is reserved. It runs in three passes: receive, serve, send.
-This keeps the code and the data of a pass in the CPU caches, and saves about a tenth of the CPU per command. No pass
-switches greenlets, so one timestamp is valid for the whole batch. Between the last two passes the committer may write
-the journal's records of the whole batch, so that its replies need not be held.
+A batch has up to `BATCH_SIZE` handlers: first those that are queued with work left, then those that the kernel reports,
+for which half of the batch is reserved. It runs in three passes: receive, serve, send. This keeps the code and the data
+of a pass in the CPU caches, and saves about a tenth of the CPU per command. No pass switches greenlets, so one
+timestamp is valid for the whole batch. Between the last two passes the committer may write the journal's records of the
+whole batch, so that its replies need not be held.
 
 With few connections, each command would cost an iteration of gevent's loop: a second `epoll_wait`, a `getpid`, and its
-callbacks. So when commands follow each other quickly, the poller waits for the next one itself: `MAX_WAIT` ms at most,
-and `WAIT_PERIOD` in all before the loop has its turn. It does not wait while the loop has anything to do: a callback
-or a watcher, a greenlet that has yielded, a reply that is held. Timers, other sockets and threads are served after the
+callbacks. So when commands follow each other quickly, the poller waits for the next one itself: at most `MAX_WAIT` ms
+at a time, and for about `WAIT_PERIOD` in total before the loop runs. It does not wait while the loop has work: a
+callback or a watcher, a greenlet that has yielded, a held reply. Timers, other sockets and threads are served after the
 wait, up to 4.5 ms late.
 
 Handlers with pipelined commands take turns of `COMMAND_QUANTUM` commands, so that a long pipeline does not delay a
@@ -49,7 +49,7 @@ MAX_BATCHES: Final = range(4)
 """Batches per call of the loop; then its other watchers run."""
 
 COMMAND_QUANTUM: Final = range(8)
-"""Pipelined commands served for one handler per turn; then the other handlers of its batch have their turns."""
+"""Pipelined commands served for one handler per turn, before the other handlers of its batch get their turns."""
 
 BUDGET: Final = OUTPUT_SLICE
 """Cost of pipelined commands (see `Poller.spend`) per call of the loop; a slice, about a millisecond."""
@@ -58,17 +58,17 @@ DEFER_ABOVE: Final = 2 * BUDGET
 """Cost of a batch above which the handlers not yet served wait for the next call of the loop."""
 
 QUICK: Final = 300_000
-"""Nanoseconds from one batch to the next that count as quick."""
+"""Maximum nanoseconds between two batches that follow each other quickly."""
 
 QUICK_BATCHES: Final = 8
-"""Quick batches after which the poller waits for input itself."""
+"""Number of such batches in succession after which the poller itself waits for input."""
 
 MAX_WAIT: Final = 4
-"""Milliseconds of such a wait. A timer that expires before the kernel's next tick (4 ms with HZ=250) costs more CPU
-than the wait saves."""
+"""Maximum milliseconds of such a wait. A timer that expires before the kernel's next tick (4 ms with HZ=250) costs more
+CPU than the wait saves."""
 
 WAIT_PERIOD: Final = 500_000
-"""Nanoseconds after which the loop has its turn, while commands arrive."""
+"""Nanoseconds after which the loop runs, even if commands keep arriving."""
 
 try:
     from greenstalk_server.net._plain_socket import poll
@@ -76,11 +76,11 @@ except ImportError:  # not compiled
     poll = None  # type: ignore[assignment]
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # the tests have some
+@mypyc_attr(allow_interpreted_subclasses=True)  # the tests define subclasses
 class Handler:
     """Serves one socket. No method may switch; an exception from any method except `fail` ends only this handler.
 
-    A base class, not a Protocol: compiled, the poller calls the methods of a subclass without a lookup by name.
+    A base class, not a Protocol: the compiled poller calls the methods of a subclass without a lookup by name.
     """
 
     __slots__ = ()
@@ -135,7 +135,7 @@ class Poller:
     turns       shared by the greenlets that send large replies.
     before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
                 if there is nothing to do.
-    has_held    returns whether replies are held, which the loop has to send. None if none ever are.
+    has_held    returns whether there are held replies, which the loop must send. None if replies are never held.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -150,7 +150,7 @@ class Poller:
         self._late: list[tuple[Handler, int]] = []  # with their events; reported when the budget was spent already
         self._spent: int = 0
         self._now: int = 0  # time of the last batch
-        self._batch_at: int = 0  # time of the last batch of the call before
+        self._batch_at: int = 0  # time of the last batch of the previous call
         self._quick_batches: int = 0
         self._is_due: bool = False  # `_poll` runs, or the loop is going to call it
         self._is_timed: bool = False  # the timer is armed, and will call `_poll`
@@ -230,14 +230,14 @@ class Poller:
                 self._timer.start(self._poll)
 
     def _serve_quick_batches(self) -> None:
-        """Wait for input that follows quickly, and serve it, while the loop has nothing else to do."""
+        """Wait for input that follows quickly, and serve it, while the loop has no other work."""
         if self._now - self._batch_at > QUICK:
             self._quick_batches = 0
         self._quick_batches += 1
         self._batch_at = self._now
         if self._quick_batches <= QUICK_BATCHES or self._callbacks is None or self._is_stopped:
             return
-        if self._loop.pendingcnt or has_yielding():  # neither changes before the loop has its turn
+        if self._loop.pendingcnt or has_yielding():  # neither changes before the loop runs
             return
         until = self._now + WAIT_PERIOD
         while self._now < until and not (self._queue or self._callbacks or self._spent >= BUDGET):
@@ -257,7 +257,7 @@ class Poller:
         return self._quick_poll(self._epoll_fd, milliseconds, limit)
 
     def _serve_batch(self, events: list[tuple[int, int]]) -> None:
-        """Serve the handlers that are queued, then those that *events* are about."""
+        """Serve the queued handlers, then those of *events*."""
         queued = min(len(self._queue), BATCH_SIZE - len(events))  # not those that queue themselves when they receive
         received = self._receive(events) if events else []
         limit = COMMAND_SLICE if queued + len(received) == 1 else COMMAND_QUANTUM
@@ -357,7 +357,7 @@ class Poller:
 
 
 class AcceptHandler(Handler):
-    """Serves a listening socket, from which nothing is received and to which nothing is sent."""
+    """Accepts from a listening socket. Its receive and send passes do nothing."""
 
     __slots__ = ("_accept", "_on_error", "_poller")
 

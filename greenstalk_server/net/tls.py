@@ -77,7 +77,7 @@ class TlsSocket(socket.socket):
     def shake(self) -> bool:
         """Continue the handshake with up to `RECV_SIZE` bytes; return whether it is complete, or raise OSError.
 
-        Call `answer` afterwards to send the handshake's output, also when it is complete.
+        Call `answer` afterwards to send the handshake's output, even when the handshake is complete.
         """
         try:
             received = super().recv(RECV_SIZE, socket.MSG_PEEK)
@@ -214,7 +214,7 @@ class TlsSocket(socket.socket):
     def _end(self, failure: OSError | None) -> None:
         """End the input with *failure*, if any, and make the kernel announce the end.
 
-        Otherwise nothing would wake the connection if the peer sends nothing more.
+        Without the announcement, nothing would wake the connection if the peer sends nothing more.
         """
         self._is_over, self._failure = True, failure
         with suppress(OSError):  # the peer is gone, which the kernel announces too

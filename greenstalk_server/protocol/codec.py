@@ -32,14 +32,15 @@ from typing import Any, ClassVar, Final, TypeAlias
 from greenstalk_server.core.job import SECOND, STATE_NAMES
 from greenstalk_server.core.tags import DELETED as DUPLICATE_OF_DELETED
 from greenstalk_server.core.tube import NAME, is_tube_name
-from greenstalk_server.protocol.stats import (
+from greenstalk_server.protocol.extended_stats import (
     GroupStats,
-    JobStats,
-    LimitedServerStats,
-    ServerStats,
-    TaggedJobStats,
-    TubeStats,
+    JobExtension,
+    ServerExtension,
+    StatsExtension,
+    TaggedJobExtension,
+    TubeExtension,
 )
+from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
 from greenstalk_server.protocol.tag_syntax import has_tag, parse_tags
 
 Command: TypeAlias = tuple[Any, ...]
@@ -98,7 +99,7 @@ TAGGED_LENGTH: Final = 8
 """Members of the command of a put with tags."""
 
 MAX_BATCH: Final = 1000
-"""Maximum number of jobs of a reserve-batch, and of ids of a delete-batch."""
+"""Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
 
 META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
 """Fields that meta may name."""
@@ -231,7 +232,7 @@ def _number(digits: bytes, maximum: int) -> int:
 
 
 def _seconds(text: bytes, maximum: int) -> int:
-    """Return the *text* of a number of seconds in nanoseconds; a fraction counts by its first three digits."""
+    """Return *text*, a number of seconds, in nanoseconds. Only three digits of a fraction count."""
     whole, point, fraction = text.partition(b".")
     if not point:
         return _number(whole, maximum) * SECOND
@@ -241,7 +242,7 @@ def _seconds(text: bytes, maximum: int) -> int:
 
 
 def _ttr(text: bytes) -> int:
-    """Return the *text* of a ttr in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
+    """Return *text*, a ttr in seconds, in nanoseconds. 0 seconds are 1 second, as in beanstalkd."""
     return _seconds(text, _U32) or SECOND
 
 
@@ -317,7 +318,7 @@ def _parse_kick(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_timeout(verb: bytes, rest: bytes) -> Command:
-    """Read -2**31 to 2**31-1 seconds. A negative number becomes None, no limit. Ignore what follows the number."""
+    """Read -2**31 to 2**31-1 seconds. A negative number becomes None, no limit. Ignore the text after the number."""
     match = _timeout.match(rest)
     if match is None:
         raise BadFormat
@@ -489,7 +490,7 @@ def found(id: int, body: bytes) -> bytes:
 
 
 def job_line(word: bytes, id: int, body: bytes, values: list[bytes]) -> bytes:
-    """Return the first line of a reply, RESERVED or FOUND as the *word*, that has *values* after the size."""
+    """Return the first line of a RESERVED or FOUND reply, as *word* says, with *values* after the size."""
     return b"%b %d %d %b\r\n" % (word, id, len(body), b" ".join(values))
 
 
@@ -529,12 +530,12 @@ def deleted_batch(deleted: int, missing: int) -> bytes:
 
 
 def counted(word: bytes, count: int) -> bytes:
-    """Return the reply to touch-all, to a flush, and to meta: *word* and a number."""
+    """Return the reply to touch-all, a flush or meta: *word* and a number."""
     return b"%b %d\r\n" % (word, count)
 
 
 def finished(word: bytes, id: int) -> bytes:
-    """Return the reply to a wait for the job *id*: DELETED or BURIED as the *word*."""
+    """Return the reply to a wait for the job *id*; *word* is DELETED or BURIED."""
     return b"%b %d\r\n" % (word, id)
 
 
@@ -549,13 +550,20 @@ def name_list(names: Iterable[bytes]) -> bytes:
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
-def stats(snapshot: ServerStats | TubeStats | JobStats | GroupStats) -> bytes:
-    """Return the reply to stats, stats-tube, stats-job or stats-group."""
-    values = [(key, getattr(snapshot, name)) for name, key in _KEYS[type(snapshot)]]
-    lines = [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
+def stats(snapshot: ServerStats | TubeStats | JobStats | GroupStats, extension: StatsExtension | None = None) -> bytes:
+    """Return the reply to stats, stats-tube, stats-job or stats-group, with the keys of *extension* at its end."""
+    lines = _lines(snapshot)
     if isinstance(snapshot, ServerStats):
         lines.append(f'greenstalk-version: "{snapshot.version}"\n')
+    if extension is not None:
+        lines += _lines(extension)
     return _ok(("---\n" + "".join(lines)).encode())
+
+
+def _lines(snapshot: ServerStats | TubeStats | JobStats | GroupStats | StatsExtension) -> list[str]:
+    """Return a line for each key of *snapshot* whose value is not None."""
+    values = [(key, getattr(snapshot, name)) for name, key in _KEYS[type(snapshot)]]
+    return [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
 
 
 def _ok(data: bytes) -> bytes:
@@ -564,7 +572,17 @@ def _ok(data: bytes) -> bytes:
 
 _KEYS: Final = {
     kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
-    for kind in (ServerStats, LimitedServerStats, TubeStats, JobStats, TaggedJobStats, GroupStats)
+    for kind in (
+        ServerStats,
+        LimitedServerStats,
+        TubeStats,
+        JobStats,
+        ServerExtension,
+        TubeExtension,
+        JobExtension,
+        TaggedJobExtension,
+        GroupStats,
+    )
 }
 
 BEANSTALKD_VERSION: Final = "1.99"

@@ -41,7 +41,7 @@ SCAN_COST: Final = 16
 """Cost of each client, and each job that it holds, that a search for reserved jobs examines."""
 
 NEW_TUBE_COST: Final = 2048
-"""Cost of a new tube. To create the tube and to put a first job into it takes 13 us."""
+"""Cost of a new tube. Creating the tube and putting a first job into it takes 13 us."""
 
 DISCONNECT_COST: Final = 128
 """Cost of each job and each watched tube of a client that disconnects."""

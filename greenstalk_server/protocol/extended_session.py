@@ -1,7 +1,7 @@
 """A session with the extensions of the protocol that docs/protocol-extensions.md describes.
 
-The server makes a plain `Session` instead in strict mode. No reply of a published command changes until the client has
-sent `meta`.
+The server makes a plain `Session` instead in strict mode. The replies to the published commands differ from those of a
+plain session only in further keys of stats, until the client has sent an extension.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any, Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.tags import TaggedJob
-from greenstalk_server.protocol import codec, stats
+from greenstalk_server.core.tube import Tube
+from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
+from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.session import HANDLERS, Session
+from greenstalk_server.protocol.stats import Snapshot
 from greenstalk_server.protocol.streams import BodyStream
 from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
 
@@ -66,9 +68,9 @@ class ExtendedSession(Session):
         return self._ended_wait_reply(outcome)
 
     def _fill_batch(self, job: Job, now: int) -> bytes | None:
-        """Reserve what else is ready for the batch that begins with *job*, up to a slice of output; return the reply.
+        """Reserve further ready jobs for the batch that begins with *job*, up to a slice of output; return the reply.
 
-        Return None if it has to wait for the body of the last job: a job whose body is on disk ends the batch.
+        Return None if the reply has to wait for the body of the last job. A job whose body is on disk ends the batch.
         """
         batch: list[tuple[Job, bytes]] = []
         size, self._batch_size = self._batch_size, 0
@@ -143,14 +145,7 @@ class ExtendedSession(Session):
 
     def _stats_group(self, command: Command, now: int) -> bytes:
         group = self._broker.groups.get(command[1])
-        return codec.NOT_FOUND if group is None else self._count_reply(codec.stats(stats.group_stats(group)))
-
-    def _stats_job(self, command: Command, now: int) -> bytes:
-        job = self._broker.jobs.get(command[1])
-        if not isinstance(job, TaggedJob):
-            return super()._stats_job(command, now)
-        self._broker.counters.cmd_stats_job += 1
-        return self._count_reply(codec.stats(stats.tagged_job_stats(job, now)))
+        return codec.NOT_FOUND if group is None else self._count_reply(codec.stats(group_stats(group)))
 
     # Jobs
 
@@ -170,6 +165,15 @@ class ExtendedSession(Session):
             self._job_wait = id
             return None
         return _job_wait_reply(outcome, id)
+
+    def _stats_reply(self, snapshot: Snapshot, subject: Tube | Job | None, now: int) -> bytes:
+        if codec.mode.is_strict:
+            return super()._stats_reply(snapshot, subject, now)
+        if isinstance(subject, Tube):
+            return self._count_reply(codec.stats(snapshot, tube_extension(subject, now)))
+        if isinstance(subject, Job):
+            return self._count_reply(codec.stats(snapshot, job_extension(subject, now)))
+        return self._count_reply(codec.stats(snapshot, server_extension(self._broker)))
 
     def _set_meta(self, command: Command, now: int) -> bytes:
         self._meta = command[1]
@@ -221,7 +225,6 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.FLUSH_TUBE: ExtendedSession._flush_tube,
     codec.FLUSH_BURIED: ExtendedSession._flush_buried,
     codec.STATS_GROUP: ExtendedSession._stats_group,
-    codec.STATS_JOB: ExtendedSession._stats_job,
     codec.PEEK_RESERVED: ExtendedSession._peek_reserved,
     codec.REPRIORITIZE: ExtendedSession._reprioritize,
     codec.WAIT: ExtendedSession._wait_for_job,

@@ -12,6 +12,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, Job
 from greenstalk_server.core.name_list import NameList, list_of
 from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, stats
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import (
@@ -218,19 +219,23 @@ class Session(Framing):
 
     def _stats(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats += 1
-        return self._count_reply(codec.stats(stats.server_stats(self._broker, now)))
+        return self._stats_reply(stats.server_stats(self._broker, now), None, now)
 
     def _stats_job(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats_job += 1
         _, id = command
         job = self._broker.jobs.get(id)
-        return codec.NOT_FOUND if job is None else self._count_reply(codec.stats(stats.job_stats(job, now)))
+        return codec.NOT_FOUND if job is None else self._stats_reply(stats.job_stats(job, now), job, now)
 
     def _stats_tube(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats_tube += 1
         _, name = command
         tube = self._broker.tubes.get(name)
-        return codec.NOT_FOUND if tube is None else self._count_reply(codec.stats(stats.tube_stats(tube, now)))
+        return codec.NOT_FOUND if tube is None else self._stats_reply(stats.tube_stats(tube, now), tube, now)
+
+    def _stats_reply(self, snapshot: stats.Snapshot, subject: Tube | Job | None, now: int) -> bytes:
+        """Return the reply with *snapshot*, which is about *subject*, or about the server if that is None."""
+        return self._count_reply(codec.stats(snapshot))
 
     def _list_tubes(self, command: Command, now: int) -> bytes:
         broker = self._broker

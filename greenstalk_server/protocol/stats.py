@@ -1,4 +1,4 @@
-"""Snapshots of the server, a tube, a job and a group, as "stats", "stats-tube" and so on report them.
+"""Snapshots of the server, a tube and a job, as "stats", "stats-tube" and "stats-job" report them.
 
 The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. The same class defines
 the fields for YAML, JSON and HTML. Pure.
@@ -6,13 +6,13 @@ the fields for YAML, JSON and HTML. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.core.groups import Group
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob, tags_of
+from greenstalk_server.core.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags import NO_DEADLINE
 from greenstalk_server.core.tube import Tube
 
 
@@ -121,28 +121,7 @@ class JobStats:
     kicks: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaggedJobStats(JobStats):
-    """Like JobStats, plus the tags of the job; None for those that it does not have."""
-
-    idempotency_key: str | None
-    idempotency_ttl: int | None
-    group: str | None
-    after_group: str | None
-    concurrency_key: str | None
-    concurrency_limit: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStats:
-    """The reply to "stats-group"."""
-
-    name: str
-    ready: int
-    reserved: int
-    delayed: int
-    buried: int
-    waiting_jobs: int
+Snapshot: TypeAlias = ServerStats | TubeStats | JobStats
 
 
 def server_stats(broker: Broker, now: int) -> ServerStats:
@@ -226,37 +205,9 @@ def job_stats(job: Job, now: int) -> JobStats:
     )
 
 
-def tagged_job_stats(job: TaggedJob, now: int) -> TaggedJobStats:
-    """Return the figures of the reply to "stats-job" for a job with tags, if the extensions are on."""
-    plain, tags = job_stats(job, now), tags_of(job)
-    has_key, has_limit = bool(tags.idempotency_key), bool(tags.concurrency_key)
-    return TaggedJobStats(
-        **{field.name: getattr(plain, field.name) for field in fields(JobStats)},
-        idempotency_key=tags.idempotency_key.decode() if has_key else None,
-        idempotency_ttl=tags.idempotency_ttl // SECOND if has_key else None,
-        group=tags.group.decode() if tags.group else None,
-        after_group=tags.after.decode() if tags.after else None,
-        concurrency_key=tags.concurrency_key.decode() if has_limit else None,
-        concurrency_limit=tags.concurrency_limit if has_limit else None,
-    )
-
-
-def group_stats(group: Group) -> GroupStats:
-    """Return the figures of the reply to "stats-group"."""
-    counts = group.counts
-    return GroupStats(
-        name=group.name.decode(),
-        ready=counts[READY],
-        reserved=counts[RESERVED],
-        delayed=counts[DELAYED],
-        buried=counts[BURIED],
-        waiting_jobs=group.waiting.count,
-    )
-
-
 def _seconds_left(until: int, now: int) -> int:
     """Return the whole seconds left 1 ns after *now*.
 
-    The commands of one batch share *now*, but time passes between them: of 10 s set by one, the next finds 9 left.
+    The commands of one batch share *now*, but time passes between them: if one command sets 10 s, the next one reads 9.
     """
     return max(0, until - now - 1) // SECOND

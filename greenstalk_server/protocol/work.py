@@ -92,12 +92,12 @@ class TouchAll(Work):
 
 
 class Flush(Work):
-    """A deletion of all jobs of the tube *name*, or of the buried ones, that exist when it begins.
+    """A deletion of all jobs, or of all buried jobs, that the tube *name* has when it begins.
 
     A deletion of all jobs first frees the idempotency keys that have outlived jobs of the tube.
 
     A pass deletes the ready, delayed and buried jobs, then those that clients hold. Between two slices a job may change
-    to a state whose turn is over, so passes follow until one finds nothing.
+    to a state that the pass has already handled, so passes repeat until one finds no job.
     """
 
     __slots__ = ("_below", "_deleted", "_deleted_before", "_is_whole", "_keys", "_name", "_reserved", "_states")
@@ -182,8 +182,8 @@ class FindReserved(Work):
 def reserved_jobs(broker: Broker) -> Iterator[Job | None]:
     """Iterate over the jobs that clients hold when the iteration reaches them, with a None before those of each client.
 
-    So each step takes the same time. The broker may change during the iteration. A job reserved meanwhile may be
-    missed.
+    The None bounds the time of a step. The broker may change during the iteration. The iteration may miss a job that is
+    reserved during it.
     """
     clients: list[Client] = [*broker.clients, *broker.closing_clients]
     for client in clients:

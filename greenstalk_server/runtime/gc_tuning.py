@@ -5,8 +5,8 @@ objects, every few seconds while the server runs. Frozen objects are never colle
 when its last reference goes, but cyclic garbage that includes one is not.
 
 All objects that exist at startup are frozen, since collecting them takes 20 ms. Old objects are frozen whenever there
-are more than MAX_UNFROZEN. A collection precedes that: each HTTP request leaves cyclic garbage, which would otherwise
-stay for the life of the process.
+are more than MAX_UNFROZEN. A collection runs first: each HTTP request leaves cyclic garbage, which would otherwise stay
+for the life of the process.
 
 glibc's malloc does not return free memory to the system while a block above it in the heap is in use, unless it is
 asked to trim the heap.

@@ -5,7 +5,7 @@ calls `gevent.sleep(0)` is ready at once, so it may resume fifty times before a 
 however short, is a timer, so the loop polls first. `YIELD_DELAY` is that delay, and all code that works in slices
 yields by `yield_to_loop`.
 
-The poller may wait for input outside of the event loop. It does not while a greenlet is `yielding`.
+The poller may wait for input outside of the event loop. It does not wait while a greenlet is `yielding`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `policy` commands: list, show, set and delete tube policies, and count what one would do. They need the API."""
+"""The `policy` commands: list, show, set and delete tube policies, and count the effects of one. They need the API."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ EFFECTS: Final = {
 
 @click.group(cls=SubGroup, short_help="Show and set tube policies (needs --api).")
 def policy() -> None:
-    """Show and set tube policies: retries, dead letters, expiry, caps, rates and more, by patterns of tube names.
+    """Show and set tube policies: retries, dead letters, expiry, caps, rates and more, for tubes that match a pattern.
 
     Policies of the server's configuration file can be shown, but not changed here.
     """
 
 
 def _document(function: F) -> F:
-    """Add the arguments that give a policy; `_read` turns their values into one."""
-    words = "Settings, such as max_attempts=5; the elements of a list have commas in between: tubes=mail.*,post."
+    """Add the arguments that describe a policy; `_read` turns their values into one."""
+    words = "Settings, such as max_attempts=5; commas separate the elements of a list: tubes=mail.*,post."
     for option in (
         click.option(
             "--file",
@@ -108,8 +108,8 @@ def show(settings: Settings, name: str) -> None:
 def set_policy(settings: Settings, name: str, words: tuple[str, ...], file: BinaryIO | None) -> None:
     """Set the policy NAME, or replace it as a whole.
 
-    The policy is given as KEY=VALUE words, or in --file, or as standard input. It applies at once, to the jobs that
-    exist too: `policy dry-run` counts what it would do.
+    The policy is given as KEY=VALUE words, or in --file, or as standard input. It applies at once, to existing jobs
+    too: `policy dry-run` counts its effects without setting it.
     """
     document = _read(settings.out, name, words, file)
     with settings.open_api("policies") as api:
@@ -122,7 +122,7 @@ def set_policy(settings: Settings, name: str, words: tuple[str, ...], file: Bina
 @click.argument("name", type=POLICY, help="The name of the policy.")
 @click.pass_obj
 def delete(settings: Settings, name: str) -> None:
-    """Delete a policy that was set at run time. What it has done to jobs stays."""
+    """Delete a policy that was set at run time. Its past effects on jobs remain."""
     with settings.open_api("policies") as api:
         if not api.delete_policy(name):
             raise _not_found(api, name)
@@ -133,7 +133,7 @@ def delete(settings: Settings, name: str) -> None:
 @_document
 @click.pass_obj
 def dry_run(settings: Settings, name: str, words: tuple[str, ...], file: BinaryIO | None) -> None:
-    """Count what the policy NAME would do at once to the jobs that exist. Nothing is changed.
+    """Count what the policy NAME would do at once to existing jobs. Nothing is changed.
 
     The policy is given as for `policy set`.
     """

@@ -23,8 +23,8 @@ from greenstalkctl.text import plural, printable
 def redrive(settings: Settings, tube: str, ids: tuple[int, ...] | None, query: str, rate: float | None) -> None:
     """Move the dead letters that TUBE has now back to the tubes that they came from.
 
-    Each is ready there as a new job: its attempts and its age count from now. Jobs that are not dead letters stay, and
-    so do those that a client holds, and those whose tubes are full.
+    Each is ready there as a new job: its attempts and its age restart. A job stays if it is not a dead letter, if a
+    client holds it, or if the tube that it came from is full.
     """
     moved = skipped = 0
     message = ""
@@ -43,4 +43,4 @@ def redrive(settings: Settings, tube: str, ids: tuple[int, ...] | None, query: s
     if skipped:
         raise NoResult(f"not all jobs were moved: {printable(message)}")
     if not moved:
-        raise NoResult(f"nothing moved: tube {tube} has no such dead letter that no client holds")
+        raise NoResult(f"nothing moved: tube {tube} has no dead letter that matches and that no client holds")

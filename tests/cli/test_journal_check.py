@@ -23,7 +23,7 @@ from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
 from tests.journal import version1
 from tests.support.daemon import TIMEOUT, Daemon, run
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 SMALL = ("-s", "4096", "-f", "0")

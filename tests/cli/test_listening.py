@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.test_command import PUT, QUIET
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask, environment, run
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 
 SYSTEMD_SCRIPT = """\
 import os, sys

@@ -1,1 +1,1 @@
-"""Options as values: command line, environment, configuration file, and the command `config`."""
+"""Parsing of options: command line, environment, configuration file, and the command `config`."""

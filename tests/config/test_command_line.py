@@ -1,4 +1,4 @@
-"""Options from the command line and the environment, as values; tests/cli starts the real command."""
+"""Parsing of options from the command line and the environment; tests/cli starts the real command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Intended differences from Debian's beanstalkd 1.12, each with its reason.
 
-Two kinds:
+Three kinds:
 
+- `published` removes from our YAML the keys of extensions.
 - `as_ours` rewrites the peer's YAML in all conversations: it quotes the names that YAML would misread, and adds this
   server's own version.
 - DIFFERENCES has all replies of our server in a conversation, in order. If the peer's replies are the same, the entry
@@ -31,6 +32,43 @@ def as_ours(reply: str) -> str:
     if reply.startswith("OK *\ncurrent-jobs-urgent: "):
         reply += "\ngreenstalk-version: <greenstalk-version>"
     return _NAME.sub(lambda match: f"{match[1]}: {_quoted_if_needed(match[2])}", reply)
+
+
+EXTENSION_KEYS = frozenset(
+    (
+        "binlog-enabled",
+        "binlog-file-count",
+        "binlog-total-bytes",
+        "time-reserved",
+        "total-reserves",
+        "total-timeouts",
+        "total-buries",
+        "bury-rate",
+        "processing-time-ewma",
+        "processing-time-min",
+        "processing-time-max",
+        "processing-time-samples",
+        "processing-time-p50",
+        "processing-time-p95",
+        "processing-time-p99",
+        "queue-time-ewma",
+        "queue-time-min",
+        "queue-time-max",
+        "queue-time-samples",
+        "oldest-ready-id",
+        "oldest-ready-age",
+        "oldest-delayed-age",
+        "oldest-buried-age",
+    )
+)
+"""Keys of stats that our server adds unless it is strict."""
+
+
+def published(reply: str) -> str:
+    """Return a normalised reply of our server without the keys that it adds to stats."""
+    if not reply.startswith("OK *\n"):
+        return reply
+    return "\n".join(line for line in reply.split("\n") if line.partition(": ")[0] not in EXTENSION_KEYS)
 
 
 def _quoted_if_needed(name: str) -> str:
@@ -176,7 +214,7 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "extension-meta": Difference(
         _EXTENSION,
-        # The player takes the body after the longer first line for a reply of its own.
+        # The player takes the body after the longer first line for a separate reply.
         [
             *["INSERTED {1}", "META 2", "FOUND {1} 1 7 default", "x", "META 0", r"FOUND {1} 1\r\nx", "BAD_FORMAT"],
             "<end>",

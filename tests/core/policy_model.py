@@ -1,4 +1,4 @@
-"""The plain model of the broker, with tube policies. Written from their description: it shares no code with the engine.
+"""The plain model of the broker, with tube policies. It follows their documentation and shares no code with the engine.
 
 Each query examines all jobs and all policies.
 """
@@ -19,8 +19,8 @@ class PolicyJob(ModelJob):
     """A job, with the fields that policies need.
 
     created     when the job was put.
-    aged_from   time from which the job's age counts.
-    base        value of `reserves` from which attempts count.
+    aged_from   start of the job's age.
+    base        value of `reserves` from which attempts are counted.
     dead        of a dead letter: reason, source tube, attempts, first time, last time.
     buried_at   when the job was buried in its present tube.
     """
@@ -44,7 +44,7 @@ class ModelLimits:
 
 @dataclass
 class Event:
-    """Something due at a time. Events at the same time are in the order of `rank` if their groups are equal."""
+    """An event that is due at a time. Events of the same time and group are in the order of `rank`."""
 
     at: int
     group: tuple[str, str]
@@ -56,10 +56,10 @@ class PolicyModel(Model):
     """The state of a queue whose tubes have policies.
 
     policies    documents by name.
-    full_at     by tube: when a whole burst may start again.
+    full_at     time by tube at which a whole burst may start again.
     finished    puts whose jobs are finished, but whose bodies stay unique: by tube and body, ids and end times.
     kept        tubes that are about to get a job, so that no eviction drops them.
-    random      the number in [0, 1) that the jitter takes at a time.
+    random      the number in [0, 1) that the jitter uses at a given time.
     """
 
     def __init__(self, now: int, random: Callable[[int], float], limits: ModelLimits) -> None:
@@ -102,7 +102,7 @@ class PolicyModel(Model):
         return int(self.settings(tube).get("rate_burst", max(1, rate // 10)))
 
     def dead_letter_tube(self, tube: str) -> str:
-        """Return the tube for dead letters; empty if there is none, or if they would come back to *tube*."""
+        """Return the tube for dead letters; empty if there is none, or if they would return to *tube*."""
         target = str(self.settings(tube).get("dead_letter", ""))
         seen, at = set[str](), target
         while at and at not in seen:
@@ -169,7 +169,7 @@ class PolicyModel(Model):
         return is_over
 
     def victims(self, tube: str, jobs: int, size: int) -> list[PolicyJob] | None:
-        """Return the jobs that must leave *tube* before *jobs* more of *size* bytes fit; None if they cannot fit."""
+        """Return the jobs to evict from *tube* before *jobs* more of *size* bytes fit; None if they cannot fit."""
         is_over, gone, waiting = self.over(tube, jobs, size), list[PolicyJob](), self.waiting_jobs(tube)
         overflow = self.settings(tube).get("overflow", "refuse")
         while is_over(gone):
@@ -378,7 +378,7 @@ class PolicyModel(Model):
     # Dead letters
 
     def dead_letter(self, job: PolicyJob, reason: str) -> None:
-        """Move *job*, which no client holds, to the dead-letter tube; bury it where it is if that cannot take it."""
+        """Move *job*, which no client holds, to the dead-letter tube; bury it in its own tube if that is full."""
         job.state, source = "detached", job.tube
         target = self.dead_letter_tube(source)
         if not target or not self.can_take(target, 1, len(job.body)):
@@ -439,7 +439,7 @@ class PolicyModel(Model):
         super()._kick(job)
 
     def set_policies(self, policies: dict[str, dict[str, Any]]) -> None:
-        """Put *policies* in force, and apply them to all jobs; raise Tie if several of them act on jobs at once."""
+        """Replace the policies by *policies*, and apply them to all jobs; raise Tie if several act at the same time."""
         self.policies = policies
         for tube in list(self.full_at):
             if not self.interval(tube):

@@ -149,7 +149,7 @@ def test_jobs_of_a_disconnected_client_become_ready_at_the_disconnect(world: Wor
 
 
 def test_oldest_is_exact_after_many_removals_from_the_middle(world: World) -> None:
-    """Two thirds of ten thousand jobs leave from the middle, and others are added meanwhile."""
+    """Two thirds of ten thousand jobs are removed from the middle, while others are added."""
     client, tube = world.client(), world.broker.tubes[b"default"]
     with world.in_bulk():
         ids = []

@@ -177,7 +177,7 @@ def test_new_priority_moves_the_job_in_the_queue(world: World) -> None:
 
 @pytest.mark.parametrize("edit", [{"body": b"new"}, {"pri": 5}, {"ttr": 9}])
 def test_job_that_returns_to_the_rank_of_its_dead_entry_is_counted_once(world: World, edit: dict[str, int]) -> None:
-    """A job that is removed from the middle leaves a dead entry, and returns with an equal one."""
+    """A job that is removed from the middle leaves a dead entry, and returns with an equal entry."""
     client = world.client()
     ids = [client.put(5) for _ in range(5)]
     for id in (ids[2], ids[4], ids[2]):

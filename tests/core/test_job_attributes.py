@@ -1,4 +1,4 @@
-"""The attributes of a job as bytes."""
+"""The binary encoding of job attributes."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_remove_refuses_a_job_that_is_not_in_the_index() -> None:
 
 
 def test_first_job_of_each_chunk_can_return() -> None:
-    """Its key equals the bound between its chunk and the one before."""
+    """Its key equals the bound between its chunk and the previous one."""
     shelf = Shelf()
     for id in range(1, MANY + 1):
         shelf.add(id, rank=0)
@@ -137,7 +137,7 @@ def test_first_job_of_each_chunk_can_return() -> None:
 
 @pytest.mark.parametrize("removed_first", [False, True])
 def test_chunks_that_become_small_are_merged(removed_first: bool) -> None:
-    """All jobs but one of each chunk leave: the chunks that are left have MIN_CHUNK / 2 keys or more on average."""
+    """All jobs but one of each chunk are removed: the remaining chunks have at least MIN_CHUNK / 2 keys on average."""
     shelf = Shelf()
     for id in range(1, MANY + 1):
         shelf.add(id, rank=0)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from greenstalk_server.core import broker, job_history, transitions
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, URGENT_BELOW
+from greenstalk_server.core.timers import NEVER
 from tests.core.model import Model, ModelJob, Tie
 from tests.support.world import START, Actor, World
 
@@ -36,6 +37,14 @@ PAUSES = st.sampled_from([0, 1, 5])
 MAYBE = st.booleans()
 PICKS = st.integers(0, 2**16)
 """Numbers that select one of the available clients or jobs."""
+
+
+def summary(durations: list[int]) -> tuple[int, int, int]:
+    """Return the shortest and the longest of *durations*, and their exponentially weighted average."""
+    average = durations[0] if durations else 0
+    for duration in durations:
+        average += (duration - average) // 10
+    return min(durations, default=NEVER), max(durations, default=0), average
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -332,6 +341,8 @@ class BrokerMachine(RuleBasedStateMachine):
             assert (tube.wait_time, tube.run_time) == (sum(counted.waits), sum(counted.runs))
             assert tube.waits == Counter(wait.bit_length() for wait in counted.waits)
             assert tube.runs == Counter(run.bit_length() for run in counted.runs)
+            assert (tube.wait_min, tube.wait_max, tube.wait_ewma) == summary(counted.waits)
+            assert (tube.run_min, tube.run_max, tube.run_ewma) == summary(counted.runs)
 
     @invariant()
     def clients_agree(self) -> None:

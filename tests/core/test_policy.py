@@ -1,4 +1,4 @@
-"""Policies: what a document may say, how several policies merge, and where dead letters go."""
+"""Policies: valid and invalid documents, the merging of several policies, and the routes of dead letters."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def is_match(pattern: str, name: str) -> bool:
 
 
 def merged(policies: list[Policy], tube: str) -> dict[str, dict[str, object]] | None:
-    """Describe the effective policy of *tube*, by looking at every policy for every setting."""
+    """Return the settings of *tube* and their policies, by a search of every policy for every setting."""
     ranks = {}
     for each in policies:
         matching = [pattern for pattern in each.tubes if is_match(pattern, tube)]

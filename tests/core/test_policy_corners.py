@@ -1,4 +1,4 @@
-"""Policies where several rules meet: rooms that are full, keys of several jobs, tubes without clients, and holds."""
+"""Policies in corner cases: full tubes, keys of several jobs, tubes without clients, and holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_end_of_a_rate_hold_without_a_waiting_client_requests_one_tick(world: Wo
 
 
 def test_rate_hold_with_a_burst_of_one_ends_after_the_policies_have_changed(world: World) -> None:
-    """The hold ends just when the burst is whole again, and the tube has a later timer, for an expiry."""
+    """The hold ends exactly when the whole burst is available again, and the tube has a later timer, for an expiry."""
     slow = {"tubes": ["mail"], "rate": 2, "rate_burst": 1}
     set_policies(world, slow=slow)
     ids = [put(world), put(world)]
@@ -117,7 +117,7 @@ def test_put_is_refused_if_not_all_jobs_that_must_go_have_room(world: World) -> 
 
 
 def test_redriven_job_finds_room_while_a_hold_has_just_ended(world: World) -> None:
-    """The pause is over, but no tick has run: the waiting client gets a job at the move, and no evicted one."""
+    """The pause has ended, but no tick has run: at the move, the waiting client gets a job that is not evicted."""
     set_policies(
         world,
         mail={

@@ -1,4 +1,4 @@
-"""Work of policies in one tick, and of a reserve that passes by tubes whose limits are exhausted."""
+"""The work of policies in one tick, and of a reserve that skips tubes whose limits are exhausted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOBS = 3 * SLICE + 10
 
 
 def moved_by_each_tick(world: World, count: Callable[[], int]) -> list[int]:
-    """Tick until nothing is due in the next second; return by how much each tick changed *count*."""
+    """Tick until nothing is due in the next second; return the change of *count* at each tick."""
     moved = []
     until = world.now + 10**9
     before = count()
@@ -83,7 +83,7 @@ def test_new_policy_is_applied_in_slices(policy: dict[str, Any]) -> None:
 
 
 def calls_of(action: Callable[[], object]) -> int:
-    """Return how many functions, of Python and of C, *action* calls."""
+    """Return the number of functions, in Python and in C, that *action* calls."""
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -119,7 +119,7 @@ def exhausted(policy: dict[str, Any], tubes: int, jobs: int) -> tuple[World, Act
 @pytest.mark.parametrize("policy", [{"max_reserved": 1}, {"rate": 0.001}], ids=["max_reserved", "rate"])
 @pytest.mark.parametrize("tubes", [1, 40], ids=["one tube", "tube set"])
 def test_jobs_behind_an_exhausted_limit_cost_a_reserve_nothing(policy: dict[str, Any], tubes: int) -> None:
-    """Neither more jobs, nor in a set more tubes, add a call to a reserve. The calls of a compiled build are unseen."""
+    """A reserve makes no more calls with more jobs or, in a tube set, more tubes. Compiled code hides its calls."""
     counts = set()
     for size in (1, 200):
         world, worker = exhausted(policy, tubes, size)

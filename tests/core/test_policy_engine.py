@@ -14,7 +14,7 @@ from tests.support.world import World
 
 
 def set_policies(world: World, **policies: dict[str, Any]) -> None:
-    """Put *policies* in force, and let the broker apply them to what exists."""
+    """Replace the policies by *policies*, and let the broker apply them to existing jobs."""
     world.broker.set_policies(
         PolicySet([parse_policy(name, document) for name, document in policies.items()]), world.now
     )
@@ -183,7 +183,7 @@ def test_redriven_job_returns_to_its_tube(world: World) -> None:
     assert world.broker.redrive(id, world.now) == EditOutcome.NOT_FOUND
 
 
-def test_policies_apply_to_jobs_that_exist(world: World) -> None:
+def test_policies_apply_to_existing_jobs(world: World) -> None:
     ids = [put(world) for _ in range(600)]
     fail(world, 3)
     world.advance(20)

@@ -25,7 +25,7 @@ TUBES = st.sampled_from(["default", "a", "b", "d"])
 BODIES = st.sampled_from([b"", b"x", b"yy", b"zzzzz"])
 POLICY_COUNTED = slots(PolicyCounts())
 SWEEP = 10
-"""Nanoseconds within which policies are applied to few tubes and jobs: each slice takes place one nanosecond later."""
+"""Nanoseconds in which policies are applied to a few tubes and jobs: one nanosecond per slice."""
 
 NAMES = st.sampled_from(["one", "two", "three"])
 PATTERNS = st.sampled_from([["*"], ["*"], ["default"], ["a"], ["d"], ["a", "b"], ["d*"]])
@@ -82,7 +82,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def random_at(now: int) -> float:
-    """Return the random number that jitter takes at *now*."""
+    """Return the random number that the jitter uses at *now*."""
     return now // 1000 % 997 / 997
 
 
@@ -241,7 +241,7 @@ class PolicyMachine(BrokerMachine):
         pri=PRIS,
     )
     def end_held(self, pick: int, kind: str, pri: int) -> None:
-        """End a reservation at a time of its own: waiting clients may get other jobs."""
+        """End a reservation at a separate time, since waiting clients may then get other jobs."""
         if not self.held():
             return
         self.begin_command()
@@ -400,7 +400,7 @@ def near(expected: int, found: int) -> int:
     return found
 
 
-pytestmark = pytest.mark.timeout(600)  # CI runs the pure build beside all other tests, with little CPU
+pytestmark = pytest.mark.timeout(600)  # CI runs the pure build at the same time as all other tests, with little CPU
 
 SETTINGS = settings(
     max_examples=30,

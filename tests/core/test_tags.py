@@ -10,7 +10,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
-from greenstalk_server.protocol.stats import group_stats
+from greenstalk_server.protocol.extended_stats import group_stats
 from tests.support.world import FullJournal, World
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from tests.crash.audit import Audit
 from tests.crash.ledger import Ledger
 from tests.support.daemon import COMMAND, REPOSITORY, Daemon, environment, run
 from tests.support.peer import eventually
+from tests.support.ports import free_ports
 
 BATCHES: Final = (1, 1, 1, 8, 30, 60)
 """Maximum number of commands in flight of each client."""
@@ -78,7 +78,7 @@ class Rounds:
         self._rng: random.Random = random.Random(seed)  # noqa: S311  a seed, no secret
         self._segment_sizes: Sequence[int] = segment_sizes
         self._ledger: Ledger = Ledger(is_disk_small=is_disk_small)
-        self._port: int = _free_port()
+        (self._port,) = free_ports(1)
         self._next_id: int = 1
         self._number: int = 0
 
@@ -158,9 +158,3 @@ class Rounds:
         """Return 2.5 times the live bytes and three segments, each of which may have been made for one large job."""
         live = sum([len(job.body) + RECORD for job in self._ledger.jobs.values()])
         return 2.5 * live + 3 * max(LARGE + RECORD, *SEGMENT_SIZES)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port

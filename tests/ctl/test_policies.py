@@ -1,4 +1,4 @@
-"""The commands `policy` and `redrive`, and what `tube` and `peek` show of policies; all with a real server."""
+"""The commands `policy` and `redrive`, and the policies in the output of `tube` and `peek`; all with a real server."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_tube_shows_its_settings_and_why_it_is_held(with_api: WithApi, mail: Cli
     assert lines["dead-letters-from"] == "-"
 
 
-def test_peek_shows_where_a_dead_letter_came_from(with_api: WithApi, mail: Client) -> None:
+def test_peek_shows_the_origin_of_a_dead_letter(with_api: WithApi, mail: Client) -> None:
     (job_id,) = kill(with_api, mail)
     found = ctl(with_api, "peek", str(job_id), "--json").json
     assert (found["attempts"], found["expires-at"], found["dead-letter"]["source"]) == (0, None, "mail")
@@ -279,7 +279,7 @@ def test_redrive_moves_all_dead_letters_of_a_tube_back(with_api: WithApi, mail: 
     assert ids(mail, "mail", "ready") == killed
     done = ctl(with_api, "redrive", "mail", "--json")
     assert (done.code, done.json) == (1, {"redriven": 0, "skipped": 0})
-    assert "nothing moved: tube mail has no such dead letter" in done.err
+    assert "nothing moved: tube mail has no dead letter that matches" in done.err
     assert ctl(with_api, "redrive", "nothing").code == 1
 
 

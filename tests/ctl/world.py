@@ -31,7 +31,7 @@ import pytest
 
 from greenstalkctl.cli import main
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 from tests.support.servers import Baseline, Kind, Server, ours
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")

@@ -10,11 +10,11 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from tests.deploy.test_procfile import free_port
 from tests.failover.test_roles import PUT
 from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, ask
 from tests.support.nodes import Node, Nodes, run_command, wait_until
+from tests.support.ports import free_ports
 
 RETRIED = 3.0
 """Seconds for which HAProxy by default lets a client wait for a server that is down."""
@@ -66,7 +66,7 @@ def hand_over(active: Node) -> None:
 
 
 def test_handover_behind_haproxy_is_faster_than_its_retries(cluster: Cluster, tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     flags = ("--journal-name", "balanced")
     with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags) for number in range(2)]) as nodes:
         nodes.wait_for_roles()

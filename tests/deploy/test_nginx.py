@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.nodes import wait_until
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 
 PASSWORD = "secret"  # noqa: S105
 PATHS = {"at the root": "", "under a path": "/queue"}

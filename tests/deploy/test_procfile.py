@@ -16,15 +16,10 @@ from tests.cli.test_command import PUT
 from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, ask, environment
 from tests.support.nodes import wait_until
+from tests.support.ports import free_ports
 
 BIN = Path(sys.executable).parent
 PASSWORD = {"GREENSTALK_WEB_PASSWORD": "secret"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def platform(app: Path, port: int, **variables: str) -> Daemon:
@@ -59,7 +54,7 @@ def status(port: int, path: str) -> int:
 
 
 def test_procfile_serves_on_port_keeps_jobs_and_stops_gracefully(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with platform(tmp_path, port, **PASSWORD) as first:
         assert (status(port, "/healthz"), status(port, "/")) == (200, 401)
         assert ask_queue(tmp_path, PUT) == b"INSERTED 1"
@@ -72,7 +67,7 @@ def test_procfile_serves_on_port_keeps_jobs_and_stops_gracefully(tmp_path: Path)
 
 
 def test_database_url_keeps_jobs_in_the_database(tmp_path: Path, cluster: Cluster) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with platform(tmp_path, port, DATABASE_URL=cluster.url, GREENSTALK_JOURNAL_NAME="procfile", **PASSWORD):
         wait_until(lambda: status(port, "/readyz") == 200, lambda: "it does not lead")
         assert ask_queue(tmp_path, PUT) == b"INSERTED 1"
@@ -83,7 +78,7 @@ def test_database_url_keeps_jobs_in_the_database(tmp_path: Path, cluster: Cluste
 
 def test_missing_password_prevents_the_start(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="set GREENSTALK_WEB_PASSWORD"):
-        platform(tmp_path, free_port())
+        platform(tmp_path, free_ports(1)[0])
 
 
 def test_requirements_txt_names_this_project() -> None:

@@ -14,8 +14,8 @@ import greenstalk
 import pytest
 
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment
-from tests.support.pages import free_ports
 from tests.support.peer import eventually
+from tests.support.ports import free_ports
 
 PAGE = REPOSITORY / "docs" / "clients.md"
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.daemon import REPOSITORY, Daemon
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 
 from .examples import Example, examples, is_like, matches, run
 

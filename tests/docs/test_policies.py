@@ -1,4 +1,4 @@
-"""docs/policies.md: its examples are valid, its tables agree with the code, and a server does what it says."""
+"""docs/policies.md: its examples are valid, its tables agree with the code, and a server behaves as described."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ LONGEST_WAIT = 5.0
 syncing = pytest.mark.parametrize("flags", [("-f", "0"), ("-f", "50"), ("-F",)], ids=" ".join)
 
 MANY = 5000
-"""Rounds of a loop that writes several times what the disk holds, if nothing is compacted."""
+"""Times that a job is buried, kicked and released: the records are several times what the disk holds."""
+
+BATCH = 10
+"""Jobs whose commands are sent together, since each batch waits for a sync."""
 
 
 def test_full_disk_refuses_puts_and_accepts_other_commands(small_disk: Path) -> None:
@@ -62,16 +65,18 @@ def test_full_disk_refuses_puts_and_accepts_other_commands(small_disk: Path) -> 
 def test_release_and_bury_work_without_limit_on_a_full_disk(small_disk: Path) -> None:
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         ids = put_until_full(peer, 1000)
-        for number in range(MANY):
-            id = ids[number % 7]
-            peer.send(b"reserve-job %d\r\nbury %d 5\r\nkick-job %d\r\n" % (id, id, id))
-            peer.send(b"reserve-job %d\r\nrelease %d 5 0\r\n" % (id, id))
-            assert peer.read_line().startswith(b"RESERVED")
-            peer.read(1002)
-            assert (peer.read_line(), peer.read_line()) == (b"BURIED", b"KICKED")
-            assert peer.read_line().startswith(b"RESERVED")
-            peer.read(1002)
-            assert peer.read_line() == b"RELEASED"
+        some = ids[:BATCH]
+        for _ in range(MANY // BATCH):
+            for id in some:
+                peer.send(b"reserve-job %d\r\nbury %d 5\r\nkick-job %d\r\n" % (id, id, id))
+                peer.send(b"reserve-job %d\r\nrelease %d 5 0\r\n" % (id, id))
+            for _ in some:
+                assert peer.read_line().startswith(b"RESERVED")
+                peer.read(1002)
+                assert (peer.read_line(), peer.read_line()) == (b"BURIED", b"KICKED")
+                assert peer.read_line().startswith(b"RESERVED")
+                peer.read(1002)
+                assert peer.read_line() == b"RELEASED"
         assert list(jobs(peer, ids)) == ids
 
 

@@ -1,14 +1,14 @@
 """Fuzz the files of a journal: flipped, cut, spliced, repeated, renamed or lost parts, and wrong lengths.
 
-Checked, for any change to the files of a server that had jobs:
+The properties checked for any change to the files of a server that had jobs:
 
 - recovery, `journal check` and a start raise nothing but StartError, and do not read beyond the files;
 - every restored job has a body that was recorded for it, byte for byte, and a tube that it was in;
 - damage within an older segment is reported;
 - a start on the files is consistent: it accepts puts, and the next start restores the same jobs.
 
-Some runs give what they have changed a correct CRC, which no accident does. Then any job may be restored, and
-everything else still holds.
+Some runs give the changed records a correct CRC, which no accident does. Then any job may be restored; the other
+properties still hold.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The random workload of `workload`, with moves, groups, attributes, policies and unique keys.
 
-A broker does these only under a policy; here the commands do them at random, by themselves.
+A broker does these only under a policy. Here random commands do them directly.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PolicyBench(Bench):
         self.binlog.policy(name, document)
 
     def change_key(self) -> None:
-        """Take a key for some time, or free it."""
+        """Claim a key for some time, or release it."""
         key = self.random.choice(TUBES), b"%02d" % self.random.randrange(self.key_count) * self.random.choice((1, 32))
         id, until = self.random.randrange(1, 99), self.random.choice((0, self.now + SECOND, self.now + 50 * SECOND))
         if until:
@@ -113,7 +113,7 @@ class PolicyBench(Bench):
         self.binlog.key(*key, id, until)
 
     def expire_keys(self) -> None:
-        """Forget the keys whose time is over, without a record."""
+        """Forget expired keys, without a record."""
         for key in [key for key, (_, until) in self.binlog.keys.items() if until <= self.now]:
             del self.binlog.keys[key]
 

@@ -14,7 +14,7 @@ from tests.journal.workload import SMALL_SEGMENT, Bench
 from tests.support.world import START
 
 ONCE: Final[dict[str, Any]] = {"tubes": ["mail"], "unique": "body", "unique_for": 20}
-"""In force from the first job on: a job gets a recorded key only when it is put, moved or edited."""
+"""Policies in force from the first job on, since a job gets a recorded key only when it is put, moved or edited."""
 
 DOCUMENTS: Final[list[dict[str, Any]]] = [
     {"tubes": ["default"], "max_attempts": 2, "dead_letter": "elsewhere"},
@@ -33,8 +33,8 @@ DOCUMENTS: Final[list[dict[str, Any]]] = [
 class RuledBench(Bench):
     """A bench whose broker has policies of the configuration file, which change at random.
 
-    The journal does not have these policies. So a server that recovers it applies none, and must show exactly the jobs
-    that are recorded.
+    The journal does not contain these policies. So a server that recovers the journal applies none, and must show
+    exactly the recorded jobs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RuledBench(Bench):
         return (*super().verbs(), *more, self.fail, self.fail, self.finish, self.finish, self.pass_time)
 
     def change_policies(self) -> None:
-        """Put other policies in force; the commands that follow run before and while they are applied."""
+        """Replace the policies by others; the following commands run before and while they are applied."""
         documents = [ONCE, *self.random.sample(DOCUMENTS, self.random.randrange(4, len(DOCUMENTS) + 1))]
         policies = [parse_policy(f"policy-{at}", document) for at, document in enumerate(documents)]
         self.broker.set_file_policies(policies, self.now)

@@ -65,7 +65,7 @@ def header(version: int) -> bytes:
 
 
 def short(version: int, job: ImportedJob, size: int | None = None, tube: bytes = b"") -> bytes:
-    """Return a short record, or with *tube* a full one up to its body. *size* is that of the body with its CRLF."""
+    """Return a short record or, with *tube*, a full record up to its body. *size* includes the CRLF of the body."""
     unit = UNIT[version]
     id, _, body, pri, delay, ttr, created_at, deadline, *counts, state = astuple(job)
     if size is None:

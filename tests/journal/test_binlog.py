@@ -67,7 +67,7 @@ class PacedBench(Bench):
         assert stats.bytes_live == self.live_bytes <= stats.bytes_recorded
 
     def commit_on_full_disk(self) -> None:
-        """Commit, compact and run upkeep on a full disk; assert that nothing fails. The only bound is the disk's."""
+        """Commit, compact and run upkeep on a full disk; assert success. Only the disk bounds the directory."""
         assert self.commit()
         self.binlog.compact(SMALL_SEGMENT)
         self.run_upkeep()

@@ -96,7 +96,7 @@ def test_end_of_a_reservation_without_command_is_recorded() -> None:
 
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_reservation_ended_by_a_crash_is_returned_at_the_start(is_copied: bool) -> None:
-    """Also if compaction has copied the reserved job, and the segment with its RESERVE record was removed."""
+    """Even if compaction has copied the reserved job, and the segment with its RESERVE record was removed."""
     bench = PacedBench()
     id = bench.put_job(10)
     assert bench.reserve_any() == id
@@ -123,7 +123,7 @@ def bury_two_jobs(bench: PacedBench) -> int:
 @pytest.mark.parametrize("is_copied", [False, True])
 @pytest.mark.parametrize("is_edited", [False, True])
 def test_reserved_buried_job_is_buried_after_a_restart(is_copied: bool, is_edited: bool) -> None:
-    """It keeps its place among the buried jobs, also if compaction or an edit has written another JOB record."""
+    """It keeps its place among the buried jobs, even if compaction or an edit has written another JOB record."""
     bench = PacedBench()
     id = bury_two_jobs(bench)
     assert bench.broker.reserve_job(bench.client, id, bench.now)

@@ -44,7 +44,7 @@ def test_restart_logs_the_policies_that_have_no_effect(caplog: pytest.LogCapture
     broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 1})], START)
     binlog = broker.journal = Binlog(disk, SMALL_SEGMENT, 0, os.urandom)
     startup.recover(disk, broker, binlog, START, is_strict=True)
-    assert "the policy mail, set at run time, has no effect: the configuration file has one of this name" in caplog.text
+    assert "the policy mail, set at run time, has no effect: the configuration file defines it too" in caplog.text
     assert "journal: the policy later has no effect: policy later: unknown key max_colour" in caplog.text
     effective = broker.policies.effective(b"mail")
     assert effective is not None and effective.max_jobs == 1

@@ -1,6 +1,6 @@
 """Loss of power, failures and a full disk under moves, groups, attributes, policies and unique keys.
 
-As test_power_loss, and: of each group all jobs are there or none, and policies and keys survive as jobs do.
+In addition to the checks of test_power_loss: each group is complete or absent, and policies and keys survive like jobs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_repeated_power_loss_also_during_recovery_loses_nothing(seed: int) -> No
 
 
 def restarted(bench: PolicyBench) -> PolicyBench:
-    """Return the next server on the disk of *bench*; power may be lost during its start, which is then repeated."""
+    """Return the next server on the disk of *bench*. Power may be lost during its start, which is then repeated."""
     disk, random = bench.disk, bench.random
     while True:
         disk = disk.crash(Chance(random, random.choice(SHARES)))
@@ -101,7 +101,7 @@ def test_failure_of_any_call_loses_nothing_acknowledged(sync_interval: int, code
 
 
 class FullDiskBench(PolicyBench):
-    """A bench whose moves, policies and keys, none of which is refused, fit into the space that puts leave."""
+    """A bench whose moves, policies and keys fit into the space that puts leave: none of them is refused."""
 
     targets = (b"default", b"mail", ELSEWHERE)
     key_count = 3

@@ -79,7 +79,7 @@ def run_forever(bench: Bench) -> None:
 
 
 def restarted(bench: Bench, random: Random) -> Bench:
-    """Return the next server on the disk of *bench*; power may be lost during its start, which is then repeated."""
+    """Return the next server on the disk of *bench*. Power may be lost during its start, which is then repeated."""
     disk = bench.disk
     while True:
         disk = disk.crash(Chance(random, random.choice(SHARES)))

@@ -220,7 +220,7 @@ def test_job_with_a_partial_event_is_skipped(length: int) -> None:
 
 @pytest.mark.parametrize("kind", [0, len(job_history.KINDS), 255])
 def test_event_of_unknown_kind_is_not_shown(kind: int) -> None:
-    """A job whose only event it is does not become reserved either."""
+    """A job that has no other event does not become reserved either."""
     encoder, job = Encoder(b"salt"), Job(1, Tube(b"default", {}), b"", 0, 0, 0, 5)
     data = encoder.job(job, 1)
     job.events = job_history.EVENT.pack(7, kind, 1)
@@ -261,7 +261,7 @@ def test_counts_are_limited_to_32_bits() -> None:
 
 
 def test_salt_is_part_of_every_record() -> None:
-    """So a record of another segment, or one that a client has forged, does not count."""
+    """So a record of another segment, or a record that a client has forged, is ignored."""
     assert Encoder(b"abcd").delete(1, 1) != Encoder(b"abce").delete(1, 1)
     assert Encoder(b"abcd").delete(1, 1)[4:] != Encoder(b"abce").delete(1, 1)[4:]
 

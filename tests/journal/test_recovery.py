@@ -606,9 +606,9 @@ def test_segment_that_rewrites_a_failed_one_repairs_it() -> None:
 
 
 def kicked_journal() -> tuple[SampleJournal, list[tuple[int, int, bytes]]]:
-    """Return a journal with a job that is kicked 59 times in the second segment; and its states after each kick.
+    """Return a journal in whose second segment a job is kicked 59 times, and the states after each kick.
 
-    A state is the end of its record, and the kicks and events of the job.
+    A state has the end offset of the record, and the kicks and events of the job.
     """
     journal, job = SampleJournal(), make_job(1)
     journal.begin(1)

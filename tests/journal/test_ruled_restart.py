@@ -1,4 +1,4 @@
-"""A restart, with or without compaction before it, shows the same jobs, keys and policies. Files are real."""
+"""A restart, with or without compaction before it, shows the same jobs, keys and policies. It uses real files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RuntimeBench(RuledBench):
 
 
 def jobs_of(broker: Broker, now: int) -> dict[int, JobSnapshot]:
-    """Return the state of each job after a restart; keys are compared by who holds them, since some are derived."""
+    """Return the state of each job after a restart. Keys are compared by their holders, since some are derived."""
     return {
         id: replace(JobSnapshot.of(job).after_restart(now), unique_key=b"") for id, job in sorted(broker.jobs.items())
     }
@@ -79,7 +79,7 @@ def kept_keys_of(broker: Broker, now: int) -> dict[tuple[bytes, bytes], tuple[in
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_restart_shows_the_same(tmp_path: Path, seed: int, is_compacted: bool) -> None:
+def test_restart_shows_the_same_jobs_keys_and_policies(tmp_path: Path, seed: int, is_compacted: bool) -> None:
     files = Directory(str(tmp_path))
     bench = RuntimeBench(cast(Disk, files), seeded(seed))
     for _ in range(60):

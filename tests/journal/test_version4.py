@@ -98,14 +98,14 @@ def grouped() -> list[bytes]:
     ]
 
 
-def test_complete_group_counts() -> None:
+def test_complete_group_takes_effect() -> None:
     recovery = replayed(*grouped())
     assert recovery.jobs.keys() == {1, 2, 3, 4, 5}
     assert (recovery.damage, recovery.records, recovery.sequence) == ([], 6, 6)
 
 
 @pytest.mark.parametrize("is_newest", [True, False])
-def test_group_cut_at_any_byte_counts_as_a_whole_or_not_at_all(is_newest: bool) -> None:
+def test_group_cut_at_any_byte_takes_effect_completely_or_not_at_all(is_newest: bool) -> None:
     records = grouped()[:-1]
     data, first, whole = b"".join(records), len(records[0]), sum(map(len, records))
     for cut in range(first, whole):
@@ -179,7 +179,7 @@ def test_policies_and_keys_survive_compaction_and_restarts() -> None:
     assert bench.binlog.live_bytes == bench.live_bytes
 
 
-def test_space_of_keys_whose_time_is_over_is_reclaimed() -> None:
+def test_space_of_expired_keys_is_reclaimed() -> None:
     bench = PolicyBench(Disk(), seeded(1))
     for at in range(500):
         bench.binlog.keys[b"mail", b"key%d" % at] = at, bench.now

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 TUBES: Final = (b"default", b"mail", b"a" * 200)
 ON_DISK: Final = b"\0only on disk"
-"""Stands in a snapshot for a body that is not in memory."""
+"""In a snapshot, the value for a body that is not in memory."""
 
 ELSEWHERE: Final = b"elsewhere"
 """A tube that no client uses or watches."""
@@ -47,8 +47,8 @@ ELSEWHERE: Final = b"elsewhere"
 class JobSnapshot:
     """The state of a job as the journal records it.
 
-    state   RESERVED if a client holds the job; but if reserve-job took it while it was buried or delayed, that former
-            state, to which a restart returns the job.
+    state   RESERVED if a client holds the job. If reserve-job took it while it was buried or delayed, that former
+            state, which a restart restores.
     place   deadline if delayed, burial number if buried, else 0.
     events  events, including the current reservation.
     """
@@ -170,7 +170,7 @@ class History:
     has_been_shortened: bool = False
 
     def begin(self, broker: Broker, sequence: int) -> None:
-        """Note the state that *broker* has recovered as recorded under *sequence*.
+        """Store the state that *broker* has recovered as recorded under *sequence*.
 
         Invariant: the reservations and waits that the start has ended are the only records of this server so far.
         """
@@ -196,7 +196,7 @@ class History:
             assert keys.get(key, (0, 0)) in possible, f"key {key!r}"
 
     def check_groups(self, broker: Broker) -> None:
-        """Assert that of each group, all jobs are there, or none; but a job may have been deleted since."""
+        """Assert that all jobs of each group are there, or none; but a job may have been deleted since."""
         for group in self.groups:
             is_deleted = {id: any(snapshot is None for _, snapshot in self.jobs[id]) for id in group}
             there = [id for id in group if id in broker.jobs]
@@ -357,7 +357,7 @@ class RecordingBinlog(Binlog):
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of the newest records of all policies and keys; also of keys whose time is over, until compaction."""
+        """Bytes of the newest records of all policies and keys, including expired keys until compaction."""
         assert self.policies.keys() | self.keys.keys() <= self._log.entries.keys()
         return sum(size for _, size in self._log.entries.values())
 
@@ -533,7 +533,7 @@ class Bench:
             self.random.choice(verbs)()
 
     def verbs(self) -> tuple[Callable[[], object], ...]:
-        """Return the commands of clients; a command that is there twice is twice as likely."""
+        """Return the commands of clients; a command that is listed twice is twice as likely."""
         return (
             self.put, self.put, self.put, self.put, self.reserve, self.reserve, self.reserve, self.wait, self.release,
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
@@ -744,7 +744,7 @@ def record_rewrite_step(binlog: Binlog, between_slices: Callable[[], None] = lam
 
 
 def exhausted_bodies() -> Bodies:
-    """Return an account of memory that always asks for eviction, and never refuses a job."""
+    """Return an account of memory that always requests eviction, and never refuses a job."""
     bodies = Bodies(2**40, can_evict=True)
     bodies.margin = bodies.limit
     return bodies

@@ -1,4 +1,4 @@
-"""Writes in the event loop: when the committer makes them, and when it leaves them to the thread."""
+"""Writes of the committer: in the event loop, or in the thread."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_failed_write_in_the_loop_makes_nothing_safe_until_the_rewrite(journal: 
 
 
 def test_replies_that_are_held_already_are_released_in_their_order(journal: Journal) -> None:
-    """While a connection waits for the greenlet, the loop writes nothing, so that no later reply overtakes."""
+    """While a connection waits for the greenlet, the loop writes nothing, so no later reply overtakes its reply."""
 
     class Holder:
         safe = 0

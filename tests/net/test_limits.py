@@ -317,7 +317,7 @@ def timed() -> Iterator[Daemon]:
 
 
 def test_idle_and_stalled_connections_are_closed(timed: Daemon) -> None:
-    """All connections wait at the same time, since each takes some seconds."""
+    """All connections wait at the same time, since each wait takes some seconds."""
     with ExitStack() as stack:
         line, body, big, trickle, idle, worker, waiter = (stack.enter_context(Peer(timed)) for _ in range(7))
         line.send(b"put 0 0 60 ")

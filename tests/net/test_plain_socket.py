@@ -1,4 +1,4 @@
-"""The C implementation of recv, send and poll does what the methods of a non-blocking socket and of select.epoll do."""
+"""The C versions of recv, send and poll behave like the methods of a non-blocking socket and of select.epoll."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_sighup_applies_the_changed_file(file: Path) -> None:
         assert put(daemon, b"hello").startswith(b"INSERTED")
 
 
-def test_sighup_applies_the_changed_file_to_the_jobs_that_exist(file: Path) -> None:
+def test_sighup_applies_the_changed_file_to_existing_jobs(file: Path) -> None:
     file.write_text("")
     with serve(file) as daemon:
         ids = [int(put(daemon).split()[1]) for _ in range(3)]

@@ -36,7 +36,7 @@ class RecordingHandler(Handler):
     """One end of a socket pair, which records the calls.
 
     cost   cost of one turn.
-    left   turns that are left after the first one.
+    left   turns that follow the first one.
     """
 
     def __init__(self, number: int, poller: Poller, calls: list[tuple[str, int]]) -> None:
@@ -395,7 +395,7 @@ def test_one_expensive_queued_handler_is_served_per_call(rig: Rig) -> None:
 
 
 def test_two_handlers_with_expensive_input_are_served_per_call(rig: Rig) -> None:
-    """The poller serves one whose input has just arrived, and the first of the queue, so the queue does not starve."""
+    """The poller serves one handler whose input has just arrived, and the first of the queue, which does not starve."""
     rig.add_all()
     for handler in rig.handlers:
         handler.cost_of_receive = BUDGET
@@ -422,7 +422,7 @@ class RepliesHandler(RecordingHandler):
 
 
 class QuickClient:
-    """A peer, in a thread, that sends the next input once it has the reply; and the loop's iterations meanwhile."""
+    """A peer, in a thread, that sends the next input when it has the reply; and a count of the loop's iterations."""
 
     def __init__(self, rig: Rig) -> None:
         self.handler = RepliesHandler(0, rig.poller, rig.calls)
@@ -460,7 +460,7 @@ def test_quick_commands_are_served_without_an_iteration_of_the_loop_for_each(rig
     pytest.fail("each command had an iteration of the loop")
 
 
-def test_loop_has_its_turn_while_commands_are_quick(rig: Rig) -> None:
+def test_loop_runs_while_commands_are_quick(rig: Rig) -> None:
     gaps: list[float] = []
 
     def sleep() -> None:
@@ -476,7 +476,7 @@ def test_loop_has_its_turn_while_commands_are_quick(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reason", ["a greenlet yields", "replies are held", "a callback is pending"])
-def test_poller_does_not_wait_while_the_loop_has_something_to_do(rig: Rig, reason: str) -> None:
+def test_poller_does_not_wait_while_the_loop_has_other_work(rig: Rig, reason: str) -> None:
     yields = 0
 
     def yield_forever() -> None:

@@ -27,8 +27,8 @@ from greenstalk_server.net import tls
 from greenstalk_server.net.tls import RECV_SIZE, Certificates, TlsSocket, shake_hands
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, ask, run
-from tests.support.pages import free_ports
 from tests.support.peer import Peer, eventually
+from tests.support.ports import free_ports
 from tests.support.tls import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
 
 BODY = bytes(range(256)) * 240

@@ -1,4 +1,4 @@
-"""The build that runs: the compiled core of exactly these sources, or pure Python, and never anything else."""
+"""The selected build: either the compiled core of exactly these sources, or pure Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tree:
         return runpy.run_path(str(self.package / "build.py"))
 
     def add_library(self) -> Path:
-        """Copy the library of this repository, which has the same sources; return its path."""
+        """Copy the library of this repository, which was compiled from the same sources; return its path."""
         library: Path = self.build()["library_path"]()
         library.parent.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(compiled_library(), library))

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the files that a build needs, which writes files into its checkout, with their compiled core."""
+    """A copy of the files that a build needs, with their compiled core. A build writes into its checkout."""
     copy = copy_of_checkout(tmp_path_factory.mktemp("source"))
     (copy / "build" / "compiled").mkdir(parents=True)
     shutil.copy(compiled_library(), copy / "build" / "compiled")
@@ -143,7 +143,7 @@ def test_required_compilation_fails_without_a_compiler(tmp_path: Path) -> None:
 
 
 def installed_files() -> set[str]:
-    """Return the paths in a wheel of every file, but for the compiled core."""
+    """Return the paths of every file in a wheel, except the compiled core."""
     return {
         f"{installed}/{path.relative_to(REPOSITORY / source)}"
         for source, installed in SOURCES.items()

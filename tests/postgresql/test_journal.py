@@ -186,7 +186,7 @@ def test_broken_connection_is_replaced_and_no_row_is_duplicated(
 
 
 def test_follower_has_the_same_state_as_the_leader(members: tuple[Member, Member], cluster: Cluster) -> None:
-    """Segments are created and removed meanwhile, and the follower keeps no more of them than the leader."""
+    """Segments are created and removed during the test, and the follower keeps no more of them than the leader."""
     one, two = members
     one.lead()
     for number in range(400):
@@ -287,8 +287,8 @@ def test_next_leader_has_moves_groups_policies_and_keys(members: tuple[Member, M
     assert (recovery.policies, recovery.keys) == ({"mail": b"{}"}, {(b"mail", b"key"): (ids[0], 2**63)})
 
 
-def test_standby_forgets_keys_whose_time_is_over(members: tuple[Member, Member]) -> None:
-    """The leader records no end of a key: the standby learns of it when the segment with the key is removed."""
+def test_standby_forgets_expired_keys(members: tuple[Member, Member]) -> None:
+    """The leader records no expiry of a key: the standby drops the key when the segment with the key is removed."""
     one, two = members
     one.lead()
     kept = one.broker.kept_keys.table

@@ -45,7 +45,7 @@ def ids(first: int, last: int) -> bytes:
 # reserve-batch
 
 
-def test_batch_waits_for_a_job_and_takes_what_else_is_ready(talk: Talk, other: Talk) -> None:
+def test_batch_waits_for_a_job_and_takes_the_other_ready_jobs(talk: Talk, other: Talk) -> None:
     assert talk.send(b"reserve-batch 9 5\r\n" + MARK) == b""
     other.send(PUT * 3)
     assert (talk.woken, talk.session.is_woken) == (1, True)

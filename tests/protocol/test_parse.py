@@ -161,7 +161,7 @@ STRICT = {
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
     b"meta pri": UnknownCommand, b"stats-group g": BadFormat,
 }  # fmt: skip
-"""Lines of extensions, and what they are in strict mode."""
+"""Lines of extensions, and their results in strict mode."""
 
 UNKNOWN = [
     b"", b" ", b"\n", b" stats", b"STATS", b"Put 0 0 0 0", b"hello", b"stat", b"put", b"put\t0 0 0 0", b"putx 0 0 0 0",

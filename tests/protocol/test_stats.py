@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from greenstalk_server.core.counters import COUNTERS
+from greenstalk_server.protocol.codec import set_strict
 from tests.support.talk import Talk
 
 COUNTED: dict[bytes, str] = {
@@ -115,7 +117,7 @@ def test_stats_reply_is_exact() -> None:
         'pid: 1\nversion: "1.99"\nrusage-utime: 0.250000\nrusage-stime: 1.500000\nuptime: 61\nbinlog-oldest-index: 0\n'
         "binlog-current-index: 0\nbinlog-records-migrated: 0\nbinlog-records-written: 0\nbinlog-max-size: 10485760\n"
         "draining: false\nid: 0123456789abcdef\nhostname: host\nos: os\nplatform: platform\n"
-        'greenstalk-version: "0"\n'
+        'greenstalk-version: "0"\nbinlog-enabled: false\nbinlog-file-count: 0\nbinlog-total-bytes: 0\n'
     ).encode()
     assert talk.send(b"stats\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
     talk.broker.drain()
@@ -142,6 +144,12 @@ def test_stats_tube_reply_is_exact(name: bytes, written: bytes) -> None:
         b"---\nname: " + written + b"\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\n"
         b"current-jobs-delayed: 0\ncurrent-jobs-buried: 0\ntotal-jobs: 1\ncurrent-using: 1\ncurrent-watching: 0\n"
         b"current-waiting: 0\ncmd-delete: 0\ncmd-pause-tube: 1\npause: 9\npause-time-left: 8\n"
+        b"total-reserves: 0\ntotal-timeouts: 0\ntotal-buries: 0\nbury-rate: 0.000000\n"
+        b"processing-time-ewma: 0.000000\nprocessing-time-min: 0.000000\nprocessing-time-max: 0.000000\n"
+        b"processing-time-samples: 0\nprocessing-time-p50: 0.000000\nprocessing-time-p95: 0.000000\n"
+        b"processing-time-p99: 0.000000\nqueue-time-ewma: 0.000000\nqueue-time-min: 0.000000\n"
+        b"queue-time-max: 0.000000\nqueue-time-samples: 0\noldest-ready-id: 1\noldest-ready-age: 0\n"
+        b"oldest-delayed-age: 0\noldest-buried-age: 0\n"
     )
     assert talk.send(b"stats-tube %b\r\n" % name) == b"OK %d\r\n%b\r\n" % (len(body), body)
 
@@ -152,6 +160,61 @@ def test_stats_job_reply_is_exact() -> None:
     talk.advance(0.5)
     body = (
         b"---\nid: 1\ntube: default\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n"
-        b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
+        b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\ntime-reserved: 0\n"
     )
     assert talk.send(b"stats-job 1\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
+
+
+def shown(talk: Talk, command: bytes) -> dict[str, object]:
+    """Return the mapping in the reply to *command*."""
+    found: dict[str, object] = yaml.safe_load(talk.send(command).split(b"\r\n", 1)[1])
+    return found
+
+
+def test_stats_tube_describes_queue_and_processing_times() -> None:
+    talk = Talk()
+    for id, (wait, run) in enumerate([(2.0, 1.0), (0.5, 0.25), (0.0, 8.0)], 1):
+        talk.send(b"put 0 0 60 0\r\n\r\n")
+        talk.advance(wait)
+        talk.send(b"reserve\r\n")
+        talk.advance(run)
+        talk.send(b"delete %d\r\n" % id if id != 3 else b"bury 3 0\r\n")
+    stats = shown(talk, b"stats-tube default\r\n")
+    assert (stats["total-reserves"], stats["total-buries"], stats["bury-rate"]) == (3, 1, 0.333333)
+    assert stats["processing-time-ewma"] == pytest.approx((1 * 0.9 + 0.025) * 0.9 + 0.8, abs=1e-6)
+    assert stats["queue-time-ewma"] == pytest.approx((2 * 0.9 + 0.05) * 0.9, abs=1e-6)
+    assert (stats["processing-time-min"], stats["processing-time-max"]) == (0.25, 8)
+    assert (stats["queue-time-min"], stats["queue-time-max"]) == (0, 2)
+    assert (stats["processing-time-samples"], stats["queue-time-samples"]) == (3, 3)
+    for key, exact in {"p50": 1, "p95": 8, "p99": 8}.items():
+        assert exact / 2 <= float(str(stats[f"processing-time-{key}"])) <= exact * 2
+    talk.send(b"put 0 99 60 0\r\n\r\nput 9 0 60 0\r\n\r\n")
+    talk.advance(1)
+    talk.send(b"put 0 0 60 0\r\n\r\n")
+    talk.advance(2.5)
+    stats = shown(talk, b"stats-tube default\r\n")
+    assert (stats["oldest-ready-id"], stats["oldest-ready-age"]) == (5, 3)
+    assert (stats["oldest-delayed-age"], stats["oldest-buried-age"]) == (3, 11)
+
+
+def test_stats_job_shows_how_long_a_job_has_been_reserved() -> None:
+    talk = Talk()
+    talk.send(b"put 0 0 60 0\r\n\r\nreserve\r\n")
+    talk.advance(2.5)
+    assert shown(talk, b"stats-job 1\r\n")["time-reserved"] == 2
+    talk.send(b"release 1 0 0\r\n")
+    assert shown(talk, b"stats-job 1\r\n")["time-reserved"] == 0
+
+
+@pytest.mark.parametrize("command", [b"stats\r\n", b"stats-tube default\r\n", b"stats-job 1\r\n"])
+def test_strict_stats_have_only_the_published_keys(command: bytes) -> None:
+    talk = Talk()
+    talk.send(b"put 0 0 60 0\r\n\r\n")
+    extended = list(shown(talk, command))
+    set_strict(True)
+    try:
+        strict = list(shown(talk, command))
+    finally:
+        set_strict(False)
+    assert strict == extended[: len(strict)]
+    assert strict[-1] in ("greenstalk-version", "pause-time-left", "kicks")

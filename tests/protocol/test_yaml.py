@@ -97,7 +97,7 @@ def test_host_facts_are_read_back_by_yaml_1_1_and_1_2(text: str) -> None:
 
 
 def test_host_name_that_is_not_unicode_is_written() -> None:
-    """A host name may have any bytes. Python decodes invalid ones to lone surrogates."""
+    """A host name may have any bytes. Python decodes invalid bytes to lone surrogates."""
     broker = make_broker()
     broker.facts = replace(broker.facts, hostname=b"\xff".decode(errors="surrogateescape"))
     assert b'hostname: "\\udcff"\n' in stats(server_stats(broker, 0))

@@ -35,6 +35,7 @@ from tests.soak import clients, plot
 from tests.soak.ledger import Ledger, audit
 from tests.soak.server import CHECKED
 from tests.support.daemon import REPOSITORY, environment
+from tests.support.ports import free_ports
 
 PROCESSES: Final = (
     ("producer", "producer", "worker", "worker", "leaver", "bulk"),
@@ -72,7 +73,7 @@ class Server:
     """The server, started twice; `process` is the one that runs. Both write to one log."""
 
     def __init__(self, directory: Path) -> None:
-        self.port, self.web_port = _free_ports(2)
+        self.port, self.web_port = free_ports(2)
         self.journal = directory / "journal"
         self.log = directory / "server.log"
         self.journal.mkdir()
@@ -386,14 +387,6 @@ def _size(directory: Path) -> int:
         except FileNotFoundError:  # compaction is running
             continue
     return total
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def _eventually(is_so: Callable[[], bool], what: str) -> None:

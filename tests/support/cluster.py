@@ -18,7 +18,7 @@ from typing import Final, Self
 import psycopg
 
 from tests.support.daemon import TIMEOUT
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 
 SETTINGS: Final = (
     "listen_addresses = '127.0.0.1'",

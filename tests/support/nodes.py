@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from tests.support.cluster import Cluster
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, environment
-from tests.support.pages import free_ports
+from tests.support.ports import free_ports
 from tests.support.proxy import Proxy
 
 TIMEOUT: Final = 60.0

@@ -7,14 +7,14 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.daemon import REPOSITORY, environment
+from tests.support.ports import free_ports
 
 PORTS = ("11310", "11311", "8090")
 """The ports in the pages. Each is replaced by a free port, because it may be in use."""
@@ -88,12 +88,6 @@ def run_in_shell(script: str, work: Path, path: str, timeout: float, **variables
 def without_ports(text: str) -> str:
     """Return *text* with each port of the loopback address replaced by PORT."""
     return re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", text)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return *count* different free TCP ports of loopback."""
-    with ExitStack() as stack:
-        return [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(count)]
 
 
 def path_with_commands(directory: Path) -> str:

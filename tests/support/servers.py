@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .pages import free_ports
+from .ports import free_ports
 from .wire import SILENCE, Connection
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -53,6 +53,11 @@ class Tab:
         if urlsplit(url).netloc.rpartition("@")[2] != urlsplit(home).netloc:
             self.elsewhere.append(url)
 
+    def stop_clock(self) -> None:
+        """Stop the clock of the pages that are opened from now on: only `page.clock.run_for` passes time."""
+        self.page.clock.install(time="2026-01-01T00:00:00Z")
+        self.page.clock.pause_at("2026-01-01T00:00:01Z")
+
     def screenshot(self, name: str) -> None:
         """Save a screenshot of the whole page if SCREENSHOTS is set."""
         if directory := os.environ.get(SCREENSHOTS):

@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, Clients, follow, is_too_wide, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
@@ -294,7 +294,7 @@ def test_task_page_describes_the_change(tab: Tab, daemon: Daemon, clients: Clien
     assert tab.page.inner_text("h1") == f"Move {which} to “{target}”"
     assert shown == {"Query": which, "Tube": clients.tube, "Target tube": target}
     assert "3 moved" in tab.page.inner_text(".task-counts")
-    tab.page.get_by_role("link", name=target, exact=True).click()
+    follow(tab, tab.page.get_by_role("link", name=target, exact=True))
     assert tab.page.inner_text("h1") == target
     assert tab.page.locator(".jobs tbody tr").count() == 3
 
@@ -306,6 +306,7 @@ def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daem
         choose(tab, "Bury")
         tab.page.get_by_label("All ready jobs").check()
         press(tab, "Preview")
+        tab.page.wait_for_url("**/bulk?task=*")  # the dry run may take longer than the response
         with kept_busy(daemon):
             press(tab, f"Bury {MANY:,} jobs")
             address = tab.page.url

@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_job_actions import BODIES
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, notice_text, press
+from .visit import AXE, AXE_VIOLATIONS, Clients, follow, is_too_wide, notice_text, press
 
 FRAGILE_BODIES = (
     "empty",
@@ -140,14 +140,14 @@ def test_connection_is_found_and_closed(tab: Tab, daemon: Daemon, clients: Clien
     [id] = clients.put(b"x", ttr=600)
     clients.worker.reserve()
     tab.page.goto(f"{clients.url}&state=reserved")
-    tab.page.locator("td.holder a").click()
+    follow(tab, tab.page.locator("td.holder a"))
     assert tab.page.inner_text("h1").startswith("Connection ")
     assert tab.page.locator("th.id a").all_text_contents() == [str(id)]
     tab.page.get_by_role("link", name="Connections", exact=True).first.click()
     tab.page.locator("#q").fill(clients.tube)
     tab.page.locator("#q").press("Enter")
     expect(tab.page.locator(".connections tbody tr")).to_have_count(2)
-    tab.page.get_by_role("link", name="Longest holding a job").click()
+    follow(tab, tab.page.get_by_role("link", name="Longest holding a job"))
     row = tab.page.locator(".connections tbody tr").first
     assert str(id) in row.inner_text()
     row.locator("th a").click()

@@ -49,7 +49,7 @@ def follow(tab: Tab, url: str) -> None:
 
 def test_update_of_many_rows_reads_the_selection_once(quiet_tab: Tab, daemon: Daemon) -> None:
     quiet_tab.page.add_init_script(COUNT_LAYOUTS)
-    quiet_tab.page.clock.install()  # no timer fires
+    quiet_tab.stop_clock()  # no timer fires
     tubes = [f"tube{number:02}" for number in range(40)]
     with greenstalk.Client(("127.0.0.1", daemon.port)) as producer:
         for tube in tubes:

@@ -14,7 +14,7 @@ import pytest
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, Clients, is_too_wide, notice_text, press
+from .visit import AXE, AXE_VIOLATIONS, FLAGS, Clients, follow, is_too_wide, notice_text, press
 
 ODD_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
 HOSTILE = b'{"<script>": "</pre><script>document.title = 1</script>", "n": 123456789012345678901234567890}'
@@ -113,7 +113,7 @@ def test_job_reserved_meanwhile_is_not_changed(tab: Tab, clients: Clients) -> No
 def test_pages_of_a_long_list_and_the_jump_to_an_id(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[b"x"] * 130)
     tab.page.goto(clients.url)
-    tab.page.get_by_role("link", name="Next").click()
+    follow(tab, tab.page.get_by_role("link", name="Next"))
     assert [int(text) for text in tab.page.locator(".jobs th.id a").all_text_contents()] == ids[100:]
     tab.page.get_by_role("textbox", name="Job").fill(str(ids[64]))
     tab.page.get_by_role("button", name="Go").click()

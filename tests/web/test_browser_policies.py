@@ -37,7 +37,7 @@ def add_policy(tab: Tab, daemon: Daemon, **values: str) -> None:
 
 
 def name_of(clients: Clients) -> str:
-    """Return a name for the policy of the tube of *clients*, in which it is the only one."""
+    """Return a name for the only policy of the tube of *clients*."""
     return f"policy-{clients.tube.partition('.')[2]}"
 
 
@@ -69,12 +69,12 @@ def test_policy_is_previewed_corrected_saved_and_deleted(tab: Tab, daemon: Daemo
     expect(effect).to_contain_text("Tubes that match")
     entries = dict(zip(effect.locator("dt").all_text_contents(), effect.locator("dd").all_text_contents(), strict=True))
     assert (entries["Tubes that match"], entries["Jobs in these tubes"]) == ("1", "5")
-    assert (entries["Would be dropped, tube full"], entries["Ready jobs that would wait"]) == ("1", "2")
+    assert (entries["Would be dropped, above a cap"], entries["Ready jobs that would wait"]) == ("1", "2")
     assert effect.locator("li").all_text_contents()[0].strip() == clients.tube
     tab.screenshot("policy-preview")
     assert clients.states() == (5, 0, 0, 0)
     fill(tab, max_jobs="3")
-    press(tab, "Save")  # other values than those of the preview
+    press(tab, "Save")  # values that differ from the preview
     assert "Nothing has been saved yet." in effect.inner_text()
     expect(effect).to_contain_text("Ready jobs that would wait")
     press(tab, "Save")
@@ -110,7 +110,7 @@ def test_wait_for_a_limit_is_shown_live(chromium: Browser, daemon: Daemon, clien
 def test_all_dead_letters_are_redriven(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     add_dead_letters(tab, daemon, clients, 3)
     tab.page.goto(f"{clients.url}.failed")
-    assert f"Jobs come here from {clients.tube}" in tab.page.inner_text("#policy")
+    assert f"Dead letters come here from {clients.tube}" in tab.page.inner_text("#policy")
     assert tab.page.locator("td.reason").all_text_contents() == ["out of attempts"] * 3
     tab.page.get_by_label("Jobs per second (empty for no limit)").fill("1000")
     press(tab, "Redrive all")

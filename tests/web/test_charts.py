@@ -428,7 +428,7 @@ def test_charts_fit_and_are_accessible(chromium: Browser, served: Served) -> Non
 def test_charts_refresh_while_visible(chromium: Browser, served: Served) -> None:
     with chromium.tab(served.url) as tab:
         asked: list[str] = []
-        tab.page.clock.install()
+        tab.stop_clock()
         tab.page.on("request", lambda request: asked.append(request.url) if "/history" in request.url else None)
         with tab.page.expect_response("**/tube/history*"):
             tab.page.goto(f"{served.url}tube?tube=mail")

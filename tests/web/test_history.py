@@ -13,10 +13,11 @@ import gevent
 import pytest
 
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.durations import quantile
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.web.metrics.history import MAX_TUBES, TUBE_BATCH, History, Rates
-from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points, quantile
+from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points
 
 from .conftest import Queue
 from .turns import LoopIterations, until

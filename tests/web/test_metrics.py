@@ -318,7 +318,7 @@ def test_tube_named_other_is_counted_under_other(queue: Queue, scraper: Scraper)
 
 
 def set_policies(queue: Queue, **policies: dict[str, Any]) -> None:
-    """Put *policies* in force, and let the broker apply them to the tubes that exist."""
+    """Replace the policies by *policies*, and let the broker apply them to existing tubes."""
     queue.broker.set_policies(
         PolicySet([parse_policy(name, document) for name, document in policies.items()]), queue.now
     )

@@ -1,4 +1,4 @@
-"""Policies of the dashboard and the API: changes, dry runs, duplicates, and the way back of dead letters."""
+"""Policies of the dashboard and the API: changes, dry runs, duplicates, and redrives of dead letters."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def operations(queue: Queue, dashboard: Dashboard) -> Operations:
 
 
 def settle(queue: Queue) -> None:
-    """Let the broker apply the policies to what exists, in less than a millisecond for the jobs."""
+    """Let the broker apply the policies to existing tubes and jobs; less than a millisecond passes for the jobs."""
     for _ in range(1000):
         queue.now += 100
         due = queue.broker.tick(queue.now)
@@ -115,7 +115,7 @@ def test_policy_of_the_file_can_only_be_read(queue: Queue, dashboard: Dashboard)
     first, second = dashboard.policies.all()
     assert (first.is_from_file, first.problem, first.document["max_attempts"]) == (True, "", 9)
     assert (second.is_from_file, second.document["max_attempts"]) == (False, 3)
-    assert "configuration file has a policy of the same name" in second.problem
+    assert "A policy of the same name in the configuration file" in second.problem
     for refused in (dashboard.policies.set, dashboard.policies.dry_run):
         with pytest.raises(PolicyError, match="is set in the configuration file"):
             refused(parse_policy("mail", {"tubes": ["*"]}))
@@ -154,7 +154,7 @@ def test_dry_run_counts_what_the_policy_then_does(queue: Queue, dashboard: Dashb
     before = len(queue.broker.jobs)
     found = effect(dashboard, **policy)
     assert len(queue.broker.jobs) == before and queue.broker.tubes[b"mail"].rules is None
-    # ids[0] has failed; ids[1], six others and the two delayed ones are too old, and so are the two buried ones.
+    # ids[0] has failed; ids[1], six others, the two delayed and the two buried jobs are too old.
     assert counts(found) == {"dead_lettered": 1, "expired": 11}
     assert (found.tubes, found.changed_tubes, found.jobs, found.sample) == (1, 1, 16, ["mail"])
     set_policy(queue, **policy)

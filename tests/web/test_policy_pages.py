@@ -141,7 +141,7 @@ def test_policy_that_the_file_overrides_is_shown_and_can_be_deleted(queue: Queue
     queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2})], queue.now)
     page = words(shown(client, "/policies"))
     assert "Maximum jobs 2 configuration file" in page
-    assert "No effect: The configuration file has a policy of the same name" in page
+    assert "No effect: A policy of the same name in the configuration file" in page
     assert post(client, "/policy/remove", name="mail").status_code == 303
     assert "No effect" not in words(shown(client, "/policies"))
 
@@ -264,7 +264,7 @@ def test_new_policy_does_not_replace_one_of_the_same_name(queue: Queue, client: 
     set_policy(queue, "mail", max_jobs=1)
     response = save(client, max_jobs="2")
     assert response.status_code == 409
-    assert errors(response.text) == {"name": "there is a policy of this name already"}
+    assert errors(response.text) == {"name": "a policy of this name already exists"}
     assert queue.broker.policies.policies["mail"].settings == {"max_jobs": 1}
 
 
@@ -446,7 +446,7 @@ def test_dead_letter_tube_says_so_and_names_its_sources(queue: Queue, client: Fl
     dead_letter(queue)
     queue.put("mail")
     page = shown(client, "/tube", tube="failed")
-    assert "This is a dead-letter tube of mail. Jobs come here from mail." in words(page)
+    assert "This is a dead-letter tube of mail. Dead letters come here from mail." in words(page)
     assert "no consumers" not in page.text
     assert "Received as dead letters 1" in words(page)
     assert "Dead letters go to failed, which has 1 job." in words(shown(client, "/tube", tube="mail"))
@@ -455,11 +455,11 @@ def test_dead_letter_tube_says_so_and_names_its_sources(queue: Queue, client: Fl
     assert client.get("/live?page=overview").json["fields"]["dead_letters"] == "1"
 
 
-def test_dead_letter_tube_of_a_removed_policy_is_still_one(queue: Queue, client: FlaskClient) -> None:
+def test_tube_stays_a_dead_letter_tube_after_its_policy_is_removed(queue: Queue, client: FlaskClient) -> None:
     dead_letter(queue)
     queue.broker.remove_policy("mail", queue.now)
     queue.broker.tubes[b"failed"].policy_counts = None  # as after a restart
-    assert "it has dead letters, although no policy names it now" in words(shown(client, "/tube", tube="failed"))
+    assert "it has dead letters, but no policy names it any longer" in words(shown(client, "/tube", tube="failed"))
 
 
 def test_dead_letters_are_listed_with_source_reason_attempts_and_times(queue: Queue, client: FlaskClient) -> None:

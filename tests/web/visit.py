@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import greenstalk
+from playwright.sync_api import Locator
 
 from tests.support.daemon import Daemon
 
@@ -51,6 +52,12 @@ def press(tab: Tab, name: str) -> None:
     """Press a button, and wait until the page that it opens has loaded."""
     with tab.page.expect_navigation():
         tab.page.get_by_role("button", name=name, exact=True).click()
+
+
+def follow(tab: Tab, link: Locator) -> None:
+    """Click a link, and wait until the page that it opens has loaded: a click returns while the page is parsed."""
+    with tab.page.expect_navigation():
+        link.click()
 
 
 def notice_text(tab: Tab) -> str:

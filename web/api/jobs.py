@@ -81,13 +81,13 @@ Q = Annotated[
 
 
 class DeadLetter(ResponseModel):
-    """Why a policy moved a job to a dead-letter tube, and from where."""
+    """The reason and the origin of a dead letter: a job that a policy moved to a dead-letter tube."""
 
     reason: Annotated[
         Reason,
         Meta(description="It ran out of attempts, expired, expired while buried, or its tube was full (`overflow`)."),
     ]
-    source: Annotated[TubeName, Meta(description="The tube that it came from, and that a redrive moves it back to.")]
+    source: Annotated[TubeName, Meta(description="The tube that it came from. A redrive moves it back to this tube.")]
     attempts: Annotated[Count, Meta(description="Its attempts in that tube.")]
     first_at: Annotated[Instant, Meta(description="Time of its first move to a dead-letter tube.")]
     last_at: Annotated[Instant, Meta(description="Time of its last move to a dead-letter tube.")]
@@ -112,11 +112,11 @@ class Job(ResponseModel):
     buries: Annotated[Count, Meta(description="Number of times that it was buried.")]
     kicks: Annotated[Count, Meta(description="Number of times that it was kicked.")]
     attempts: Annotated[
-        Count, Meta(description="Reservations since the put, the last kick, or the last move by a policy.")
+        Count, Meta(description="Reservations since the put, the last kick, or the last move by a policy or a redrive.")
     ]
     created_at: Annotated[Instant, Meta(description="Time of the put.")]
     expires_at: Annotated[
-        Instant | None, Meta(description="Time at which a policy ends it if nothing changes; null if none does.")
+        Instant | None, Meta(description="Time at which it expires if nothing changes; null if it does not expire.")
     ]
     dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
     held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
@@ -159,11 +159,11 @@ class JobList(ResponseModel):
 
 
 class JobPut(ResponseModel):
-    """A job that was put, or the job that kept another one from being put."""
+    """A job that was put, or the earlier job of which the put was a duplicate."""
 
     id: JobId
     tube: TubeName
-    state: Annotated[State | None, Meta(description="Its state; null if it is a duplicate's job that is gone.")]
+    state: Annotated[State | None, Meta(description="Its state; null if the put was a duplicate of a deleted job.")]
     is_duplicate: Annotated[
         bool | UnsetType,
         Meta(
@@ -217,7 +217,7 @@ class JobChanges(RequestModel):
     body: str | UnsetType = UNSET
     encoding: Annotated[Encoding, Meta(description="Encoding of `body`.")] = "utf-8"
     renew: Annotated[
-        bool, Meta(description="Count the time until a policy ends the job from now, as if it had just been put.")
+        bool, Meta(description="Restart the age of the job, so that it expires as if it had been put now.")
     ] = False
     force: Force = False
 
@@ -246,7 +246,7 @@ NO_ROOM: Final = {507: "The disk has no room for the job; nothing was changed."}
 
 
 class Jobs:
-    """Jobs: list, search, export and put jobs, and do to a single job what its page on the dashboard can do."""
+    """Jobs: list, search, export and put jobs, and change a single job as its page on the dashboard does."""
 
     def __init__(
         self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, exports: Exports
@@ -382,12 +382,14 @@ class Jobs:
         return self._model_when_durable(id)
 
     @endpoint(
-        "POST", "/jobs/{id}/redrive", errors=STATE_CONFLICT | {507: "The tube that it came from is full, or a limit."}
+        "POST",
+        "/jobs/{id}/redrive",
+        errors=STATE_CONFLICT | {507: "The tube that it came from is full, or a limit of the server is reached."},
     )
     def redrive_job(self, id: JobId) -> JobWithEvents:
         """Move a dead letter back to the tube that it came from.
 
-        It is ready there as a new job: its attempts and its age count from now.
+        It is ready there as a new job: its attempts and its age restart.
         """
         self._operations.redrive_job(self._find(id))
         return self._model_when_durable(id)
@@ -561,7 +563,7 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
 
 
 def _expires_at(job: CoreJob) -> datetime | None:
-    """Return the time at which the rules of its tube end *job*, or None."""
+    """Return the time at which *job* expires by the rules of its tube, or None."""
     rules = job.tube.rules
     if rules is None:
         return None

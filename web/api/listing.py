@@ -1,9 +1,9 @@
 """Lists of jobs with cursors: every matching job exactly once, even while other jobs change.
 
-A list of one tube in one state begins with up to MAX_LISTED jobs in page order. The tube's own page has that order: it
-lists the jobs in the order in which they leave the state (web.jobs.job_list). The other jobs of that list, and all
-other lists, are ordered by id, which is the order of the puts. A page that has to scan many jobs ends after SCAN_TIME
-with the jobs found so far, and its cursor continues from there. So no request waits long, and no job is skipped.
+A list of one tube in one state begins with up to MAX_LISTED jobs in page order. This is the order on the tube's page,
+in which the jobs leave the state (web.jobs.job_list). The other jobs of that list, and all other lists, are ordered by
+id, which is the order of the puts. A page that has to scan many jobs ends after SCAN_TIME with the jobs found so far,
+and its cursor continues from there. So no request waits long, and no job is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The policies of the API: settings that the server applies to tubes by patterns of their names."""
+"""The policies of the API: settings for all tubes whose names match a pattern."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Seconds = int | float | str
 """A number of seconds, or text with units."""
 
 Value = int | float | str | list[str]
-"""A value of a document."""
+"""A value in a policy document."""
 
 Bytes = int | str
 """A number of bytes, or text with a unit."""
@@ -42,8 +42,9 @@ Bytes = int | str
 class PolicyDocument(RequestModel):
     """A policy: the tubes that it matches, and its settings. Times are seconds, or text such as `1h30m`.
 
-    If several policies match a tube, the one with the highest `priority` determines a setting; among equal ones, the
-    one with the most specific pattern; then the first by name. 0, an empty text or an empty list turns a setting off.
+    If several policies match a tube, each setting comes from the one with the highest `priority`; among equal ones,
+    from the one with the most specific pattern; then from the first one by name. 0, an empty text or an empty list
+    turns a setting off.
     """
 
     tubes: Annotated[
@@ -55,10 +56,10 @@ class PolicyDocument(RequestModel):
         Meta(description=f"From -{MAX_PRIORITY} to {MAX_PRIORITY}, 0 if absent; the highest priority wins a setting."),
     ] = UNSET
     max_attempts: Annotated[
-        int | UnsetType, Meta(description="Attempts after which a job is not delivered again, but dead-lettered.")
+        int | UnsetType, Meta(description="Attempts after which a job is dead-lettered instead of delivered again.")
     ] = UNSET
     dead_letter: Annotated[
-        str | UnsetType, Meta(description="The tube for jobs that failed. Without it, they are buried.")
+        str | UnsetType, Meta(description="The tube for jobs that failed. Without one, they are buried.")
     ] = UNSET
     retry_delay: Annotated[
         Seconds | UnsetType, Meta(description="Delay after the first failed attempt; it grows with each further one.")
@@ -77,32 +78,33 @@ class PolicyDocument(RequestModel):
         Seconds | UnsetType, Meta(description="Time since its burial after which a buried job expires.")
     ] = UNSET
     expired_to: Annotated[
-        Literal["drop", "dead-letter"] | UnsetType, Meta(description="Where expired jobs go; `drop` if absent.")
+        Literal["drop", "dead-letter"] | UnsetType,
+        Meta(description="The destination of expired jobs; `drop` if absent."),
     ] = UNSET
     max_jobs: Annotated[int | UnsetType, Meta(description="Maximum number of jobs in a tube.")] = UNSET
     max_bytes: Annotated[Bytes | UnsetType, Meta(description="Maximum bytes of the bodies of a tube's jobs.")] = UNSET
     overflow: Annotated[
         Literal["refuse", "drop-oldest", "dead-letter-oldest"] | UnsetType,
-        Meta(description="What a put into a full tube does; `refuse` if absent."),
+        Meta(description="The effect of a put into a full tube; `refuse` if absent."),
     ] = UNSET
     max_reserved: Annotated[
-        int | UnsetType, Meta(description="Maximum number of jobs of a tube that are reserved at a time.")
+        int | UnsetType, Meta(description="Maximum number of jobs of a tube that are reserved at the same time.")
     ] = UNSET
     rate: Annotated[int | float | UnsetType, Meta(description="Maximum number of reservations per second.")] = UNSET
-    rate_burst: Annotated[int | UnsetType, Meta(description="Reservations that may follow each other at once.")] = UNSET
+    rate_burst: Annotated[int | UnsetType, Meta(description="Maximum number of reservations in a burst.")] = UNSET
     unique: Annotated[
         Literal["nothing", "body"] | UnsetType,
-        Meta(description="`body`: a put with the body of an earlier job adds nothing."),
+        Meta(description="`body`: a put with the same body as an earlier job adds nothing."),
     ] = UNSET
     unique_for: Annotated[
         Seconds | UnsetType,
-        Meta(description="How long a body stays unique: `waiting`, `unfinished` (if absent), or a time since the put."),
+        Meta(description="Period of uniqueness: `waiting`, `unfinished` (if absent), or a time since the put."),
     ] = UNSET
     copy_to: Annotated[
         list[str] | UnsetType, Meta(description="Tubes that get a copy of each new job; at most 16.")
     ] = UNSET
-    ttr_min: Annotated[Seconds | UnsetType, Meta(description="Minimum TTR; a job with less gets this.")] = UNSET
-    ttr_max: Annotated[Seconds | UnsetType, Meta(description="Maximum TTR; a job with more gets this.")] = UNSET
+    ttr_min: Annotated[Seconds | UnsetType, Meta(description="Minimum TTR; a shorter TTR is raised to this.")] = UNSET
+    ttr_max: Annotated[Seconds | UnsetType, Meta(description="Maximum TTR; a longer TTR is reduced to this.")] = UNSET
     max_job_size: Annotated[Bytes | UnsetType, Meta(description="Maximum bytes of a body.")] = UNSET
 
 
@@ -112,9 +114,9 @@ class NamedPolicy(ResponseModel):
     name: PolicyName
     source: Annotated[
         Literal["file", "runtime"],
-        Meta(description="`file`: the configuration file has it, and it can only be changed there."),
+        Meta(description="`file`: the policy is in the configuration file, and can only be changed there."),
     ]
-    problem: Annotated[str, Meta(description="Why the policy has no effect; empty if it has one.")]
+    problem: Annotated[str, Meta(description="The reason why the policy has no effect; empty if it has one.")]
     document: Annotated[
         dict[str, Value],
         Meta(description="The policy, as `PUT` takes it; empty if this version cannot read it."),
@@ -143,7 +145,7 @@ OF_FILE: Final = {409: "The configuration file has a policy of this name, or the
 
 
 class Policies:
-    """Policies: retries, dead letters, expiry, caps, rates and more, which the server applies to tubes by their names.
+    """Policies: retries, dead letters, expiry, caps, rates and more, for tubes whose names match a pattern.
 
     A policy of the configuration file can only be changed there.
     """
@@ -156,7 +158,7 @@ class Policies:
     def list_policies(self) -> PolicyList:
         """List all policies.
 
-        If the configuration file and a request have set policies of the same name, both are listed.
+        If a policy in the configuration file and one set at run time have the same name, both are listed.
         """
         return PolicyList(
             policies=[_policy_model(policy) for policy in self._policies.all()], warnings=self._policies.warnings()
@@ -171,7 +173,7 @@ class Policies:
     def set_policy(self, name: PolicyName, body: Document) -> PolicySaved:
         """Set a policy, or replace it as a whole.
 
-        New jobs follow it at once, and the jobs that exist within moments. It survives restarts and takeovers.
+        It applies to new jobs at once, and to existing jobs within moments. It survives restarts and takeovers.
         """
         policy = _parse(name, body)
         try:
@@ -184,7 +186,7 @@ class Policies:
 
     @endpoint("DELETE", "/policies/{name}", status=204, errors=NO_POLICY | OF_FILE)
     def remove_policy(self, name: PolicyName) -> None:
-        """Remove a policy. What it has done to jobs stays."""
+        """Remove a policy. Its past effects on jobs remain."""
         try:
             self._policies.remove(name)
         except PolicyError as error:
@@ -193,7 +195,7 @@ class Policies:
 
     @endpoint("POST", "/policies/{name}/dry-run", status=202, errors=OF_FILE | BUSY, is_change=False)
     def dry_run_policy(self, name: PolicyName, body: Document) -> Task:
-        """Count what a policy would do to the jobs that exist, as a task that changes nothing.
+        """Count what a policy would do to existing jobs, as a task that changes nothing.
 
         The counts are in `effect` of the task. The response comes within half a second, with the progress so far. The
         task ends after a minute at the latest.
@@ -209,7 +211,7 @@ class Policies:
 
 
 def _parse(name: str, body: PolicyDocument) -> Policy:
-    """Return the policy *name* of *body*; raise Invalid for the first mistake."""
+    """Return *body* as the policy *name*; raise Invalid for the first mistake."""
     values = {key: getattr(body, key) for key in PolicyDocument.__struct_fields__}
     try:
         return parse_policy(name, {key: value for key, value in values.items() if value is not UNSET})

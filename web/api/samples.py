@@ -76,7 +76,7 @@ class Samples:
 
     @endpoint("POST", "/samples", status=201, errors={409: "There is no room for another sample."}, has_bodies=True)
     def save_sample(self, body: NewSample) -> Sample:
-        """Save a sample. It replaces the sample of that name, if there is one."""
+        """Save a sample. It replaces a sample of the same name."""
         name = " ".join(body.name.split())
         if not name:
             refuse("name", "must not be blank")

@@ -200,9 +200,9 @@ class Server:
         """Watch the figures of the server and of its tubes, as server-sent events.
 
         The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with the contents of `/server` and
-        `/tubes`. Then an event follows each second in which something has changed, with the changed members of `server`
-        and the changed tubes; a tube that is gone is null. A stream of a single tube sends an event `gone` and ends
-        when the tube is gone. While nothing changes, an empty object is sent every 15 seconds.
+        `/tubes`. Then one event is sent for each second with changes. It has the changed members of `server` and the
+        changed tubes; a tube that is gone is null. A stream of a single tube sends an event `gone` and ends when the
+        tube is gone. While nothing changes, an empty object is sent every 15 seconds.
         """
         return self._live.stream(LIVE, {} if query.tube is UNSET else {"tube": query.tube})
 

@@ -59,9 +59,9 @@ class Counted(ResponseModel):
 
 
 class PolicyEffect(ResponseModel):
-    """What a policy would do at once to the jobs that exist. The counts are complete when the task is done.
+    """The effects that a policy would have at once on existing jobs. The counts are complete when the task is done.
 
-    They do not consider whether dead-letter tubes have room: a job that such a tube cannot take would be buried.
+    The counts assume that dead-letter tubes have room; a job for which there is no room would be buried.
     """
 
     policy: Annotated[str, Meta(description="The name of the policy.")]
@@ -91,7 +91,7 @@ class Task(ResponseModel):
     scanned: Annotated[Count, Meta(description="Jobs scanned so far.")]
     matched: Annotated[Count, Meta(description="Jobs that matched so far.")]
     changed: Annotated[Count, Meta(description="Jobs changed so far.")]
-    skipped: Annotated[Count, Meta(description="Jobs so far that the change could not be made to.")]
+    skipped: Annotated[Count, Meta(description="Jobs skipped so far, because the change was not possible.")]
     message: Annotated[str, Meta(description="Why the task ended early, or which jobs it skipped.")]
     counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
     effect: Annotated[PolicyEffect | None, Meta(description="The counts of a policy's dry run; null for other tasks.")]
@@ -108,7 +108,7 @@ class NewSearch(JobSelector):
 
 
 class Selection(JobSelector, kw_only=True):
-    """All jobs that match `tube`, `state` and `q`, limited to `ids` if given, and how fast to change them."""
+    """All jobs that match `tube`, `state` and `q`, limited to `ids` if given, and the maximum rate of the change."""
 
     all: Annotated[
         bool, Meta(description="Must be true to change every job, without `ids`, `tube`, `state` and `q`.")
@@ -209,8 +209,9 @@ class Tasks:
     def redrive_jobs(self, body: Annotated[Redrive, Meta(examples=[{"tube": "mail.failed", "rate": 10.0}])]) -> Task:
         """Move dead letters back to the tubes that they came from, as a task.
 
-        Each is ready there as a new job: its attempts and its age count from now. Jobs that are not dead letters, and
-        those that clients hold, stay. `skipped` counts the jobs whose tubes are full. To count first, use `/bulk`.
+        Each is ready there as a new job: its attempts and its age restart. Jobs that are not dead letters, and jobs
+        that clients hold, stay. `skipped` counts the jobs for which the tube that they came from is full. To count
+        first, use `/bulk`.
         """
         return self._started(self._bulk.start_run(self._plan(body, Change("redrive")), is_forced=False))
 

@@ -63,7 +63,7 @@ class RatesPerSecond(ResponseModel):
 
 
 class PolicyCounts(ResponseModel):
-    """How often policies acted on the jobs of a tube, since the tube was created."""
+    """Counts of policy actions on the jobs of a tube, since the tube was created."""
 
     expired: Annotated[Count, Meta(description="Jobs dropped because they were too old.")]
     dropped: Annotated[Count, Meta(description="Jobs dropped because the tube was full.")]
@@ -114,12 +114,14 @@ class Tube(ResponseModel):
     pause_reason: Annotated[str, Meta(description="The reason for the pause; empty if none was given.")]
     held_by: Annotated[
         Hold | None,
-        Meta(description="Why reserves get no job of the tube, even if jobs are ready; null if they do."),
+        Meta(
+            description="The reason why reserves get no job of the tube even if jobs are ready; null if there is none."
+        ),
     ]
     max_reserved: Annotated[
-        Count | None, Meta(description="Jobs that may be reserved at a time, compare `reserved`; null without a limit.")
+        Count | None, Meta(description="Maximum number of reserved jobs (compare `reserved`); null without a limit.")
     ]
-    rate: Annotated[float | None, Meta(description="Reservations that may start per second; null without a limit.")]
+    rate: Annotated[float | None, Meta(description="Maximum number of reservations per second; null without a limit.")]
     policy_counts: Annotated[PolicyCounts | None, Meta(description="Null if no policy has acted on its jobs.")]
     rates: RatesPerSecond
 
@@ -133,10 +135,10 @@ class TubeWithPolicy(Tube):
     ]
     dead_letter: Annotated[
         TubeName | None,
-        Meta(description="The tube that jobs go to when they fail; null if they are buried, also because of a loop."),
+        Meta(description="The tube for jobs that fail; null if they are buried, for example because of a loop."),
     ]
     dead_letters_from: Annotated[
-        list[TubeName], Meta(description=f"Up to {MAX_SOURCES} existing tubes whose dead letters come here.")
+        list[TubeName], Meta(description=f"Up to {MAX_SOURCES} existing tubes that send their dead letters here.")
     ]
 
 

@@ -52,7 +52,7 @@ class JobColumn:
 DEAD_LETTERS: Final = "dead-letters"
 ATTEMPTS: Final = "attempts"
 EXPIRY: Final = "expiry"
-"""Names of groups of columns that a list has only if the policy of its tube gives them a meaning."""
+"""Names of groups of columns that a list has only if they apply under the policy of its tube."""
 
 
 _PRI: Final = JobColumn(
@@ -63,7 +63,7 @@ _TTR: Final = JobColumn(
     "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, *_: text.duration(stats.ttr)
 )
 _RESERVES: Final = JobColumn(
-    "Reserves", "reserves", "How often the job was reserved", lambda stats, *_: text.number(stats.reserves)
+    "Reserves", "reserves", "Number of times that the job was reserved", lambda stats, *_: text.number(stats.reserves)
 )
 _SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
 _BODY: Final = JobColumn("Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job))
@@ -94,7 +94,7 @@ _DEAD_LETTER: Final = (
         "From", "source", "The tube that the job came from", lambda _, job, now: _of(job, lambda d: d.source.decode())
     ),
     JobColumn(
-        "Reason", "reason", "Why it left that tube", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])
+        "Reason", "reason", "The reason for the move", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])
     ),
     JobColumn(
         "Attempts", "attempts", "Attempts in that tube", lambda _, job, now: _of(job, lambda d: text.number(d.attempts))
@@ -166,7 +166,8 @@ def policy_columns(tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, .
 def job_columns(state: int, sees_bodies: bool, groups: Collection[str] = ()) -> tuple[JobColumn, ...]:
     """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*.
 
-    *groups* names the columns that policies add. Dead letters have their attempts instead of counts of this tube.
+    *groups* names the columns that policies add. For dead letters, the attempts in their former tube replace the counts
+    of this tube.
     """
     columns = [column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY]
     if ATTEMPTS in groups:

@@ -119,7 +119,7 @@ class Metrics:
         return exposition(self.collect())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric. Switches, also in iterations over the samples of a metric."""
+        """Yield every metric. Switches, including during iterations over the samples of a metric."""
         with self._scraping:
             rows, totals = self._ledger.scrape()
         pace = Pace()

@@ -56,7 +56,7 @@ class Gauges(NamedTuple):
     governed        1 if a policy matches the tube.
     rate_held, reserved_held    1 if `rate` or `max_reserved` holds its jobs back.
     dead_letter     1 if it is the dead-letter tube of a policy.
-    dead_letters    the number of its jobs, if it is.
+    dead_letters    the number of its jobs if it is one, else 0.
     """
 
     ready: int = 0

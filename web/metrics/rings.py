@@ -11,7 +11,7 @@ Pure: no clock, no broker.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from math import isnan, nan
 from typing import Final, NamedTuple, TypeVar
@@ -28,9 +28,6 @@ TIMES: Final = ("wait_p50", "wait_p95", "run_p50", "run_p95")
 SERIES: Final = RATES + DEPTHS + TIMES
 
 _BLANKS: Final = (0.0,) * (len(RATES) + len(DEPTHS)) + (nan,) * len(TIMES)
-
-DurationCounts = Mapping[int, int]
-"""Counts of durations by the bit length of their nanoseconds. Never changed in place."""
 
 Ring = TypeVar("Ring", bytearray, "array[float]")
 
@@ -184,18 +181,3 @@ class Rings:
 
 def _is_blank(value: float, blank: float) -> bool:
     return value == blank or isnan(value)
-
-
-def quantile(counts: DurationCounts, part: float) -> float:
-    """Estimate the *part* quantile of durations in seconds; NaN if there are none.
-
-    A bit length bounds a duration between two powers of two. The estimate assumes an even spread between them, so it is
-    wrong by a factor of two at most.
-    """
-    rank, passed = part * sum(counts.values()), 0
-    for bits, count in sorted(counts.items()):
-        if passed + count >= rank:
-            low = 1 << bits >> 1
-            return low * (1 + (rank - passed) / count) / 1e9
-        passed += count
-    return nan

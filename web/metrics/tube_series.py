@@ -9,8 +9,9 @@ from array import array
 from operator import add, sub
 from typing import Final
 
+from greenstalk_server.core.durations import DurationCounts, quantile
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.web.metrics.rings import DEPTHS, RATES, DurationCounts, Rings, quantile
+from greenstalk_server.web.metrics.rings import DEPTHS, RATES, Rings
 from greenstalk_server.web.metrics.tube_counters import NO_COUNTS, Counts, tube_counters
 
 WINDOW: Final = 10

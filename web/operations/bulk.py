@@ -45,7 +45,7 @@ RECORD_OVERHEAD: Final = 128
 """Approximate bytes of a journal record without its body."""
 
 MIN_THROTTLE: Final = 0.05
-"""Seconds. A change that is allowed sooner than this is made at once, so that a high rate needs few commits."""
+"""Seconds. A change that is allowed within this time is made at once, so that a high rate needs few commits."""
 
 MIN_RATE: Final = 0.001
 """The lowest rate of a redrive that a page accepts, in jobs per second."""
@@ -53,7 +53,7 @@ MIN_RATE: Final = 0.001
 _DECIMAL: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 
 MAX_THROTTLE_SLEEP: Final = 0.2
-"""Seconds after which a waiting task looks whether it was cancelled."""
+"""Seconds between checks of a waiting task for cancellation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "redrive": Action(
         "Redrive",
         "redriven",
-        "moves from its dead-letter tube back to the tube that it came from, and is ready there as a new job",
+        "moves back from its dead-letter tube to the tube that it came from, where it is ready as a new job",
         "",
         lambda job, _: bool(job.dead_letter) and job.state != RESERVED,
         "",

@@ -83,7 +83,7 @@ class Added:
     """The outcome of a put.
 
     id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
-    is_duplicate    the policy of the tube (`unique`) made the put add nothing.
+    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`).
     """
 
     id: int
@@ -238,7 +238,7 @@ class Operations:
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
 
     def copy_job(self, job: Job, body: bytes, delay: int) -> int:
-        """Put a copy of *job*, whose body is *body*, into the same tube, with *delay* seconds; return its id.
+        """Put a copy of *job*, whose body is *body*, into the same tube with a delay of *delay* seconds; return its id.
 
         Raise Conflict if the policy of the tube allows no second job with this body.
         """

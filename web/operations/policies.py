@@ -30,23 +30,23 @@ from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskFailed, Tasks
 
 MAX_DRY_RUN_TIME: Final = 60.0
-"""Seconds after which a dry run fails."""
+"""Maximum duration of a dry run in seconds; a longer one fails."""
 
 SAMPLE_SIZE: Final = 10
-"""Names of tubes that a dry run keeps."""
+"""Maximum number of tube names in the result of a dry run."""
 
 MAX_SOURCES: Final = 100
-"""Tubes that `sources_of` returns."""
+"""Maximum number of tubes that `sources_of` returns."""
 
 _BATCH: Final = 256
-"""Jobs counted between two looks at the clock, or sizes added between two checkpoints."""
+"""Jobs counted between two checks of the time, or sizes added between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPolicy:
     """A policy and its source.
 
-    document        the policy as TOML and JSON have it; empty if this version cannot read it.
+    document        the policy as a TOML or JSON document; empty if this version cannot read it.
     is_from_file    the policy is in the configuration file, otherwise it was set at run time.
     problem         why the policy has no effect; empty if it has one.
     """
@@ -59,10 +59,10 @@ class ListedPolicy:
 
 @dataclass(slots=True)
 class Effect:
-    """The changes that *policy* would make at once to the jobs that exist. The subject of a dry run.
+    """The changes that *policy* would make at once to existing jobs. The subject of a dry run.
 
-    A job is counted in at most one of *expired*, *dead_lettered*, *buried*, *evicted*. The counts do not consider
-    whether the dead-letter tubes have room: a job that such a tube cannot take would be buried.
+    A job is counted in at most one of *expired*, *dead_lettered*, *buried*, *evicted*. The counts assume that
+    dead-letter tubes have room; a job for which there is no room would be buried.
 
     tubes           existing tubes that the policy matches.
     changed_tubes   existing tubes whose settings would change.
@@ -156,12 +156,12 @@ class Policies:
             problem = f"This version of the server cannot read the policy: {store.unreadable[name]}."
             return ListedPolicy(name, {}, False, problem)
         is_overridden = name in store.file_policies
-        problem = "The configuration file has a policy of the same name, which is in force." if is_overridden else ""
+        problem = "A policy of the same name in the configuration file overrides it." if is_overridden else ""
         return ListedPolicy(name, store.runtime_policies[name].document(), False, problem)
 
 
 class _Tally:
-    """The rest of one tube while a dry run removes jobs from it.
+    """The remaining jobs of one tube, from which a dry run subtracts jobs.
 
     jobs, bytes     jobs in all states, and bytes of their bodies.
     ready           ready jobs.
@@ -192,18 +192,18 @@ class _Tally:
         return bool(policy.max_attempts or policy.expire_after or policy.buried_expire_after or self.is_above_bytes)
 
     def remove(self, job: Job) -> None:
-        """Note that *job* would leave the tube."""
+        """Subtract *job*, which would leave the tube."""
         self.jobs -= 1
         self.bytes -= job.size
         self.stop_waiting(job)
 
     def stop_waiting(self, job: Job) -> None:
-        """Note that *job* would no longer be ready or delayed."""
+        """Subtract *job* from the waiting jobs: it would no longer be ready or delayed."""
         self.ready -= job.state == READY
         self.waiting -= job.state in (READY, DELAYED)
 
     def count_excess(self, checkpoint: Callable[[], None]) -> int:
-        """Return the number of waiting jobs, oldest first, that would have to go until the tube is at its caps.
+        """Return the number of waiting jobs, oldest first, that the tube would evict to be within its caps.
 
         Call *checkpoint* every _BATCH jobs.
         """
@@ -287,7 +287,7 @@ class _DryRun:
             self._stop_if_late()
 
     def _ids(self) -> Iterator[int]:
-        """Return the ids to look at, oldest first, and set the task's total."""
+        """Return the ids to examine, oldest first, and set the task's total."""
         tubes = [tally.tube for tally in self._tallies.values() if tally.needs_jobs]
         count = sum([tube.job_count - tube.reserved_count for tube in tubes])
         if count <= MAX_COLLECTED_IDS:
@@ -299,7 +299,7 @@ class _DryRun:
         return (id for id in self._broker.jobs.ids_above(0) if id < below)
 
     def _count_job(self, job: Job, tally: _Tally) -> None:
-        """Count what would happen to *job* itself, in the order in which the broker applies the rules."""
+        """Count the effect on *job* itself, in the order in which the broker applies the rules."""
         rules, is_waiting = tally.rules, job.state in (READY, DELAYED)
         if is_waiting and rules.has_failed(job):
             self._end(job, tally, is_dropped=False)
@@ -313,7 +313,7 @@ class _DryRun:
         return longest > 0 and buried_at(job) + longest <= self._now
 
     def _end(self, job: Job, tally: _Tally, *, is_dropped: bool) -> None:
-        """Count *job* as dropped, or as dead."""
+        """Count *job* as dropped, or as a dead letter."""
         if is_dropped:
             self._effect.expired += 1
             tally.remove(job)
@@ -325,7 +325,7 @@ class _DryRun:
             tally.stop_waiting(job)
 
     def _count_tube(self, tally: _Tally) -> None:
-        """Count what would happen because of the tube's caps and limits."""
+        """Count the effects of the tube's caps and limits."""
         excess, overflow = tally.count_excess(self._task.checkpoint), tally.rules.policy.overflow
         if overflow == Overflow.REFUSE:
             self._effect.over_cap += excess
@@ -342,7 +342,7 @@ class _DryRun:
     def _stop_if_late(self) -> None:
         if time.monotonic() > self._until:
             raise TaskFailed(
-                f"The dry run was stopped after {MAX_DRY_RUN_TIME:.0f} s. It had looked at"
+                f"The dry run was stopped after {MAX_DRY_RUN_TIME:.0f} s. It had scanned"
                 f" {text.number(self._task.scanned)} of {text.counted(self._task.total, 'job')}."
             )
 

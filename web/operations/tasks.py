@@ -71,7 +71,7 @@ class Task:
     total, scanned  jobs to scan, and jobs scanned so far.
     matched         jobs that matched so far.
     done            jobs changed so far.
-    skipped         jobs so far that the change could not be made to.
+    skipped         jobs skipped so far, because the change was not possible.
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
     is_cancelled    a visitor has cancelled the task; it ends at its next `checkpoint`.

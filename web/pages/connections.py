@@ -45,7 +45,7 @@ MAX_SCANNED_IN_ROW: Final = 32
 """Held jobs scanned per row, to find the ones that time out first."""
 
 MAX_HOLDS: Final = 5
-"""Tubes whose holds the page of a connection shows."""
+"""Maximum number of held tubes that the page of a connection shows."""
 
 MIN_SHOWN_WAIT: Final = 10 * SECOND
 """The shortest remaining wait that a row shows. Shorter ones are routine: most workers wait a few seconds at a time."""

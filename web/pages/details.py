@@ -92,7 +92,7 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterDetails:
-    """Where a dead letter came from: tube, reason, attempts, and the times of its first and its last move."""
+    """The origin of a dead letter: tube, reason, attempts, and the times of its first and last move."""
 
     source: str
     entries: list[tuple[str, str]]
@@ -271,7 +271,7 @@ def _dead_letter(job: Job, now: int) -> DeadLetterDetails | None:
 
 
 def _policy_entries(job: Job, now: int) -> list[tuple[str, str]]:
-    """Return the entries of *job* that the policy of its tube gives a meaning."""
+    """Return the entries of *job* that apply only under the policy of its tube."""
     rules, at = job.tube.rules, expires_at(job)
     found = [("Attempts", attempts_text(job))] if rules is not None and rules.policy.max_attempts else []
     if at != NEVER:

@@ -35,7 +35,7 @@ class Form:
     version         digest of the job when the server rendered the form; see `version`.
     delay           empty to keep the current delay.
     expires         the policy of the tube makes the job expire.
-    is_renewed      the job is to expire as if it had been put now.
+    is_renewed      the job will expire as if it had been put now.
     body            None if it cannot be edited here; *why_no_body* gives the reason.
     encoding        encoding of *body*: TEXT or BASE64.
     can_be_text     the job's body can be edited as text.

@@ -29,7 +29,7 @@ _JOB_NOTICES: Final[dict[str, str]] = {
 _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "closed": lambda n: f"Connection {n} was closed. The jobs it held are ready again.",
     "paused": lambda n: f"Paused for {text.duration(n)}.",
-    "saved-policy": lambda _: "The policy was saved. The server is applying it to the jobs that exist.",
+    "saved-policy": lambda _: "The policy was saved. The server is applying it to existing jobs.",
     "removed-policy": lambda _: "The policy was deleted.",
     "saved-sample": lambda _: "The template was saved.",
     "deleted-sample": lambda _: "The template was deleted.",

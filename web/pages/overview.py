@@ -77,7 +77,7 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """Why it needs attention: an entry of ATTENTION, or empty."""
+        """The reason why it needs attention: an entry of ATTENTION, or empty."""
         if hold := hold_label(self.tube, self.now):
             return "at max. reserved" if hold == "max_reserved" else "at rate limit"
         if self.tube.job_count and self._dead_letter_tubes.has(self.tube):

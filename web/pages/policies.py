@@ -1,6 +1,6 @@
 """The pages of policies: a list, and a form that previews what a policy would do before it is saved.
 
-A preview is a dry run, which is a task. The form can be saved only with the values of a preview.
+A preview is a dry run, which is a task. Only values that were previewed can be saved.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from greenstalk_server.web.pages.policy_form import (
 from greenstalk_server.web.pages.policy_texts import GROUPS, SETTING_TEXTS, value_text
 
 MAX_SHOWN: Final = 200
-"""Policies on a page. Use the filter to find the others."""
+"""Maximum number of policies on the page. The filter finds the others."""
 
 MAX_FILTER_LENGTH: Final = 200
 
 PREVIEW_WAIT: Final = 1.0
-"""Seconds that a request waits for a preview before the page shows that it still runs."""
+"""Seconds that a request waits for a preview. After that, the page shows the preview as running."""
 
 CHANGED: Final = "The policy has changed since you opened the form. Compare with its current values, then save again."
-EXISTS: Final = "there is a policy of this name already"
+EXISTS: Final = "a policy of this name already exists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PolicyRow:
 
     settings        label and value of each setting.
     matched         number of existing tubes that it applies to.
-    problem         why it has no effect, or empty.
+    problem         the reason why it has no effect, or empty.
     """
 
     name: str
@@ -111,14 +111,14 @@ class PolicyPages:
         return self._form_page(PolicyForm("", {PATTERNS: request.args.get("tube", ""), PRIORITY: "0"}))
 
     def preview(self) -> Response:
-        """Form with a policy: start a dry run, and redirect to its page. Switches."""
+        """Form with a policy: start a dry run and redirect to its page. Switches."""
         form, policy = submitted_form(request.form)
         return self._refused(form) if policy is None else self._preview(form, policy)
 
     def save(self) -> Response:
         """Form with a policy, and the `task` of its preview: save the policy.
 
-        If the values are not those of the preview, they are previewed instead. Switches.
+        Values that differ from those of the preview are previewed instead. Switches.
         """
         form, policy = submitted_form(request.form)
         if policy is None:
@@ -192,7 +192,7 @@ class PolicyPages:
         )
 
     def _count_tubes(self) -> dict[str, int]:
-        """Return the number of existing tubes by the name of each policy that applies to any. May switch."""
+        """Return the number of existing tubes by policy, for each policy that applies to any. May switch."""
         policies, pace, counts = self._broker.policies, Pace(), dict[str, int]()
         for name in list(self._broker.tubes):
             for policy in policies.matching(name):

@@ -1,7 +1,7 @@
-"""The form of a policy: its values as text, and the policy document that submitted values mean.
+"""The form of a policy: converts a policy to text fields, and submitted fields to a policy document.
 
-A field is empty if the policy does not have the setting. To turn off a setting whose value is a tube or a list of
-tubes, and that another policy sets, the field has `""` or `[]`, as documents write the value.
+A field is empty if the policy does not have the setting. To turn off a setting of another policy whose value is a tube
+or a list of tubes, the field has `""` or `[]`, as in documents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from greenstalk_server.web.operations.policies import ListedPolicy
 from greenstalk_server.web.pages.policy_texts import SETTING_TEXTS, TUBE, TUBES
 
 MAX_FIELD_LENGTH: Final = 20_000
-"""Characters of a field that are read: 100 patterns of 200 characters."""
+"""Maximum number of characters read from a field: enough for 100 patterns of 200 characters."""
 
 NAME: Final = "name"
 PATTERNS: Final = "tubes"
@@ -92,7 +92,7 @@ def _names(given: str) -> list[str]:
 
 
 def _number(given: str) -> object:
-    """Return *given* as a number if it is one, else as it is, so that the policy's parser reports it."""
+    """Return *given* as a number if possible, else unchanged, so that the policy's parser reports it."""
     if _WHOLE.fullmatch(given):
         return int(given)
     return float(given) if _FRACTION.fullmatch(given) else given

@@ -39,25 +39,29 @@ SETTING_TEXTS: Final[Mapping[str, SettingText]] = {
         "Maximum attempts", COUNT, "After this many failed attempts, a job becomes a dead letter, or is buried."
     ),
     "dead_letter": SettingText(
-        "Dead-letter tube", TUBE, "Jobs go there that ran out of attempts, or that other settings send there."
+        "Dead-letter tube",
+        TUBE,
+        "The tube for jobs that ran out of attempts, and for jobs that other settings send there.",
     ),
     "retry_delay": SettingText("Retry delay", TIME, "Delay after the first failed attempt."),
     "retry_delay_max": SettingText("Maximum retry delay", TIME, "Default: 1 hour."),
-    "retry_factor": SettingText("Retry factor", NUMBER, "Each further delay is this many times as long. Default: 2."),
+    "retry_factor": SettingText("Retry factor", NUMBER, "Each further delay is longer by this factor. Default: 2."),
     "retry_jitter": SettingText("Retry jitter", NUMBER, "0.1 varies each delay by up to 10 %. Default: 0."),
     "expire_after": SettingText("Expire after", TIME, "Ready and delayed jobs expire this long after their put."),
     "buried_expire_after": SettingText(
         "Buried jobs expire after", TIME, "Buried jobs expire this long after their burial."
     ),
-    "expired_to": SettingText("Expired jobs", "", "Where expired jobs go.", ("drop", "dead-letter")),
-    "max_jobs": SettingText("Maximum jobs", COUNT, "Jobs of one tube, in all states."),
-    "max_bytes": SettingText("Maximum bytes", SIZE, "Bodies of all jobs of one tube."),
+    "expired_to": SettingText("Expired jobs", "", "The destination of expired jobs.", ("drop", "dead-letter")),
+    "max_jobs": SettingText("Maximum jobs", COUNT, "Maximum number of jobs of one tube, in all states."),
+    "max_bytes": SettingText("Maximum bytes", SIZE, "Maximum total size of the bodies of one tube."),
     "overflow": SettingText(
-        "When full", "", "What a put does to a full tube.", ("refuse", "drop-oldest", "dead-letter-oldest")
+        "When full", "", "The effect of a put into a full tube.", ("refuse", "drop-oldest", "dead-letter-oldest")
     ),
-    "max_reserved": SettingText("Maximum reserved jobs", COUNT, "Jobs of one tube that are reserved at a time."),
-    "rate": SettingText("Rate per second", RATE, "Jobs of one tube that may start per second."),
-    "rate_burst": SettingText("Rate burst", COUNT, "Starts that may follow each other at once. Default: rate / 10."),
+    "max_reserved": SettingText(
+        "Maximum reserved jobs", COUNT, "Maximum number of jobs of one tube that are reserved at the same time."
+    ),
+    "rate": SettingText("Rate per second", RATE, "Maximum number of reservations per second from one tube."),
+    "rate_burst": SettingText("Rate burst", COUNT, "Maximum number of reservations in a burst. Default: rate / 10."),
     "unique": SettingText("Unique", "", "With “body”, a put adds nothing if an equal job exists.", ("nothing", "body")),
     "unique_for": SettingText(
         "Unique for", UNIQUE_FOR, "“waiting”, “unfinished” (the default), or a time since the put."

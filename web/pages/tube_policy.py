@@ -1,4 +1,4 @@
-"""The part of a tube's page about its policy: the settings in force, what they did, and the dead letters."""
+"""The policy panel of a tube's page: the settings in force, the counts of their effects, and the dead letters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from greenstalk_server.web.pages.policy_texts import COUNT_TEXTS, SETTING_TEXTS,
 from greenstalk_server.web.policy_queries import DeadLetterTubes
 
 MAX_SHOWN_SOURCES: Final = 20
-"""Tubes that the page of a dead-letter tube names."""
+"""Maximum number of source tubes on the page of a dead-letter tube."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting in force: its key, label and value, and the policy that it comes from."""
+    """A setting in force: its key, label and value, and the policy that sets it."""
 
     key: str
     label: str
@@ -29,17 +29,17 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class TubePolicy:
-    """What policies require of a tube.
+    """The policy of a tube, for its page.
 
     settings        its settings; empty if no policy matches.
     counts          label and value of each counter that is not 0.
-    dead_letter     the tube that its dead letters go to, or empty.
+    dead_letter     the tube to which its dead letters go, or empty.
     dead_letters    number of jobs of that tube; empty if it does not exist.
     is_loop         it has a dead-letter tube that leads back to it, so its dead letters are buried.
     is_dead_letter  it is a dead-letter tube.
     sources         the first tubes whose dead letters come to it; *has_more_sources* if there are others.
     policies        names of the policies that name it as their dead-letter tube.
-    is_changing     new policies are being applied to the jobs that exist.
+    is_changing     new policies are being applied to existing jobs.
     """
 
     settings: list[SettingRow]
@@ -55,7 +55,7 @@ class TubePolicy:
 
 
 def tube_policy(broker: Broker, tube: Tube, dead_letter_tubes: DeadLetterTubes) -> TubePolicy:
-    """Return what policies require of *tube*. May switch."""
+    """Return the policy of *tube*. May switch."""
     policies = dead_letter_tubes.policies_of(tube.name)
     sources = sources_of(broker, tube.name) if policies else []
     rules = tube.rules

@@ -85,7 +85,7 @@ def conninfo_of(url: str, option: str) -> str:
     """Return *url*, the value of *option*, as a conninfo for libpq; raise StartError if it is malformed.
 
     Of several hosts, the one that accepts writes is used. libpq's message about a malformed address is not passed on,
-    since it may contain a part of the password. So may the host, port or database, if the password is not encoded.
+    since it may contain a part of the password, as may the host, port or database if the password is not encoded.
     """
     try:
         parameters = conninfo_to_dict(url)
@@ -305,7 +305,7 @@ class DatabaseConnection:
                 self._begin(size)
                 found = function(connection)
             except errors.LockNotAvailable as error:
-                raise LockTimeout("PostgreSQL: a lock that another session holds was waited for in vain") from error
+                raise LockTimeout("PostgreSQL: timed out waiting for a lock that another session holds") from error
             except errors.NotNullViolation as error:  # see _INSERT_AS_LEADER in rows.py: the epoch has changed
                 raise NotLeader("another server has taken over") from error
             except errors.UniqueViolation as error:

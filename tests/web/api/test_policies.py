@@ -1,4 +1,4 @@
-"""Policies in the API: changes, effective settings, dry runs, dead letters, and who may do what."""
+"""Policies in the API: changes, effective settings, dry runs, dead letters, and permissions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def kill(queue: Queue, count: int = 1) -> list[int]:
     return ids
 
 
-# The words of the API
+# The vocabulary of the API
 
 
 def test_document_has_every_setting() -> None:
@@ -134,7 +134,7 @@ def test_loop_of_dead_letters_is_a_warning(program: Program) -> None:
     assert program.get("/policies")["warnings"] == found["warnings"]
 
 
-# Who may do what
+# Permissions
 
 
 def test_viewer_reads_and_dry_runs_but_sets_nothing(queue: Queue) -> None:
@@ -192,7 +192,7 @@ def test_tube_shows_each_setting_with_its_policy(queue: Queue, program: Program)
     assert program.get("/tube", tube="bad")["dead_letters_from"] == ["mail"]
 
 
-def test_tube_says_why_it_is_held(queue: Queue, program: Program) -> None:
+def test_tube_has_the_reason_of_its_hold(queue: Queue, program: Program) -> None:
     queue.put("mail", count=3)
 
     def held_by() -> Any:
@@ -221,7 +221,7 @@ def test_tube_says_why_it_is_held(queue: Queue, program: Program) -> None:
 # Dead letters
 
 
-def test_job_shows_its_attempts_its_expiry_and_where_it_came_from(queue: Queue, program: Program) -> None:
+def test_job_shows_its_attempts_expiry_and_origin(queue: Queue, program: Program) -> None:
     (id,) = queue.put("mail")
     set_policy(queue, "dead", **DEAD, expire_after=100)
     fail(queue, id, 1)

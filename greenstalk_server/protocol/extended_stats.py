@@ -1,0 +1,163 @@
+"""Keys that the extensions append to the replies to "stats", "stats-tube" and "stats-job".
+
+The fields of a class, in order, are the keys of the YAML with `_` for `-`. Strict mode leaves all of them out. tuber's
+clients read these names; docs/protocol-extensions.md defines them. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan
+from typing import TypeAlias
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.durations import quantile
+from greenstalk_server.core.groups import Group
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tags import TaggedJob, tags_of
+from greenstalk_server.core.tube import Tube
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExtension:
+    """Keys of "stats"; sizes in bytes."""
+
+    binlog_enabled: bool
+    binlog_file_count: int
+    binlog_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TubeExtension:
+    """Keys of "stats-tube"; times in seconds with six digits, ages in whole seconds."""
+
+    total_reserves: int
+    total_timeouts: int
+    total_buries: int
+    bury_rate: float
+    processing_time_ewma: float
+    processing_time_min: float
+    processing_time_max: float
+    processing_time_samples: int
+    processing_time_p50: float
+    processing_time_p95: float
+    processing_time_p99: float
+    queue_time_ewma: float
+    queue_time_min: float
+    queue_time_max: float
+    queue_time_samples: int
+    oldest_ready_id: int
+    oldest_ready_age: int
+    oldest_delayed_age: int
+    oldest_buried_age: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobExtension:
+    """Keys of "stats-job"; times in whole seconds."""
+
+    time_reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedJobExtension(JobExtension):
+    """Keys of "stats-job" for a job with tags; None for the tags that it does not have."""
+
+    idempotency_key: str | None
+    idempotency_ttl: int | None
+    group: str | None
+    after_group: str | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """The reply to "stats-group": numbers of the group's jobs by state, and of the jobs that wait for the group."""
+
+    name: str
+    ready: int
+    reserved: int
+    delayed: int
+    buried: int
+    waiting_jobs: int
+
+
+StatsExtension: TypeAlias = ServerExtension | TubeExtension | JobExtension
+
+
+def server_extension(broker: Broker) -> ServerExtension:
+    """Return the further keys of the reply to "stats"."""
+    journal = broker.journal.stats()
+    return ServerExtension(
+        binlog_enabled=journal.is_on_disk,
+        binlog_file_count=journal.files,
+        binlog_total_bytes=journal.bytes_on_disk,
+    )
+
+
+def tube_extension(tube: Tube, now: int) -> TubeExtension:
+    """Return the further keys of the reply to "stats-tube"."""
+    oldest = tube.oldest_ready()
+    return TubeExtension(
+        total_reserves=tube.total_reserves,
+        total_timeouts=tube.total_timeouts,
+        total_buries=tube.total_buries,
+        bury_rate=tube.total_buries / tube.total_reserves if tube.total_reserves else 0.0,
+        processing_time_ewma=tube.run_ewma / SECOND,
+        processing_time_min=min(tube.run_min, tube.run_max) / SECOND,
+        processing_time_max=tube.run_max / SECOND,
+        processing_time_samples=sum(tube.runs.values()),
+        processing_time_p50=_processing_time(tube, 0.5),
+        processing_time_p95=_processing_time(tube, 0.95),
+        processing_time_p99=_processing_time(tube, 0.99),
+        queue_time_ewma=tube.wait_ewma / SECOND,
+        queue_time_min=min(tube.wait_min, tube.wait_max) / SECOND,
+        queue_time_max=tube.wait_max / SECOND,
+        queue_time_samples=tube.total_reserves,
+        oldest_ready_id=oldest.id if oldest is not None else 0,
+        oldest_ready_age=_age(oldest, now),
+        oldest_delayed_age=_age(tube.delayed.first(), now),
+        oldest_buried_age=_age(tube.first_buried(), now),
+    )
+
+
+def job_extension(job: Job, now: int) -> JobExtension:
+    """Return the further keys of the reply to "stats-job"."""
+    time_reserved = (now - job.reserved_at) // SECOND if job.state == RESERVED else 0
+    if not isinstance(job, TaggedJob):
+        return JobExtension(time_reserved=time_reserved)
+    tags = tags_of(job)
+    has_key, has_limit = bool(tags.idempotency_key), bool(tags.concurrency_key)
+    return TaggedJobExtension(
+        time_reserved=time_reserved,
+        idempotency_key=tags.idempotency_key.decode() if has_key else None,
+        idempotency_ttl=tags.idempotency_ttl // SECOND if has_key else None,
+        group=tags.group.decode() if tags.group else None,
+        after_group=tags.after.decode() if tags.after else None,
+        concurrency_key=tags.concurrency_key.decode() if has_limit else None,
+        concurrency_limit=tags.concurrency_limit if has_limit else None,
+    )
+
+
+def group_stats(group: Group) -> GroupStats:
+    """Return the figures of the reply to "stats-group"."""
+    counts = group.counts
+    return GroupStats(
+        name=group.name.decode(),
+        ready=counts[READY],
+        reserved=counts[RESERVED],
+        delayed=counts[DELAYED],
+        buried=counts[BURIED],
+        waiting_jobs=group.waiting.count,
+    )
+
+
+def _processing_time(tube: Tube, part: float) -> float:
+    """Return the *part* quantile of the processing times in seconds, 0 if there are none."""
+    found = quantile(tube.runs, part)
+    return 0.0 if isnan(found) else min(max(found, tube.run_min / SECOND), tube.run_max / SECOND)
+
+
+def _age(job: Job | None, now: int) -> int:
+    return (now - job.created_at) // SECOND if job is not None else 0
