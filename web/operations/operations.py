@@ -22,6 +22,7 @@ from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Jo
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.tags import Tags
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -76,6 +77,7 @@ class Put:
     delay: int
     ttr: int
     body: bytes
+    tags: Tags | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Added:
     """The outcome of a put.
 
     id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
-    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`).
+    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`), or the
+                    idempotency key is taken.
     """
 
     id: int
@@ -315,7 +318,8 @@ class Operations:
 
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
-        id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
+        times = (new.delay * SECOND, new.ttr * SECOND)
+        id = broker.put_into(new.tube, new.pri, *times, new.body, self._clock(), new.tags)
         if id < 0:
             self._refuse_put(new, id)
         return Added(id, is_duplicate=id < first_new)
