@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import greenstalk
 import pytest
 
 from greenstalk_client import AlreadyReservedError, BodyDecodeError, Client
+from tests.support.daemon import Daemon
 
 from .conftest import Address
 
@@ -192,6 +194,52 @@ def test_flush(client: Client[str], ours: Address) -> None:
         with pytest.raises(greenstalk.NotFoundError):
             other.delete(held)
     assert client.flush_tube("nothing") == 0
+
+
+def test_truncate_lets_reserved_jobs_end(client: Client[str]) -> None:
+    for _ in range(3):
+        client.put("hello", tube="mail")
+    client.watch("mail")
+    held = client.reserve()
+    assert client.truncate("mail") == 2
+    client.release(held)
+    with pytest.raises(greenstalk.NotFoundError):
+        client.stats_job(held)
+    with pytest.raises(greenstalk.NotFoundError):
+        client.truncate("nothing")
+
+
+def test_weights_select_tubes(client: Client[str]) -> None:
+    for _ in range(200):
+        client.put("hello", tube="often")
+        client.put("hello", tube="seldom")
+    assert client.watch("often", weight=9999) == 2
+    assert client.watch("seldom", weight=1) == 3
+    client.reserve_mode("weighted")
+    client.meta("tube")
+    tubes = [job.meta["tube"] for job in client.reserve_batch(100)]
+    assert tubes.count("often") > 80, "without weights, both have 50"
+    client.reserve_mode("weighted-fair")
+    client.reserve_mode("fifo")
+
+
+def test_drain_needs_a_grant(client: Client[str]) -> None:
+    for call in (client.drain, client.undrain):
+        with pytest.raises(greenstalk.UnknownCommandError):
+            call()
+
+
+def test_drain_refuses_puts(tmp_path: Path) -> None:
+    (tmp_path / "greenstalk.toml").write_text('[[access]]\nadminister = true\nproduce = ["*"]\n')
+    with (
+        Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "--config", str(tmp_path / "greenstalk.toml")) as server,
+        Client(("127.0.0.1", server.port), use="mail") as client,
+    ):
+        client.drain()
+        with pytest.raises(greenstalk.DrainingError):
+            client.put("hello")
+        client.undrain()
+        client.put("hello")
 
 
 def test_pause_with_a_fraction(client: Client[str]) -> None:

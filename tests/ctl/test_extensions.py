@@ -43,6 +43,21 @@ def test_flush_deletes_reserved_jobs_too(server: Server, mail: Client) -> None:
 
 
 @OURS
+def test_truncate_lets_reserved_jobs_end(server: Server, mail: Client) -> None:
+    for _ in range(4):
+        mail.put(b"hello")
+    held = mail.reserve()
+    assert ctl(server, "truncate", "mail").code == 2
+    done = ctl(server, "--yes", "truncate", "mail")
+    assert (done.code, done.text) == (0, "deleted 3 jobs now\n")
+    mail.release(held)
+    with pytest.raises(greenstalk.NotFoundError):
+        mail.stats_job(held)
+    done = ctl(server, "--yes", "truncate", "nothing")
+    assert (done.code, "no tube nothing" in done.err) == (1, True)
+
+
+@OURS
 def test_wait_shows_how_the_job_ended(server: Server, mail: Client) -> None:
     job_id = mail.put(b"hello")
     timer = threading.Timer(0.3, lambda: mail.delete(mail.reserve()))
@@ -81,6 +96,7 @@ def test_wait_ends_after_its_timeout(server: Server, mail: Client, monkeypatch: 
         "pause default 0.5",
         "flush default",
         "flush default --buried",
+        "truncate default",
         "wait 1",
     ],
 )
@@ -112,6 +128,6 @@ def test_invalid_tag_is_exit_code_2(server: Server, arguments: str, message: str
 
 
 def test_flush_and_wait_need_the_protocol(with_api: WithApi) -> None:
-    for command in ("flush", "wait"):
+    for command in ("flush", "truncate", "wait"):
         done = ctl(with_api, "--yes", command, "1")
         assert (done.code, "uses the beanstalk protocol" in done.err) == (2, True)
