@@ -120,11 +120,16 @@ class Model:
         """Return the job that a reserve of *client* gets, or None."""
         if client.mode != "fifo":
             return self._next_by_weight(client)
-        ready = [job for name in client.watched if not self.is_held(name) for job in self.ready(name)]
+        ready = [job for name in client.watched if not self.is_held(name) for job in self.runnable(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
 
+    def runnable(self, tube: str) -> list[ModelJob]:
+        """Return the ready jobs of *tube* that a reserve may get, in order."""
+        return self.ready(tube)
+
     def _next_by_weight(self, client: ModelClient) -> ModelJob | None:
-        first = {name: self.ready(name)[0] for name in client.watched if not self.is_held(name) and self.ready(name)}
+        tubes = [name for name in client.watched if not self.is_held(name) and self.runnable(name)]
+        first = {name: self.runnable(name)[0] for name in tubes}
         shares = {name: float(client.weights.get(name, 1)) for name in first}
         if client.mode == "weighted-fair":
             known = {name: float(max(self.average_run(name), 10**6)) for name in first if self.counts(name).runs}
