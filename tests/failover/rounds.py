@@ -19,6 +19,7 @@ from tests.failover.clients import Client, drain, put_large
 from tests.failover.history import Disturbance, History
 from tests.support.cluster import Cluster
 from tests.support.nodes import Node, Nodes, run_command, wait_until
+from tests.support.tagged_load import TaggedLoad
 
 CLIENTS: Final = 5
 WORK_SECONDS: Final = (0.2, 1.0)
@@ -100,7 +101,7 @@ class Census(threading.Thread):
 
 
 class Load:
-    """Clients that use *nodes* continuously."""
+    """Clients that use *nodes* continuously, some of them with tagged jobs."""
 
     def __init__(self, nodes: Nodes, history: History, seed: str) -> None:
         self._nodes: Nodes = nodes
@@ -108,16 +109,19 @@ class Load:
         self._clients: list[Client] = [
             Client(number, nodes.ports, history, seed, is_probe=not number) for number in range(CLIENTS + 1)
         ]
+        self.tagged: TaggedLoad = TaggedLoad(nodes.ports, seed)
 
     def start(self) -> None:
         """Start the clients."""
         for client in self._clients:
             client.start()
+        self.tagged.start()
 
     def stop(self) -> None:
         """End all clients soon."""
         for client in self._clients:
             client.stop()
+        self.tagged.stop()
 
     def see_service(self) -> None:
         """Wait until a put that is sent from now on is acknowledged."""
@@ -132,7 +136,10 @@ class Load:
             assert not client.is_alive(), f"{client.name} does not end"
             if client.failure is not None:
                 raise AssertionError(f"{client.name}: {client.failure!r}") from client.failure
-        self._history.check(drain(self._nodes.wait_for_roles().port))
+        port = self._nodes.wait_for_roles().port
+        self._history.check(drain(port))
+        self.tagged.audit(port)
+        print("tagged jobs:", self.tagged)
         for node in self._nodes.nodes:
             assert "Traceback" not in node.log and "internal error" not in node.log, node.log[-5000:]
 

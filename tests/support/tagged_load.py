@@ -120,21 +120,31 @@ class _Client(threading.Thread):
 
     def _visit(self, port: int) -> None:
         """Use one server as long as it replies."""
-        self._held.clear()
         try:
             with socket.create_connection(("127.0.0.1", port), REPLY_TIMEOUT) as sock, sock.makefile("rb") as reader:
                 self._sock, self._reader = sock, reader
                 self._server = instance_at(sock, reader)
-                for tube in (*TUBES, ORDERS):
-                    self._ask(b"watch %b\r\n" % tube)
-                self._ask(b"ignore default\r\n")
-                while not self.is_over.is_set():
-                    self._random.choice((self._put_order, self._put_limited, self._put_group, *[self._work] * 5))()
-                    time.sleep(PAUSE)
-                for held in self._held:
-                    self._give_back(*held)
+                try:
+                    self._use_server()
+                finally:  # the server ends the reservations after the connection has been closed
+                    self._forget_held()
         except (_Gone, OSError):
             time.sleep(0.01)
+
+    def _use_server(self) -> None:
+        for tube in (*TUBES, ORDERS):
+            self._ask(b"watch %b\r\n" % tube)
+        self._ask(b"ignore default\r\n")
+        while not self.is_over.is_set():
+            self._random.choice((self._put_order, self._put_limited, self._put_group, *[self._work] * 5))()
+            time.sleep(PAUSE)
+
+    def _forget_held(self) -> None:
+        with self._jobs.lock:
+            for _, _, key in self._held:
+                if key:
+                    self._jobs.held[self._server, key] -= 1
+        self._held.clear()
 
     def _ask(self, request: bytes) -> bytes:
         """Send *request*; return the first line of the reply."""
