@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from flask.testing import FlaskClient
@@ -35,8 +39,12 @@ from greenstalk_server.web.attention.measures import (
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.attention.tracker import CLEAR_TIME, Tracker
 from greenstalk_server.web.attention.trends import WINDOW, Growth, Trend, time_until
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon
+from tests.support.log import Log
+from tests.support.peer import eventually
 
 from .conftest import Queue
+from .visit import FLAGS
 
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
@@ -574,6 +582,34 @@ def test_tube_that_is_gone_leaves_nothing(queue: Queue) -> None:
     queue.broker.delete_job(id, queue.now)
     assert watched.run(10) == {}
     assert b"mail" not in watched.monitor._trends
+
+
+# A real server
+
+
+def conditions(daemon: Daemon) -> set[tuple[str, str]]:
+    """Return the kind and tube of each active condition."""
+    with urlopen(f"{daemon.dashboard}api/v1/attention", timeout=TIMEOUT) as response:  # noqa: S310  our own server
+        return {(one["condition"], one["tube"]) for one in json.load(response)["conditions"]}
+
+
+def test_sighup_applies_changed_thresholds(tmp_path: Path) -> None:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text("[attention]\nno_consumers = 0\n")
+    with Daemon(*FLAGS, "--config", str(file), command=(*MINDING_SIGNALS, *COMMAND)) as daemon:
+        log = Log(daemon.process)
+        daemon.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
+        file.write_text("[attention]\nno_consumer = 1\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        refused = (
+            f"keeping the present policies and thresholds: {file}:2: attention: unknown key 'no_consumer': did you"
+        )
+        assert refused in log.find("thresholds")
+        assert conditions(daemon) == set()
+        file.write_text("[attention]\nno_consumers = 1\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        assert f"applied the policies and thresholds of {file} (SIGHUP)" in log.find("thresholds")
+        eventually(lambda: conditions(daemon) == {("no_consumers", "mail")}, "the condition begins")
 
 
 # The API and the page
