@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
+from greenstalk_client import PutId
 from greenstalkctl.address import Address, Url
 
 Stats: TypeAlias = dict[str, Any]
@@ -35,14 +36,16 @@ MAX_TUBES: Final = 1_000_000
 TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 
-SERVER_STATS: Final = {
+_Types: TypeAlias = dict[str, type | tuple[type, ...]]
+
+SERVER_STATS: Final[_Types] = {
     "version": str,
     "uptime": int,
     "current-connections": int,
     "current-workers": int,
     "total-jobs": int,
 }
-TUBE_STATS: Final = {
+TUBE_STATS: Final[_Types] = {
     "name": str,
     **{f"current-jobs-{state}": int for state in ("urgent", *STATES, RESERVED)},
     "current-waiting": int,
@@ -50,16 +53,31 @@ TUBE_STATS: Final = {
     "cmd-delete": int,
     "pause-time-left": int,
 }
-JOB_STATS: Final = {"id": int, "tube": str, "state": str, "pri": int, "ttr": int, "time-left": int}
+JOB_STATS: Final[_Types] = {"id": int, "tube": str, "state": str, "pri": int, "ttr": (int, float), "time-left": int}
 """Statistics that commands rely on, and the type of each."""
 
 
-def validate_stats(stats: Stats, expected: Mapping[str, type]) -> Stats:
+def validate_stats(stats: Stats, expected: Mapping[str, type | tuple[type, ...]]) -> Stats:
     """Return *stats*; raise ValueError unless they contain every *expected* name with its type."""
     for name, kind in expected.items():
         if not isinstance(stats.get(name), kind):
             raise ValueError(f"{name!r} is missing")  # noqa: TRY004  the response is invalid, not the argument
     return stats
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Keys of a new job, which need the protocol extensions; see greenstalk_client.Client.put."""
+
+    idempotency_key: str | None = None
+    idempotency_ttl: int = 0
+    group: str | None = None
+    after: str | None = None
+    concurrency_key: str | None = None
+    limit: int = 1
+
+
+NO_TAGS: Final = Tags()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +113,8 @@ class Queue(Protocol):
     def view_next(self, tube: str, state: str) -> JobView | None:
         """Return the next job of *tube* in *state*, in the order of that state."""
 
-    def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int: ...
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
+        """Put a job; a fraction of a second, or a tag, needs the protocol extensions."""
 
     def kick_job(self, job_id: int) -> bool: ...
 
@@ -104,5 +123,5 @@ class Queue(Protocol):
 
     def delete(self, job_id: int) -> bool: ...
 
-    def pause(self, tube: str, seconds: int) -> bool:
+    def pause(self, tube: str, seconds: float) -> bool:
         """Pause *tube* for *seconds*; 0 ends a pause."""

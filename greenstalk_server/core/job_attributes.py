@@ -21,6 +21,9 @@ UNIQUE_KEY: Final = 3
 DEAD_LETTER: Final = 4
 """A packed DeadLetter."""
 
+TRUNCATED: Final = 16
+"""No value. The job is deleted when its reservation ends, or at the next start."""
+
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
 
@@ -93,12 +96,15 @@ def encode(job: Job) -> bytes:
         data += bytes((UNIQUE_KEY, len(cold.unique_key))) + cold.unique_key
     if cold.dead_letter:
         data += bytes((DEAD_LETTER, len(cold.dead_letter))) + cold.dead_letter
+    if cold.is_truncated:
+        data += bytes((TRUNCATED, 0))
     return data
 
 
 def decode_into(job: Job, data: bytes) -> None:
     """Replace the attributes of *job* by those in *data*; invalid bytes are ignored."""
     job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
+    job.is_truncated = False
     at, end = 0, len(data)
     while at + 2 <= end:
         tag, length = data[at], data[at + 1]
@@ -114,6 +120,8 @@ def decode_into(job: Job, data: bytes) -> None:
             job.unique_key = value
         elif tag == DEAD_LETTER and _is_dead_letter(value):
             job.dead_letter = value
+        elif tag == TRUNCATED:
+            job.is_truncated = True
 
 
 def _is_dead_letter(value: bytes) -> bool:

@@ -35,7 +35,8 @@ def _no_jitter() -> float:
 class PolicyTransitions(Transitions):
     """See the module's docstring; `Transitions` describes the attributes.
 
-    random          returns a number in [0, 1), for the jitter of retries. The default gives no jitter.
+    random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
+                    0.5, which gives no jitter.
     unique_keys     keys that outlive their jobs: by tube and key, the job's id and when the key becomes free.
     """
 
@@ -423,6 +424,10 @@ class PolicyTransitions(Transitions):
     def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
         tube = job.tube
         self._end_run(job, job_history.RELEASED, by, now)
+        if job.is_truncated:
+            self._end_truncated(job)
+            self._hand_out_freed(tube, now)
+            return
         tube.total_releases += 1
         job.pri = pri
         job.delay = delay
@@ -440,8 +445,12 @@ class PolicyTransitions(Transitions):
             self._add_ready(job, now)
 
     def _lapse(self, job: Job, now: int) -> None:
-        """Make the detached *job*, whose reservation has ended without a command, ready again."""
+        """Make the detached *job*, whose reservation has ended without a command, ready, or delete it if truncated."""
         tube = job.tube
+        if job.is_truncated:
+            self._end_truncated(job)
+            self._hand_out_freed(tube, now)
+            return
         if tube.rules is not None:
             self._end_attempt(job, tube.rules, 0, False, now)
             self._hand_out_freed(tube, now)
@@ -449,6 +458,14 @@ class PolicyTransitions(Transitions):
         job.ready_since = now
         self.journal.lapse(job)
         self._add_ready(job, now)
+
+    def _end_truncated(self, job: Job) -> None:
+        """Delete the detached *job*, whose tube was truncated during its reservation.
+
+        The caller ends with `_hand_out_freed`.
+        """
+        job.tube.cmd_delete += 1
+        self._forget(job)
 
     def _end_attempt(self, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
         """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.

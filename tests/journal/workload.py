@@ -70,6 +70,7 @@ class JobSnapshot:
     expires_from: int
     unique_key: bytes
     dead_letter: bytes
+    is_truncated: bool
 
     @staticmethod
     def of(job: Job) -> JobSnapshot:
@@ -100,10 +101,13 @@ class JobSnapshot:
             job.expires_from,
             job.unique_key,
             job.dead_letter,
+            job.is_truncated,
         )
 
-    def after_restart(self, now: int) -> JobSnapshot:
-        """Return the snapshot that the job must have after a restart at *now*."""
+    def after_restart(self, now: int) -> JobSnapshot | None:
+        """Return the snapshot that the job must have after a restart at *now*; None if the restart deletes the job."""
+        if self.is_truncated:
+            return None
         events = self.events
         if job_history.is_reserved(events):
             events = job_history.add(events, job_history.RETURNED, now, job_history.NOBODY)
@@ -513,7 +517,7 @@ class Bench:
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
             self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time, self.edit,
             self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced, self.put_in_tube,
-            self.reprioritize, self.reprioritize,
+            self.reprioritize, self.reprioritize, self.truncate_job,
         )  # fmt: skip
 
     def put(self, size: int | None = None, delay: int | None = None) -> int:
@@ -620,6 +624,12 @@ class Bench:
     def delete_forced(self) -> None:
         if held := self._held():
             assert self.broker.delete_job(held[1], self.now, is_forced=True)
+
+    def truncate_job(self) -> None:
+        """Have a held job deleted when its reservation ends, as truncate does with each one."""
+        if held := self._held():
+            is_new = not self.broker.jobs[held[1]].is_truncated
+            assert self.broker.truncate_job(held[1], self.now) == is_new
 
     def kick(self) -> None:
         tube = self.random.choice(list(self.broker.tubes.values()))
