@@ -189,6 +189,14 @@ def test_one_sentence_explains_why_jobs_wait() -> None:
     assert set(found(tube(held_back="rate", **old))) == {"held_back"}
 
 
+def test_tube_whose_jobs_wait_longest_comes_first() -> None:
+    old, new = (tube(name=name, now=ready(1), watching=0, oldest=time) for name, time in ((b"b", HOUR), (b"a", 1)))
+    tracker = Tracker()
+    for second in (1, 301):
+        tracker.observe([*tube_measures(new, DEFAULTS), *tube_measures(old, DEFAULTS)], second * SECOND)
+    assert [one.measure.tube for one in sorted(tracker.active(), key=rank)] == [b"b", b"a"]
+
+
 def test_few_timeouts_among_many_reservations_are_no_condition() -> None:
     assert "timeouts" not in found(tube(TubeTrend(timeouts=40, reserves=1000)))
     assert "timeouts" in found(tube(TubeTrend(timeouts=50, reserves=1000)))

@@ -27,7 +27,7 @@ class Condition(ResponseModel):
     tube: Annotated[str | None, Meta(description="Null for a condition of the server.", examples=["mail"])]
     limit: Annotated[str | None, Meta(description="The limit that is near, or that refused requests; else null.")]
     since: Annotated[Instant, Meta(description="When the value reached its threshold.")]
-    value: Annotated[float, Meta(description="In seconds, jobs, bytes, or as a share; 1 for a fact.")]
+    value: Annotated[float, Meta(description="In seconds, jobs, bytes, or as a share of a limit.")]
     threshold: Annotated[float, Meta(description="In the unit of `value`.")]
     sentence: Annotated[str, Meta(description="Describes the condition, with its numbers.")]
     link: Annotated[str, Meta(description="Path of the page about the jobs or workers concerned.")]

@@ -84,7 +84,7 @@ class Measure(NamedTuple):
 
     tube        empty for the server.
     detail      tells apart several conditions of one kind and tube: the name of a limit.
-    ratio       the value divided by the threshold; the condition holds from 1 on.
+    ratio       the value divided by the threshold, at least 1 for a fact; the condition holds from 1 on.
     delay       nanoseconds for which the condition must hold until it is active.
     value, threshold    in the unit of the kind: seconds, jobs, bytes or a share.
     sentence    describes the condition, with its number.
@@ -260,12 +260,12 @@ def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
     elif not sample.watching:
         if thresholds.no_consumers:
             sentence = f"{_ready(sample)}, but no worker watches the tube: {_oldest(sample)}."
-            yield tube.fact(NO_CONSUMERS, thresholds.no_consumers, sentence)
+            yield tube.fact(NO_CONSUMERS, sample.oldest, thresholds.no_consumers, sentence)
     elif sample.held_back:
         if thresholds.held_back:
             setting = f"the policy setting {sample.held_back} holds them back"
             sentence = f"{_ready(sample)}, but {setting}: {_oldest(sample)}."
-            yield tube.fact(HELD_BACK, thresholds.held_back, sentence)
+            yield tube.fact(HELD_BACK, sample.oldest, thresholds.held_back, sentence)
     elif _is_near(sample.oldest, thresholds.oldest_ready):
         workers = text.counted(sample.watching, "connection")
         watch = "watches" if sample.watching == 1 else "watch"
@@ -340,10 +340,11 @@ class _Tube:
         ratio = value / threshold
         return Measure(kind, WARNING, self.name, "", ratio, 0, value / unit, threshold / unit, sentence, link)
 
-    def fact(self, kind: Kind, delay: int, sentence: str) -> Measure:
-        """Return a measure of a fact that becomes a condition after *delay* nanoseconds."""
+    def fact(self, kind: Kind, oldest: int, delay: int, sentence: str) -> Measure:
+        """Return a measure of a fact that becomes a condition after *delay* ns. *oldest* tells how bad it is."""
         link = Link("tube", {"tube": self.name.decode()})
-        return Measure(kind, WARNING, self.name, "", 1.0, delay, 1, 1, sentence, link)
+        ratio = max(1.0, oldest / delay)
+        return Measure(kind, WARNING, self.name, "", ratio, delay, oldest / SECOND, delay / SECOND, sentence, link)
 
 
 # The server
