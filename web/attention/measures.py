@@ -30,6 +30,10 @@ FULL_WITHIN: Final = 600 * SECOND
 """A limit that is reached within this time is critical."""
 
 
+NO_STANDBY_DELAY: Final = 60 * SECOND
+"""Nanoseconds without a standby until that is a condition: after a takeover, the old leader needs a while."""
+
+
 class Kind(NamedTuple):
     """A kind of condition.
 
@@ -388,7 +392,7 @@ def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measur
     if sample.standby is not None and thresholds.standby_lag:
         if sample.standby < 0:
             sentence = "No standby follows this server: if it fails, no other server can take over."
-            found.append(_of_server(STANDBY, WARNING, 1, 1, sentence, "journal"))
+            found.append(_of_server(STANDBY, WARNING, 1, 1, sentence, "journal")._replace(delay=NO_STANDBY_DELAY))
         elif _is_near(sample.standby, thresholds.standby_lag):
             value, threshold = sample.standby / SECOND, thresholds.standby_lag / SECOND
             sentence = f"The most recent standby is {value:,.0f} s behind: a takeover would take that much longer."

@@ -5,6 +5,7 @@ A Trend keeps a row per checkpoint in which a value has changed, so an idle tube
 
 from __future__ import annotations
 
+from array import array
 from operator import sub
 from typing import Final, NamedTuple
 
@@ -29,33 +30,35 @@ class Growth(NamedTuple):
 class Trend:
     """The values at the checkpoints of the last *window* nanoseconds.
 
+    A row is a time and the values at that time. All rows are in one array, which needs no garbage collection.
+
     Invariant: the first row is the latest one that is at least as old as the window, if there is one.
     """
 
-    __slots__ = ("_checked_at", "_rows", "_window")
+    __slots__ = ("_checked_at", "_rows", "_width", "_window")
 
     def __init__(self, at: int, values: Values, window: int = WINDOW) -> None:
-        """*values* are those of the time *at*."""
+        """*values*, from -2**63 to 2**63 - 1, are those of the time *at*."""
         self._window: int = window
-        self._rows: list[tuple[int, Values]] = [(at, tuple(values))]
+        self._width: int = len(values) + 1
+        self._rows: array[int] = array("q", (at, *values))
         self._checked_at: int = at
 
     @property
     def last(self) -> Values:
         """The values at the last checkpoint at which one had changed."""
-        return self._rows[-1][1]
+        return tuple(self._rows[1 - self._width :])
 
     def note(self, now: int, values: Values) -> Growth:
         """Record *values* if a checkpoint is due; return the growth since the beginning of the window."""
-        rows = self._rows
+        rows, width = self._rows, self._width
         if now - self._checked_at >= self._window // CHECKPOINTS:
             self._checked_at = now
-            while len(rows) > 1 and rows[1][0] <= now - self._window:
-                rows.pop(0)
-            if rows[-1][1] != values:
-                rows.append((now, tuple(values)))  # unlike a NamedTuple, it needs no garbage collection
-        since, before = rows[0]
-        return Growth(min(now - since, self._window), tuple(map(sub, values, before)))
+            while len(rows) > width and rows[width] <= now - self._window:
+                del rows[:width]
+            if self.last != values:
+                rows.extend((now, *values))
+        return Growth(min(now - rows[0], self._window), tuple(map(sub, values, rows[1:width])))
 
 
 def time_until(room: int, grown: int, time: int) -> int | None:
