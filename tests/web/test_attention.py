@@ -200,6 +200,8 @@ def test_tube_whose_jobs_wait_longest_comes_first() -> None:
 def test_few_timeouts_among_many_reservations_are_no_condition() -> None:
     assert "timeouts" not in found(tube(TubeTrend(timeouts=40, reserves=1000)))
     assert "timeouts" in found(tube(TubeTrend(timeouts=50, reserves=1000)))
+    (near,) = tube_measures(tube(TubeTrend(timeouts=45, reserves=1000)), DEFAULTS)
+    assert near.ratio == pytest.approx(0.9), "a condition that is active continues"
 
 
 def test_growing_backlog_says_when_it_reaches_a_limit() -> None:
@@ -230,7 +232,7 @@ def test_limit_that_is_reached_is_critical() -> None:
 
 def test_several_workers_that_hold_for_long_are_counted() -> None:
     measure = found(tube(held=HeldJob(id=42, time=2 * HOUR, worker=7, workers=3)))["held_job"]
-    assert plain(measure) == ("3 workers have held a job of “mail” for long: connection 7 has held job 42 for 2 h.")
+    assert plain(measure) == ("3 workers have held a job of “mail” too long: connection 7 has held job 42 for 2 h.")
     assert measure.link == Link("connections", {"q": "mail", "sort": "held"})
 
 

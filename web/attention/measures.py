@@ -55,14 +55,14 @@ LIMIT: Final = Kind("limit", "near limit", "are near a limit")
 STANDBY: Final = Kind("standby", "no standby")
 REFUSED: Final = Kind("refused", "refused")
 NO_CONSUMERS: Final = Kind("no_consumers", "no consumers", "have ready jobs and no consumers", ends_at_once=True)
-OLDEST_READY: Final = Kind("oldest_ready", "jobs wait", "have jobs that wait for long")
+OLDEST_READY: Final = Kind("oldest_ready", "jobs wait", "have jobs that have waited too long")
 HELD_BACK: Final = Kind("held_back", "held back", "are held back by a policy", ends_at_once=True)
 TIMEOUTS: Final = Kind("timeouts", "timeouts", "have many timeouts")
 BURIED_GROWTH: Final = Kind("buried_growth", "buried rising", "have more buried jobs")
 DEAD_LETTERS: Final = Kind("dead_letters", "new dead letters", "have new dead letters")
 BACKLOG_GROWTH: Final = Kind("backlog_growth", "growing", "have a growing backlog")
-HELD_JOB: Final = Kind("held_job", "held for long", "have jobs that a worker holds for long")
-PAUSED: Final = Kind("paused", "paused", "are paused for long", ends_at_once=True)
+HELD_JOB: Final = Kind("held_job", "held too long", "have jobs that a worker has held too long")
+PAUSED: Final = Kind("paused", "paused", "have been paused too long", ends_at_once=True)
 
 KINDS: Final = (
     JOURNAL, DISK, MEMORY, LIMIT, STANDBY, REFUSED, NO_CONSUMERS, OLDEST_READY, HELD_BACK, TIMEOUTS, BURIED_GROWTH,
@@ -224,18 +224,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
             )
         )
     if _is_near(growth.timeouts, thresholds.timeouts):
-        share = growth.timeouts / max(growth.timeouts, growth.reserves)
-        if share >= thresholds.timeout_share:
-            found.append(
-                tube.measure(
-                    TIMEOUTS,
-                    growth.timeouts,
-                    thresholds.timeouts,
-                    f"{text.counted(growth.timeouts, 'reservation')} of {name} timed out {WHOLE_WINDOW}, in which"
-                    f" {text.counted(growth.reserves, 'job')} {_were(growth.reserves)} reserved.",
-                    state="reserved",
-                )
-            )
+        found += _timeouts(tube, growth, thresholds)
     if _is_near(growth.dead_letters, thresholds.dead_letters):
         became = "became a dead letter" if growth.dead_letters == 1 else "became dead letters"
         where = f", which {_are(growth.dead_letters)} in {_quoted(sample.dead_letter)}"
@@ -251,6 +240,19 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
     if sample.held is not None and _is_near(sample.held.time, thresholds.held_job):
         found.append(_held_job(tube, sample.held, thresholds))
     return found
+
+
+def _timeouts(tube: _Tube, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
+    """Yield the measure of the timeouts, unless their share in the reservations is far below its threshold."""
+    share = growth.timeouts / max(growth.timeouts, growth.reserves)
+    sentence = (
+        f"{text.counted(growth.timeouts, 'reservation')} of {_quoted(tube.name)} timed out {WHOLE_WINDOW}, in which"
+        f" {text.counted(growth.reserves, 'job')} {_were(growth.reserves)} reserved."
+    )
+    measure = tube.measure(TIMEOUTS, growth.timeouts, thresholds.timeouts, sentence, state="reserved")
+    ratio = min(measure.ratio, share / thresholds.timeout_share) if thresholds.timeout_share else measure.ratio
+    if ratio >= LEAST_RATIO:
+        yield measure._replace(ratio=ratio)
 
 
 def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
@@ -322,7 +324,7 @@ def _held_job(tube: _Tube, held: HeldJob, thresholds: Thresholds) -> Measure:
     sentence = f"C{worker} of {name} for {_time(held.time)}"
     if held.workers > 1:
         workers = text.number(held.workers)
-        sentence = f"{workers} workers have held a job of {name} for long: c{worker} for {_time(held.time)}"
+        sentence = f"{workers} workers have held a job of {name} too long: c{worker} for {_time(held.time)}"
         link = Link("connections", {"q": tube.name.decode(), "sort": "held"})
     else:
         link = Link("connection", {"number": str(held.worker)})

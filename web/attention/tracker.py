@@ -8,11 +8,8 @@ from typing import Final
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.attention.measures import Condition, Measure
 
-CLEAR_RATIO: Final = 0.8
-"""An active condition continues while its value is at least this share of the threshold."""
-
 CLEAR_TIME: Final = 15 * SECOND
-"""Nanoseconds for which the value must stay below that share until the condition ends."""
+"""Nanoseconds without a measure, so with a value below LEAST_RATIO, until an active condition ends."""
 
 Key = tuple[str, bytes, str]
 
@@ -21,7 +18,7 @@ class _Entry:
     """A condition that is pending, active or about to end.
 
     since       when its value reached the threshold.
-    low_since   when its value fell below CLEAR_RATIO; 0 while it is not below.
+    low_since   when its value fell below LEAST_RATIO; 0 while it is not below.
     round       number of the last round that measured it.
     """
 
@@ -46,7 +43,7 @@ class Tracker:
         self._round: int = 1
 
     def observe(self, measures: Iterable[Measure], now: int) -> None:
-        """Take in *measures* of this round, each of which has a value of at least CLEAR_RATIO times its threshold."""
+        """Take in *measures* of this round, each of which has a ratio of at least LEAST_RATIO."""
         for measure in measures:
             key = (measure.kind.name, measure.tube, measure.detail)
             entry = self._entries.get(key)
