@@ -1,6 +1,6 @@
 """Evaluates the conditions every few seconds, in slices.
 
-The server is evaluated once a second, the free disk space every 30 seconds. A round over all tubes begins 5 seconds
+The server is evaluated once a second, the free disk space every 5 seconds. A round over all tubes begins 5 seconds
 after the last one has ended, or a millisecond per tube if that is longer. It yields to the event loop every few tubes.
 """
 
@@ -57,7 +57,7 @@ TUBES_INTERVAL: Final = 5 * SECOND
 TUBE_INTERVAL: Final = SECOND // 1000
 """Nanoseconds per tube, if that is longer: ten seconds for 10,000 tubes."""
 
-DISK_INTERVAL: Final = 30 * SECOND
+DISK_INTERVAL: Final = 5 * SECOND
 """Nanoseconds between two readings of the free disk space."""
 
 DISK_WINDOW: Final = 3600 * SECOND
@@ -179,12 +179,12 @@ class Attention:
         """Evaluate the server; may switch to read the free disk space."""
         broker, journal = self._broker, self._broker.journal
         stats = journal.stats()
-        if self._directory is not None and now - self._disk_read_at >= DISK_INTERVAL:
+        if self._directory is not None and (stats.is_full or now - self._disk_read_at >= DISK_INTERVAL):
             self._disk_read_at, self._disk_free = now, free_bytes(self._directory)
         bodies = broker.bodies
         sample = ServerSample(
             trouble=journal.trouble or "",
-            is_disk_full=stats.is_full,
+            is_disk_full=stats.is_full or self._disk_free == 0,
             disk_free=self._disk_free,
             disk_growth=self._growth("disk", now, self._disk_free or 0, DISK_WINDOW),
             memory=(bodies.taken, bodies.limit) if bodies is not None and bodies.limit else None,
