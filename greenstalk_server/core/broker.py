@@ -308,11 +308,11 @@ class Broker(ClientControl):
         if job is None:
             return False
         self._end_run(job, job_history.BURIED, client.number, now)
-        if job.is_truncated:
-            self._end_truncated(job, now)
-            return True
         job.pri = pri
-        self._bury(job)
+        if job.is_truncated:
+            self._end_truncated(job)
+        else:
+            self._bury(job)
         self._hand_out_freed(job.tube, now)
         return True
 
@@ -412,13 +412,13 @@ class Broker(ClientControl):
             return False
         if job.state == RESERVED:
             self._end_run(job, job_history.BURIED, job_history.NOBODY, now)
-            if job.is_truncated:
-                self._end_truncated(job, now)
-                return True
         else:
             job.tube.remove(job)
             job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
-        self._bury(job)
+        if job.is_truncated:
+            self._end_truncated(job)
+        else:
+            self._bury(job)
         self._hand_out_freed(job.tube, now)
         return True
 
