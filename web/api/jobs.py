@@ -134,6 +134,7 @@ class Job(ResponseModel):
 
 Kind = Literal[
     "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved", "dead-lettered", "redriven",
+    "unblocked",
 ]  # fmt: skip
 
 
@@ -486,6 +487,7 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.MOVED: "moved",
     job_history.DEAD_LETTERED: "dead-lettered",
     job_history.REDRIVEN: "redriven",
+    job_history.UNBLOCKED: "unblocked",
 }
 
 

@@ -17,11 +17,12 @@ import gevent
 from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.client import Client
+from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.tags import Duplicate, Tags
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -76,14 +77,17 @@ class Put:
     delay: int
     ttr: int
     body: bytes
+    tags: Tags | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
     """The outcome of a put.
 
-    id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
-    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`).
+    id              the new job, or, if *is_duplicate*, the earlier job with the same idempotency key or body. That job
+                    may be finished.
+    is_duplicate    the put added nothing, because its idempotency key is taken, or because the policy of the tube
+                    requires unique bodies (`unique`).
     """
 
     id: int
@@ -315,7 +319,15 @@ class Operations:
 
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
-        id = broker.put_into(new.tube, new.pri, new.delay * SECOND, new.ttr * SECOND, new.body, self._clock())
+        delay, ttr = new.delay * SECOND, new.ttr * SECOND
+        if new.tags is None:
+            id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock())
+        else:
+            client, id = Client(broker.default_tube, ignore_call), broker.allocate_id()
+            done = broker.put_tagged(client, new.tube, id, new.pri, delay, ttr, new.body, new.tags, self._clock())
+            if isinstance(done, Duplicate):
+                return Added(done.id, is_duplicate=True)
+            id = done
         if id < 0:
             self._refuse_put(new, id)
         return Added(id, is_duplicate=id < first_new)
