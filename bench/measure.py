@@ -9,7 +9,7 @@ from typing import Final
 
 from .cpus import Cpus
 from .errors import BenchError
-from .generator import Generator, running_generator
+from .generator import Generator, Outcome, running_generator
 from .modes import HELD_TUBE, Measurement, Metric, Mode
 from .servers import Contender, Server, data_directory, running_server
 from .viewer import dashboard_viewer
@@ -121,28 +121,21 @@ def _growth(trial: Trial) -> Sample:
 
 def _due(trial: Trial) -> Sample:
     """Return the longest wait for a reply on a connection with one command in flight."""
-    cpus = trial.bench.cpus
-    with trial.server() as server:
-        with trial.generator(server, trial.mode.without_backlog(), _QUIET_SECONDS) as generator:
-            before = generator.measure()
-            generator.finish()
-        with trial.generator(server) as generator:
-            busy, cpu_ns = cpus.busy_seconds(), server.cpu_ns()
-            outcome = generator.measure()
-            busy, cpu_ns = cpus.busy_seconds() - busy, server.cpu_ns() - cpu_ns
-            generator.finish()
-    others = max(0.0, busy - cpu_ns / 1e9 - outcome.load_cpu_seconds)
-    return {
-        "held_ms": outcome.max_us / 1e3,
-        "held_before_ms": before.max_us / 1e3,
-        "p99_us": outcome.p99_us,
-        "p999_us": outcome.p999_us,
-        "others_busy": 100 * others / outcome.seconds,
-    }
+    sample, outcome = _longest_wait(trial)
+    return sample | {"p99_us": outcome.p99_us, "p999_us": outcome.p999_us}
 
 
 def _expiry(trial: Trial) -> Sample:
     """Return the longest wait for a reply while a new policy makes the jobs of the backlog expire."""
+    sample, outcome = _longest_wait(trial, lambda server: server.set_policies(trial.mode.policies))
+    return sample | {"expiry_seconds": outcome.seconds}
+
+
+def _longest_wait(trial: Trial, at_start: Callable[[Server], None] = lambda server: None) -> tuple[Sample, Outcome]:
+    """Return the longest wait for a reply, with a quiet server and with the backlog; and the latter's outcome.
+
+    *at_start* is called when the measured part with the backlog has started.
+    """
     cpus = trial.bench.cpus
     with trial.server() as server:
         with trial.generator(server, trial.mode.without_backlog(), _QUIET_SECONDS) as generator:
@@ -151,17 +144,17 @@ def _expiry(trial: Trial) -> Sample:
         with trial.generator(server) as generator:
             busy, cpu_ns = cpus.busy_seconds(), server.cpu_ns()
             generator.start()
-            server.set_policies(trial.mode.policies)
+            at_start(server)
             outcome = generator.outcome()
             busy, cpu_ns = cpus.busy_seconds() - busy, server.cpu_ns() - cpu_ns
             generator.finish()
     others = max(0.0, busy - cpu_ns / 1e9 - outcome.load_cpu_seconds)
-    return {
+    sample: Sample = {
         "held_ms": outcome.max_us / 1e3,
         "held_before_ms": before.max_us / 1e3,
-        "expiry_seconds": outcome.seconds,
         "others_busy": 100 * others / outcome.seconds,
     }
+    return sample, outcome
 
 
 def _speed_past_held_tube(trial: Trial) -> Sample:

@@ -62,6 +62,7 @@ COMPILED: Final = (
     "core/tube",
     "core/tube_rules",
     "core/tube_set",
+    "core/weighting",
     "journal/batch",
     "journal/compaction",
     "journal/record",

@@ -14,6 +14,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from greenstalk_client import PutId
 from greenstalkctl import text
 from greenstalkctl.address import Url
 from greenstalkctl.errors import CommandError, InvalidUsage
@@ -21,11 +22,13 @@ from greenstalkctl.http_client import HttpClient
 from greenstalkctl.queue import (
     JOB_STATS,
     MAX_TUBES,
+    NO_TAGS,
     SERVER_STATS,
     TUBE_NAME,
     TUBE_STATS,
     JobView,
     Stats,
+    Tags,
     validate_stats,
 )
 
@@ -195,9 +198,13 @@ class Api:
 
     # Changes
 
-    def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int:
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
+        if tags != NO_TAGS:
+            raise InvalidUsage("the API has no keys; use the beanstalk protocol: add --server HOST:PORT")
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}
-        return self._parse(lambda answer: int(answer["id"]), self._http_client.request("POST", "/jobs", body=new).data)
+        return self._parse(
+            lambda answer: PutId(answer["id"]), self._http_client.request("POST", "/jobs", body=new).data
+        )
 
     def kick_job(self, job_id: int) -> bool:
         return self._succeeds("POST", f"/jobs/{job_id}/kick")
@@ -208,7 +215,7 @@ class Api:
     def delete(self, job_id: int) -> bool:
         return self._succeeds("DELETE", f"/jobs/{job_id}")
 
-    def pause(self, tube: str, seconds: int, reason: str = "") -> bool:
+    def pause(self, tube: str, seconds: float, reason: str = "") -> bool:
         verb, body = ("pause", {"seconds": seconds, "reason": reason}) if seconds else ("resume", None)
         return self._http_client.request("POST", f"/tube/{verb}", {"tube": tube}, body, ordinary=MISSING).is_success
 

@@ -16,6 +16,7 @@ from greenstalkctl.commands import (
     completion,
     delete,
     drain,
+    flush,
     help,
     jobs,
     kick,
@@ -29,6 +30,7 @@ from greenstalkctl.commands import (
     stats,
     tail,
     top,
+    wait,
 )
 from greenstalkctl.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NO_RESULT, EXIT_USAGE, CommandError
 from greenstalkctl.settings import PROGRAM, CommandGroup, Settings
@@ -64,10 +66,12 @@ for command in (
     jobs.jobs,
     tail.tail,
     put.put,
+    wait.wait,
     kick.kick,
     bury.bury,
     delete.delete,
     delete.clear,
+    flush.flush,
     move.move,
     redrive.redrive,
     drain.drain_to,

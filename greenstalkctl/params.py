@@ -38,21 +38,43 @@ class TubeName(click.ParamType[str]):
             return []
 
 
-class Duration(click.ParamType[int]):
-    """Whole seconds, or a number with units: 90, 90s, 5m, 1h30m, 2d."""
+class Key(click.ParamType[str]):
+    """The key of a tag, which has the characters of a tube name."""
+
+    name = "key"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not TUBE_NAME.fullmatch(value):
+            allowed = "1 to 200 letters, digits and -+/;.$_(), and must not start with -"
+            self.fail(f"{value!r} is not a valid key: it has {allowed}.", param, ctx)
+        return value
+
+
+class Duration(click.ParamType[float]):
+    """Seconds with at most three digits after the point, or numbers with units: 90, 0.25, 50ms, 5m, 1h30m, 2d."""
 
     name = "duration"
 
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if not isinstance(value, str):
             return value
         try:
             seconds = units.seconds(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
-        if not seconds.is_integer() or seconds > MAX_NUMBER:
-            self.fail(f"{value!r} is not a whole number of seconds up to {MAX_NUMBER}.", param, ctx)
-        return int(seconds)
+        if seconds != round(seconds, 3) or seconds > MAX_NUMBER:
+            self.fail(f"{value!r} is not a whole number of milliseconds, up to {MAX_NUMBER} seconds.", param, ctx)
+        return int(seconds) if seconds.is_integer() else seconds
+
+
+class WholeDuration(Duration):
+    """As a Duration, but whole seconds."""
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        seconds = super().convert(value, param, ctx)
+        if not isinstance(seconds, int):
+            self.fail(f"{value!r} is not a whole number of seconds.", param, ctx)
+        return seconds
 
 
 class Size(click.ParamType[int]):
@@ -133,10 +155,12 @@ class Rate(click.FloatRange):
 
 
 TUBE: Final = TubeName()
+KEY: Final = Key()
 POLICY: Final = PolicyName()
 JOB_IDS: Final = JobIds()
 RATE: Final = Rate()
 DURATION: Final = Duration()
+WHOLE_DURATION: Final = WholeDuration()
 ADDRESS: Final = ServerAddress()
 PRI: Final = click.IntRange(0, MAX_NUMBER)
 JOB_ID: Final = click.IntRange(1, 2**64 - 1)

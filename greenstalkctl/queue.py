@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
+from greenstalk_client import PutId
 from greenstalkctl.address import Address, Url
 
 Stats: TypeAlias = dict[str, Any]
@@ -63,6 +64,21 @@ def validate_stats(stats: Stats, expected: Mapping[str, type]) -> Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Tags:
+    """Keys of a new job, which need the protocol extensions; see greenstalk_client.Client.put."""
+
+    idempotency_key: str | None = None
+    idempotency_ttl: int = 0
+    group: str | None = None
+    after: str | None = None
+    concurrency_key: str | None = None
+    limit: int = 1
+
+
+NO_TAGS: Final = Tags()
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A job at one time: its statistics, which include `bytes`, and its body, None if the server does not show it."""
 
@@ -95,7 +111,8 @@ class Queue(Protocol):
     def view_next(self, tube: str, state: str) -> JobView | None:
         """Return the next job of *tube* in *state*, in the order of that state."""
 
-    def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int: ...
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
+        """Put a job; a fraction of a second, or a tag, needs the protocol extensions."""
 
     def kick_job(self, job_id: int) -> bool: ...
 
@@ -104,5 +121,5 @@ class Queue(Protocol):
 
     def delete(self, job_id: int) -> bool: ...
 
-    def pause(self, tube: str, seconds: int) -> bool:
+    def pause(self, tube: str, seconds: float) -> bool:
         """Pause *tube* for *seconds*; 0 ends a pause."""

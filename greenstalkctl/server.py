@@ -7,32 +7,38 @@ memory (MAX_*), whatever the server is. Not thread-safe.
 from __future__ import annotations
 
 import io
+import math
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
 
 import greenstalk
 
+import greenstalk_client
+from greenstalk_client import CommandTooLongError, PutId
 from greenstalkctl import bounded_socket, tls
 from greenstalkctl.address import Address
-from greenstalkctl.errors import Refused, Unreachable
+from greenstalkctl.errors import InvalidUsage, Refused, Unreachable
 from greenstalkctl.queue import (
     BURIED,
     DELAYED,
     JOB_STATS,
     MAX_BODY,
     MAX_TUBES,
+    NO_TAGS,
     READY,
     SERVER_STATS,
     TUBE_NAME,
     TUBE_STATS,
     JobView,
     Stats,
+    Tags,
     validate_stats,
 )
 from greenstalkctl.text import printable
@@ -54,6 +60,12 @@ MAX_STATS: Final = 2**16
 MAX_LIST: Final = 2**26
 """Maximum bytes of a list of tubes."""
 
+WAIT_SLICE: Final = 60.0
+"""Seconds that one request waits for the end of a job."""
+
+DELETED: Final = "deleted"
+TIMED_OUT: Final = "timed out"
+
 _TLS_ALERT: Final = b"\x15\x03"
 _NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id")
 _REASONS: Final[dict[type, tuple[str, str]]] = {
@@ -64,7 +76,10 @@ _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.InternalError: ("INTERNAL_ERROR", "it has an internal error; see its log"),
     greenstalk.JobTooBigError: ("JOB_TOO_BIG", "the body is larger than its limit, which its option -z sets"),
     greenstalk.OutOfMemoryError: ("OUT_OF_MEMORY", "it has no space for the job in memory or on its disk"),
-    greenstalk.UnknownCommandError: ("UNKNOWN_COMMAND", "it is too old for this command"),
+    greenstalk.UnknownCommandError: (
+        "UNKNOWN_COMMAND",
+        "it is too old for this command, or does not have the protocol extensions",
+    ),
 }
 
 
@@ -88,8 +103,8 @@ class _Lines(io.BufferedReader):
         return line
 
 
-class _Client(greenstalk.Client[bytes]):
-    """greenstalk's client with bounded replies.
+class _Client(greenstalk_client.Client[bytes]):
+    """The client with bounded replies.
 
     It parses statistics itself, because greenstalk would read the tube name `1_0`, which beanstalkd 1.12 does not
     quote, as the number 10.
@@ -219,9 +234,29 @@ class Server:
             self._ask(self._client.use, tube)
             self._used = tube
 
-    def put(self, tube: str, body: bytes, pri: int, delay: int, ttr: int) -> int:
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
+        """Put a job.
+
+        Raise Refused for a fraction of a second, or a tag, if the server does not have the protocol extensions, and
+        InvalidUsage if the tags are too long for a command.
+        """
         self.use(tube)
-        return self._ask(self._client.put, body, pri, delay, ttr)
+        try:
+            return self._ask(
+                self._client.put,
+                body,
+                pri,
+                delay,
+                ttr,
+                idempotency_key=tags.idempotency_key,
+                idempotency_ttl=tags.idempotency_ttl,
+                group=tags.group,
+                after=tags.after,
+                concurrency_key=tags.concurrency_key,
+                concurrency_limit=tags.limit,
+            )
+        except CommandTooLongError as error:
+            raise InvalidUsage(str(error)) from error
 
     def reserve(self, tube: str, wait: int = 0) -> Job | None:
         """Reserve the next ready job of *tube*; return None after *wait* seconds without one, or while it is paused."""
@@ -261,8 +296,31 @@ class Server:
     def kick_job(self, job_id: int) -> bool:
         return self._succeeds(self._client.kick_job, job_id)
 
-    def pause(self, tube: str, seconds: int) -> bool:
+    def pause(self, tube: str, seconds: float) -> bool:
         return self._succeeds(self._client.pause_tube, tube, seconds)
+
+    def flush(self, tube: str, *, is_buried: bool) -> int:
+        """Delete all jobs of *tube*, reserved ones included, or the buried ones; return their number."""
+        return self._ask(self._client.flush_buried if is_buried else self._client.flush_tube, tube)
+
+    def wait(self, job_id: int, seconds: float | None) -> str | None:
+        """Wait until a job is deleted or buried; return which, or TIMED_OUT after *seconds*.
+
+        Return None if there is no such job.
+        """
+        end = math.inf if seconds is None else monotonic() + seconds
+        has_existed = False
+        while True:
+            slice_seconds = max(0, min(end - monotonic(), WAIT_SLICE))
+            try:
+                with self._translated_errors(greenstalk.NotFoundError, greenstalk.TimedOutError, wait=slice_seconds):
+                    return self._client.wait(job_id, slice_seconds)
+            except greenstalk.NotFoundError:
+                return DELETED if has_existed else None  # it was deleted between two requests
+            except greenstalk.TimedOutError:
+                if monotonic() >= end:
+                    return TIMED_OUT
+                has_existed = True
 
     # Requests
 
@@ -300,7 +358,7 @@ class Server:
             return call(*args, **kwargs)
 
     @contextmanager
-    def _translated_errors(self, *ordinary: type[greenstalk.Error], wait: int = 0) -> Iterator[None]:
+    def _translated_errors(self, *ordinary: type[greenstalk.Error], wait: float = 0) -> Iterator[None]:
         """Translate errors to Refused or Unreachable, except the *ordinary* replies.
 
         The request may take *wait* seconds longer than the timeout.
@@ -316,6 +374,8 @@ class Server:
         except bounded_socket.TooLargeError as error:
             message = f"the server at {self.address} is not a beanstalk server ({error}); check --server"
             raise Unreachable(message) from error
+        except CommandTooLongError:
+            raise
         except (greenstalk.Error, AssertionError, ValueError) as error:
             if isinstance(error, ordinary):
                 self._has_answered = True

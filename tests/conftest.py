@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,21 @@ settings.load_profile("no-deadline")
 
 if not BUILD.is_compiled:
     os.environ["GREENSTALK_PURE"] = "1"  # servers use the same build, and do not warn that it is not compiled
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt the modules and the collected tests, which live until the end, from the garbage collector.
+
+    Otherwise it traverses them in each full collection, which takes a seventh of the CPU time of tests without servers.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -96,6 +96,21 @@ def defaults() -> dict[str, Any]:
     return values
 
 
+def _off_by_default(flag: str, help: str, *, field: str, variable: str, key: str) -> Definition:
+    """Return the definition of a switch that sets its field to True; the default is False."""
+    return Definition(
+        (flag,),
+        help,
+        field=field,
+        kind=Kind.SWITCH,
+        variable=variable,
+        key=key,
+        type=BOOLEAN,
+        implies="yes",
+        default="no",
+    )
+
+
 DEFINITIONS: Final = (
     Definition(
         ("-b",),
@@ -225,27 +240,19 @@ DEFINITIONS: Final = (
         metavar="FILE",
         variable="GREENSTALK_CONFIG",
     ),
-    Definition(
-        ("--strict-recovery",),
+    _off_by_default(
+        "--strict-recovery",
         "refuse to start on a damaged journal; by default the server starts with everything that is intact",
         field="strict_recovery",
-        kind=Kind.SWITCH,
         variable="GREENSTALK_STRICT_RECOVERY",
         key="strict_recovery",
-        type=BOOLEAN,
-        implies="yes",
-        default="no",
     ),
-    Definition(
-        ("--strict-protocol",),
+    _off_by_default(
+        "--strict-protocol",
         "turn off the protocol's extensions; every line gets the reply that beanstalkd 1.13 gives",
         field="strict_protocol",
-        kind=Kind.SWITCH,
         variable="GREENSTALK_STRICT_PROTOCOL",
         key="strict_protocol",
-        type=BOOLEAN,
-        implies="yes",
-        default="no",
     ),
     Definition(
         ("--tls-cert",),
@@ -381,7 +388,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         ("--max-rate",),
-        "limit each connection to N commands per second, by reading it no faster",
+        "limit each connection to N commands per second: above that rate, the server pauses reading",
         field="limits.rate",
         metavar="N",
         variable="GREENSTALK_MAX_RATE",
@@ -499,27 +506,19 @@ DEFINITIONS: Final = (
         type=NETWORKS,
         default="",
     ),
-    Definition(
-        ("--read-only",),
+    _off_by_default(
+        "--read-only",
         "make the dashboard read-only for everyone",
         field="read_only",
-        kind=Kind.SWITCH,
         variable="GREENSTALK_READ_ONLY",
         key="web.read_only",
-        type=BOOLEAN,
-        implies="yes",
-        default="no",
     ),
-    Definition(
-        ("--hide-bodies",),
+    _off_by_default(
+        "--hide-bodies",
         "hide job bodies on the dashboard from everyone",
         field="hide_bodies",
-        kind=Kind.SWITCH,
         variable="GREENSTALK_HIDE_BODIES",
         key="web.hide_bodies",
-        type=BOOLEAN,
-        implies="yes",
-        default="no",
     ),
     Definition(
         (),

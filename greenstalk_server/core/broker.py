@@ -44,6 +44,7 @@ from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import key_of
 from greenstalk_server.core.tube_set import MANY_TUBES
+from greenstalk_server.core.weighting import FIFO
 
 DEFAULT_MAX_JOB_SIZE: Final = 65535
 """Bytes."""
@@ -98,6 +99,7 @@ class Broker(PutControl):
             self._restore_job(job, now)
         if self.quotas is not None:
             self.quotas.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
+        self._delete_truncated(now)
         for tube in list(self.tubes.values()):
             if tube.paused_until:
                 tube.held_until = tube.paused_until
@@ -126,10 +128,20 @@ class Broker(PutControl):
             job.tube.add_buried(job)
             self._burials = job.burial_number
 
+    def _delete_truncated(self, now: int) -> None:
+        """Delete the restored jobs whose reservations the end of the former server has ended."""
+        for job in [job for job in self.jobs.values() if job.cold.is_truncated]:
+            job.tube.remove(job)
+            self._free_key(job)
+            self._forget(job, now)
+
     # Workers
 
     def reserve(self, client: Client, now: int) -> Job | None:
-        """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready."""
+        """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready.
+
+        If the client has weights, reserve the first job of one of these tubes.
+        """
         best = self._first_ready(client, now)
         if best is not None and best.tube.rules is not None:
             best = self._skip_expired(best, client, now)
@@ -141,7 +153,10 @@ class Broker(PutControl):
         return best
 
     def _first_ready(self, client: Client, now: int) -> Job | None:
-        """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held."""
+        """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held.
+
+        If the client has weights, return the first job of one of these tubes.
+        """
         best: Job | None = None
         tubes: Iterable[Tube] = client.watched.values()
         if len(client.watched) >= MANY_TUBES and (client.tube_set is not None or self._join_tube_set(client)):
@@ -152,6 +167,9 @@ class Broker(PutControl):
                 job = tube.ready.first()
                 if job is not None and (best is None or is_before(job, best)):
                     best = job
+        if best is not None and client.weighting is not None and client.weighting.mode != FIFO:
+            tubes = client.tube_set.ready_tubes() if client.tube_set is not None else client.watched.values()
+            return client.weighting.choose(tubes, self.random(), now)
         return best
 
     def _skip_expired(self, job: Job, client: Client, now: int) -> Job | None:
@@ -270,6 +288,9 @@ class Broker(PutControl):
         if job is None:
             return False
         self._end_run(job, job_history.BURIED, client.number, now)
+        if job.is_truncated:
+            self._end_truncated(job, now)
+            return True
         job.pri = pri
         self._bury(job)
         self._hand_out_freed(job.tube, now)
@@ -304,7 +325,8 @@ class Broker(PutControl):
     def wait_for_job(self, client: Client, id: int, until: int | None, now: int) -> int:
         """Park *client* until the job *id* is deleted or buried, or the time is *until*; return a WaitOutcome.
 
-        If the job is buried already or does not exist, or if *until* has come, return the outcome without parking.
+        If the job is buried already or does not exist, or if *until* is not in the future, return the outcome without
+        parking.
         """
         job = self.jobs.get(id)
         if job is None:
@@ -377,6 +399,9 @@ class Broker(PutControl):
             return False
         if job.state == RESERVED:
             self._end_run(job, job_history.BURIED, job_history.NOBODY, now)
+            if job.is_truncated:
+                self._end_truncated(job, now)
+                return True
         else:
             job.tube.remove(job)
             job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
@@ -422,11 +447,11 @@ class Broker(PutControl):
     ) -> int:
         """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
 
-        *tube* moves the job, which keeps its state; its attempts count anew. *delay* makes a ready or delayed job turn
-        ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed* makes the
-        job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps the job,
-        its deadline, and the body that it has received. The caller has to give *body* if the job's body is on disk (see
-        Bodies.look). With any outcome but DONE nothing has changed.
+        *tube* moves the job, which keeps its state; its count of attempts restarts. *delay* makes a ready or delayed
+        job turn ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed*
+        makes the job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps
+        the job, its deadline, and the body that it has received. The caller has to give *body* if the job's body is on
+        disk (see Bodies.look). With any outcome but DONE nothing has changed.
         """
         old = self.jobs.get(id)
         if old is None:
@@ -475,9 +500,40 @@ class Broker(PutControl):
             self.delete_job(id, now)
         return len(doomed)
 
+    def truncate_job(self, id: int, now: int) -> bool:
+        """Have the reserved job *id* deleted when its reservation ends; return False if it is so already.
+
+        Return False too if there is no such job. If the process ends before the reservation, the next start deletes the
+        job. A move of the job to another tube cancels the deletion.
+        """
+        job = self.jobs.get(id)
+        if job is None or job.state != RESERVED or job.is_truncated:
+            return False
+        job.is_truncated = True
+        job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
+        self.journal.move(job, job.tube)
+        return True
+
     def drain(self) -> None:
-        """Refuse puts from now on."""
-        self.is_draining = True
+        """Refuse puts until the process ends."""
+        self.is_draining = self.is_drain_final = True
+
+    def drain_for(self, client: Client) -> None:
+        """Refuse puts until `undrain_for`, at the request of *client*."""
+        if not self.is_draining:
+            self.is_draining = True
+            for listener in self._listeners:
+                listener.on_drain(client, True)
+
+    def undrain_for(self, client: Client) -> bool:
+        """Accept puts again at the request of *client*; return False if `drain` was called, or the server stops."""
+        if self.is_drain_final or self.is_stopping:
+            return not self.is_draining
+        if self.is_draining:
+            self.is_draining = False
+            for listener in self._listeners:
+                listener.on_drain(client, False)
+        return True
 
     def stop(self) -> None:
         """From now on, leave jobs reserved when their clients disconnect.

@@ -12,6 +12,7 @@ from typing import Final
 from greenstalk_server.core.job import ID_BITS, MAX_ID, Job, deadline_of
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import TubeSet
+from greenstalk_server.core.weighting import Weighting
 
 MAX_SCANNED: Final = 32
 """Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps a heap."""
@@ -33,6 +34,7 @@ class Client:
     watched         tubes that its reserves take from, by name, in the order of watching.
     tube_set        shared set of the watched tubes. None if they are few, if there are too many sets, and after a watch
                     or ignore until the next reserve.
+    weighting       how its reserves choose among the tubes; None until it sets a weight or a mode.
     reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
                     subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
@@ -73,6 +75,7 @@ class Client:
         "waiting_since",
         "wake",
         "watched",
+        "weighting",
     )
 
     def __init__(self, tube: Tube, wake: Callable[[], None], number: int = 0) -> None:
@@ -85,6 +88,7 @@ class Client:
         self.used: Tube = tube
         self.watched: dict[bytes, Tube] = {tube.name: tube}
         self.tube_set: TubeSet | None = None
+        self.weighting: Weighting | None = None
         self.reserved: dict[int, Job] = {}
         self.is_producer: bool = False
         self.is_worker: bool = False

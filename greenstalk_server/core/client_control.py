@@ -11,6 +11,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.policy_control import PolicyControl
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SLICE
+from greenstalk_server.core.weighting import Weighting
 
 
 class ClientControl(PolicyControl):
@@ -90,7 +91,23 @@ class ClientControl(PolicyControl):
             if len(client.watched) == 1:
                 return 0
             del client.watched[name]
+            if client.weighting is not None:
+                client.weighting.set_weight(name, 1)
             self._leave_tube_set(client)
             tube.watching -= 1
             self._drop_if_unneeded(tube)
         return len(client.watched)
+
+    def set_weight(self, client: Client, name: bytes, weight: int) -> None:
+        """Give the tube *name*, which *client* watches, the *weight*, 1 to MAX_WEIGHT."""
+        if client.weighting is None:
+            if weight == 1:
+                return
+            client.weighting = Weighting()
+        client.weighting.set_weight(name, weight)
+
+    def set_reserve_mode(self, client: Client, mode: int) -> None:
+        """Have the reserves of *client* choose among its tubes by *mode*: FIFO, WEIGHTED or WEIGHTED_FAIR."""
+        if client.weighting is None:
+            client.weighting = Weighting()
+        client.weighting.mode = mode

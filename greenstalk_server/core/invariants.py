@@ -164,6 +164,7 @@ def _check_tube(broker: PolicyControl, tube: Tube, places: dict[int, int]) -> No
     for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
         for job in jobs:
             assert job.state == state and job.tube is tube and job.holder is None and not job.former_state
+            assert not job.is_truncated
             places[job.id] = places.get(job.id, 0) + 1
     assert [(job.pri, job.id) for job in ready] == sorted((job.pri, job.id) for job in ready)
     assert [(job.deadline, job.id) for job in delayed] == sorted((job.deadline, job.id) for job in delayed)

@@ -53,6 +53,7 @@ class ColdState:
     expires_from    start of the job's age, as expiry measures it; 0 means created_at.
     unique_key      key of a job that is unique in its tube, 1 to 64 bytes; empty for all other jobs.
     dead_letter     packed DeadLetter of a job in a dead-letter tube; empty for all other jobs.
+    is_truncated    the job is reserved, and is deleted when its reservation ends: its tube was truncated.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class ColdState:
         "expires_from",
         "former_deadline",
         "former_state",
+        "is_truncated",
         "kicks",
         "record_extra",
         "releases",
@@ -93,6 +95,7 @@ class ColdState:
         self.expires_from: int = 0
         self.unique_key: bytes = b""
         self.dead_letter: bytes = b""
+        self.is_truncated: bool = False
         untrack(self)
 
 
@@ -174,6 +177,7 @@ class Job:
         copy.former_state, copy.former_deadline = self.former_state, self.former_deadline
         copy.attempts_base, copy.expires_from = self.attempts_base, self.expires_from
         copy.unique_key, copy.dead_letter = self.unique_key, self.dead_letter
+        copy.is_truncated = self.is_truncated and copy.tube is self.tube
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {STATE_NAMES[self.state]} pri={self.pri} tube={self.tube.name!r}>"
@@ -373,6 +377,15 @@ class Job:
     def dead_letter(self, value: bytes) -> None:
         if value != self.cold.dead_letter:
             self._own_cold().dead_letter = value
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.cold.is_truncated
+
+    @is_truncated.setter
+    def is_truncated(self, value: bool) -> None:
+        if value != self.cold.is_truncated:
+            self._own_cold().is_truncated = value
 
 
 def deadline_of(job: Job) -> int:

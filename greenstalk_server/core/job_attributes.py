@@ -32,6 +32,9 @@ CONCURRENCY_KEY: Final = 9
 CONCURRENCY_LIMIT: Final = 10
 """u32; 1 if there is a concurrency key and no limit."""
 
+TRUNCATED: Final = 16
+"""No value. The job is deleted when its reservation ends, or at the next start."""
+
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
 MAX_TAG: Final = 200
@@ -112,6 +115,8 @@ def encode(job: Job) -> bytes:
         data += bytes((UNIQUE_KEY, len(cold.unique_key))) + cold.unique_key
     if cold.dead_letter:
         data += bytes((DEAD_LETTER, len(cold.dead_letter))) + cold.dead_letter
+    if cold.is_truncated:
+        data += bytes((TRUNCATED, 0))
     return data + tags
 
 
@@ -178,6 +183,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 def decode_into(job: Job, data: bytes) -> None:
     """Replace the attributes of *job* by those in *data*, except its tags; invalid bytes are ignored."""
     job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
+    job.is_truncated = False
     for tag, value in _attributes(data):
         length = len(value)
         if tag == ATTEMPTS_BASE and length == 4:
@@ -188,6 +194,8 @@ def decode_into(job: Job, data: bytes) -> None:
             job.unique_key = value
         elif tag == DEAD_LETTER and _is_dead_letter(value):
             job.dead_letter = value
+        elif tag == TRUNCATED:
+            job.is_truncated = True
 
 
 def _is_dead_letter(value: bytes) -> bool:

@@ -36,7 +36,8 @@ def _no_jitter() -> float:
 class PolicyTransitions(TagTransitions):
     """See the module's docstring; `Transitions` describes the attributes.
 
-    random          returns a number in [0, 1), for the jitter of retries. The default gives no jitter.
+    random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
+                    0.5, which gives no jitter.
     """
 
     def __init__(
@@ -398,6 +399,9 @@ class PolicyTransitions(TagTransitions):
     def _release(self, job: Job, pri: int, delay: int, by: int, now: int) -> None:
         tube = job.tube
         self._end_run(job, job_history.RELEASED, by, now)
+        if job.is_truncated:
+            self._end_truncated(job, now)
+            return
         tube.total_releases += 1
         job.pri = pri
         job.delay = delay
@@ -417,6 +421,9 @@ class PolicyTransitions(TagTransitions):
     def _lapse(self, job: Job, now: int) -> None:
         """Make the detached *job*, whose reservation has ended without a command, ready again."""
         tube = job.tube
+        if job.is_truncated:
+            self._end_truncated(job, now)
+            return
         if tube.rules is not None:
             self._end_attempt(job, tube.rules, 0, False, now)
             self._hand_out_freed(tube, now)
@@ -424,6 +431,14 @@ class PolicyTransitions(TagTransitions):
         job.ready_since = now
         self.journal.lapse(job)
         self._add_ready(job, now)
+
+    def _end_truncated(self, job: Job, now: int) -> None:
+        """Delete the detached *job*, whose tube was truncated during its reservation."""
+        tube = job.tube
+        tube.cmd_delete += 1
+        self._free_key(job)
+        self._forget(job, now)
+        self._hand_out_freed(tube, now)
 
     def _end_attempt(self, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
         """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.

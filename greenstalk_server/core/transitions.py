@@ -61,6 +61,7 @@ class Transitions:
     job_waiters     clients that wait for the end of a job, by its id.
     bodies          which bodies are in memory; None if all are.
     is_draining     puts are refused.
+    is_drain_final  no client can end that: the operator of the process has begun it.
     is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
     limit_counters  how often each limit was hit, here, in the server and in sessions.
     listed_names    budget of the names in lists that are being sent.
@@ -90,6 +91,7 @@ class Transitions:
         self.counters: Counters = Counters()
         self.bodies: Bodies | None = bodies
         self.is_draining: bool = False
+        self.is_drain_final: bool = False
         self.is_stopping: bool = False
         self.limit_counters: LimitCounters = LimitCounters(self._listeners)
         self.quotas: JobQuotas | None = job_quotas(limits)

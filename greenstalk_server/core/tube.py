@@ -21,6 +21,8 @@ from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 
 if TYPE_CHECKING:
+    from mypy_extensions import i64
+
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.name_list import NameChunk
     from greenstalk_server.core.tube_rules import TubeRules
@@ -156,12 +158,12 @@ class Tube:
         self.run_time: int = 0
         self.waits: dict[int, int] = {}
         self.runs: dict[int, int] = {}
-        self.wait_ewma: int = 0
-        self.wait_min: int = NEVER
-        self.wait_max: int = 0
-        self.run_ewma: int = 0
-        self.run_min: int = NEVER
-        self.run_max: int = 0
+        self.wait_ewma: i64 = 0
+        self.wait_min: i64 = NEVER
+        self.wait_max: i64 = 0
+        self.run_ewma: i64 = 0
+        self.run_min: i64 = NEVER
+        self.run_max: i64 = 0
 
     def __repr__(self) -> str:
         return f"<Tube {self.name!r}>"
@@ -243,26 +245,28 @@ class Tube:
         length = wait.bit_length()
         self.wait_time += wait
         self.waits[length] = self.waits.get(length, 0) + 1
-        if wait > self.wait_max:
-            self.wait_max = wait
-        if wait < self.wait_min:
+        time: i64 = wait
+        if time > self.wait_max:
+            self.wait_max = time
+        if time < self.wait_min:
             if self.wait_min == NEVER:
-                self.wait_ewma = wait
-            self.wait_min = wait
-        self.wait_ewma += (wait - self.wait_ewma) // EWMA_WINDOW
+                self.wait_ewma = time
+            self.wait_min = time
+        self.wait_ewma += (time - self.wait_ewma) // EWMA_WINDOW
 
     def note_run(self, run: int) -> None:
         """Count that a job was reserved for *run* nanoseconds until it was deleted, released or buried."""
         length = run.bit_length()
         self.run_time += run
         self.runs[length] = self.runs.get(length, 0) + 1
-        if run > self.run_max:
-            self.run_max = run
-        if run < self.run_min:
+        time: i64 = run
+        if time > self.run_max:
+            self.run_max = time
+        if time < self.run_min:
             if self.run_min == NEVER:
-                self.run_ewma = run
-            self.run_min = run
-        self.run_ewma += (run - self.run_ewma) // EWMA_WINDOW
+                self.run_ewma = time
+            self.run_min = time
+        self.run_ewma += (time - self.run_ewma) // EWMA_WINDOW
 
     def counts(self) -> PolicyCounts:
         """Return `policy_counts`, created if there are none."""

@@ -96,6 +96,10 @@ class TubeSet:
                 heappop(entries)
         return None
 
+    def ready_tubes(self) -> list[Tube]:
+        """Return the tubes that may have a ready job, in no particular order, after a call of `first`."""
+        return list(self._keys)
+
     def check(self) -> None:
         """Assert the invariants. O(everything): for tests."""
         assert self.users > 0

@@ -58,7 +58,7 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
     entries += [Policy(name, document) for name, document in sorted(recovery.policies.items())]
     entries += [Key(tube, key, id, until) for (tube, key), (id, until) in sorted(recovery.keys.items())]
     writer = Writer()
-    jobs = [recovery.jobs[id] for id in sorted(recovery.jobs)]
+    jobs = [recovery.jobs[id] for id in sorted(recovery.jobs) if not recovery.jobs[id].is_truncated]
     try:
         with _output(target) as out:
             out.writelines(writer.lines(now, recovery.next_id, entries, jobs))

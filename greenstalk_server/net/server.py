@@ -121,7 +121,7 @@ class Server:
         self._ticker: Ticker = Ticker(broker, clock)
         self._limit_log: LimitLog = LimitLog(clock)
         broker.subscribe(self._limit_log)
-        broker.subscribe(_TimeoutLog())
+        broker.subscribe(_EventLog())
         broker.subscribe(self._ticker)
         self._housekeeper: gevent.Greenlet | None = None
         self._is_stopped: Event = Event()
@@ -137,7 +137,7 @@ class Server:
             acceptor.start()
 
     def drain(self) -> None:
-        """Enter drain mode, which refuses puts. Does not switch."""
+        """Enter drain mode, which refuses puts, until the process ends. Does not switch."""
         self.broker.drain()
         log.info("draining: puts are refused; all other commands are served")
 
@@ -326,8 +326,12 @@ def _on_refused(client: Client, command: bytes, reply: bytes) -> None:
         log.debug("refused: %s", reply.decode().rstrip(), extra=_fields(client) | facts)
 
 
-class _TimeoutLog(BrokerListener):
-    """Logs at debug each reservation that times out."""
+class _EventLog(BrokerListener):
+    """Logs the drains that clients request and, at debug, each reservation that times out."""
+
+    def on_drain(self, client: Client, is_draining: bool) -> None:
+        state = "draining: puts are refused" if is_draining else "no longer draining: puts are accepted"
+        log.info("%s, at the request of a client", state, extra=_fields(client))
 
     def on_reservation_timeout(self, client: Client, job: Job) -> None:
         if log.isEnabledFor(logging.DEBUG):

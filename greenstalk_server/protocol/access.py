@@ -19,6 +19,9 @@ from greenstalk_server.core.patterns import any_of, is_tube_pattern, to_regex
 KINDS: Final = ("produce", "consume", "inspect")
 """Kinds of grants."""
 
+ADMINISTER: Final = "administer"
+"""Key that grants the commands about the whole server."""
+
 MATCHERS: Final = ("listener", "client")
 """Keys that select the connections to which a rule applies."""
 
@@ -30,6 +33,7 @@ class Rule:
     listener    name of the listener to whose connections the rule applies; None means any.
     client      pattern of a name in the client's certificate; None means any client, with a certificate or without.
     produce, consume, inspect   patterns of tube names, in which `*` matches any characters.
+    administer  it allows the commands about the whole server.
     """
 
     listener: str | None
@@ -37,10 +41,11 @@ class Rule:
     produce: tuple[str, ...]
     consume: tuple[str, ...]
     inspect: tuple[str, ...]
+    administer: bool = False
 
     def to_json(self) -> dict[str, object]:
         """Return the rule as JSON, with the keys of the configuration file."""
-        found = {name: getattr(self, name) for name in (*MATCHERS, *KINDS)}
+        found = {name: getattr(self, name) for name in (*MATCHERS, *KINDS, ADMINISTER)}
         return {name: list(value) if name in KINDS else value for name, value in found.items() if value}
 
 
@@ -53,18 +58,21 @@ def read_rules(value: object) -> tuple[Rule, ...]:
 
 def _rule(table: dict[str, Any], where: str) -> Rule:
     for name in table:
-        if name not in (*MATCHERS, *KINDS):
-            nearest = difflib.get_close_matches(name, (*MATCHERS, *KINDS), n=1, cutoff=0.0)[0]
+        if name not in (*MATCHERS, *KINDS, ADMINISTER):
+            nearest = difflib.get_close_matches(name, (*MATCHERS, *KINDS, ADMINISTER), n=1, cutoff=0.0)[0]
             raise ValueError(f"{where}: unknown key {name!r}: did you mean {nearest}?")
     for name in MATCHERS:
         if name in table and not (isinstance(table[name], str) and table[name]):
             raise ValueError(f"{where}: {name}: must be a non-empty string")
+    if type(table.get(ADMINISTER, False)) is not bool:
+        raise ValueError(f"{where}: {ADMINISTER}: must be true or false")
     return Rule(
         listener=table.get("listener"),
         client=table.get("client"),
         produce=_patterns(table, "produce", where),
         consume=_patterns(table, "consume", where),
         inspect=_patterns(table, "inspect", where),
+        administer=table.get(ADMINISTER, False),
     )
 
 
@@ -81,10 +89,13 @@ def _patterns(table: dict[str, Any], kind: str, where: str) -> tuple[str, ...]:
 class Grants:
     """The rights of one connection in each tube."""
 
-    __slots__ = ("_consume", "_inspect", "_produce")
+    __slots__ = ("_consume", "_inspect", "_produce", "administers")
 
-    def __init__(self, produce: Iterable[str], consume: Iterable[str], inspect: Iterable[str]) -> None:
-        """Each argument is a list of tube-name patterns."""
+    def __init__(
+        self, produce: Iterable[str], consume: Iterable[str], inspect: Iterable[str], administers: bool = False
+    ) -> None:
+        """Each argument but the last is a list of tube-name patterns. *administers* allows drain and undrain."""
+        self.administers: bool = administers
         self._produce: re.Pattern[bytes] | None = any_of(produce)
         self._consume: re.Pattern[bytes] | None = any_of(consume)
         self._inspect: re.Pattern[bytes] | None = any_of(inspect)
@@ -119,6 +130,7 @@ def grants(rules: Iterable[Rule], listener: str, names: Iterable[str]) -> Grants
         [pattern for rule in matching for pattern in rule.produce],
         [pattern for rule in matching for pattern in rule.consume],
         [pattern for rule in matching for pattern in rule.inspect],
+        any(rule.administer for rule in matching),
     )
 
 

@@ -15,8 +15,9 @@ Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
     (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
     (PUT, pri, delay, ttr, size, is_well_formed, name, tags or None), for a put with tags; the name is empty for put
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
-    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | STATS_GROUP, name)
-    (META, fields)                          (TOUCH_ALL | PEEK_RESERVED,)
+    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE | STATS_GROUP, name)
+    (WATCH, name, weight)                   (RESERVE_MODE, name of the mode)
+    (META, fields)                          (TOUCH_ALL | PEEK_RESERVED | DRAIN | UNDRAIN,)
 
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
 1.12 where clients rely on that: a negative timeout waits without a limit, and names in YAML are unquoted if possible.
@@ -32,6 +33,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from greenstalk_server.core.job import SECOND, STATE_NAMES
 from greenstalk_server.core.tags import DELETED as DUPLICATE_OF_DELETED
 from greenstalk_server.core.tube import NAME, is_tube_name
+from greenstalk_server.core.weighting import MAX_WEIGHT
 from greenstalk_server.protocol.extended_stats import (
     GroupStats,
     JobExtension,
@@ -86,10 +88,15 @@ REPRIORITIZE: Final = b"reprioritize"
 WAIT: Final = b"wait"
 FLUSH_TUBE: Final = b"flush-tube"
 FLUSH_BURIED: Final = b"flush-buried"
+TRUNCATE: Final = b"truncate"
+RESERVE_MODE: Final = b"reserve-mode"
 META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
 STATS_GROUP: Final = b"stats-group"
+
+DRAIN: Final = b"drain"
+UNDRAIN: Final = b"undrain"
 
 BATCH_LINE_START: Final = DELETE_BATCH + b" "
 MAX_BATCH_LINE: Final = 21_015
@@ -100,6 +107,9 @@ TAGGED_LENGTH: Final = 8
 
 MAX_BATCH: Final = 1000
 """Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
+
+RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
+"""Names of the modes, by their numbers in core/weighting.py."""
 
 META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
 """Fields that meta may name."""
@@ -116,6 +126,7 @@ JOB_TOO_BIG: Final = b"JOB_TOO_BIG\r\n"
 KICKED: Final = b"KICKED\r\n"
 NOT_FOUND: Final = b"NOT_FOUND\r\n"
 NOT_IGNORED: Final = b"NOT_IGNORED\r\n"
+NOT_DRAINING: Final = b"NOT_DRAINING\r\n"
 OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY\r\n"
 PAUSED: Final = b"PAUSED\r\n"
 REPRIORITIZED: Final = b"REPRIORITIZED\r\n"
@@ -144,7 +155,7 @@ class UnknownCommand(ProtocolError):
 
 
 class Mode:
-    """How strictly all connections of the process follow the published protocol.
+    """The strictness with which all connections of the process follow the published protocol.
 
     is_strict   the extensions are off; every line gets beanstalkd's reply.
     """
@@ -164,13 +175,13 @@ def set_strict(is_strict: bool) -> None:
 
 
 def extensions() -> tuple[str, ...]:
-    """Return the names of the extensions that are on: their verbs, `fractions` and `tags`.
+    """Return the names of the extensions that are on: their verbs, `fractions`, `tags` and `weights`.
 
-    See docs/protocol-extensions.md.
+    docs/protocol-extensions.md describes them.
     """
     if mode.is_strict:
         return ()
-    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions", "tags"]))
+    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions", "tags", "weights"]))
 
 
 def parse(line: bytes) -> Command:
@@ -332,6 +343,14 @@ def _parse_name(verb: bytes, rest: bytes) -> Command:
     return (verb, _fully(NAME, rest)[0])
 
 
+def _parse_watch(verb: bytes, rest: bytes) -> Command:
+    """Read a name, and the weight if there is one."""
+    if b" " not in rest or mode.is_strict:
+        return _parse_name(verb, rest)
+    name, weight = _words(rest, 2, 2)
+    return (verb, _fully(NAME, name)[0], _whole(weight, 1, MAX_WEIGHT))
+
+
 def _parse_pause(verb: bytes, rest: bytes) -> Command:
     name, delay = _fully(_pause_arguments, rest).groups()
     return (verb, name, _seconds(delay, _U32), is_tube_name(name))
@@ -387,6 +406,13 @@ def _parse_wait(verb: bytes, rest: bytes) -> Command:
     return (verb, _whole(words[0], 0, _U64), _seconds_of(words[1], _I31) if len(words) == 2 else None)
 
 
+def _parse_reserve_mode(verb: bytes, rest: bytes) -> Command:
+    (name,) = _words(rest, 1, 1)
+    if name not in RESERVE_MODES:
+        raise BadFormat
+    return (verb, name)
+
+
 def _parse_meta(verb: bytes, rest: bytes) -> Command:
     fields = _words(rest, 0, len(META_FIELDS))
     if len(set(fields)) < len(fields) or not set(fields).issubset(META_FIELDS):
@@ -410,7 +436,7 @@ _WITH_ARGUMENTS: Final[dict[bytes, _Parser]] = {
     STATS_JOB: _parse_id,
     STATS_TUBE: _parse_name,
     USE: _parse_name,
-    WATCH: _parse_name,
+    WATCH: _parse_watch,
     IGNORE: _parse_name,
     PAUSE_TUBE: _parse_pause,
 }
@@ -445,9 +471,13 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     FLUSH_TUBE: _parse_name,
     FLUSH_BURIED: _parse_name,
     STATS_GROUP: _parse_name,
+    TRUNCATE: _parse_name,
+    RESERVE_MODE: _parse_reserve_mode,
     META: _parse_meta,
     TOUCH_ALL: _parse_bare,
     PEEK_RESERVED: _parse_bare,
+    DRAIN: _parse_bare,
+    UNDRAIN: _parse_bare,
 }
 """Parsers of extensions by the verb, with or without arguments. In strict mode their lines are parsed by _PREFIXES."""
 
@@ -530,7 +560,7 @@ def deleted_batch(deleted: int, missing: int) -> bytes:
 
 
 def counted(word: bytes, count: int) -> bytes:
-    """Return the reply to touch-all, a flush or meta: *word* and a number."""
+    """Return the reply to touch-all, a flush, truncate or meta: *word* and a number."""
     return b"%b %d\r\n" % (word, count)
 
 

@@ -13,15 +13,16 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.weighting import FIFO
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
-from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
+from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST_FACTOR
 from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.session import HANDLERS, Session
 from greenstalk_server.protocol.stats import Snapshot
 from greenstalk_server.protocol.streams import BodyStream
-from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll
+from greenstalk_server.protocol.work import DeleteBatch, FindReserved, Flush, TouchAll, Truncate
 
 
 class ExtendedSession(Session):
@@ -138,8 +139,38 @@ class ExtendedSession(Session):
     def _flush_buried(self, command: Command, now: int) -> bytes | None:
         return self._do_work(Flush(self._broker, command[1], is_whole=False), now)
 
+    def _truncate(self, command: Command, now: int) -> bytes | None:
+        _, name = command
+        if name not in self._broker.tubes:
+            return codec.NOT_FOUND
+        return self._do_work(Truncate(self._broker, name, is_whole=True), now)
+
     def _peek_reserved(self, command: Command, now: int) -> bytes | None:
         return self._do_work(FindReserved(self._broker, self.client.used), now)
+
+    def _watch(self, command: Command, now: int) -> bytes:
+        reply = super()._watch(command, now)
+        if reply != codec.OUT_OF_MEMORY:
+            self._broker.set_weight(self.client, command[1], command[2] if len(command) > 2 else 1)
+        return reply
+
+    def _set_reserve_mode(self, command: Command, now: int) -> bytes:
+        _, name = command
+        self._broker.set_reserve_mode(self.client, codec.RESERVE_MODES.index(name))
+        self._note_watched()
+        return codec.using(name)
+
+    def _note_watched(self) -> None:
+        super()._note_watched()
+        weighting = self.client.weighting
+        if weighting is not None and weighting.mode != FIFO:
+            self._reserve_cost *= WEIGHTED_COST_FACTOR
+
+    # The server
+
+    def _refuse_administration(self, command: Command, now: int) -> bytes | None:
+        """Refuse a command about the whole server. Only an access rule allows it; see `RestrictedSession`."""
+        raise codec.UnknownCommand
 
     # Tags
 
@@ -225,9 +256,14 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.FLUSH_TUBE: ExtendedSession._flush_tube,
     codec.FLUSH_BURIED: ExtendedSession._flush_buried,
     codec.STATS_GROUP: ExtendedSession._stats_group,
+    codec.TRUNCATE: ExtendedSession._truncate,
     codec.PEEK_RESERVED: ExtendedSession._peek_reserved,
     codec.REPRIORITIZE: ExtendedSession._reprioritize,
     codec.WAIT: ExtendedSession._wait_for_job,
+    codec.WATCH: ExtendedSession._watch,
+    codec.RESERVE_MODE: ExtendedSession._set_reserve_mode,
+    codec.DRAIN: ExtendedSession._refuse_administration,
+    codec.UNDRAIN: ExtendedSession._refuse_administration,
     codec.META: ExtendedSession._set_meta,
 }
 

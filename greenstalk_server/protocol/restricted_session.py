@@ -233,6 +233,14 @@ class RestrictedSession(ExtendedSession):
             return self._refuse(command[0], command[1])
         return self._stats_tube(command, now)
 
+    def _guarded_drain(self, command: Command, now: int) -> bytes | None:
+        if self._grants is None or not self._grants.administers:
+            return self._refuse(command[0], b"")
+        if command[0] == codec.DRAIN:
+            self._broker.drain_for(self.client)
+            return codec.DRAINING
+        return codec.NOT_DRAINING if self._broker.undrain_for(self.client) else codec.DRAINING
+
     def _guarded_list_tubes(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         self._broker.counters.cmd_list_tubes += 1
@@ -290,7 +298,10 @@ _CHECKED: Final[dict[bytes, Any]] = {
     codec.RESERVE_BATCH: RestrictedSession._guarded_reserve,
     codec.FLUSH_TUBE: RestrictedSession._guarded_flush,
     codec.FLUSH_BURIED: RestrictedSession._guarded_flush,
+    codec.TRUNCATE: RestrictedSession._guarded_flush,
     codec.PEEK_RESERVED: RestrictedSession._guarded_peek_used,
+    codec.DRAIN: RestrictedSession._guarded_drain,
+    codec.UNDRAIN: RestrictedSession._guarded_drain,
     codec.REPRIORITIZE: RestrictedSession._guarded_consume_job,
     codec.WAIT: RestrictedSession._guarded_inspect_job,
 }
@@ -306,6 +317,7 @@ _NEED_NO_GRANT: Final = (
     codec.QUIT,
     codec.TOUCH_ALL,
     codec.META,
+    codec.RESERVE_MODE,
     codec.DELETE_BATCH,
 )
 """Verbs that affect only the jobs that the client holds, and the tubes that it uses and watches; and delete-batch,

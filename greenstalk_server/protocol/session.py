@@ -197,18 +197,22 @@ class Session(Framing):
 
     def _watch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_watch += 1
-        _, name = command
+        name = command[1]
         self._add_tube_cost(name)
         count = self._broker.watch(self.client, name)
-        self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
+        self._note_watched()
         return codec.watching(count) if count > 0 else codec.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
         _, name = command
         count = self._broker.ignore(self.client, name)
-        self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
+        self._note_watched()
         return codec.watching(count) if count else codec.NOT_IGNORED
+
+    def _note_watched(self) -> None:
+        """Set the cost of a reserve by the number of watched tubes."""
+        self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
 
     def _pause_tube(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_pause_tube += 1

@@ -100,7 +100,7 @@ class Flush(Work):
     to a state that the pass has already handled, so passes repeat until one finds no job.
     """
 
-    __slots__ = ("_below", "_deleted", "_deleted_before", "_is_whole", "_keys", "_name", "_reserved", "_states")
+    __slots__ = ("_below", "_deleted", "_found", "_found_before", "_is_whole", "_keys", "_name", "_reserved", "_states")
 
     def __init__(self, broker: Broker, name: bytes, is_whole: bool) -> None:
         self._name: bytes = name
@@ -110,7 +110,8 @@ class Flush(Work):
         self._states: list[int] = []
         self._reserved: Iterator[Job | None] = iter(())
         self._deleted: int = 0
-        self._deleted_before: int = -1
+        self._found: int = 0
+        self._found_before: int = -1
 
     def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
         """Delete one slice of jobs."""
@@ -128,26 +129,49 @@ class Flush(Work):
             session.cost += JOB_COST * SLICE
             return None
         tube = broker.tubes.get(self._name)
-        if tube is not None and not self._states and self._deleted > self._deleted_before:  # another pass
-            self._deleted_before = self._deleted
+        if tube is not None and not self._states and self._found > self._found_before:  # another pass
+            self._found_before = self._found
             self._states = [READY, DELAYED, BURIED, RESERVED] if self._is_whole else [BURIED]
             self._reserved = reserved_jobs(broker) if tube.reserved_count else iter(())
         if tube is None or not self._states:
-            return codec.counted(b"FLUSHED", self._deleted)
+            return self._reply()
         state = self._states[0]
         if state == RESERVED:
             jobs = list(islice(self._reserved, SLICE))
-            doomed = [job.id for job in jobs if job is not None and job.tube is tube and job.id < self._below]
-            deleted, is_done = sum([broker.delete_job(id, now, is_forced=True) for id in doomed]), not jobs
+            ids = [job.id for job in jobs if job is not None and job.tube is tube and job.id < self._below]
+            found, is_done = self._end_reserved(ids, broker, now), not jobs
             session.cost += SCAN_COST * len(jobs)
         else:
-            deleted = broker.clear(tube, state, SLICE, self._below, now)
-            is_done = not deleted
+            found = broker.clear(tube, state, SLICE, self._below, now)
+            self._deleted += found
+            is_done = not found
         if is_done:
             del self._states[0]
-        self._deleted += deleted
-        session.cost += JOB_COST * max(1, deleted)
+        self._found += found
+        session.cost += JOB_COST * max(1, found)
         return None
+
+    def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
+        """Delete the reserved jobs *ids*; return how many."""
+        deleted = sum([broker.delete_job(id, now, is_forced=True) for id in ids])
+        self._deleted += deleted
+        return deleted
+
+    def _reply(self) -> bytes:
+        return codec.counted(b"FLUSHED", self._deleted)
+
+
+class Truncate(Flush):
+    """As Flush, but a reserved job is deleted when its reservation ends."""
+
+    __slots__ = ()
+
+    def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
+        """Have the reserved jobs *ids* deleted later; return for how many of them that is new."""
+        return sum([broker.truncate_job(id, now) for id in ids])
+
+    def _reply(self) -> bytes:
+        return codec.counted(b"TRUNCATED", self._deleted)
 
 
 class FindReserved(Work):

@@ -12,10 +12,10 @@ from greenstalkctl.settings import Command, Settings
 
 @click.command(cls=Command, short_help="Pause a tube.")
 @click.argument("tube", type=TUBE, help="The tube to pause.")
-@click.argument("time", type=DURATION, help="Duration: seconds, or for example 5m, 1h30m, 2d.")
+@click.argument("time", type=DURATION, help="Duration: seconds, or for example 500ms, 5m, 1h30m, 2d.")
 @click.option("--reason", default="", help="Reason shown on the tube's page; needs --api.")
 @click.pass_obj
-def pause(settings: Settings, tube: str, time: int, reason: str) -> None:
+def pause(settings: Settings, tube: str, time: float, reason: str) -> None:
     """Pause TUBE for TIME: workers cannot reserve its jobs, but jobs can be put."""
     with settings.open_api("reasons for a pause") if reason else settings.open_queue() as queue:
         is_done = queue.pause(tube, time, reason) if isinstance(queue, Api) else queue.pause(tube, time)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import click
 
 from greenstalkctl.errors import InvalidUsage
-from greenstalkctl.params import DURATION, PRI, TUBE
-from greenstalkctl.queue import MAX_BODY
+from greenstalkctl.params import COUNT, DURATION, KEY, PRI, TUBE, WHOLE_DURATION
+from greenstalkctl.queue import MAX_BODY, Tags
 from greenstalkctl.server import DEFAULT_PRI, DEFAULT_TTR, DEFAULT_TUBE
 from greenstalkctl.settings import Command, Settings
 
@@ -31,12 +31,41 @@ _CHUNK: Final = 2**20
     show_default=True,
     help="Time to run: how long a worker may hold the job.",
 )
+@click.option("--idempotency-key", type=KEY, help="If the tube has a job with this key, put none.")
+@click.option(
+    "--idempotency-ttl",
+    type=WHOLE_DURATION,
+    default=0,
+    help="Time to keep the key after its job was deleted.",
+)
+@click.option("--group", type=KEY, help="The job belongs to this group.")
+@click.option("--after", type=KEY, metavar="GROUP", help="The job is not ready before this group has no jobs left.")
+@click.option("--concurrency-key", type=KEY, help="Of the jobs with this key, few run at a time.")
+@click.option("--limit", type=COUNT, metavar="N", help="Jobs with --concurrency-key that run at a time. Default: 1.")
 @click.option("--lines", is_flag=True, help="Put one job for each line of the input, without its newline.")
 @click.pass_obj
 def put(
-    settings: Settings, body: str | None, file: BinaryIO | None, tube: str, pri: int, delay: int, ttr: int, lines: bool
+    settings: Settings,
+    /,
+    body: str | None,
+    file: BinaryIO | None,
+    tube: str,
+    pri: int,
+    delay: float,
+    ttr: float,
+    lines: bool,
+    **tags: Any,
 ) -> None:
-    """Put a job and print its id. The body is BODY, the content of --file, or standard input."""
+    """Put a job and print its id. The body is BODY, the content of --file, or standard input.
+
+    Keys, and fractions of seconds, need Greenstalk Server. If --idempotency-key finds a job,
+    the id is that of the existing job.
+    """
+    if tags["limit"] is not None and tags["concurrency_key"] is None:
+        raise InvalidUsage("--limit needs --concurrency-key KEY")
+    if tags["idempotency_ttl"] and tags["idempotency_key"] is None:
+        raise InvalidUsage("--idempotency-ttl needs --idempotency-key KEY")
+    keys = Tags(**tags | {"limit": tags["limit"] or 1})
     if body is not None and (file is not None or lines):
         raise InvalidUsage("give the body either as BODY or as input (--file, --lines), not both")
     source = file or sys.stdin.buffer
@@ -45,8 +74,13 @@ def put(
             what = "a job on each line" if lines else "the body"
             settings.out.note(f"Type {what}, then press Ctrl-D at the start of a line. Ctrl-C cancels.")
         for content in _read_bodies(body, source, has_lines=lines):
-            job_id = queue.put(tube, content, pri, delay, ttr)
-            settings.out.show({"id": job_id, "tube": tube}, str(job_id))
+            job_id = queue.put(tube, content, pri, delay, ttr, keys)
+            shown = {"id": job_id, "tube": tube}
+            if keys.idempotency_key is not None:
+                shown["existing"] = job_id.state
+            if job_id.state is not None:
+                settings.out.note(f"job {job_id} has this key already: {job_id.state}")
+            settings.out.show(shown, str(job_id))
 
 
 def _read_bodies(body: str | None, source: BinaryIO, *, has_lines: bool) -> Iterator[bytes]:

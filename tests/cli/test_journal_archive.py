@@ -93,7 +93,9 @@ def state_of(directory: Path) -> dict[str, bytes]:
             replies[f"stats-job {id}"] = re.sub(rb"(?m)^(age|time-left|file): \d+\n|^OK.*\n", b"", stats)
         for tube in (b"mail", b"later"):
             stats = peer.ask(b"stats-tube " + tube)
-            replies[f"stats-tube {tube!r}"] = re.sub(rb"(?m)^(pause-time-left|oldest-\w+-age): \d+\n|^OK.*\n", b"", stats)
+            replies[f"stats-tube {tube!r}"] = re.sub(
+                rb"(?m)^(pause-time-left|oldest-\w+-age): \d+\n|^OK.*\n", b"", stats
+            )
         peer.ask(b"use mail")
         replies["kick"] = peer.ask(b"kick 1") + b"".join(peer.ask(b"stats-job %d" % id) for id in (2, 4))[:40]
         replies["first buried"] = peer.ask(b"peek-buried")

@@ -54,6 +54,16 @@ a> bury {1} 0
 a> flush-buried default
 a> peek {1}
 
+== extension-truncate
+a> put 0 0 60 1\r\nx
+a> put 0 0 60 1\r\ny
+a> reserve
+a> truncate default
+a> truncate nope
+a> peek {2}
+a> release {1} 0 0
+a> peek {1}
+
 == extension-peek-reserved
 a> put 0 0 60 1\r\nx
 a> peek-reserved
@@ -75,6 +85,22 @@ a> wait 18446744073709551615
 b>> wait {1}
 a> delete {1}
 b<
+
+== extension-weights
+a> watch t 5
+a> watch t 10000
+a> watch t x
+a> reserve-mode weighted
+a> reserve-mode weighted-fair
+a> reserve-mode fifo
+a> reserve-mode x
+a> list-tubes-watched
+
+== extension-drain
+a> drain
+a> drain x
+a> undrain
+a> put 0 0 60 1\r\nx
 
 == extension-meta
 a> put 7 0 60 1\r\nx

@@ -199,6 +199,13 @@ DIFFERENCES: dict[str, Difference] = {
     "extension-flush-buried": Difference(
         _EXTENSION, ["INSERTED {1}", "FLUSHED 0", _RESERVED, "BURIED", "FLUSHED 1", "NOT_FOUND", "<end>"]
     ),
+    "extension-truncate": Difference(
+        _EXTENSION,
+        [
+            *["INSERTED {1}", "INSERTED {2}", _RESERVED, "TRUNCATED 1", "NOT_FOUND", "NOT_FOUND", "RELEASED"],
+            *["NOT_FOUND", "<end>"],
+        ],
+    ),
     "extension-peek-reserved": Difference(
         _EXTENSION, ["INSERTED {1}", "NOT_FOUND", _RESERVED, r"FOUND {1} 1\r\nx", "<end>"]
     ),
@@ -211,6 +218,16 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "extension-wait": Difference(
         _EXTENSION, ["INSERTED {1}", "TIMED_OUT", "NOT_FOUND", "DELETED", "DELETED {1}", "<end>", "<end>"]
+    ),
+    "extension-weights": Difference(
+        _EXTENSION,
+        [
+            *["WATCHING 2", "BAD_FORMAT", "BAD_FORMAT", "USING weighted", "USING weighted-fair", "USING fifo"],
+            *["BAD_FORMAT", "OK *\n- default\n- t", "<end>"],
+        ],
+    ),
+    "extension-drain": Difference(
+        _EXTENSION, ["UNKNOWN_COMMAND", "BAD_FORMAT", "UNKNOWN_COMMAND", "INSERTED {1}", "<end>"]
     ),
     "extension-meta": Difference(
         _EXTENSION,

@@ -44,6 +44,7 @@ class ModelJob:
     since: int = 0
     arrival: int = 0
     reserved_at: int = 0
+    is_truncated: bool = False
     events: list[tuple[int, str, int]] = field(default_factory=list)
 
 
@@ -65,6 +66,8 @@ class ModelClient:
     reserved: list[ModelJob] = field(default_factory=list)
     until: int | None = None
     ended: list[int | str] = field(default_factory=list)
+    mode: str = "fifo"
+    weights: dict[str, int] = field(default_factory=dict)
 
 
 class Model:
@@ -74,6 +77,7 @@ class Model:
     waiting   numbers of the waiting clients, the longest wait first.
     job_waits ids of the jobs that clients wait for, by the number of the client.
     paused    ends of pauses, by tube.
+    point     the random number of weighted reserves.
     """
 
     def __init__(self, now: int) -> None:
@@ -88,6 +92,7 @@ class Model:
         self.arrivals = 0
         self.total_jobs = 0
         self.job_timeouts = 0
+        self.point = 0.5
 
     # Queries
 
@@ -112,8 +117,37 @@ class Model:
 
     def next_for(self, client: ModelClient) -> ModelJob | None:
         """Return the job that a reserve of *client* gets, or None."""
-        ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
+        if client.mode != "fifo":
+            return self._next_by_weight(client)
+        ready = [job for name in client.watched if name not in self.paused for job in self.runnable(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
+
+    def runnable(self, tube: str) -> list[ModelJob]:
+        """Return the ready jobs of *tube* that a reserve may get, in order."""
+        return self.ready(tube)
+
+    def _next_by_weight(self, client: ModelClient) -> ModelJob | None:
+        tubes = [name for name in client.watched if name not in self.paused and self.runnable(name)]
+        first = {name: self.runnable(name)[0] for name in tubes}
+        shares = {name: float(client.weights.get(name, 1)) for name in first}
+        if client.mode == "weighted-fair":
+            known = {name: float(max(self.average_run(name), 10**6)) for name in first if self.counts(name).runs}
+            usual = sum(known.values()) / len(known) if known else 1.0
+            times = {name: known.get(name, usual) for name in first}
+            shares = {name: shares[name] / min(times[name], 1000 * min(times.values())) for name in first}
+        left = self.point * sum(shares.values())
+        for name, share in shares.items():
+            left -= share
+            if left < 0:
+                return first[name]
+        return next(reversed(first.values()), None)
+
+    def average_run(self, tube: str) -> int:
+        runs = self.counts(tube).runs
+        average = runs[0]
+        for run in runs:
+            average += (run - average) // 10
+        return average
 
     def oldest_ready(self, tube: str) -> ModelJob | None:
         return min(self._jobs(tube, "ready"), key=lambda job: job.arrival, default=None)
@@ -138,17 +172,18 @@ class Model:
         client = self.clients.pop(number)
         for job in list(client.reserved):
             self._note_end(job, number, "returned", number)
-            self._make_ready(job)
+            self._lapse(job)
         self._drop_unused_tubes()
 
     def use(self, number: int, tube: str) -> None:
         self.clients[number].used = tube
         self._drop_unused_tubes()
 
-    def watch(self, number: int, tube: str) -> int:
+    def watch(self, number: int, tube: str, weight: int = 1) -> int:
         watched = self.clients[number].watched
         if tube not in watched:
             watched.append(tube)
+        self.clients[number].weights[tube] = weight
         return len(watched)
 
     def ignore(self, number: int, tube: str) -> int:
@@ -158,6 +193,7 @@ class Model:
             return 0
         if tube in watched:
             watched.remove(tube)
+            self.clients[number].weights.pop(tube, None)
         self._drop_unused_tubes()
         return len(watched)
 
@@ -219,6 +255,27 @@ class Model:
         del self.jobs[job.id]
         self._drop_unused_tubes()
 
+    def _lapse(self, job: ModelJob) -> None:
+        """Make *job*, whose reservation has ended without a command, ready, or delete it."""
+        if job.is_truncated:
+            job.state = ""
+            self._delete(job)
+        else:
+            self._make_ready(job)
+
+    def truncate(self, tube: str) -> int | None:
+        """Return the number of deleted jobs, or None if there is no such tube."""
+        if tube not in self.tubes():
+            return None
+        doomed = [job for job in self.jobs.values() if job.tube == tube and job.state != "reserved"]
+        for job in self.reserved(tube):
+            if not job.is_truncated:
+                self._note(job, "edited", 0)
+            job.is_truncated = True
+        for job in doomed:
+            self._delete(job)
+        return len(doomed)
+
     def release(self, number: int, id: int, pri: int, delay: int) -> bool:
         job = self.jobs.get(id)
         if job is None or job not in self.clients[number].reserved:
@@ -227,6 +284,9 @@ class Model:
         return True
 
     def _release(self, job: ModelJob, pri: int, delay: int, by: int) -> None:
+        if job.is_truncated:
+            self._delete(job)
+            return
         self._note_end(job, self._end_run(job), "released", by)
         job.pri, job.delay = pri, delay
         job.releases += 1
@@ -242,6 +302,9 @@ class Model:
         return True
 
     def _bury(self, job: ModelJob, by: int) -> None:
+        if job.is_truncated:
+            self._delete(job)
+            return
         if job.state == "reserved":
             self._note_end(job, self._end_run(job), "buried", by)
         else:
@@ -331,6 +394,7 @@ class Model:
             return "HELD"
         is_move = tube is not None and tube != job.tube
         self._note(job, "moved" if is_move else "edited", 0)
+        job.is_truncated = job.is_truncated and not is_move
         job.tube = job.tube if tube is None else tube
         job.pri = job.pri if pri is None else pri
         job.ttr = job.ttr if ttr is None else ttr
@@ -395,7 +459,7 @@ class Model:
         self.counts(job.tube).counts["total_timeouts"] += 1
         holder = self._remove_holder(job)
         self._note_end(job, holder, "timed out", holder)
-        self._make_ready(job)
+        self._lapse(job)
 
     def _unpause(self, tube: str) -> None:
         del self.paused[tube]

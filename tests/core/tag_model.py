@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import assume
 
-from tests.core.model import Model, ModelClient, ModelJob
+from tests.core.model import Model, ModelJob
 
 NO_DEADLINE = 2**63 - 1
 """Deadline of a job that waits for a group: it is behind all others in the order of deadlines."""
@@ -40,6 +40,12 @@ class TagModel(Model):
         super().__init__(now)
         self.kept: dict[tuple[str, str], tuple[int, int]] = {}
         self.is_edit = False
+        self.is_abandoned = False
+
+    def need(self, condition: bool) -> None:
+        """Abandon the example if *condition* is False: what the broker does is not defined."""
+        self.is_abandoned |= not condition
+        assume(condition)
 
     # Queries
 
@@ -62,9 +68,8 @@ class TagModel(Model):
         same = [one for one in self.jobs.values() if isinstance(one, TagJob) and one.slot == job.slot]
         return len([one for one in same if one.state == "reserved"]) < min(one.limit for one in same)
 
-    def next_for(self, client: ModelClient) -> ModelJob | None:
-        ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
-        return min([job for job in ready if self.has_slot(job)], key=lambda job: (job.pri, job.id), default=None)
+    def runnable(self, tube: str) -> list[ModelJob]:
+        return [job for job in self.ready(tube) if self.has_slot(job)]
 
     def seconds_to(self, time: int) -> int:
         return 0 if time == NO_DEADLINE else super().seconds_to(time)
@@ -110,7 +115,7 @@ class TagModel(Model):
         super()._delete(job)
         if isinstance(job, TagJob) and job.group and not self.members(job.group):
             released = self.awaiting(job.group)
-            assume(not self.waiting or len(released) < 2)
+            self.need(not self.waiting or len(released) < 2)
             for one in released:
                 self.unblock(one)
         self._serve_waiting_clients()
@@ -130,10 +135,15 @@ class TagModel(Model):
         self._serve_waiting_clients()
         return is_done
 
+    def truncate(self, tube: str) -> int | None:
+        """Truncate as Model does; abandon the example if the deletion of one job may change the turn of another."""
+        self.need(not self.waiting and not [job for job in self.jobs.values() if is_held(job)])
+        return super().truncate(tube)
+
     def disconnect(self, number: int) -> None:
-        limited = [job for job in self.clients[number].reserved if isinstance(job, TagJob) and job.slot]
+        limited = [job for job in self.clients[number].reserved if isinstance(job, TagJob)]
         others = [each for each in self.waiting if each != number]
-        assume(not limited or len(self.clients[number].reserved) < 2 or not others)
+        self.need(not limited or len(self.clients[number].reserved) < 2 or not others)
         super().disconnect(number)
 
     def edit_job(
@@ -166,13 +176,13 @@ class TagModel(Model):
         while True:
             found = {number: self.next_for(self.clients[number]) for number in self.waiting}
             tubes = {job.tube for number in found if (job := found[number]) is not None}
-            assume(len(tubes) < 2)
+            self.need(len(tubes) < 2)
             served = next(((number, job) for number, job in found.items() if job is not None), None)
             if served is None:
                 return
             number, job = served
             others = [one for name in self.clients[number].watched if name != job.tube for one in self.ready(name)]
-            assume(not [one for one in others if name_is_open(self, one) and self.has_slot(one)])
+            self.need(not [one for one in others if name_is_open(self, one) and self.has_slot(one)])
             self.waiting.remove(number)
             self._give(self.clients[number], job)
             self.clients[number].ended.append(job.id)

@@ -34,6 +34,7 @@ TTRS = st.sampled_from([1, 2, 5, 30])
 JOBS = st.lists(st.tuples(PRIS, DELAYS, TTRS), min_size=1, max_size=5)
 TIMEOUTS = st.sampled_from([None, None, 0, 1, 4])
 PAUSES = st.sampled_from([0, 1, 5])
+MODES = ("fifo", "weighted", "weighted-fair")
 MAYBE = st.booleans()
 PICKS = st.integers(0, 2**16)
 """Numbers that select one of the available clients or jobs."""
@@ -141,6 +142,18 @@ class BrokerMachine(RuleBasedStateMachine):
     def watch(self, pick: int, tube: str) -> None:
         number, actor = self.pick_idle(pick)
         assert actor.watch(tube.encode()) == self.model.watch(number, tube)
+
+    @rule(pick=PICKS, tube=TUBES, weight=st.sampled_from([1, 3, 9999]))
+    def watch_with_weight(self, pick: int, tube: str, weight: int) -> None:
+        number, actor = self.pick_idle(pick)
+        assert actor.watch(tube.encode(), weight) == self.model.watch(number, tube, weight)
+
+    @rule(pick=PICKS, mode=st.sampled_from(MODES), point=st.floats(0, 1, exclude_max=True))
+    def set_reserve_mode(self, pick: int, mode: str, point: float) -> None:
+        number, actor = self.pick_idle(pick)
+        self.model.point, self.world.broker.random = point, lambda: point
+        self.model.clients[number].mode = mode
+        self.world.broker.set_reserve_mode(actor.client, MODES.index(mode))
 
     @rule(pick=PICKS, tube=TUBES)
     def ignore(self, pick: int, tube: str) -> None:
@@ -257,6 +270,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.begin_command()
         id = self.pick_job(job, {"ready", "delayed", "buried"})
         assert self.world.reprioritize(id, pri) == self.model.reprioritize(id, pri)
+
+    @rule(tube=TUBES)
+    def truncate(self, tube: str) -> None:
+        self.begin_command()
+        assert self.world.truncate(tube.encode()) == self.model.truncate(tube)
 
     @rule(pick=PICKS, tube=TUBES, delay=PAUSES)
     def pause_tube(self, pick: int, tube: str, delay: int) -> None:

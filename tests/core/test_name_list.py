@@ -11,8 +11,8 @@ from greenstalk_server.core.name_list import CHUNK_SIZE, NameBudget, TubeNames
 
 
 def test_list_is_cheap_with_many_tubes(broker: Broker) -> None:
-    """Copying the names of 200,000 tubes and adding up their lengths would take 5 ms."""
-    for number in range(200_000):
+    """Copying the names of 50,000 tubes and adding up their lengths would take 1 ms."""
+    for number in range(50_000):
         broker.tube(b"tube-%d" % number)
     times = []
     for number in range(20):
@@ -20,7 +20,7 @@ def test_list_is_cheap_with_many_tubes(broker: Broker) -> None:
         started_at = time.perf_counter()
         names = broker.name_list()
         times.append(time.perf_counter() - started_at)
-    assert min(times) < 0.001
+    assert min(times) < 0.00025
     assert names.size == len("---\n") + sum(len(name) + len("- \n") for name in broker.tubes)
 
 

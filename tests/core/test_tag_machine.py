@@ -86,6 +86,8 @@ class TagMachine(BrokerMachine):
 
     def teardown(self) -> None:
         """Disconnect all clients and end all delays: only jobs that wait for a group are still delayed."""
+        if self.model.is_abandoned:
+            return
         for number, actor in list(self.actors.items()):
             self.model.cancel_wait(number)
             actor.cancel_wait()

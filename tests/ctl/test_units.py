@@ -57,8 +57,9 @@ def test_commands_accept_durations_and_sizes(server: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("pause mail 50ms", "is not a whole number of seconds"),
-        ("put x --delay 1.5", "is not a whole number of seconds"),
+        ("pause mail 0.0005", "is not a whole number of milliseconds"),
+        ("put x --delay 1.0005", "is not a whole number of milliseconds"),
+        ("put x --idempotency-key a --idempotency-ttl 1.5", "is not a whole number of seconds"),
         ("put x --ttr 50000d", "up to 4294967295"),
         ("put x --ttr 1y", "such as 90, 50ms, 30s, 5m, 1h30m or 2d"),
         ("tail mail --interval 10ms", "at least 0.05 s and at most 60 s"),

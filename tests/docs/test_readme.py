@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.config.definitions import DEFINITIONS
-from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
+from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 
 README = (REPOSITORY / "README.md").read_text()
 OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
@@ -40,10 +41,19 @@ def test_first_example_of_the_readme_runs() -> None:
     source, expected = first_example()
     with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:
         source = source.replace("11300", str(daemon.port))
-        done = subprocess.run(
-            [sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-    assert (done.stdout, done.stderr, done.returncode) == (expected, "", 0)
+        with subprocess.Popen(
+            [*MINDING_SIGNALS, sys.executable, "-uc", source],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            printed = "".join(process.stdout.readline() for _ in expected.splitlines())
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=TIMEOUT)
+        assert daemon.ask(b"stats-tube thumbnails\r\n") == b"NOT_FOUND", "all jobs are deleted"
+    assert (printed, rest, errors, process.returncode) == (expected, "", "", 0)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

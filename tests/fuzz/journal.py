@@ -275,14 +275,15 @@ def _check_as_an_operator_does(files: dict[str, bytes], recovery: Recovery) -> N
 
 
 def _start(files: dict[str, bytes], recovery: Recovery) -> None:
-    """Start on the files, put a job, and start again: all jobs are restored."""
+    """Start on the files, put a job, and start again: all jobs are restored, but those of truncated tubes."""
     disk = Disk(files)
     try:
         broker, binlog = started(disk)
     except StartError:
         assert not recovery.is_readable
         return
-    assert {id: facts(job) for id, job in broker.jobs.items()} == {id: facts(job) for id, job in recovery.jobs.items()}
+    expected = {id: facts(job) for id, job in recovery.jobs.items() if not job.is_truncated}
+    assert {id: facts(job) for id, job in broker.jobs.items()} == expected
     put_one(broker)
     startup.write_out(binlog)
     again, _ = started(disk)

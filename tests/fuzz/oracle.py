@@ -53,10 +53,14 @@ LEGAL: Final = {
     b"touch-all": (b"TOUCHED_ALL",),
     b"flush-tube": (b"FLUSHED",),
     b"flush-buried": (b"FLUSHED",),
+    b"truncate": (b"TRUNCATED", b"NOT_FOUND"),
     b"peek-reserved": (b"FOUND", b"NOT_FOUND"),
     b"reprioritize": (b"REPRIORITIZED", b"NOT_FOUND", b"ALREADY_RESERVED"),
     b"wait": (b"DELETED", b"BURIED", b"TIMED_OUT", b"NOT_FOUND"),
     b"meta": (b"META",),
+    b"drain": (b"UNKNOWN_COMMAND",),
+    b"undrain": (b"UNKNOWN_COMMAND",),
+    b"reserve-mode": (b"USING",),
 }
 """The words with which the reply of each verb may begin."""
 
@@ -67,7 +71,7 @@ PEEKS: Final = (b"peek", b"peek-ready", b"peek-delayed", b"peek-buried", b"peek-
 PARKING: Final = (*WAITS, b"reserve-job", *PEEKS)
 """Verbs that may have to wait. Those not in WAITS wait only for a body on disk, and only without a model."""
 
-WORKS: Final = (b"kick", b"delete-batch", b"touch-all", b"flush-tube", b"flush-buried", b"peek-reserved")
+WORKS: Final = (b"kick", b"delete-batch", b"touch-all", b"flush-tube", b"flush-buried", b"truncate", b"peek-reserved")
 """Verbs that may take several slices."""
 
 
@@ -323,6 +327,10 @@ class Oracle:
 
     _on_flush_buried = _on_flush_tube
 
+    def _on_truncate(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        deleted = model.truncate(command[1].decode())
+        return codec.NOT_FOUND if deleted is None else codec.counted(b"TRUNCATED", deleted)
+
     def _on_peek_reserved(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         return self._first(sorted(model.reserved(model.clients[number].used), key=lambda job: job.id))
 
@@ -342,6 +350,12 @@ class Oracle:
 
     def _on_meta(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         return codec.counted(b"META", len(command[1]))
+
+    def _on_drain(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        """Only an access rule allows the command, and there are none."""
+        return b"UNKNOWN_COMMAND\r\n"
+
+    _on_undrain = _on_drain
 
     def _on_reserve_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         is_done = model.reserve_job(number, command[1])
@@ -386,7 +400,11 @@ class Oracle:
         return b"USING %b\r\n" % command[1]
 
     def _on_watch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return b"WATCHING %d\r\n" % model.watch(number, command[1].decode())
+        return b"WATCHING %d\r\n" % model.watch(number, command[1].decode(), *command[2:])
+
+    def _on_reserve_mode(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+        model.clients[number].mode = command[1].decode()
+        return b"USING %b\r\n" % command[1]
 
     def _on_ignore(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
         count = model.ignore(number, command[1].decode())

@@ -76,6 +76,8 @@ WITH_NAME: Final = (b"use", b"watch", b"ignore", b"stats-tube")
 EXTENSIONS: Final = (
     b"reserve-batch 3", b"reserve-batch 1000 0.5", b"reserve-batch 2 4", b"delete-batch 1 2 3 4 5 6 7 8 9 10",
     b"delete-batch" + b" 9" * 500, b"touch-all", b"flush-tube a", b"flush-tube default", b"flush-buried default",
+    b"truncate a", b"truncate default", b"watch a 9", b"watch b 2", b"watch a 0", b"reserve-mode fifo",
+    b"reserve-mode weighted", b"reserve-mode weighted-fair", b"reserve-mode x", b"drain", b"undrain",
     b"peek-reserved", b"reprioritize 2 5", b"reprioritize 3 0", b"wait 1", b"wait 2 0.5", b"wait 3 4", b"meta",
     b"meta tube pri age ttr reserves timeouts releases attempts", b"meta attempts", b"put-in-tube a 1 0.5 0.25 1\r\nx",
     b"put-in-tube b 0 0 2.5 1\r\nx", b"put-in-tube -a 0 0 9 6\r\nquit\r\n", b"put-in-tube a x 0 9 1\r\nx",

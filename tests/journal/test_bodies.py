@@ -16,7 +16,7 @@ from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.net import body_loader
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
-from tests.journal.test_power_loss import SHARES, assert_recovers, sync_intervals
+from tests.journal.power_loss import SHARES, assert_recovers, sync_intervals
 from tests.journal.workload import SMALL_SEGMENT, Bench, recovered
 from tests.support.world import START, make_broker
 

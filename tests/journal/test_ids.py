@@ -14,7 +14,7 @@ from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Chance, Disk, seeded
-from tests.journal.test_power_loss import SHARES
+from tests.journal.power_loss import SHARES
 from tests.journal.workload import Bench, recovered
 from tests.support.daemon import Daemon
 from tests.support.peer import Peer

@@ -60,12 +60,13 @@ def serving(kind: Kind, directory: Path, *flags: str, url: str | None = None) ->
 
 
 def snapshot(server: Server, last: int) -> JobStats:
-    """Return the state of all jobs up to id *last*."""
+    """Return the state of all jobs up to id *last*, by the keys that beanstalkd has."""
     found: JobStats = {}
     with client_of(server) as client:
         for id in range(1, last + 1):
             with contextlib.suppress(greenstalk.NotFoundError):
                 found[id] = dict(client.stats_job(id))
+                found[id].pop("time-reserved", None)
                 found[id]["body"] = client.peek(id).body
     return found
 

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
-from greenstalk_server.core.job import SECOND
 from tests.journal.disk import Chance, Disk, PowerLostError, power_lost_at, seeded
+from tests.journal.power_loss import SHARES, run_forever, step_with_crashes, sync_intervals
 from tests.journal.ruled_workload import RuledBench
-from tests.journal.test_power_loss import SHARES, run_forever
 
-sync_intervals = pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
-
-
-@pytest.fixture(autouse=True)
-def ignore_warnings(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Suppress warnings: the starts of these tests would log thousands of torn tails."""
-    with caplog.at_level(logging.ERROR):
-        yield
+pytestmark = pytest.mark.usefixtures("ignore_warnings")
 
 
 @sync_intervals
 @pytest.mark.parametrize("is_memory_short", [False, True], ids=["", "memory short"])
 def test_power_loss_at_any_call_loses_nothing_acknowledged(sync_interval: int, is_memory_short: bool) -> None:
-    random = seeded(1)
-    disk = Disk()
-    bench = RuledBench(disk, random, sync_interval=sync_interval, is_memory_short=is_memory_short)
-
-    def check(call: str) -> None:
-        for share in SHARES:
-            bench.check_after_crash(disk.crash(Chance(random, share)))
-
-    disk.before = check
-    for _ in range(50):
-        bench.step()
-        bench.check_recorded()
-        bench.broker.check()
-    assert disk.calls > 100
-    assert bench.binlog.stats().records_migrated > 0
+    bench = RuledBench(Disk(), seeded(1), sync_interval=sync_interval, is_memory_short=is_memory_short)
+    step_with_crashes(bench, 50, bench.broker.check)
+    assert bench.disk.calls > 100
     assert len(bench.history.groups) > 3
     assert bench.history.keys
     assert any(job.dead_letter for job in bench.broker.jobs.values())

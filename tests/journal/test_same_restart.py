@@ -1,4 +1,4 @@
-"""The state of a job after a restart by SIGTERM or SIGKILL, for every state, with the same script for both servers."""
+"""The state of a job after a restart by SIGTERM or SIGKILL, for every state. Both servers run the same script."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Chance, Disk, PowerLostError, power_lost_at, seeded
+from tests.journal.power_loss import SHARES, run_forever
 from tests.journal.tagged_workload import TaggedBench
-from tests.journal.test_power_loss import SHARES, run_forever
 from tests.journal.test_ruled_restart import jobs_of, kept_keys_of, orders_of
 from tests.journal.workload import JobSnapshot, recovered
 from tests.support.world import START

@@ -72,6 +72,7 @@ class JobSnapshot:
     unique_key: bytes
     dead_letter: bytes
     tags: bytes
+    is_truncated: bool
 
     @staticmethod
     def of(job: Job) -> JobSnapshot:
@@ -103,6 +104,7 @@ class JobSnapshot:
             job.unique_key,
             job.dead_letter,
             job_attributes.encode_tags(job) if isinstance(job, TaggedJob) else b"",
+            job.is_truncated,
         )
 
     @property
@@ -124,8 +126,10 @@ class JobSnapshot:
             return replace(self, state=DELAYED, place=0, events=self.events[: -job_history.EVENT.size])
         return self
 
-    def after_restart(self, now: int) -> JobSnapshot:
-        """Return the snapshot that the job must have after a restart at *now*."""
+    def after_restart(self, now: int) -> JobSnapshot | None:
+        """Return the snapshot that the job must have after a restart at *now*; None if the restart deletes the job."""
+        if self.is_truncated:
+            return None
         events = self.events
         if self.may_await:
             return self.settled(now)
@@ -539,7 +543,7 @@ class Bench:
             self.release, self.bury, self.bury, self.kick, self.kick_job, self.delete, self.delete, self.delete_held,
             self.delete_held, self.reserve_job, self.touch, self.pause, self.reconnect, self.pass_time, self.edit,
             self.edit, self.edit, self.bury_job, self.release_job, self.delete_forced, self.put_in_tube,
-            self.reprioritize, self.reprioritize,
+            self.reprioritize, self.reprioritize, self.truncate_job,
         )  # fmt: skip
 
     def put(self, size: int | None = None, delay: int | None = None) -> int:
@@ -646,6 +650,12 @@ class Bench:
     def delete_forced(self) -> None:
         if held := self._held():
             assert self.broker.delete_job(held[1], self.now, is_forced=True)
+
+    def truncate_job(self) -> None:
+        """Have a held job deleted when its reservation ends, as truncate does with each one."""
+        if held := self._held():
+            is_new = not self.broker.jobs[held[1]].is_truncated
+            assert self.broker.truncate_job(held[1], self.now) == is_new
 
     def kick(self) -> None:
         tube = self.random.choice(list(self.broker.tubes.values()))

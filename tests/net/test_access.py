@@ -12,7 +12,9 @@ import greenstalk
 import pytest
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
 from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS
@@ -27,12 +29,15 @@ NOT_FOUND = b"NOT_FOUND\r\n"
 
 
 class Guarded(Talk):
-    """A connection to *broker* with grants; each grant is a comma-separated list of patterns of tube names."""
+    """A connection to *broker* with grants: comma-separated patterns of tube names; any text for *administer*."""
 
-    def __init__(self, broker: Broker, produce: str = "", consume: str = "", inspect: str = "") -> None:
+    def __init__(
+        self, broker: Broker, produce: str = "", consume: str = "", inspect: str = "", administer: str = ""
+    ) -> None:
         super().__init__(broker)
         self.session.close(self.now)
-        granted = Grants(*(filter(None, patterns.split(",")) for patterns in (produce, consume, inspect)))
+        made, taken, seen = (list(filter(None, patterns.split(","))) for patterns in (produce, consume, inspect))
+        granted = Grants(made, taken, seen, bool(administer))
         self.session = RestrictedSession(broker, self._on_wake, granted, 0, START)
 
 
@@ -50,6 +55,56 @@ def refusals(broker: Broker) -> int:
     return broker.limit_counters.counts()["access"]
 
 
+class Drains(BrokerListener):
+    """Records the drains that clients have begun and ended."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def on_drain(self, client: Client, is_draining: bool) -> None:
+        self.seen.append(is_draining)
+
+
+def test_drain_and_undrain_require_the_grant_of_administration(broker: Broker) -> None:
+    drains = Drains()
+    broker.subscribe(drains)
+    stranger = Guarded(broker, produce="*", consume="*", inspect="*")
+    assert stranger.send(b"drain\r\nundrain\r\n") == REFUSED * 2
+    assert refusals(broker) == 2
+    admin = Guarded(broker, administer="yes")
+    assert admin.send(b"undrain\r\ndrain\r\ndrain\r\n") == b"NOT_DRAINING\r\nDRAINING\r\nDRAINING\r\n"
+    assert stranger.send(b"undrain\r\nput 0 0 9 0\r\n\r\n") == REFUSED + b"DRAINING\r\n"
+    assert b"\ndraining: true\n" in stranger.send(b"stats\r\n")
+    assert admin.send(b"undrain\r\nput 0 0 9 0\r\n\r\n") == b"NOT_DRAINING\r\n" + REFUSED
+    assert stranger.send(b"put 0 0 9 0\r\n\r\n").startswith(b"INSERTED")
+    assert drains.seen == [True, False]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_undrain_does_not_end_the_drain_of_the_operator(broker: Broker, is_first: bool) -> None:
+    """SIGUSR1 calls `drain`, before or after the command of a client."""
+    admin = Guarded(broker, administer="yes")
+    if is_first:
+        broker.drain()
+    assert admin.send(b"drain\r\n") == b"DRAINING\r\n"
+    broker.drain()
+    assert admin.send(b"undrain\r\nundrain\r\n") == b"DRAINING\r\n" * 2
+    assert broker.is_draining
+
+
+def test_undrain_does_not_end_the_drain_of_a_stopping_server(broker: Broker) -> None:
+    admin = Guarded(broker, administer="yes")
+    assert admin.send(b"drain\r\n") == b"DRAINING\r\n"
+    broker.stop()
+    assert admin.send(b"undrain\r\n") == b"DRAINING\r\n"
+    assert broker.is_draining
+
+
+def test_grants_of_tubes_do_not_follow_from_administration(broker: Broker) -> None:
+    admin = Guarded(broker, administer="yes")
+    assert admin.send(b"watch mail\r\nreserve\r\nput 0 0 9 0\r\n\r\nstats\r\n") == REFUSED * 4
+
+
 # Each command, without a grant for the tube, and with only the grant that it requires
 
 
@@ -60,6 +115,7 @@ def refusals(broker: Broker) -> int:
         (b"use mail", REFUSED, "consume", b"USING mail\r\n"),
         (b"use mail", REFUSED, "inspect", b"USING mail\r\n"),
         (b"watch mail", REFUSED, "consume", b"WATCHING 1\r\n"),
+        (b"watch mail 5", REFUSED, "consume", b"WATCHING 1\r\n"),
         (b"reserve-job 1", NOT_FOUND, "consume", b"RESERVED 1 1\r\na\r\n"),
         (b"delete 1", NOT_FOUND, "consume", b"DELETED\r\n"),
         (b"kick-job 2", NOT_FOUND, "consume", b"KICKED\r\n"),
@@ -72,6 +128,7 @@ def refusals(broker: Broker) -> int:
         (b"delete-batch 1", b"DELETED_BATCH 0 1\r\n", "consume", b"DELETED_BATCH 1 0\r\n"),
         (b"flush-tube mail", REFUSED, "consume", b"FLUSHED 1\r\n"),
         (b"flush-buried news", REFUSED, "consume", b"FLUSHED 1\r\n"),
+        (b"truncate mail", REFUSED, "consume", b"TRUNCATED 1\r\n"),
         (b"reprioritize 1 5", NOT_FOUND, "consume", b"REPRIORITIZED\r\n"),
         (b"wait 2", NOT_FOUND, "inspect", b"BURIED 2\r\n"),
     ],

@@ -48,6 +48,8 @@ def tuned() -> Iterator[None]:
     gc.callbacks[:] = callbacks
     gc.set_threshold(*before)
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as tests/conftest.py does
 
 
 def age_objects() -> None:

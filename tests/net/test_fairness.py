@@ -212,6 +212,7 @@ class CountingDeletes(UnwrittenJournal):
     [
         (b"delete-batch " + b" ".join(b"%d" % id for id in range(1, SLICE + 2)), b"DELETED_BATCH %d 1\r\n" % SLICE),
         (b"flush-tube default", b"FLUSHED %d\r\n" % SLICE),
+        (b"truncate default", b"TRUNCATED %d\r\n" % SLICE),
     ],
 )
 def test_reply_of_a_batch_waits_for_the_records_of_its_earlier_slices(sent: bytes, reply: bytes) -> None:

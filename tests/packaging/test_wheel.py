@@ -18,6 +18,7 @@ from .test_build import compiled_library
 
 SOURCES = {
     "greenstalk_server": "greenstalk_server",
+    "greenstalk_client": "greenstalk_client",
     "greenstalkctl": "greenstalkctl",
     "web": "greenstalk_server/web",
     "templates": "greenstalk_server/web/templates",

@@ -8,6 +8,7 @@ import pytest
 
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.job import Job
+from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE
@@ -287,6 +288,56 @@ def test_flush_keeps_jobs_that_are_put_between_its_slices(talk: Talk, other: Tal
     assert talk.resume() in {b"FLUSHED %d\r\n" % (4 * SLICE), b"FLUSHED %d\r\n" % (4 * SLICE - 1)}
     assert [id for id in talk.broker.jobs if id <= 4 * SLICE] == []
     assert list(talk.broker.jobs) == [4 * SLICE + 1, 4 * SLICE + 2]
+
+
+@pytest.mark.parametrize("count", [1, SLICE, 3 * SLICE])
+def test_truncate_deletes_reserved_jobs_when_their_reservations_end(talk: Talk, count: int) -> None:
+    holder = fill(talk, count)
+    out = slices(talk, b"truncate default\r\n" + MARK)
+    assert b"".join(out) == b"TRUNCATED %d\r\n" % (3 * count) + MARKED
+    held = list(holder.session.client.reserved)
+    assert list(talk.broker.jobs) == held and len(held) == count
+    assert holder.send(b"touch %d\r\n" % held[0]) == b"TOUCHED\r\n"
+    holder.close()
+    talk.advance(0)
+    assert not talk.broker.jobs
+
+
+@pytest.mark.parametrize("end", [b"release 1 0 9", b"bury 1 0", b"delete 1", b"quit", b"expire", b"delete-batch 1"])
+def test_truncated_job_is_deleted_however_its_reservation_ends(talk: Talk, other: Talk, end: bytes) -> None:
+    talk.send(b"put 0 0 5 0\r\n\r\nreserve\r\n")
+    assert other.send(b"truncate default\r\ntruncate default\r\n" + PUT) == (
+        b"TRUNCATED 0\r\nTRUNCATED 0\r\nINSERTED 2\r\n"
+    )
+    assert other.send(b"wait 1\r\n") == b""
+    other.now = talk.now
+    if end == b"quit":
+        talk.close()
+    elif end == b"expire":
+        talk.advance(6)
+    else:
+        assert b"NOT_FOUND" not in talk.send(end + b"\r\n")
+    assert other.woken == 1
+    assert other.resume() == b"DELETED 1\r\n"
+    assert list(other.broker.jobs) == [2]
+    assert other.broker.default_tube.cmd_delete == 1
+
+
+def test_truncated_job_that_an_operator_moves_stays(talk: Talk) -> None:
+    talk.send(PUT + b"reserve\r\ntruncate default\r\n")
+    assert talk.broker.edit_job(1, talk.now, tube=b"kept", is_forced=True) == EditOutcome.DONE
+    assert talk.send(b"release 1 0 0\r\npeek 1\r\n") == b"RELEASED\r\nFOUND 1 1\r\nx\r\n"
+
+
+def test_truncate_reaches_jobs_that_change_their_state_between_slices(talk: Talk) -> None:
+    holder = fill(talk, SLICE)
+    assert talk.session.receive(b"truncate default\r\n", talk.now) == b""
+    held = list(holder.session.client.reserved)
+    holder.send(b"".join(b"release %d 0 0\r\n" % id for id in held[:100]))
+    holder.send(b"reserve-batch 50\r\n")
+    talk.resume()
+    left = list(talk.broker.jobs.values())
+    assert left and all(job.is_truncated for job in left)
 
 
 def test_flush_of_a_tube_that_is_dropped_and_created_again_keeps_the_new_jobs(talk: Talk, other: Talk) -> None:

@@ -126,10 +126,18 @@ EXTENSIONS = {
     b"touch-all": (b"touch-all",),
     b"flush-tube a": (b"flush-tube", b"a"),
     b"flush-buried a": (b"flush-buried", b"a"),
+    b"truncate a": (b"truncate", b"a"),
     b"peek-reserved": (b"peek-reserved",),
     b"reprioritize 5 4294967295": (b"reprioritize", 5, 2**32 - 1),
     b"wait 5": (b"wait", 5, None),
     b"wait 5 0.5": (b"wait", 5, SECOND // 2),
+    b"watch a 1": (b"watch", b"a", 1),
+    b"watch  a  9999 ": (b"watch", b"a", 9999),
+    b"reserve-mode fifo": (b"reserve-mode", b"fifo"),
+    b"reserve-mode weighted": (b"reserve-mode", b"weighted"),
+    b"reserve-mode weighted-fair": (b"reserve-mode", b"weighted-fair"),
+    b"drain": (b"drain",),
+    b"undrain": (b"undrain",),
     b"meta": (b"meta", ()),
     b"meta pri tube": (b"meta", (b"pri", b"tube")),
     b"meta tube pri age ttr reserves timeouts releases attempts": (b"meta", codec.META_FIELDS),
@@ -146,11 +154,14 @@ BAD_EXTENSIONS = [
     b"delete-batch", b"delete-batch ", b"delete-batch x", b"delete-batch 1 x", b"delete-batch 18446744073709551616",
     b"delete-batch" + b" 1" * 1001, b"delete-batch 1,2", b"delete-batch 000000000000000000001",
     b"touch-all 1", b"peek-reserved 1", b"flush-tube", b"flush-tube ", b"flush-tube -a", b"flush-tube a b",
+    b"truncate", b"truncate ", b"truncate -a", b"truncate a b",
     b"flush-buried", b"flush-buried " + NAME_200 + b"n",
     b"reprioritize", b"reprioritize 1", b"reprioritize 1 2 3", b"reprioritize 1 4294967296", b"reprioritize x 1",
     b"stats-group", b"stats-group ", b"stats-group a b", b"stats-group -a", b"stats-group a:1",
     b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
-    b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
+    b"watch a 0", b"watch a 10000", b"watch a x", b"watch a 1 2", b"watch -a 1", b"watch a 1.5", b"watch a ",
+    b"reserve-mode", b"reserve-mode ", b"reserve-mode x", b"reserve-mode fifo weighted", b"reserve-mode FIFO",
+    b"drain x", b"undrain 1", b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
 ]  # fmt: skip
 
 STRICT = {
@@ -159,7 +170,8 @@ STRICT = {
     b"put-in-tube a 1 2 3 4": UnknownCommand, b"delete-batch 1": UnknownCommand, b"touch-all": UnknownCommand,
     b"flush-tube a": UnknownCommand, b"flush-buried a": UnknownCommand, b"peek-reserved": UnknownCommand,
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
-    b"meta pri": UnknownCommand, b"stats-group g": BadFormat,
+    b"meta pri": UnknownCommand, b"truncate a": UnknownCommand, b"drain": UnknownCommand, b"undrain": UnknownCommand,
+    b"stats-group g": BadFormat, b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
 }  # fmt: skip
 """Lines of extensions, and their results in strict mode."""
 
@@ -339,8 +351,9 @@ def test_tags_are_garbage_in_strict_mode(words: bytes) -> None:
 
 def test_each_extension_has_a_name() -> None:
     assert codec.extensions() == (
-        *("delete-batch", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
-        *("put-in-tube", "reprioritize", "reserve-batch", "stats-group", "tags", "touch-all", "wait"),
+        *("delete-batch", "drain", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "stats-group", "tags"),
+        *("touch-all", "truncate", "undrain", "wait", "weights"),
     )
 
 

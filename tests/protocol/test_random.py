@@ -52,7 +52,7 @@ def cut_at(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(edges)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(CONVERSATIONS, st.lists(st.integers(0, 10_000), max_size=40))
 @example(b"quit\r\nput 0 0 60 0\r\n\r\n", [6])
 def test_replies_do_not_depend_on_the_pieces_of_the_input(data: bytes, cuts: list[int]) -> None:
@@ -62,7 +62,7 @@ def test_replies_do_not_depend_on_the_pieces_of_the_input(data: bytes, cuts: lis
     assert whole.session.is_closing == cut.session.is_closing
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=300) | CONVERSATIONS.filter(bool), max_size=15))
 def test_random_bytes_raise_no_exception_and_buffers_are_bounded(pieces: list[bytes]) -> None:
     talk = Talk()

@@ -233,6 +233,36 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
             b"NOT_FOUND\r\n"
         ),
     ),
+    "drain without an access rule": (
+        b"drain\r\nundrain\r\ndrain x\r\n" + PUT,
+        b"UNKNOWN_COMMAND\r\nUNKNOWN_COMMAND\r\nBAD_FORMAT\r\nINSERTED 1\r\n",
+    ),
+    "weights": (
+        (
+            b"watch a 2\r\nwatch b 3\r\nwatch a\r\nreserve-mode weighted\r\nput-in-tube a 9 0 9 1\r\na\r\n"
+            b"put-in-tube b 5 0 9 1\r\nb\r\nput 0 0 9 1\r\nc\r\nreserve\r\nreserve-batch 5\r\n"
+            b"watch a 0\r\nwatch c 10000\r\nreserve-mode x\r\nreserve-mode weighted-fair\r\nreserve-mode fifo\r\n"
+            b"ignore b\r\nwatch 9 9\r\n"
+        ),
+        (
+            b"WATCHING 2\r\nWATCHING 3\r\nWATCHING 3\r\nUSING weighted\r\nINSERTED 1\r\nINSERTED 2\r\n"
+            b"INSERTED 3\r\nRESERVED 2 1\r\nb\r\nRESERVED_BATCH 2\r\nRESERVED 1 1\r\na\r\nRESERVED 3 1\r\nc\r\n"
+            b"BAD_FORMAT\r\nBAD_FORMAT\r\nBAD_FORMAT\r\nUSING weighted-fair\r\nUSING fifo\r\n"
+            b"WATCHING 2\r\nWATCHING 3\r\n"
+        ),
+    ),
+    "truncate": (
+        b"truncate default\r\ntruncate a\r\n"
+        + PUT * 3
+        + b"put 9 9 9 0\r\n\r\nreserve\r\nreserve\r\nreserve\r\nbury 3 0\r\n"
+        + PUT
+        + b"truncate default\r\ntouch 1\r\nrelease 1 0 0\r\npeek 1\r\nbury 2 0\r\npeek 2\r\npeek 5\r\n",
+        (
+            b"TRUNCATED 0\r\nNOT_FOUND\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nINSERTED 4\r\n"
+            b"RESERVED 1 1\r\nx\r\nRESERVED 2 1\r\nx\r\nRESERVED 3 1\r\nx\r\nBURIED\r\nINSERTED 5\r\n"
+            b"TRUNCATED 3\r\nTOUCHED\r\nRELEASED\r\nNOT_FOUND\r\nBURIED\r\nNOT_FOUND\r\nNOT_FOUND\r\n"
+        ),
+    ),
     "flush-buried": (
         PUT * 2
         + b"reserve\r\nbury 1 0\r\nflush-buried default\r\nflush-buried default\r\n"

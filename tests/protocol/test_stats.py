@@ -26,6 +26,7 @@ COUNTED: dict[bytes, str] = {
     b"release 9 0 0\r\n": "release",
     b"use a\r\n": "use",
     b"watch a\r\n": "watch",
+    b"watch a 7\r\n": "watch",
     b"ignore default\r\n": "ignore",
     b"bury 9 0\r\n": "bury",
     b"kick 9\r\n": "kick",
@@ -56,7 +57,8 @@ NOT_COUNTED = [
     b"pause-tube a\r\n", b"hello\r\n", b"quit\r\n",
     b"put-in-tube a 0 0 9 0\r\n\r\n", b"reserve-batch 1\r\n", b"delete-batch 1\r\n", b"touch-all\r\n",
     b"flush-tube default\r\n", b"flush-buried default\r\n", b"peek-reserved\r\n", b"reprioritize 1 2\r\n",
-    b"wait 1\r\n", b"meta pri\r\n", b"stats-group g\r\n", b"put-in-tube a 0 0 9 0 grp:g\r\n\r\n",
+    b"wait 1\r\n", b"meta pri\r\n", b"truncate default\r\n", b"reserve-mode weighted\r\n", b"drain\r\n", b"undrain\r\n",
+    b"stats-group g\r\n", b"put-in-tube a 0 0 9 0 grp:g\r\n\r\n",
 ]  # fmt: skip
 
 

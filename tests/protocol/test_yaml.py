@@ -105,6 +105,9 @@ def test_host_name_that_is_not_unicode_is_written() -> None:
 
 def test_longest_name_is_checked_in_linear_time() -> None:
     for name in ("1" * 200, "1" * 199 + "x", "." * 199 + "x", "0x" + "f" * 197 + "g", "1e" + "1" * 197 + "x"):
-        started_at = time.process_time()
-        written(name)
-        assert time.process_time() - started_at < 0.01
+        times = []
+        for _ in range(3):  # the garbage collector may run in one of them
+            started_at = time.process_time()
+            written(name)
+            times.append(time.process_time() - started_at)
+        assert min(times) < 0.01

@@ -13,12 +13,13 @@ from typing import Any, Final, TypeAlias, TypeVar
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags import Duplicate
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
@@ -191,6 +192,16 @@ class World(BrokerListener):
     def reprioritize(self, id: int, pri: int) -> str:
         return self.checked(EDITS[self.broker.reprioritize(id, pri, self.now)])
 
+    def truncate(self, name: bytes) -> int | None:
+        """Truncate the tube *name* in one step; return the number of deleted jobs, or None if there is no such tube."""
+        tube, below = self.broker.tubes.get(name), self.broker.next_id
+        if tube is None:
+            return None
+        for job in [job for job in self.broker.jobs.values() if job.tube is tube and job.state == RESERVED]:
+            self.broker.truncate_job(job.id, self.now)
+        deleted = sum(self.broker.clear(tube, state, SLICE, below, self.now) for state in (READY, DELAYED, BURIED))
+        return self.checked(deleted)
+
     def bury_job(self, id: int, is_forced: bool = False) -> bool:
         return self.checked(self.broker.bury_job(id, self.now, is_forced))
 
@@ -265,8 +276,10 @@ class Actor:
         self.broker.use(self.client, name)
         self.world.check()
 
-    def watch(self, name: bytes) -> int:
-        return self.world.checked(self.broker.watch(self.client, name))
+    def watch(self, name: bytes, weight: int = 1) -> int:
+        count = self.broker.watch(self.client, name)
+        self.broker.set_weight(self.client, name, weight)
+        return self.world.checked(count)
 
     def ignore(self, name: bytes) -> int:
         return self.world.checked(self.broker.ignore(self.client, name))

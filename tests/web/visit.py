@@ -15,9 +15,9 @@ from .browser import Tab
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 AXE = Path(__file__).with_name("vendor").joinpath("axe.min.js").read_text()
-AXE_VIOLATIONS = (
-    """axe.run().then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
-)
+AXE_VIOLATIONS = """axe.run(document, { resultTypes: ['violations'], selectors: false })
+    .then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
+"""Returns the broken rules and their elements. The options omit unused results: an eighth of the CPU time."""
 
 
 class Clients:

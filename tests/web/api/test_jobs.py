@@ -128,9 +128,12 @@ def test_list_that_is_too_long_is_refused_before_it_is_decoded(queue: Queue, pro
     """Decoding 60,000 jobs takes 40 to 150 ms."""
     put(program, [{"tube": "a"}])
     raw = b" [" + b",".join([b'{"tube":"a"}'] * count) + b"]"
-    began = time.process_time()
-    response = program.ask("POST", "/jobs", data=raw, content_type="application/json")
-    assert time.process_time() - began < 0.02
+    times = []
+    for _ in range(3):  # the garbage collector may run in one of them
+        began = time.process_time()
+        response = program.ask("POST", "/jobs", data=raw, content_type="application/json")
+        times.append(time.process_time() - began)
+    assert min(times) < 0.02
     assert response.status_code == 400
     assert "or a list of 1 to 1000 items, each an object (NewJob)" in response.text
     assert len(queue.broker.jobs) == 1

@@ -1,0 +1,471 @@
+"""greenstalk.Client with the extensions of Greenstalk Server.
+
+Errors are those of greenstalk: ConnectionError if the connection ends, and greenstalk.BeanstalkdError for an error
+reply. Every method of an extension raises greenstalk.UnknownCommandError if the server lacks it. A ValueError means
+that an argument is outside of its range, and nothing was sent.
+
+Unless noted, ids are integers, priorities are 0 (most urgent) to 4,294,967,295, and times are seconds from 0 to
+4,294,967,295, of which three digits after the point count. Names of tubes and keys have 1 to 200 letters, digits and
+`-+/;.$_()`, and do not start with `-`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, NamedTuple, Self, TypedDict, cast, overload
+
+import greenstalk
+from greenstalk import DEFAULT_DELAY, DEFAULT_PRIORITY, DEFAULT_TTR, DEFAULT_TUBE, TBody
+
+MAX_BATCH: Final = 1000
+"""Maximum number of jobs in one batch."""
+
+MAX_LINE: Final = 224
+"""Maximum bytes of a command line with its CRLF. Servers read the body behind a longer put as commands."""
+
+_MAX_NUMBER: Final = 2**32 - 1
+_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+
+
+class JobMeta(TypedDict, total=False):
+    """Facts about a job at its reservation, see `Client.meta`. Times are in seconds."""
+
+    tube: str
+    pri: int
+    age: float
+    ttr: float
+    reserves: int
+    timeouts: int
+    releases: int
+    attempts: int
+
+
+_META_TYPES: Final[dict[str, Callable[[str], object]]] = {
+    "tube": str,
+    "pri": int,
+    "age": float,
+    "ttr": float,
+    "reserves": int,
+    "timeouts": int,
+    "releases": int,
+    "attempts": int,
+}
+
+
+class Job(greenstalk.Job[TBody]):
+    """A job returned from the server. `meta` has the fields that `Client.meta` has selected; else it is empty."""
+
+    def __init__(self, id: int, body: TBody, meta: JobMeta) -> None:
+        super().__init__(id, body)  # type: ignore[arg-type]  # mypy expects a TypeVar here, not its value
+        self.meta = meta
+
+
+class PutId(int):
+    """The id of a job that was put, or of the existing job with the same idempotency key.
+
+    state       None for a new job; else the state of the existing one: ready, reserved, delayed, buried, or deleted.
+    priority    the priority to which the put has raised that of the existing job; None if it did not.
+    """
+
+    state: str | None = None
+    priority: int | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the put has added a job."""
+        return self.state is None
+
+
+class BatchResult(NamedTuple):
+    """The reply to a `delete_batch`."""
+
+    deleted: int
+    not_found: int
+    """Number of ids without a job, of jobs that another client holds, and of repeated ids."""
+
+
+class AlreadyReservedError(greenstalk.BeanstalkdError):
+    """A client holds the job."""
+
+
+class CommandTooLongError(ValueError):
+    """The names and keys of a put make its command longer than servers accept. Nothing was sent."""
+
+
+class BodyDecodeError(greenstalk.Error):
+    """A body of a batch is not in the client's encoding. The client holds all of `jobs`, which have bodies of bytes."""
+
+    def __init__(self, jobs: list[Job[bytes]]) -> None:
+        super().__init__(f"a body of the jobs {[job.id for job in jobs]} cannot be decoded")
+        self.jobs = jobs
+
+
+class Client(greenstalk.Client[TBody]):
+    """A connection to the server. See greenstalk.Client for the arguments, and the methods of plain beanstalkd.
+
+    Not thread-safe: one thread at a time may use a client.
+    """
+
+    _has_extensions: bool | None = None
+    _fields: tuple[str, ...] = ()
+
+    @overload
+    def __init__(
+        self: Client[bytes],
+        address: greenstalk.ConnectionTarget,
+        encoding: None,
+        use: str = DEFAULT_TUBE,
+        watch: str | Iterable[str] = DEFAULT_TUBE,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Client[str],
+        address: greenstalk.ConnectionTarget,
+        encoding: str = "utf-8",
+        use: str = DEFAULT_TUBE,
+        watch: str | Iterable[str] = DEFAULT_TUBE,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        address: greenstalk.ConnectionTarget,
+        encoding: str | None = "utf-8",
+        use: str = DEFAULT_TUBE,
+        watch: str | Iterable[str] = DEFAULT_TUBE,
+    ) -> None:
+        super().__init__(address, encoding, use, watch)  # type: ignore[misc]  # which overload is known to the caller
+
+    def __enter__(self) -> Self:
+        return self
+
+    def has_extensions(self) -> bool:
+        """Return whether the server has the extensions. The first call asks it; the answer is kept."""
+        if self._has_extensions is None:
+            with contextlib.suppress(greenstalk.UnknownCommandError):
+                self.meta()
+        return bool(self._has_extensions)
+
+    # Put
+
+    def put(
+        self,
+        body: TBody,
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = DEFAULT_DELAY,
+        ttr: float = DEFAULT_TTR,
+        *,
+        tube: str | None = None,
+        idempotency_key: str | None = None,
+        idempotency_ttl: int = 0,
+        group: str | None = None,
+        after: str | None = None,
+        concurrency_key: str | None = None,
+        concurrency_limit: int = 1,
+    ) -> PutId:
+        """Put a job; return its id.
+
+        :param priority: 0 (most urgent) to 4,294,967,295.
+        :param delay: Seconds until the job is ready; may have a fraction.
+        :param ttr: Seconds that a worker may hold the job without a touch. 0 is one second.
+        :param tube: Put into this tube instead of the used one.
+        :param idempotency_key: Add no job if the tube has one with this key; return the id of that one.
+        :param idempotency_ttl: Seconds that the key is kept after its job was deleted.
+        :param group: The job belongs to this group.
+        :param after: The job is not ready before this group is empty.
+        :param concurrency_key: Jobs with this key take turns, over all tubes of the server.
+        :param concurrency_limit: Maximum number of reserved jobs with the concurrency key; 1 or more.
+
+        Keyword arguments and fractions need a server with the extensions: UnknownCommandError is raised, and nothing
+        is put, if it has none. CommandTooLongError is raised if the names make the command longer than 224 bytes.
+        """
+        data = self._encode(body)
+        times: list[bytes] = [encode_seconds(delay), encode_seconds(ttr)]
+        verb = b"put" if tube is None else b"put-in-tube " + encode_name(tube)
+        words = [verb, b"%d" % valid_priority(priority), *times, b"%d" % len(data)]
+        if idempotency_key is not None:
+            words.append(_tag(b"idp", idempotency_key, idempotency_ttl, 0))
+        if group is not None:
+            words.append(_tag(b"grp", group))
+        if after is not None:
+            words.append(_tag(b"aft", after))
+        if concurrency_key is not None:
+            words.append(_tag(b"con", concurrency_key, concurrency_limit, 1))
+        line = b" ".join(words)
+        if len(line) + 2 > MAX_LINE:
+            size = len(line) + 2
+            raise CommandTooLongError(f"the names and keys make a command of {size} bytes; the maximum is {MAX_LINE}")
+        if tube is not None or len(words) > 5 or b"." in b"".join(times):
+            self._need_extensions()  # a server without them would read the body as commands
+        return _put_id(self._send_cmd(b"%b\r\n%b" % (line, data), b"INSERTED"))
+
+    # Reserve and finish
+
+    def reserve(self, timeout: float | None = None) -> Job[TBody]:
+        """Reserve a job.
+
+        :param timeout: Maximum seconds to wait, with a fraction if the server has the extensions. None waits for ever.
+
+        Raise TimedOutError if no job was ready in time, and DeadlineSoonError if none is ready and less than a second
+        is left of the TTR of a job that this client holds.
+        """
+        if timeout is None:
+            return self._job_cmd(b"reserve", b"RESERVED")
+        return self._job_cmd(b"reserve-with-timeout " + self._extended_seconds(timeout), b"RESERVED")
+
+    def reserve_batch(self, count: int, timeout: float = 0) -> list[Job[TBody]]:
+        """Reserve up to *count* jobs, 1 to 1000; return [] if none was ready within *timeout* seconds.
+
+        The client waits for the first job, and then takes what else is ready. The server may return fewer jobs than
+        are ready, because a reply ends once its bodies exceed 64 KiB.
+
+        Raise DeadlineSoonError as `reserve` does. Raise BodyDecodeError, which has the jobs, if a body is not in the
+        encoding of this client.
+        """
+        if not 1 <= count <= MAX_BATCH:
+            raise ValueError(f"{count} jobs are not 1 to {MAX_BATCH}")
+        self._need_extensions()
+        size = self._int_cmd(b"reserve-batch %d %b" % (count, encode_seconds(timeout)), b"RESERVED_BATCH")
+        jobs = [self._read_job(self._read_reply(b"RESERVED")) for _ in range(size)]
+        try:
+            return [self._decoded(job) for job in jobs]
+        except UnicodeError as error:
+            raise BodyDecodeError(jobs) from error
+
+    def delete_batch(self, jobs: Iterable[greenstalk.JobOrID[TBody]]) -> BatchResult:
+        """Delete up to 1000 jobs; return how many were deleted, and how many were not found.
+
+        Not atomic: if the connection ends before the reply, some of the jobs may be deleted.
+        """
+        ids = [_id(job) for job in jobs]
+        if len(ids) > MAX_BATCH:
+            raise ValueError(f"{len(ids)} jobs are more than {MAX_BATCH}")
+        if not ids:
+            return BatchResult(0, 0)
+        deleted, not_found = self._send_cmd(b"delete-batch" + b"".join(b" %d" % id for id in ids), b"DELETED_BATCH")
+        return BatchResult(int(deleted), int(not_found))
+
+    def release(
+        self,
+        job: greenstalk.Job[TBody],
+        priority: int = DEFAULT_PRIORITY,
+        delay: float = DEFAULT_DELAY,
+    ) -> None:
+        """Release a job that this client holds, with *delay* in seconds, which may have a fraction.
+
+        Raise NotFoundError if this client does not hold the job.
+        """
+        command = b"release %d %d %b" % (job.id, valid_priority(priority), self._extended_seconds(delay))
+        self._send_cmd(command, b"RELEASED")
+
+    def touch_all(self) -> int:
+        """Restart the TTR of every job that this client holds; return their number.
+
+        A smaller number than expected means that the TTR of some jobs has expired, or that they were deleted.
+        """
+        return self._int_cmd(b"touch-all", b"TOUCHED_ALL")
+
+    def meta(self, *fields: str) -> None:
+        """Select the facts that each job has in its `meta` from now on: keys of JobMeta. No field ends this.
+
+        Raise ValueError if a field does not exist or is repeated.
+        """
+        if not set(fields) <= _META_TYPES.keys() or len(set(fields)) < len(fields):
+            raise ValueError(f"{fields} are not distinct fields of {tuple(_META_TYPES)}")
+        try:
+            self._send_cmd(" ".join(("meta", *fields)).encode(), b"META")
+        except greenstalk.UnknownCommandError:
+            self._has_extensions = False
+            raise
+        self._fields = fields
+        self._has_extensions = True
+
+    # Watch
+
+    def watch(self, tube: str, weight: int | None = None) -> int:
+        """Watch *tube*; return the number of watched tubes.
+
+        :param weight: 1 to 9999, for the weighted modes of `reserve_mode`. A watched tube gets the new weight.
+        """
+        if weight is None:
+            return super().watch(tube)
+        if not 1 <= weight <= 9999:
+            raise ValueError(f"the weight {weight} is not 1 to 9999")
+        self._need_extensions()
+        return self._int_cmd(b"watch %b %d" % (encode_name(tube), weight), b"WATCHING")
+
+    def reserve_mode(self, mode: Literal["fifo", "weighted", "weighted-fair"]) -> None:
+        """Choose how reserves of this connection select a tube.
+
+        fifo: the job with the best priority of all watched tubes, as in beanstalkd. weighted: a tube at random, by
+        its weight. weighted-fair: the same with each weight divided by the tube's mean processing time.
+        """
+        self._need_extensions()
+        self._send_cmd(b"reserve-mode " + mode.encode("ascii"), b"USING")
+
+    # Jobs and tubes
+
+    def wait(self, job: greenstalk.JobOrID[TBody], timeout: float | None = None) -> Literal["deleted", "buried"]:
+        """Wait until a job is deleted or buried; return which of both.
+
+        :param timeout: Maximum seconds to wait. None waits as long as it takes.
+
+        Raise TimedOutError after the timeout, and NotFoundError if there is no such job: it may have been deleted
+        before.
+        """
+        command = b"wait %d" % _id(job)
+        if timeout is not None:
+            command += b" " + encode_seconds(timeout)
+        try:
+            self._send_cmd(command, b"DELETED")
+        except greenstalk.BuriedError:
+            return "buried"
+        return "deleted"
+
+    def reprioritize(self, job: greenstalk.JobOrID[TBody], priority: int) -> None:
+        """Give a ready, delayed or buried job another priority.
+
+        Raise AlreadyReservedError if a client holds the job, and NotFoundError if there is no such job.
+        """
+        try:
+            self._send_cmd(b"reprioritize %d %d" % (_id(job), valid_priority(priority)), b"REPRIORITIZED")
+        except greenstalk.UnknownResponseError as error:
+            if error.status == b"ALREADY_RESERVED":
+                raise AlreadyReservedError from error
+            raise
+
+    def peek_reserved(self) -> Job[TBody]:
+        """Return the reserved job of the used tube with the lowest id; raise NotFoundError if there is none."""
+        return self._job_cmd(b"peek-reserved", b"FOUND")
+
+    def flush_tube(self, tube: str) -> int:
+        """Delete all jobs of *tube*, reserved ones included; return their number."""
+        return self._int_cmd(b"flush-tube " + encode_name(tube), b"FLUSHED")
+
+    def flush_buried(self, tube: str) -> int:
+        """Delete the buried jobs of *tube*; return their number."""
+        return self._int_cmd(b"flush-buried " + encode_name(tube), b"FLUSHED")
+
+    def truncate(self, tube: str) -> int:
+        """Delete the jobs of *tube*, and each reserved one when its reservation ends; return the number of both.
+
+        Raise NotFoundError if there is no such tube.
+        """
+        return self._int_cmd(b"truncate " + encode_name(tube), b"TRUNCATED")
+
+    def pause_tube(self, tube: str, delay: float) -> None:
+        """Let no job of *tube* be reserved for *delay* seconds, which may have a fraction."""
+        self._send_cmd(b"pause-tube %b %b" % (encode_name(tube), self._extended_seconds(delay)), b"PAUSED")
+
+    def stats_group(self, group: str) -> dict[str, int | str]:
+        """Return how many jobs of *group* are in each state, and how many jobs wait for it.
+
+        Raise NotFoundError if the group is empty and no job waits for it.
+        """
+        self._need_extensions()
+        return cast("dict[str, int | str]", self._stats_cmd(b"stats-group " + encode_name(group)))
+
+    def drain(self) -> None:
+        """Let the server accept no new jobs. The connection needs an access rule that grants administration."""
+        self._send_cmd(b"drain", b"DRAINING")
+
+    def undrain(self) -> None:
+        """End the effect of `drain`."""
+        self._send_cmd(b"undrain", b"NOT_DRAINING")
+
+    # How greenstalk sends commands and reads replies
+
+    def _send_cmd(self, cmd: bytes, expected: bytes) -> list[bytes]:
+        self._sock.sendall(cmd + b"\r\n")
+        return self._read_reply(expected)
+
+    def _read_reply(self, expected: bytes) -> list[bytes]:
+        line = self._reader.readline()
+        if line and not line.endswith(b"\n"):
+            raise ConnectionError("the connection ended within a reply")
+        return greenstalk._parse_response(line, expected)
+
+    def _read_chunk(self, size: int) -> bytes:
+        data = self._reader.read(size + 2)
+        if len(data) < size + 2:
+            raise ConnectionError("the connection ended within a body")
+        return greenstalk._parse_chunk(data, size)
+
+    def _job_cmd(self, cmd: bytes, expected: bytes) -> Job[TBody]:
+        return self._decoded(self._read_job(self._send_cmd(cmd, expected)))
+
+    def _read_job(self, values: list[bytes]) -> Job[bytes]:
+        """Return the job that a reply with *values* announces, and whose body follows."""
+        id, size, *facts = values
+        meta = {name: _META_TYPES[name](fact.decode()) for name, fact in zip(self._fields, facts, strict=True)}
+        return Job(int(id), self._read_chunk(int(size)), cast("JobMeta", meta))
+
+    def _decoded(self, job: Job[bytes]) -> Job[TBody]:
+        body = job.body if self.encoding is None else job.body.decode(self.encoding)
+        return Job(job.id, cast("TBody", body), job.meta)
+
+    def _encode(self, body: TBody) -> bytes:
+        if isinstance(body, bytes):
+            return body
+        if self.encoding is None:
+            raise TypeError("a client without an encoding needs bodies of bytes")
+        return body.encode(self.encoding)
+
+    def _extended_seconds(self, seconds: float) -> bytes:
+        """Format *seconds*; a fraction needs a server with the extensions."""
+        text = encode_seconds(seconds)
+        if b"." in text:
+            self._need_extensions()
+        return text
+
+    def _need_extensions(self) -> None:
+        """Raise UnknownCommandError if the server has none: it would reply BAD_FORMAT, or read a body as commands."""
+        if not self.has_extensions():
+            raise greenstalk.UnknownCommandError("the server has no protocol extensions")
+
+
+def _id(job: greenstalk.JobOrID[TBody]) -> int:
+    return job.id if isinstance(job, greenstalk.Job) else job
+
+
+def encode_name(name: str) -> bytes:
+    """Return the name of a tube or key as it is sent; raise ValueError if it is not valid."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a name of 1 to 200 letters, digits and -+/;.$_() that does not start with -")
+    return name.encode("ascii")
+
+
+def valid_priority(priority: int) -> int:
+    """Return *priority*; raise ValueError if it is out of range."""
+    if not 0 <= priority <= _MAX_NUMBER:
+        raise ValueError(f"the priority {priority} is not 0 to {_MAX_NUMBER}")
+    return priority
+
+
+def encode_seconds(seconds: float) -> bytes:
+    """Format a time with at most three digits after the point, and none for whole seconds.
+
+    Raise ValueError if it is out of range.
+    """
+    if not 0 <= seconds <= _MAX_NUMBER:
+        raise ValueError(f"{seconds} is not a time of 0 to {_MAX_NUMBER} seconds")
+    return f"{seconds:.3f}".rstrip("0").rstrip(".").encode()
+
+
+def _tag(kind: bytes, key: str, number: int = 0, default: int = 0) -> bytes:
+    """Format a tag of a put, with its *number* unless that is the *default*."""
+    if not default <= number <= _MAX_NUMBER:
+        raise ValueError(f"{number} is not {default} to {_MAX_NUMBER}")
+    return b"%b:%b" % (kind, encode_name(key)) + (b"" if number == default else b":%d" % number)
+
+
+def _put_id(values: list[bytes]) -> PutId:
+    id, *existing = values
+    result = PutId(id)
+    if existing:
+        result.state = existing[0].decode().lower()
+    if len(existing) > 1:
+        result.priority = int(existing[1])
+    return result

@@ -1,0 +1,388 @@
+"""A worker loop: reserve jobs in batches, run a handler for each in threads, and finish them by its outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import random
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
+from typing import Final, NamedTuple, TypeAlias
+
+import greenstalk
+
+from greenstalk_client.client import MAX_BATCH, Job, encode_name, encode_seconds, valid_priority
+from greenstalk_client.link import LINK_ERRORS, REQUEST_TIMEOUT, Link
+
+Handler: TypeAlias = Callable[[Job[bytes]], object]
+Server: TypeAlias = greenstalk.Address | Callable[[], socket.socket]
+
+DEFAULT_SERVER: Final = ("127.0.0.1", 11300)
+RESERVE_TIMEOUT: Final = 20
+"""Seconds that one request waits for jobs."""
+
+MIN_PAUSE: Final = 0.1
+MAX_PAUSE: Final = 10.0
+"""Shortest and longest pause before the next attempt to connect, in seconds."""
+
+MAX_CONCURRENCY: Final = 1000
+
+log = logging.getLogger("greenstalk_client")
+
+
+class Release(Exception):
+    """Raised by a handler: release the job, so that it runs again after *delay* seconds.
+
+    :param delay: 0 to 4,294,967,295 seconds; a fraction is rounded up if the server has no extensions.
+    :param priority: 0 (most urgent) to 4,294,967,295. None keeps the job's priority.
+
+    Raise ValueError if one of them is out of range.
+    """
+
+    def __init__(self, delay: float = 0, priority: int | None = None) -> None:
+        encode_seconds(delay)
+        if priority is not None:
+            valid_priority(priority)
+        super().__init__(f"release with a delay of {delay} s")
+        self.delay = delay
+        self.priority = priority
+
+
+class Bury(Exception):
+    """Raised by a handler: bury the job, and log no traceback.
+
+    :param reason: Text for the log.
+    :param priority: 0 (most urgent) to 4,294,967,295. None keeps the job's priority.
+
+    Raise ValueError if the priority is out of range.
+    """
+
+    def __init__(self, reason: str = "", priority: int | None = None) -> None:
+        if priority is not None:
+            valid_priority(priority)
+        super().__init__(reason)
+        self.priority = priority
+
+
+def work(
+    tubes: str | Iterable[str],
+    handler: Handler,
+    *,
+    server: Server = DEFAULT_SERVER,
+    concurrency: int = 1,
+    prefetch: int = 0,
+    stop_timeout: float = 30.0,
+) -> None:
+    """Reserve jobs from *tubes* and call *handler* with each, until SIGTERM or SIGINT (Ctrl-C).
+
+    If the handler returns, its job is deleted. If it raises Release, the job is released, with a delay. If it raises
+    Bury or any other exception, the job is buried. While a handler runs, its job is touched, so it may take longer
+    than the TTR. A handler that never returns keeps its job.
+
+    A lost connection is opened again, with growing pauses of up to 10 seconds. Jobs whose connection was lost are not
+    deleted, since the server gives them to other workers: each job runs at least once, and may run twice.
+
+    After the first signal no job is reserved, jobs that have not begun are released, and those that run are finished.
+    After *stop_timeout* seconds, or a second signal, the function returns although handlers run; the server makes
+    their jobs ready. In a thread other than the main thread, signals are not handled: see Worker.
+
+    :param tubes: The tubes to watch.
+    :param handler: A function of one job. It runs in *concurrency* threads at the same time. The job's body is bytes.
+        Its `meta` has tube, pri, ttr and attempts if the server has the extensions, and is empty if not.
+    :param server: (host, port), the path of a Unix socket, or a function that returns a connected socket, such as one
+        with TLS. The function is called for each connection, and may raise OSError.
+    :param concurrency: Number of threads that run the handler, 1 to 1000.
+    :param prefetch: Number of jobs to reserve beyond those that run, 0 or more. Use it for short jobs: other workers
+        do not get these jobs. The worker has at most concurrency + prefetch + 1 connections.
+    :param stop_timeout: Seconds to wait for running handlers, 0 or more.
+
+    Raise greenstalk.UnknownCommandError or greenstalk.BadFormatError if the server refuses to serve these tubes, and
+    ValueError if an argument is out of range.
+    """
+    worker = Worker(
+        tubes, handler, server=server, concurrency=concurrency, prefetch=prefetch, stop_timeout=stop_timeout
+    )
+    with _stopped_by_signals(worker):
+        worker.run()
+
+
+class _Task(NamedTuple):
+    link: Link
+    job: Job[bytes]
+
+
+class Worker:
+    """The loop of `work`, which has the arguments, as an object: `run` it once in any thread, `stop` it from any other.
+
+    One thread reserves, on a link without jobs, because commands that arrive during a reserve wait. *concurrency*
+    threads run the handler, and finish each job on its link. One thread touches the jobs of all links.
+    """
+
+    def __init__(
+        self,
+        tubes: str | Iterable[str],
+        handler: Handler,
+        *,
+        server: Server = DEFAULT_SERVER,
+        concurrency: int = 1,
+        prefetch: int = 0,
+        stop_timeout: float = 30.0,
+    ) -> None:
+        self._tubes = [tubes] if isinstance(tubes, str) else [*tubes]
+        if not self._tubes:
+            raise ValueError("there is no tube to watch")
+        for tube in self._tubes:
+            encode_name(tube)
+        if not 1 <= concurrency <= MAX_CONCURRENCY:
+            raise ValueError(f"the concurrency {concurrency} is not 1 to {MAX_CONCURRENCY}")
+        if prefetch < 0 or not stop_timeout >= 0:
+            raise ValueError("prefetch and stop_timeout are 0 or more")
+        self._handler = handler
+        self._server = server
+        self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._stop_timeout = stop_timeout
+        self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by signal handlers
+        self._lock = threading.Lock()
+        self._has_job = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
+        self._has_touch = threading.Condition(self._lock)
+        self._tasks: deque[_Task] = deque()
+        self._running: set[_Task] = set()
+        self._links: list[Link] = []
+        self._reserving: Link | None = None
+        self._is_stopping = False
+        self._has_ended = False
+        self._has_finished = False
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Work until `stop` is called. Raise what `work` raises."""
+        targets = [self._reserve_jobs, self._touch_jobs, *[self._handle_jobs] * self._concurrency]
+        threads = [threading.Thread(target=each, name=f"greenstalk{each.__name__}", daemon=True) for each in targets]
+        for thread in threads:
+            thread.start()
+        try:
+            self._orders.get()
+            self._begin_stop()
+            with contextlib.suppress(queue.Empty):
+                self._orders.get(timeout=self._stop_timeout)
+        finally:
+            self._end()
+        if self._has_finished:
+            for thread in threads:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Make `run` finish the running jobs and return. A second call makes it return immediately.
+
+        May be called by any thread, and by signal handlers.
+        """
+        self._orders.put(None)
+
+    def _begin_stop(self) -> None:
+        with self._lock:
+            self._is_stopping = True
+            if self._reserving is not None:
+                self._reserving.interrupt()
+            self._has_room.notify_all()
+
+    def _end(self) -> None:
+        """End all threads that do not run a handler."""
+        with self._lock:
+            self._is_stopping = self._has_ended = True
+            running = [task.job.id for task in self._running]
+            links = [*self._links]
+            for condition in (self._has_job, self._has_room, self._has_touch):
+                condition.notify_all()
+        if running:
+            log.warning("stopping while the jobs %s run; the server makes them ready", running)
+        for link in links:
+            link.close()
+
+    # The thread that reserves
+
+    def _reserve_jobs(self) -> None:
+        try:
+            self._reserve_until_stopped()
+        except BaseException as error:  # noqa: BLE001  run() raises it
+            self._error = error
+            self.stop()
+        with self._lock:
+            self._is_stopping = True
+            tasks = [*self._tasks]
+            self._tasks.clear()
+        for link, job in tasks:
+            link.release(job, None, 0)
+        with self._lock:
+            self._has_room.wait_for(lambda: not self._running or self._has_ended)
+            self._has_finished = not self._running
+        self.stop()
+
+    def _reserve_until_stopped(self) -> None:
+        pause = MIN_PAUSE
+        while (count := self._room()) > 0:
+            try:
+                tasks = self._reserve(count)
+            except (greenstalk.UnknownCommandError, greenstalk.BadFormatError):
+                raise
+            except LINK_ERRORS as error:
+                self._wait_to_reconnect(error, pause * random.uniform(0.5, 1))  # noqa: S311  not a secret
+                pause = min(2 * pause, MAX_PAUSE)
+            else:
+                pause = MIN_PAUSE
+                with self._lock:
+                    self._tasks.extend(tasks)
+                    self._has_job.notify(len(tasks))
+                    self._has_touch.notify()
+
+    def _room(self) -> int:
+        """Wait until jobs may be reserved; return their maximum number, or 0 when the worker stops."""
+        with self._lock:
+            self._has_room.wait_for(lambda: self._is_stopping or self._count() > 0)
+            return 0 if self._is_stopping else self._count()
+
+    def _count(self) -> int:
+        """Return how many jobs to reserve now: none while more than half of the prefetched ones have not begun."""
+        idle = self._concurrency - len(self._running)
+        prefetched = len(self._tasks) - idle
+        if prefetched > self._prefetch // 2:
+            return 0
+        return min(self._prefetch - prefetched, MAX_BATCH)
+
+    def _reserve(self, count: int) -> list[_Task]:
+        """Reserve up to *count* jobs on a link without jobs. Raise one of LINK_ERRORS."""
+        link = self._idle_link()
+        with self._lock:
+            if self._is_stopping:
+                return []
+            self._reserving = link
+        try:
+            return [_Task(link, job) for job in link.reserve(count, RESERVE_TIMEOUT)]
+        except BaseException:
+            self._drop(link)
+            raise
+        finally:
+            with self._lock:
+                self._reserving = None
+
+    def _idle_link(self) -> Link:
+        for link in [*self._links]:
+            if link.is_idle or link.is_lost:
+                if not link.detect_loss():
+                    return link
+                self._drop(link)
+        link = Link(self._connect(), self._tubes)
+        with self._lock:
+            if not self._has_ended:
+                self._links.append(link)
+                return link
+        link.close()
+        raise ConnectionError("the worker has stopped")
+
+    def _drop(self, link: Link) -> None:
+        with self._lock:
+            self._links.remove(link)
+        link.close()
+
+    def _connect(self) -> socket.socket:
+        if callable(self._server):
+            return self._server()
+        if isinstance(self._server, str):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(REQUEST_TIMEOUT)
+                sock.connect(self._server)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        sock = socket.create_connection(self._server, REQUEST_TIMEOUT)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock
+
+    @property
+    def _address(self) -> object:
+        return "{}:{}".format(*self._server) if isinstance(self._server, tuple) else self._server
+
+    def _wait_to_reconnect(self, error: Exception, seconds: float) -> None:
+        with self._lock:
+            if not self._is_stopping:
+                reason = str(error) or type(error).__name__
+                log.warning("cannot reserve from %s: %s; trying again in %.1f s", self._address, reason, seconds)
+                self._has_room.wait_for(lambda: self._is_stopping, seconds)
+
+    # The threads that run the handler
+
+    def _handle_jobs(self) -> None:
+        while (task := self._next_task()) is not None:
+            if not task.link.detect_loss():
+                self._handle(task)
+            with self._lock:
+                self._running.remove(task)
+                self._has_room.notify_all()
+
+    def _next_task(self) -> _Task | None:
+        with self._lock:
+            self._has_job.wait_for(lambda: self._has_ended or (self._tasks and not self._is_stopping))
+            if self._has_ended:
+                return None
+            task = self._tasks.popleft()
+            self._running.add(task)
+            self._has_room.notify_all()
+            return task
+
+    def _handle(self, task: _Task) -> None:
+        link, job = task
+        try:
+            self._handler(job)
+        except Release as order:
+            link.release(job, order.priority, order.delay)
+        except Bury as order:
+            log.warning("job %d is buried: %s", job.id, order)
+            link.bury(job, order.priority)
+        except BaseException:  # SystemExit too, which would end this thread
+            log.exception("job %d failed and is buried", job.id)
+            link.bury(job, None)
+        else:
+            link.delete(job)
+
+    # The thread that touches
+
+    def _touch_jobs(self) -> None:
+        while True:
+            with self._lock:
+                due = min((link.touch_at for link in self._links), default=math.inf)
+                left = due - monotonic()
+                if left > 0 and not self._has_ended:
+                    self._has_touch.wait(None if math.isinf(left) else left)
+                if self._has_ended:
+                    return
+                links = [link for link in self._links if link.touch_at <= monotonic()]
+            for link in links:
+                link.touch()
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(worker: Worker) -> Iterator[None]:
+    """Stop *worker* at SIGTERM and SIGINT, if this is the main thread, which alone can set signal handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    saved = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in saved:
+        signal.signal(number, lambda _number, _frame: worker.stop())
+    try:
+        yield
+    finally:
+        for number, handler in saved.items():
+            if handler is not None:  # one that was not set by Python cannot be restored
+                signal.signal(number, handler)

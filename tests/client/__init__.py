@@ -1,0 +1,1 @@
+"""greenstalk_client against this server and against Debian's beanstalkd."""

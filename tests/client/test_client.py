@@ -1,0 +1,258 @@
+"""Each method of Client against the real server, and what it does on one without the extensions."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import greenstalk
+import pytest
+
+from greenstalk_client import AlreadyReservedError, BodyDecodeError, Client
+
+from .conftest import Address
+
+
+@pytest.fixture
+def old(plain: Address) -> Iterator[Client[str]]:
+    """A client of plain beanstalkd."""
+    with Client(plain) as client:
+        yield client
+
+
+def test_methods_of_greenstalk_work_on_both_servers(address: Address) -> None:
+    with Client(address, use="mail", watch=["mail", "sms"]) as client:
+        id = client.put("hellö", priority=3, delay=0, ttr=9)
+        assert id.is_new
+        job = client.reserve(timeout=5)
+        assert (job.id, job.body, job.meta) == (id, "hellö", {})
+        client.touch(job)
+        client.release(job, priority=4)
+        assert client.stats_job(id)["pri"] == 4
+        client.bury(client.reserve_job(id))
+        client.kick_job(id)
+        client.pause_tube("mail", 1)
+        client.delete(id)
+        assert sorted(client.watching()) == ["mail", "sms"]
+
+
+def test_extensions_are_detected(client: Client[str], old: Client[str]) -> None:
+    assert client.has_extensions()
+    assert not old.has_extensions()
+
+
+CALLS: list[Callable[[Client[str]], object]] = [
+    lambda client: client.put("delete 1", delay=0.5),
+    lambda client: client.put("delete 1", ttr=0.5),
+    lambda client: client.put("delete 1", tube="mail"),
+    lambda client: client.put("delete 1", idempotency_key="key"),
+    lambda client: client.put("delete 1", group="key"),
+    lambda client: client.put("delete 1", after="key"),
+    lambda client: client.put("delete 1", concurrency_key="key"),
+    lambda client: client.reserve(0.5),
+    lambda client: client.reserve_batch(1),
+    lambda client: client.delete_batch([1]),
+    lambda client: client.touch_all(),
+    lambda client: client.meta("tube"),
+    lambda client: client.watch("mail", weight=2),
+    lambda client: client.reserve_mode("weighted"),
+    lambda client: client.wait(1),
+    lambda client: client.reprioritize(1, 1),
+    lambda client: client.peek_reserved(),
+    lambda client: client.flush_tube("mail"),
+    lambda client: client.flush_buried("mail"),
+    lambda client: client.truncate("mail"),
+    lambda client: client.pause_tube("default", 0.5),
+    lambda client: client.stats_group("key"),
+    lambda client: client.drain(),
+    lambda client: client.undrain(),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_extension_is_an_unknown_command_of_plain_beanstalkd(
+    call: Callable[[Client[str]], object], old: Client[str]
+) -> None:
+    """In particular, no body is read as a command: the next reply belongs to the next command."""
+    with pytest.raises(greenstalk.UnknownCommandError):
+        call(old)
+    assert old.using() == "default"
+
+
+def test_put_with_fractions(client: Client[str]) -> None:
+    began = time.monotonic()
+    id = client.put("soon", delay=0.25, ttr=1.5)
+    assert client.stats_job(id)["state"] == "delayed"
+    client.meta("ttr")
+    assert client.reserve(30).meta == {"ttr": 1.5}
+    assert 0.25 <= time.monotonic() - began < 20
+
+
+def test_put_into_another_tube(client: Client[str]) -> None:
+    id = client.put("hello", tube="mail")
+    assert client.stats_job(id)["tube"] == "mail"
+    assert client.using() == "default"
+
+
+def test_batch_is_reserved_and_deleted(client: Client[str]) -> None:
+    ids = [client.put(f"body {number}") for number in range(5)]
+    assert [job.id for job in client.reserve_batch(3)] == ids[:3]
+    assert [(job.id, job.body) for job in client.reserve_batch(1000, timeout=0.5)] == [
+        (ids[3], "body 3"),
+        (ids[4], "body 4"),
+    ]
+    assert client.reserve_batch(1, 0.01) == []
+    assert client.delete_batch([*ids, ids[0]]) == (5, 1)
+    assert client.delete_batch([]) == (0, 0)
+
+
+def test_largest_batch_fits_the_command_line(client: Client[str]) -> None:
+    assert client.delete_batch([2**64 - 1 - number for number in range(1000)]) == (0, 1000)
+
+
+def test_batch_with_an_undecodable_body_loses_no_job(client: Client[str], ours: Address) -> None:
+    with Client(ours, encoding=None) as raw:
+        ids = [raw.put(b"good"), raw.put(b"\xff"), raw.put(b"good")]
+    with pytest.raises(BodyDecodeError) as caught:
+        client.reserve_batch(10)
+    assert [(job.id, job.body) for job in caught.value.jobs] == list(zip(ids, [b"good", b"\xff", b"good"], strict=True))
+    assert client.delete_batch(job.id for job in caught.value.jobs) == (3, 0)
+
+
+def test_touch_all_counts_the_jobs(client: Client[str]) -> None:
+    client.put("one", ttr=100)
+    client.put("two", ttr=100)
+    assert len(client.reserve_batch(2)) == 2
+    assert client.touch_all() == 2
+
+
+def test_meta_gives_facts_of_reserved_and_peeked_jobs(client: Client[str]) -> None:
+    id = client.put("hello", priority=7, ttr=2.5, tube="mail")
+    client.watch("mail")
+    client.meta("tube", "pri", "age", "ttr", "reserves", "timeouts", "releases", "attempts")
+    (job,) = client.reserve_batch(1)
+    age = job.meta.pop("age")
+    assert isinstance(age, float) and age < 60
+    counts = {"reserves": 1, "timeouts": 0, "releases": 0, "attempts": 1}
+    assert job.meta == {"tube": "mail", "pri": 7, "ttr": 2.5, **counts}
+    client.meta("attempts")
+    peeked: Any = client.peek(id)
+    assert peeked.meta == {"attempts": 1}
+    client.meta()
+    client.release(job)
+    assert client.reserve(0).meta == {}
+
+
+def test_wait_returns_how_the_job_ended(client: Client[str], ours: Address) -> None:
+    deleted, buried = client.put("one"), client.put("two")
+    with pytest.raises(greenstalk.TimedOutError):
+        client.wait(deleted, 0.01)
+    with Client(ours) as waiting:
+        timer = threading.Timer(0.5, lambda: client.delete(client.reserve()))
+        timer.start()
+        assert waiting.wait(deleted) == "deleted"
+        timer.join()
+        client.bury(client.reserve())
+        assert waiting.wait(buried, timeout=5) == "buried"
+        with pytest.raises(greenstalk.NotFoundError):
+            waiting.wait(deleted)
+
+
+def test_reprioritize(client: Client[str]) -> None:
+    first, second = client.put("one", priority=5), client.put("two", priority=6)
+    client.reprioritize(second, 4)
+    assert client.reserve(0).id == second
+    with pytest.raises(AlreadyReservedError):
+        client.reprioritize(second, 1)
+    client.delete(second)
+    with pytest.raises(greenstalk.NotFoundError):
+        client.reprioritize(second, 1)
+    assert client.stats_job(first)["pri"] == 5
+
+
+def test_peek_reserved(client: Client[str]) -> None:
+    with pytest.raises(greenstalk.NotFoundError):
+        client.peek_reserved()
+    id = client.put("hello")
+    client.reserve()
+    assert client.peek_reserved().id == id
+
+
+def test_flush(client: Client[str], ours: Address) -> None:
+    for _ in range(4):
+        client.put("hello", tube="mail")
+    with Client(ours, watch="mail") as other:
+        other.bury(other.reserve())
+        held = other.reserve()
+        assert client.flush_buried("mail") == 1
+        assert client.flush_tube("mail") == 3
+        with pytest.raises(greenstalk.NotFoundError):
+            other.delete(held)
+    assert client.flush_tube("nothing") == 0
+
+
+def test_pause_with_a_fraction(client: Client[str]) -> None:
+    client.put("hello")
+    client.pause_tube("default", 0.2)
+    with pytest.raises(greenstalk.TimedOutError):
+        client.reserve(0)
+    began = time.monotonic()
+    client.reserve(30)
+    assert time.monotonic() - began < 20
+
+
+def test_release_with_a_fraction(client: Client[str]) -> None:
+    id = client.put("hello")
+    client.release(client.reserve(), delay=0.1)
+    assert client.stats_job(id)["state"] == "delayed"
+    assert client.reserve(30).id == id
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.put("hello", tube="two words"),
+        lambda client: client.put("hello", group="a\r\ndelete 1"),
+        lambda client: client.put("hello", idempotency_key=""),
+        lambda client: client.put("hello", idempotency_key="a:1"),
+        lambda client: client.put("hello", idempotency_key="key", idempotency_ttl=-1),
+        lambda client: client.put("hello", concurrency_key="key", concurrency_limit=0),
+        lambda client: client.put("hello", group="g" * 200, after="a" * 200),
+        lambda client: client.put("hello", priority=-1),
+        lambda client: client.put("hello", delay=-1),
+        lambda client: client.put("hello", ttr=float("nan")),
+        lambda client: client.put("hello", ttr=2**32),
+        lambda client: client.reserve_batch(0),
+        lambda client: client.reserve_batch(1001),
+        lambda client: client.reserve(-0.1),
+        lambda client: client.delete_batch(range(1001)),
+        lambda client: client.meta("tube", "tube"),
+        lambda client: client.meta("body"),
+        lambda client: client.watch("mail", weight=0),
+        lambda client: client.watch("mail", weight=10_000),
+        lambda client: client.flush_tube("-"),
+    ],
+)
+def test_argument_out_of_range_is_not_sent(call: Callable[[Client[str]], object], client: Client[str]) -> None:
+    jobs = client.stats()["total-jobs"]
+    with pytest.raises(ValueError, match=r".+"):
+        call(client)
+    assert client.stats()["total-jobs"] == jobs
+
+
+def test_text_needs_an_encoding(ours: Address) -> None:
+    with Client(ours, encoding=None) as client, pytest.raises(TypeError):
+        client.put("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reply", [b"", b"RESERVED 1", b"RESERVED 1 5\r\nhel"])
+def test_connection_that_ends_within_a_reply_is_a_connection_error(reply: bytes) -> None:
+    near, far = socket.socketpair()
+    with far, Client(near, encoding=None) as client:
+        far.sendall(reply)
+        far.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionError):
+            client.reserve()

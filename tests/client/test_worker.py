@@ -1,0 +1,427 @@
+"""The worker loop against both servers: outcomes, touches, batches, stops by real signals, and lost connections."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import greenstalk
+import pytest
+
+from greenstalk_client import Bury, Client, Job, Release, Worker, work
+from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
+from tests.support.peer import eventually
+from tests.support.ports import free_ports
+
+from .conftest import Address
+
+PROGRAM = Path(__file__).with_name("worker_program.py")
+
+
+@contextlib.contextmanager
+def working(address: Address, handler: Callable[[Job[bytes]], object], **options: Any) -> Iterator[Worker]:
+    """Run a worker of the tube mail in a thread; stop it at the end of the block."""
+    worker = Worker("mail", handler, server=address, **options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        if not worker._is_stopping:  # a second stop would not wait for handlers
+            worker.stop()
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def queue(address: Address) -> Iterator[Client[str]]:
+    """A client of each of both servers, for the tube mail, which has no jobs after the test."""
+    yield from cleaned(address)
+
+
+@pytest.fixture
+def our_queue(ours: Address) -> Iterator[Client[str]]:
+    yield from cleaned(ours)
+
+
+def cleaned(address: Address) -> Iterator[Client[str]]:
+    with Client(address, use="mail", watch="mail") as client:
+        yield client
+        eventually(lambda: count(client, "reserved") == 0, "the connections of the worker are closed")
+        while count(client, "buried") or count(client, "delayed"):
+            client.kick(1000)
+        while count(client, "ready"):
+            client.delete(client.reserve(0))
+
+
+def count(client: Client[str], state: str) -> int:
+    stats: Any = client.stats_tube("mail")
+    return int(stats[f"current-jobs-{state}"])
+
+
+def is_empty(client: Client[str]) -> bool:
+    return not any(count(client, state) for state in ("ready", "reserved", "delayed", "buried"))
+
+
+# Outcomes
+
+
+def test_finished_jobs_are_deleted(queue: Client[str], address: Address) -> None:
+    bodies = [f"{number}" for number in range(100)]
+    done: list[str] = []
+    for body in bodies:
+        queue.put(body)
+    with working(address, lambda job: done.append(job.body.decode()), concurrency=4):
+        eventually(lambda: is_empty(queue), "all jobs are deleted")
+    assert sorted(done) == sorted(bodies)
+
+
+def test_failed_job_is_buried_with_its_priority(
+    queue: Client[str], address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(job: Job[bytes]) -> None:
+        if job.body == b"exit":
+            sys.exit(1)
+        if job.body == b"bury":
+            raise Bury("no such address", priority=9)
+        raise RuntimeError("it is broken")
+
+    ids = [queue.put(body, priority=7) for body in ("raise", "exit", "bury")]
+    with working(address, fail):
+        eventually(lambda: count(queue, "buried") == 3, "the jobs are buried")
+    assert [queue.stats_job(id)["pri"] for id in ids] == [7, 7, 9]
+    assert f"job {ids[2]} is buried: no such address" in caplog.messages
+    (record,) = [one for one in caplog.records if one.exc_text is not None and "it is broken" in one.exc_text]
+    assert record.levelno == logging.ERROR
+
+
+def test_job_is_released_with_a_delay_and_its_priority(queue: Client[str], address: Address) -> None:
+    def release(job: Job[bytes]) -> None:
+        raise Release(delay=99.5)
+
+    id = queue.put("later", priority=7)
+    with working(address, release):
+        eventually(lambda: count(queue, "delayed") == 1, "the job is delayed")
+    stats = queue.stats_job(id)
+    assert stats["pri"] == 7
+    assert stats["delay"] in (99, 100)  # plain beanstalkd has whole seconds
+
+
+def test_released_job_runs_again(queue: Client[str], address: Address) -> None:
+    attempts: list[float] = []
+
+    def release_once(job: Job[bytes]) -> None:
+        attempts.append(time.monotonic())
+        if len(attempts) == 1:
+            raise Release(delay=0.4)
+
+    queue.put("again")
+    with working(address, release_once):
+        eventually(lambda: len(attempts) == 2 and is_empty(queue), "the job has run twice")
+    assert attempts[1] - attempts[0] > 0.35
+
+
+@pytest.mark.parametrize("arguments", [{"delay": -1}, {"delay": float("inf")}, {"priority": 2**32}])
+def test_release_out_of_range_is_a_value_error(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        Release(**arguments)
+
+
+def test_job_has_facts_if_the_server_has_the_extensions(our_queue: Client[str], ours: Address) -> None:
+    found: list[object] = []
+    our_queue.put("facts", priority=5, ttr=2.5)
+    with working(ours, lambda job: found.append(job.meta)):
+        eventually(lambda: is_empty(our_queue), "the job is deleted")
+    assert found == [{"tube": "mail", "pri": 5, "ttr": 2.5, "attempts": 1}]
+
+
+def test_job_has_no_facts_on_plain_beanstalkd(plain: Address) -> None:
+    found: list[object] = []
+    with Client(plain, use="mail") as queue, working(plain, lambda job: found.append(job.meta)):
+        queue.put("facts")
+        eventually(lambda: found == [{}], "the job has run")
+
+
+# Time
+
+
+def test_running_and_prefetched_jobs_are_touched(queue: Client[str], address: Address) -> None:
+    """Each job takes more than twice its TTR; another worker waits for jobs, and gets none."""
+    runs: list[bytes] = []
+
+    def take_long(job: Job[bytes]) -> None:
+        runs.append(job.body)
+        time.sleep(2.5)
+
+    ids = [queue.put(body, ttr=1) for body in ("a", "b", "c")]
+    others: list[bytes] = []
+    with working(address, take_long, concurrency=2, prefetch=1):
+        eventually(lambda: count(queue, "reserved") == 3, "all jobs are reserved")
+        with working(address, lambda job: others.append(job.body)):
+            eventually(lambda: is_empty(queue), "all jobs are deleted")
+    assert (sorted(runs), others, len(ids)) == ([b"a", b"b", b"c"], [], 3)
+
+
+def test_slow_job_does_not_hold_up_others(queue: Client[str], address: Address) -> None:
+    """Nor the deletes of others, although the worker waits for more jobs meanwhile."""
+    slow, done = threading.Event(), threading.Event()
+
+    def handle(job: Job[bytes]) -> None:
+        assert (slow if job.body == b"slow" else done).wait(TIMEOUT)
+
+    queue.put("slow")
+    with working(address, handle, concurrency=3):
+        eventually(lambda: count(queue, "reserved") == 1, "the slow job runs")
+        for body in ("one", "two"):
+            queue.put(body)
+        eventually(lambda: count(queue, "reserved") == 3, "all jobs run")
+        began = time.monotonic()
+        done.set()
+        eventually(lambda: count(queue, "reserved") == 1, "the others are deleted")
+        assert time.monotonic() - began < 5, "the worker waits 20 seconds for jobs"
+        slow.set()
+
+
+def test_concurrency_is_the_number_of_handlers(queue: Client[str], address: Address) -> None:
+    together, finish = threading.Barrier(5), threading.Event()
+
+    def handle(job: Job[bytes]) -> None:
+        together.wait(TIMEOUT)
+        assert finish.wait(TIMEOUT)
+
+    for number in range(6):
+        queue.put(f"{number}")
+    with working(address, handle, concurrency=4):
+        together.wait(TIMEOUT)  # four handlers, and this thread
+        assert (count(queue, "reserved"), count(queue, "ready")) == (4, 2)
+        together.abort()
+        finish.set()
+
+
+def test_jobs_are_reserved_and_deleted_in_batches(our_queue: Client[str], ours: Address) -> None:
+    before = our_queue.stats()
+    for number in range(2000):
+        our_queue.put(f"{number}")
+    done: list[int] = []
+    with working(ours, lambda job: done.append(int(job.body)), concurrency=8, prefetch=100):
+        eventually(lambda: is_empty(our_queue), "all jobs are deleted")
+    after = our_queue.stats()
+    assert sorted(done) == list(range(2000))
+    assert after["cmd-reserve"] == before["cmd-reserve"]
+    assert after["cmd-reserve-with-timeout"] == before["cmd-reserve-with-timeout"]
+
+
+def test_connections_that_the_server_closes_while_idle_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "--idle-timeout", "1") as server:
+        address = ("127.0.0.1", server.port)
+        together = threading.Barrier(3)
+        with Client(address, use="mail") as queue, working(address, lambda job: together.wait(TIMEOUT), concurrency=3):
+            for _ in range(2):
+                for number in range(3):
+                    queue.put(f"{number}")
+                    eventually(lambda: count(queue, "ready") == 0, "each job comes over a connection of its own")
+                eventually(lambda: is_empty(queue), "all jobs are deleted")
+                with Client(address) as other:
+                    deadline = time.monotonic() + TIMEOUT
+                    while other.stats()["current-connections"] > 3:  # the worker's, queue and other
+                        assert time.monotonic() < deadline
+                        queue.using()  # this one is not idle
+                        time.sleep(0.1)
+    assert not [message for message in caplog.messages if "cannot reserve" in message]
+
+
+# Stops
+
+
+def test_stop_finishes_running_jobs_and_releases_others(queue: Client[str], address: Address) -> None:
+    began, finish = threading.Event(), threading.Event()
+
+    def handle(job: Job[bytes]) -> None:
+        began.set()
+        assert finish.wait(TIMEOUT)
+
+    ids = [queue.put(f"{number}", priority=number) for number in range(4)]
+    with working(address, handle, prefetch=2) as worker:
+        assert began.wait(TIMEOUT)
+        eventually(lambda: count(queue, "reserved") == 3, "two jobs are prefetched")
+        worker.stop()
+        eventually(lambda: count(queue, "ready") == 3, "they are released")
+        assert count(queue, "reserved") == 1
+        finish.set()
+    assert [queue.stats_job(id)["pri"] for id in ids[1:]] == [1, 2, 3]
+    assert queue.stats_tube("mail")["current-jobs-ready"] == 3
+
+
+def test_stop_does_not_wait_for_a_reserve(address: Address) -> None:
+    began = time.monotonic()
+    with working(address, lambda job: None), Client(address) as client:
+        eventually(lambda: client.stats()["current-waiting"] == 1, "the worker waits")
+    assert time.monotonic() - began < 10, "a reserve waits 20 seconds"
+
+
+def test_stop_waits_for_a_hung_handler_for_a_limited_time(
+    queue: Client[str], address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    began, finish = threading.Event(), threading.Event()
+
+    def hang(job: Job[bytes]) -> None:
+        began.set()
+        finish.wait(TIMEOUT)
+
+    id = queue.put("hang", ttr=1000)
+    with working(address, hang, stop_timeout=0.2):
+        assert began.wait(TIMEOUT)
+    assert queue.reserve(5).id == id, "the closed connection has released it"
+    assert f"stopping while the jobs [{id}] run; the server makes them ready" in caplog.messages
+    finish.set()
+    eventually(lambda: any(f"job {id} is not done" in each for each in caplog.messages), "the handler ends")
+    queue.delete(id)  # only the client that holds the job can delete it
+
+
+@contextlib.contextmanager
+def program(port: int, concurrency: int, prefetch: int, stop_timeout: float) -> Iterator[subprocess.Popen[str]]:
+    command = [*MINDING_SIGNALS, sys.executable, "-m", f"tests.client.{PROGRAM.stem}"]
+    with subprocess.Popen(
+        [*command, str(port), str(concurrency), str(prefetch), str(stop_timeout)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_finishes_running_jobs(number: signal.Signals, queue: Client[str], address: Address) -> None:
+    queue.put("1.0")
+    queue.put("0.0")
+    with program(address[1], 1, 1, 60) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begin 1.0\n"
+        process.send_signal(number)
+        out, log = process.communicate(timeout=TIMEOUT)
+    assert (out, log, process.returncode) == ("end 1.0\nreturned\n", "", 0)
+    assert (count(queue, "ready"), count(queue, "reserved")) == (1, 0)
+
+
+def test_second_signal_ends_immediately(queue: Client[str], address: Address) -> None:
+    id = queue.put("100")
+    with program(address[1], 1, 0, 90) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)  # else the second signal may be merged with the first
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, log = process.communicate(timeout=TIMEOUT)
+    assert (out, process.returncode) == ("returned\n", 0)
+    assert f"stopping while the jobs [{id}] run" in log
+    assert time.monotonic() - began < 60
+    job = queue.reserve(5)
+    assert job.id == id
+    queue.delete(job)
+
+
+# Lost connections
+
+
+def test_killed_server_gives_its_jobs_again_and_none_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (port,) = free_ports(1)
+    address = ("127.0.0.1", port)
+    flags = ("-l", "127.0.0.1", "-p", str(port), "--no-web", "-b", str(tmp_path), "-f", "0")
+    began, finish = threading.Semaphore(0), threading.Event()
+    runs: list[int] = []
+
+    def handle(job: Job[bytes]) -> None:
+        runs.append(int(job.body))
+        began.release()
+        assert finish.wait(TIMEOUT)
+
+    with Daemon(*flags) as first:
+        with Client(address, use="mail") as queue:
+            for number in range(20):
+                queue.put(f"{number}", ttr=600)
+        with working(address, handle, concurrency=3, prefetch=5):
+            for _ in range(3):
+                assert began.acquire(timeout=TIMEOUT)
+            first.stop(signal.SIGKILL)
+            with Daemon(*flags), Client(address, use="mail") as queue:
+                assert count(queue, "ready") == 20
+                finish.set()
+                eventually(lambda: is_empty(queue), "all jobs are deleted")
+                assert queue.stats_tube("mail")["cmd-delete"] == 20
+    assert set(runs) == set(range(20))
+    assert sorted(runs) == sorted([*range(20), *runs[:3]]), "those that ran have run twice, and no other"
+    assert sum("not done: " in each for each in caplog.messages) == 3
+
+
+def test_worker_waits_for_a_server_that_starts_later(caplog: pytest.LogCaptureFixture) -> None:
+    (port,) = free_ports(1)
+    done: list[bytes] = []
+    with working(("127.0.0.1", port), lambda job: done.append(job.body)):
+        eventually(lambda: len(caplog.messages) >= 3, "the worker has tried")
+        with Daemon("-l", "127.0.0.1", "-p", str(port), "--no-web"), Client(("127.0.0.1", port), use="mail") as queue:
+            queue.put("hello")
+            eventually(lambda: done == [b"hello"] and is_empty(queue), "the job is done")
+    pauses = [float(each.rpartition("in ")[2].removesuffix(" s")) for each in caplog.messages]
+    assert max(pauses) <= 10
+    assert f"cannot reserve from 127.0.0.1:{port}: [Errno 111] Connection refused; trying again in" in caplog.text
+
+
+def test_worker_that_may_not_consume_raises(tmp_path: Path) -> None:
+    (tmp_path / "greenstalk.toml").write_text('[[access]]\nproduce = ["mail"]\n')
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "--config", str(tmp_path / "greenstalk.toml")) as server:
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            """In another thread, where signals cannot be handled."""
+            with pytest.raises(greenstalk.UnknownCommandError) as caught:
+                work("mail", lambda job: None, server=("127.0.0.1", server.port))
+            errors.append(caught.value)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(TIMEOUT)
+        assert len(errors) == 1
+
+
+def test_function_may_open_the_connections(our_queue: Client[str], ours: Address) -> None:
+    made: list[socket.socket] = []
+
+    def connect() -> socket.socket:
+        if not made:
+            made.append(socket.socket())
+            made[0].close()
+            raise ConnectionRefusedError("not yet")
+        made.append(socket.create_connection(ours))
+        return made[-1]
+
+    our_queue.put("hello")
+    with working(connect, lambda job: None):  # type: ignore[arg-type]
+        eventually(lambda: is_empty(our_queue), "the job is deleted")
+    assert all(each.fileno() == -1 for each in made), "all are closed"
+
+
+@pytest.mark.parametrize(
+    "options", [{"concurrency": 0}, {"concurrency": 1001}, {"prefetch": -1}, {"stop_timeout": float("nan")}]
+)
+def test_option_out_of_range_is_a_value_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"0 or more|not 1 to 1000"):
+        Worker("mail", lambda job: None, **options)
+
+
+@pytest.mark.parametrize("tubes", [[], "two words", ["mail", "a\r\nquit"]])
+def test_tubes_that_are_not_names_are_a_value_error(tubes: Any) -> None:
+    with pytest.raises(ValueError, match=r"no tube|is not a name"):
+        Worker(tubes, lambda job: None)

@@ -1,0 +1,320 @@
+"""Conversations in the words of the server tuber, byte for byte, with a real server.
+
+beanstalkd has none of these commands, so the other tests of this package cannot compare them with a peer. The replies
+are facts of tuber's protocol that its clients depend on, and of truncate in a fork of beanstalkd.
+
+In a transcript, `>` is a line that the client sends and `<` one that it receives; both end with CRLF. `b>` and `b<` are
+those of a second connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, environment
+from tests.support.peer import Peer
+
+TRANSCRIPTS = {
+    "reserve-batch": """
+        > reserve-batch 10
+        < RESERVED_BATCH 0
+        > put 0 0 60 2
+        > j1
+        < INSERTED 1
+        > put 0 0 60 2
+        > j2
+        < INSERTED 2
+        > put 0 0 60 2
+        > j3
+        < INSERTED 3
+        > reserve-batch 2
+        < RESERVED_BATCH 2
+        < RESERVED 1 2
+        < j1
+        < RESERVED 2 2
+        < j2
+        > reserve-batch 10
+        < RESERVED_BATCH 1
+        < RESERVED 3 2
+        < j3
+        > reserve-batch 10 0
+        < RESERVED_BATCH 0
+        > reserve-batch 10 1
+        < RESERVED_BATCH 0
+        > reserve-batch 0
+        < BAD_FORMAT
+        > reserve-batch 1001
+        < BAD_FORMAT
+        > reserve-batch x
+        < BAD_FORMAT
+        """,
+    "reserve-batch-waits-for-the-first-job": """
+        > reserve-batch 5 60
+        b> put 0 0 60 1
+        b> x
+        b< INSERTED 1
+        < RESERVED_BATCH 1
+        < RESERVED 1 1
+        < x
+        """,
+    "reserve-batch-near-a-deadline": """
+        > put 0 0 1 1
+        > x
+        < INSERTED 1
+        > reserve-batch 1
+        < RESERVED_BATCH 1
+        < RESERVED 1 1
+        < x
+        > reserve-batch 1 60
+        < DEADLINE_SOON
+        """,
+    "delete-batch": """
+        > put 0 0 60 1
+        > a
+        < INSERTED 1
+        > put 0 0 60 1
+        > b
+        < INSERTED 2
+        > put 0 0 60 1
+        > c
+        < INSERTED 3
+        > delete-batch 1 2 3 99
+        < DELETED_BATCH 3 1
+        > delete-batch 99
+        < DELETED_BATCH 0 1
+        > delete-batch
+        < BAD_FORMAT
+        > delete-batch 1 x
+        < BAD_FORMAT
+        """,
+    "touch-all": """
+        > touch-all
+        < TOUCHED_ALL 0
+        > put 0 0 60 1
+        > a
+        < INSERTED 1
+        > put 0 0 60 1
+        > b
+        < INSERTED 2
+        > reserve-batch 2
+        < RESERVED_BATCH 2
+        < RESERVED 1 1
+        < a
+        < RESERVED 2 1
+        < b
+        > touch-all
+        < TOUCHED_ALL 2
+        > delete 1
+        < DELETED
+        > touch-all
+        < TOUCHED_ALL 1
+        b> touch-all
+        b< TOUCHED_ALL 0
+        """,
+    "flush-tube": """
+        > flush-tube mail
+        < FLUSHED 0
+        > use mail
+        < USING mail
+        > put 0 0 60 1
+        > a
+        < INSERTED 1
+        > put 0 60 60 1
+        > b
+        < INSERTED 2
+        > put 5 0 60 1
+        > c
+        < INSERTED 3
+        > put 9 0 60 1
+        > d
+        < INSERTED 4
+        b> watch mail
+        b< WATCHING 2
+        b> reserve
+        b< RESERVED 1 1
+        b< a
+        b> reserve-job 4
+        b< RESERVED 4 1
+        b< d
+        b> bury 4 9
+        b< BURIED
+        > flush-tube mail
+        < FLUSHED 4
+        b> delete 1
+        b< NOT_FOUND
+        > peek-ready
+        < NOT_FOUND
+        > flush-tube -mail
+        < BAD_FORMAT
+        """,
+    "flush-buried": """
+        > flush-buried mail
+        < FLUSHED 0
+        > put 0 0 60 1
+        > a
+        < INSERTED 1
+        > put 0 0 60 1
+        > b
+        < INSERTED 2
+        > reserve
+        < RESERVED 1 1
+        < a
+        > bury 1 0
+        < BURIED
+        > flush-buried default
+        < FLUSHED 1
+        > peek 1
+        < NOT_FOUND
+        > peek 2
+        < FOUND 2 1
+        < b
+        """,
+    "peek-reserved": """
+        > peek-reserved
+        < NOT_FOUND
+        > put 0 0 60 5
+        > hello
+        < INSERTED 1
+        > peek-reserved
+        < NOT_FOUND
+        > reserve
+        < RESERVED 1 5
+        < hello
+        b> peek-reserved
+        b< FOUND 1 5
+        b< hello
+        > delete 1
+        < DELETED
+        > peek-reserved
+        < NOT_FOUND
+        """,
+    "truncate": """
+        > truncate mail
+        < NOT_FOUND
+        > put 0 0 60 1
+        > a
+        < INSERTED 1
+        > put 0 0 60 1
+        > b
+        < INSERTED 2
+        > put 0 60 60 1
+        > c
+        < INSERTED 3
+        > reserve
+        < RESERVED 1 1
+        < a
+        b> truncate default
+        b< TRUNCATED 2
+        > release 1 0 0
+        < RELEASED
+        > peek 1
+        < NOT_FOUND
+        """,
+    "weights": """
+        > watch email
+        < WATCHING 2
+        > watch notifications 2
+        < WATCHING 3
+        > watch another-tube 6
+        < WATCHING 4
+        > watch another-tube 9
+        < WATCHING 4
+        > reserve-mode weighted
+        < USING weighted
+        > put 0 0 60 1
+        > x
+        < INSERTED 1
+        > reserve
+        < RESERVED 1 1
+        < x
+        > reserve-mode weighted-fair
+        < USING weighted-fair
+        > reserve-mode fifo
+        < USING fifo
+        > reserve-mode blah
+        < BAD_FORMAT
+        > reserve-mode
+        < BAD_FORMAT
+        > watch email 0
+        < BAD_FORMAT
+        > watch email 10000
+        < BAD_FORMAT
+        """,
+    "drain": """
+        > drain
+        < DRAINING
+        > put 0 0 60 1
+        > x
+        < DRAINING
+        > reserve-with-timeout 0
+        < TIMED_OUT
+        > undrain
+        < NOT_DRAINING
+        > put 0 0 60 1
+        > x
+        < INSERTED 2
+        """,
+}
+
+TUBE_KEYS = [
+    "total-reserves",
+    "total-timeouts",
+    "total-buries",
+    "bury-rate",
+    "processing-time-ewma",
+    "processing-time-min",
+    "processing-time-max",
+    "processing-time-samples",
+    "processing-time-p50",
+    "processing-time-p95",
+    "processing-time-p99",
+    "queue-time-ewma",
+    "queue-time-min",
+    "queue-time-max",
+    "queue-time-samples",
+    "oldest-ready-id",
+    "oldest-ready-age",
+    "oldest-delayed-age",
+    "oldest-buried-age",
+]
+"""Keys of stats-tube that tuber's terminal UI and its Ruby client read."""
+
+RULE = '[[access]]\nproduce = ["*"]\nconsume = ["*"]\ninspect = ["*"]\nadminister = true\n'
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Daemon]:
+    """A server of its own for each conversation, so that ids begin with 1; its clients may administer it."""
+    path = tmp_path / "greenstalk.toml"
+    path.write_text(RULE)
+    with Daemon("--config", str(path), "-l", "127.0.0.1", "-p", "0", "--no-web", environ=environment()) as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+def test_replies_are_those_of_the_transcript(server: Daemon, name: str) -> None:
+    with ExitStack() as stack:
+        peers = {each: stack.enter_context(Peer(server)) for each in ("", "b")}
+        for number, line in enumerate(TRANSCRIPTS[name].strip().splitlines(), 1):
+            found = re.fullmatch(r" *(b?)([<>]) (.*)", line)
+            assert found is not None, line
+            peer, text = peers[found[1]], found[3].encode() + b"\r\n"
+            if found[2] == ">":
+                peer.send(text)
+            else:
+                assert peer.read(len(text)) == text, f"line {number} of {name}"
+        for peer in peers.values():
+            assert peer.ask(b"list-tube-used").startswith(b"USING "), "a reply that the transcript does not have"
+
+
+def test_stats_have_the_keys_that_tuber_shows(server: Daemon) -> None:
+    with Peer(server) as peer:
+        assert peer.ask(b"put 0 0 60 0\r\n") == b"INSERTED 1"
+        assert list(peer.stats(b"stats-tube default"))[-len(TUBE_KEYS) :] == TUBE_KEYS
+        assert peer.stats(b"stats-job 1")["time-reserved"] == "0"
+        assert peer.stats(b"stats")["binlog-enabled"] == "false"
