@@ -291,8 +291,7 @@ class Client(greenstalk.Client[TBody]):
         """
         if weight is None:
             return super().watch(tube)
-        if not 1 <= weight <= 9999:
-            raise ValueError(f"the weight {weight} is not 1 to 9999")
+        valid_weight(weight)
         self._need_extensions()
         return self._int_cmd(b"watch %b %d" % (encode_name(tube), weight), b"WATCHING")
 
@@ -349,9 +348,9 @@ class Client(greenstalk.Client[TBody]):
         return self._int_cmd(b"flush-buried " + encode_name(tube), b"FLUSHED")
 
     def truncate(self, tube: str) -> int:
-        """Delete the jobs of *tube*, and each reserved one when its reservation ends; return the number of both.
+        """Delete the jobs of *tube*, and each reserved one when its reservation ends.
 
-        Raise NotFoundError if there is no such tube.
+        Return the number of jobs deleted now, without the reserved ones. Raise NotFoundError if there is no such tube.
         """
         return self._int_cmd(b"truncate " + encode_name(tube), b"TRUNCATED")
 
@@ -442,6 +441,13 @@ def valid_priority(priority: int) -> int:
     if not 0 <= priority <= _MAX_NUMBER:
         raise ValueError(f"the priority {priority} is not 0 to {_MAX_NUMBER}")
     return priority
+
+
+def valid_weight(weight: int) -> int:
+    """Return *weight*; raise ValueError if it is out of range."""
+    if not 1 <= weight <= 9999:
+        raise ValueError(f"the weight {weight} is not 1 to 9999")
+    return weight
 
 
 def encode_seconds(seconds: float) -> bytes:

@@ -9,7 +9,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Final
 
@@ -43,16 +43,21 @@ class Link:
     server gives them to other workers.
     """
 
-    def __init__(self, sock: socket.socket, tubes: Sequence[str]) -> None:
-        """Prepare the connected *sock* for reserves from *tubes*. If that fails, close it, raise one of LINK_ERRORS."""
+    def __init__(self, sock: socket.socket, tubes: Mapping[str, int | None]) -> None:
+        """Prepare the connected *sock* for reserves from *tubes*, by their weights if they have any.
+
+        If that fails, close it and raise one of LINK_ERRORS.
+        """
         sock.settimeout(REQUEST_TIMEOUT)
         self._sock = sock
         self._client: Client[bytes] = Client(sock, encoding=None)
         try:
-            for tube in tubes:
-                self._client.watch(tube)
+            for tube, weight in tubes.items():
+                self._client.watch(tube, weight)
             if greenstalk.DEFAULT_TUBE not in tubes:
                 self._client.ignore(greenstalk.DEFAULT_TUBE)
+            if any(weight is not None for weight in tubes.values()):
+                self._client.reserve_mode("weighted")
             with contextlib.suppress(greenstalk.UnknownCommandError):
                 self._client.meta(*META_FIELDS)
         except BaseException:

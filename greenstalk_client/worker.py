@@ -11,16 +11,17 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
 from typing import Final, NamedTuple, TypeAlias
 
 import greenstalk
 
-from greenstalk_client.client import MAX_BATCH, Job, encode_name, encode_seconds, valid_priority
+from greenstalk_client.client import MAX_BATCH, Job, encode_name, encode_seconds, valid_priority, valid_weight
 from greenstalk_client.link import LINK_ERRORS, REQUEST_TIMEOUT, Link
 
 Handler: TypeAlias = Callable[[Job[bytes]], object]
+Tubes: TypeAlias = str | Iterable[str] | Mapping[str, int]
 Server: TypeAlias = greenstalk.Address | Callable[[], socket.socket]
 
 DEFAULT_SERVER: Final = ("127.0.0.1", 11300)
@@ -71,7 +72,7 @@ class Bury(Exception):
 
 
 def work(
-    tubes: str | Iterable[str],
+    tubes: Tubes,
     handler: Handler,
     *,
     server: Server = DEFAULT_SERVER,
@@ -92,7 +93,8 @@ def work(
     After *stop_timeout* seconds, or a second signal, the function returns although handlers run; the server makes
     their jobs ready. In a thread other than the main thread, signals are not handled: see Worker.
 
-    :param tubes: The tubes to watch.
+    :param tubes: The tubes to watch: a name, several names, or a mapping of names to weights of 1 to 9999. With
+        weights, each job comes from a tube at random by its weight, which needs a server with the extensions.
     :param handler: A function of one job. It runs in *concurrency* threads at the same time. The job's body is bytes.
         Its `meta` has tube, pri, ttr and attempts if the server has the extensions, and is empty if not.
     :param server: (host, port), the path of a Unix socket, or a function that returns a connected socket, such as one
@@ -126,7 +128,7 @@ class Worker:
 
     def __init__(
         self,
-        tubes: str | Iterable[str],
+        tubes: Tubes,
         handler: Handler,
         *,
         server: Server = DEFAULT_SERVER,
@@ -134,11 +136,13 @@ class Worker:
         prefetch: int = 0,
         stop_timeout: float = 30.0,
     ) -> None:
-        self._tubes = [tubes] if isinstance(tubes, str) else [*tubes]
+        self._tubes = _weights(tubes)
         if not self._tubes:
             raise ValueError("there is no tube to watch")
-        for tube in self._tubes:
+        for tube, weight in self._tubes.items():
             encode_name(tube)
+            if weight is not None:
+                valid_weight(weight)
         if not 1 <= concurrency <= MAX_CONCURRENCY:
             raise ValueError(f"the concurrency {concurrency} is not 1 to {MAX_CONCURRENCY}")
         if prefetch < 0 or not stop_timeout >= 0:
@@ -369,6 +373,13 @@ class Worker:
                 links = [link for link in self._links if link.touch_at <= monotonic()]
             for link in links:
                 link.touch()
+
+
+def _weights(tubes: Tubes) -> dict[str, int | None]:
+    """Return the weight of each tube, or None for tubes without one."""
+    if isinstance(tubes, Mapping):
+        return {**tubes}
+    return dict.fromkeys([tubes] if isinstance(tubes, str) else tubes)
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ for command in (
     delete.delete,
     delete.clear,
     flush.flush,
+    flush.truncate,
     move.move,
     redrive.redrive,
     drain.drain_to,

@@ -36,14 +36,16 @@ MAX_TUBES: Final = 1_000_000
 TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 
-SERVER_STATS: Final = {
+_Types: TypeAlias = dict[str, type | tuple[type, ...]]
+
+SERVER_STATS: Final[_Types] = {
     "version": str,
     "uptime": int,
     "current-connections": int,
     "current-workers": int,
     "total-jobs": int,
 }
-TUBE_STATS: Final = {
+TUBE_STATS: Final[_Types] = {
     "name": str,
     **{f"current-jobs-{state}": int for state in ("urgent", *STATES, RESERVED)},
     "current-waiting": int,
@@ -51,11 +53,11 @@ TUBE_STATS: Final = {
     "cmd-delete": int,
     "pause-time-left": int,
 }
-JOB_STATS: Final = {"id": int, "tube": str, "state": str, "pri": int, "ttr": int, "time-left": int}
+JOB_STATS: Final[_Types] = {"id": int, "tube": str, "state": str, "pri": int, "ttr": (int, float), "time-left": int}
 """Statistics that commands rely on, and the type of each."""
 
 
-def validate_stats(stats: Stats, expected: Mapping[str, type]) -> Stats:
+def validate_stats(stats: Stats, expected: Mapping[str, type | tuple[type, ...]]) -> Stats:
     """Return *stats*; raise ValueError unless they contain every *expected* name with its type."""
     for name, kind in expected.items():
         if not isinstance(stats.get(name), kind):

@@ -303,6 +303,10 @@ class Server:
         """Delete all jobs of *tube*, reserved ones included, or the buried ones; return their number."""
         return self._ask(self._client.flush_buried if is_buried else self._client.flush_tube, tube)
 
+    def truncate(self, tube: str) -> int | None:
+        """Delete the jobs of *tube*, reserved ones when their reservations end; return the number deleted now."""
+        return self._find(self._client.truncate, tube)
+
     def wait(self, job_id: int, seconds: float | None) -> str | None:
         """Wait until a job is deleted or buried; return which, or TIMED_OUT after *seconds*.
 

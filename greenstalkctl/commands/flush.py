@@ -1,4 +1,4 @@
-"""The `flush` command: delete all jobs of a tube with one request, reserved ones included."""
+"""The `flush` and `truncate` commands: delete all jobs of a tube with one request, reserved ones included."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from greenstalkctl.params import TUBE
 from greenstalkctl.queue import BURIED, RESERVED, STATES
-from greenstalkctl.selection import job_count, require_tube
+from greenstalkctl.selection import job_count, require_tube, tube_not_found
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.text import plural
 
@@ -31,3 +31,27 @@ def flush(settings: Settings, tubes: tuple[str, ...], buried: bool) -> None:
             settings.out.confirm(f"delete {plural(total)}{which} of {', '.join(tubes)} from {server.address}")
         flushed = sum(server.flush(tube, is_buried=buried) for tube in tubes)
     settings.out.show({"flushed": flushed}, f"flushed {plural(flushed)}")
+
+
+@click.command(cls=Command, short_help="Delete all jobs of a tube, reserved ones when they end.")
+@click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to truncate.")
+@click.pass_obj
+def truncate(settings: Settings, tubes: tuple[str, ...]) -> None:
+    """Delete all jobs that a tube has now; those that workers hold are deleted when their reservations end.
+
+    So workers finish the jobs that they have, and no job runs again. The server needs the protocol extensions, which
+    beanstalkd does not have.
+    """
+    with settings.connect() as server:
+        states = (*STATES, RESERVED)
+        counts = [require_tube(server, tube) for tube in tubes]
+        total = sum(job_count(stats, state) for stats in counts for state in states)
+        if total:
+            settings.out.confirm(f"delete {plural(total)} of {', '.join(tubes)} from {server.address}")
+        truncated = 0
+        for tube in tubes:
+            count = server.truncate(tube)
+            if count is None:
+                raise tube_not_found(server, tube)
+            truncated += count
+    settings.out.show({"truncated": truncated}, f"deleted {plural(truncated)} now")

@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import greenstalk
 import pytest
 
 from greenstalk_client import AlreadyReservedError, BodyDecodeError, Client
+from tests.support.daemon import Daemon
 
 from .conftest import Address
 
@@ -192,6 +194,93 @@ def test_flush(client: Client[str], ours: Address) -> None:
         with pytest.raises(greenstalk.NotFoundError):
             other.delete(held)
     assert client.flush_tube("nothing") == 0
+
+
+def test_truncate_lets_reserved_jobs_end(client: Client[str]) -> None:
+    for _ in range(3):
+        client.put("hello", tube="mail")
+    client.watch("mail")
+    held = client.reserve()
+    assert client.truncate("mail") == 2
+    client.release(held)
+    with pytest.raises(greenstalk.NotFoundError):
+        client.stats_job(held)
+    with pytest.raises(greenstalk.NotFoundError):
+        client.truncate("nothing")
+
+
+def test_weights_select_tubes(client: Client[str]) -> None:
+    for _ in range(200):
+        client.put("hello", tube="often")
+        client.put("hello", tube="seldom")
+    assert client.watch("often", weight=9999) == 2
+    assert client.watch("seldom", weight=1) == 3
+    client.reserve_mode("weighted")
+    client.meta("tube")
+    tubes = [job.meta["tube"] for job in client.reserve_batch(100)]
+    assert tubes.count("often") > 80, "without weights, both have 50"
+    client.reserve_mode("weighted-fair")
+    client.reserve_mode("fifo")
+
+
+def test_drain_needs_a_grant(client: Client[str]) -> None:
+    for call in (client.drain, client.undrain):
+        with pytest.raises(greenstalk.UnknownCommandError):
+            call()
+
+
+def test_drain_refuses_puts(tmp_path: Path) -> None:
+    (tmp_path / "greenstalk.toml").write_text('[[access]]\nadminister = true\nproduce = ["*"]\n')
+    with (
+        Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "--config", str(tmp_path / "greenstalk.toml")) as server,
+        Client(("127.0.0.1", server.port), use="mail") as client,
+    ):
+        client.drain()
+        with pytest.raises(greenstalk.DrainingError):
+            client.put("hello")
+        client.undrain()
+        client.put("hello")
+
+
+def test_duplicate_of_an_idempotency_key_returns_the_existing_job(client: Client[str]) -> None:
+    first = client.put("one", priority=10, idempotency_key="order-7", idempotency_ttl=60)
+    assert (first.is_new, first.state, first.priority) == (True, None, None)
+    second = client.put("two", priority=10, idempotency_key="order-7")
+    assert (int(second), second.is_new, second.state, second.priority) == (first, False, "ready", None)
+    third = client.put("three", priority=5, idempotency_key="order-7")
+    assert (int(third), third.state, third.priority) == (first, "ready", 5)
+    client.delete(client.reserve(0))
+    assert client.put("four", idempotency_key="order-7").state == "deleted"
+    assert client.put("five", idempotency_key="order-7", tube="mail").is_new
+
+
+def test_job_waits_for_its_group(client: Client[str]) -> None:
+    members = [client.put("member", group="import") for _ in range(2)]
+    last = client.put("last", after="import")
+    group = client.stats_group("import")
+    assert (group["name"], group["ready"], group["waiting-jobs"]) == ("import", 2, 1)
+    assert [job.id for job in client.reserve_batch(10)] == members
+    client.delete_batch(members)
+    assert client.reserve(5).id == last
+    with pytest.raises(greenstalk.NotFoundError):
+        client.stats_group("import")
+
+
+def test_concurrency_key_limits_reserved_jobs(client: Client[str]) -> None:
+    ids = [client.put("hello", concurrency_key="user-5", concurrency_limit=2) for _ in range(3)]
+    held = client.reserve_batch(10)
+    assert [job.id for job in held] == ids[:2]
+    client.delete(held[0])
+    assert client.reserve(0).id == ids[2]
+
+
+def test_all_tags_in_one_put(client: Client[str]) -> None:
+    tags: Any = {"idempotency_key": "a", "group": "b", "after": "c", "concurrency_key": "d", "concurrency_limit": 3}
+    id = client.put("hello", tube="mail", delay=0.01, **tags)
+    stats: Any = client.stats_job(id)
+    found = (stats["idempotency-key"], stats["group"], stats["after-group"], stats["concurrency-key"])
+    assert found == ("a", "b", "c", "d")
+    assert stats["concurrency-limit"] == 3
 
 
 def test_pause_with_a_fraction(client: Client[str]) -> None:

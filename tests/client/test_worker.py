@@ -151,6 +151,24 @@ def test_job_has_no_facts_on_plain_beanstalkd(plain: Address) -> None:
         eventually(lambda: found == [{}], "the job has run")
 
 
+def test_worker_selects_tubes_by_weight(ours: Address) -> None:
+    """A batch that is released has most jobs of the heavy tube."""
+    with Client(ours) as queue:
+        for number in range(200):
+            queue.put(f"{number}", tube="often")
+            queue.put(f"{number}", tube="seldom")
+        done: list[object] = []
+        worker = Worker({"often": 9999, "seldom": 1}, lambda job: done.append(job.meta["tube"]), server=ours)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        eventually(lambda: len(done) >= 100, "jobs are done")
+        worker.stop()
+        thread.join(TIMEOUT)
+        assert done[:100].count("often") > 80
+        queue.flush_tube("often")
+        queue.flush_tube("seldom")
+
+
 # Time
 
 
@@ -421,7 +439,7 @@ def test_option_out_of_range_is_a_value_error(options: dict[str, Any]) -> None:
         Worker("mail", lambda job: None, **options)
 
 
-@pytest.mark.parametrize("tubes", [[], "two words", ["mail", "a\r\nquit"]])
+@pytest.mark.parametrize("tubes", [[], "two words", ["mail", "a\r\nquit"], {"mail": 0}, {"mail": 10_000}])
 def test_tubes_that_are_not_names_are_a_value_error(tubes: Any) -> None:
-    with pytest.raises(ValueError, match=r"no tube|is not a name"):
+    with pytest.raises(ValueError, match=r"no tube|is not a name|is not 1 to 9999"):
         Worker(tubes, lambda job: None)

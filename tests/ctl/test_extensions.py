@@ -26,6 +26,28 @@ def test_put_and_pause_with_fractions(server: Server, mail: Client) -> None:
 
 
 @OURS
+def test_put_with_tags(server: Server, mail: Client) -> None:
+    first = ctl(server, "put", "one", "--tube", "mail", "--idempotency-key", "order-7", "--group", "import", "--json")
+    job_id = first.json["id"]
+    assert first.json == {"id": job_id, "tube": "mail", "existing": None}
+    again = ctl(server, "put", "two", "--tube", "mail", "--idempotency-key", "order-7")
+    assert (again.code, again.text) == (0, f"{job_id}\n")
+    assert f"job {job_id} has this key already: ready" in again.err
+    after = ctl(server, "put", "three", "--tube", "mail", "--after", "import").json
+    assert mail.stats_job(after)["state"] == "delayed"
+    mail.delete(mail.reserve(0))
+    assert mail.reserve(5).id == after
+    limited = ("put", "four", "--tube", "mail", "--concurrency-key", "user-5", "--limit", "1")
+    one, two = (ctl(server, *limited).json for _ in range(2))
+    job = mail.reserve(0)
+    assert job.id == one
+    with pytest.raises(greenstalk.TimedOutError):
+        mail.reserve(0)
+    mail.delete(job)
+    assert mail.reserve(0).id == two
+
+
+@OURS
 def test_flush_deletes_reserved_jobs_too(server: Server, mail: Client) -> None:
     for _ in range(4):
         mail.put(b"hello")
@@ -39,6 +61,21 @@ def test_flush_deletes_reserved_jobs_too(server: Server, mail: Client) -> None:
     with pytest.raises(greenstalk.NotFoundError):
         mail.delete(held)
     done = ctl(server, "--yes", "flush", "nothing")
+    assert (done.code, "no tube nothing" in done.err) == (1, True)
+
+
+@OURS
+def test_truncate_lets_reserved_jobs_end(server: Server, mail: Client) -> None:
+    for _ in range(4):
+        mail.put(b"hello")
+    held = mail.reserve()
+    assert ctl(server, "truncate", "mail").code == 2
+    done = ctl(server, "--yes", "truncate", "mail")
+    assert (done.code, done.text) == (0, "deleted 3 jobs now\n")
+    mail.release(held)
+    with pytest.raises(greenstalk.NotFoundError):
+        mail.stats_job(held)
+    done = ctl(server, "--yes", "truncate", "nothing")
     assert (done.code, "no tube nothing" in done.err) == (1, True)
 
 
@@ -81,6 +118,7 @@ def test_wait_ends_after_its_timeout(server: Server, mail: Client, monkeypatch: 
         "pause default 0.5",
         "flush default",
         "flush default --buried",
+        "truncate default",
         "wait 1",
     ],
 )
@@ -112,6 +150,6 @@ def test_invalid_tag_is_exit_code_2(server: Server, arguments: str, message: str
 
 
 def test_flush_and_wait_need_the_protocol(with_api: WithApi) -> None:
-    for command in ("flush", "wait"):
+    for command in ("flush", "truncate", "wait"):
         done = ctl(with_api, "--yes", command, "1")
         assert (done.code, "uses the beanstalk protocol" in done.err) == (2, True)

@@ -38,7 +38,8 @@ greenstalkctl() {{
     case " $* " in
         *" --follow "*) timeout --signal INT --preserve-status 2 greenstalkctl "$@" || test $? = 130 ;;  # Ctrl-C
         " top ") (sleep 2; printf q) | script -qefc "greenstalkctl top" /dev/null ;;  # the key q, on a terminal
-        *" put "* | *" drain-to "* | *" tail "* | *" delete "* | *" clear "* | *" flush "*) command greenstalkctl --yes "$@" ;;
+        *" put "* | *" drain-to "* | *" tail "* | *" delete "* | *" clear "*) command greenstalkctl --yes "$@" ;;
+        *" flush "* | *" truncate "*) command greenstalkctl --yes "$@" ;;
         *) command greenstalkctl "$@" ;;
     esac
 }}

@@ -14,7 +14,7 @@ from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
 from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED
 from greenstalk_server.core.job import Job as CoreJob
 from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.timers import NEVER
@@ -31,8 +31,10 @@ from greenstalk_server.web.api.values import (
     MAX_JSON_BODY,
     NOT_FORCED,
     Count,
-    Delay,
+    Duration,
     Encoding,
+    FineDelay,
+    FineTtr,
     Force,
     Forced,
     Instant,
@@ -41,10 +43,10 @@ from greenstalk_server.web.api.values import (
     RequestModel,
     ResponseModel,
     State,
-    Ttr,
     TubeName,
     body_in,
     body_out,
+    duration,
     instant,
 )
 from greenstalk_server.web.auth.access import visitor
@@ -52,7 +54,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, never_wants_body
 from greenstalk_server.web.jobs.matching import read_query
 from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
-from greenstalk_server.web.operations.operations import Added, Operations, Put
+from greenstalk_server.web.operations.operations import Added, Operations, Put, to_nanoseconds
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
@@ -101,8 +103,8 @@ class Job(ResponseModel):
     state: State
     pri: Pri
     age: Annotated[Count, Meta(description="Seconds since the put.")]
-    delay: Annotated[Count, Meta(description="Delay in seconds of the last put or release.")]
-    ttr: Ttr
+    delay: Annotated[Duration, Meta(description="Delay in seconds of the last put or release.")]
+    ttr: Annotated[Duration, Meta(description="Time to run: seconds after which a reserved job becomes ready again.")]
     time_left: Annotated[
         Count, Meta(description="Seconds until a delayed or reserved job becomes ready; 0 for other jobs.")
     ]
@@ -203,8 +205,8 @@ class NewJob(RequestModel):
     body: str = ""
     encoding: Annotated[Encoding, Meta(description="Encoding of `body`.")] = "utf-8"
     pri: Pri = DEFAULT_PRI
-    delay: Delay = 0
-    ttr: Ttr = DEFAULT_TTR
+    delay: FineDelay = 0
+    ttr: FineTtr = DEFAULT_TTR
 
 
 class JobChanges(RequestModel):
@@ -212,9 +214,10 @@ class JobChanges(RequestModel):
 
     pri: Pri | UnsetType = UNSET
     delay: Annotated[
-        Delay | UnsetType, Meta(description="Seconds from now until it becomes ready; for ready and delayed jobs only.")
+        FineDelay | UnsetType,
+        Meta(description="Seconds from now until it becomes ready; for ready and delayed jobs only."),
     ] = UNSET
-    ttr: Ttr | UnsetType = UNSET
+    ttr: FineTtr | UnsetType = UNSET
     body: str | UnsetType = UNSET
     encoding: Annotated[Encoding, Meta(description="Encoding of `body`.")] = "utf-8"
     renew: Annotated[
@@ -233,7 +236,7 @@ class Move(RequestModel):
 class Copy(RequestModel):
     """Options for the copy of a job."""
 
-    delay: Delay = 0
+    delay: FineDelay = 0
 
 
 DEFAULT_COPY: Final = Copy()
@@ -469,8 +472,10 @@ class Jobs:
             body = body_in(wanted.body, wanted.encoding, self._broker.max_job_size)
         return Changes(
             pri=wanted.pri if wanted.pri is not UNSET and wanted.pri != job.pri else None,
-            delay=wanted.delay * SECOND if wanted.delay is not UNSET else None,
-            ttr=wanted.ttr * SECOND if wanted.ttr is not UNSET and wanted.ttr * SECOND != job.ttr else None,
+            delay=to_nanoseconds(wanted.delay) if wanted.delay is not UNSET else None,
+            ttr=to_nanoseconds(wanted.ttr)
+            if wanted.ttr is not UNSET and to_nanoseconds(wanted.ttr) != job.ttr
+            else None,
             body=body if body != old else None,
             is_renewed=wanted.renew,
         )
@@ -545,8 +550,8 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         state=_STATES[job.state],
         pri=stats.pri,
         age=stats.age,
-        delay=stats.delay,
-        ttr=stats.ttr,
+        delay=duration(job.delay),
+        ttr=duration(job.ttr),
         time_left=stats.time_left,
         reserves=stats.reserves,
         timeouts=stats.timeouts,

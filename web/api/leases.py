@@ -15,23 +15,24 @@ from flask import request
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
-from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.jobs import Job, job_model, shows_body
-from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseModel, TubeName
+from greenstalk_server.web.api.values import Count, FineDelay, Pri, RequestModel, ResponseModel, TubeName
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.live.peer import peer_of
 from greenstalk_server.web.operations.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
 from greenstalk_server.web.operations.leases import Leases as LeaseManager
+from greenstalk_server.web.operations.operations import to_nanoseconds
 
 MAX_WAIT: Final = 50
 """Seconds. Most proxies end a request without a response after 60 seconds, and some platforms earlier."""
 
 MAX_COUNT: Final = 100
 MAX_TUBES: Final = 100
+MAX_DELETES: Final = 1000
 
 RETRY_AFTER: Final = 5
 """Seconds in the Retry-After header of a refused reserve."""
@@ -62,8 +63,13 @@ class Reserve(RequestModel):
     ] = ("default",)
     count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="The maximum number of jobs to reserve.")] = 1
     wait: Annotated[
-        int,
-        Meta(ge=0, le=MAX_WAIT, description="Seconds to wait for the first job if none is ready.", examples=[25]),
+        float,
+        Meta(
+            ge=0,
+            le=MAX_WAIT,
+            description="Seconds to wait for the first job if none is ready, at most three digits after the point.",
+            examples=[25],
+        ),
     ] = 0
     worker: Annotated[
         str,
@@ -98,13 +104,35 @@ class Release(Leased):
     """The lease, and options of the release."""
 
     pri: NewPri = None
-    delay: Delay = 0
+    delay: FineDelay = 0
 
 
 class Bury(Leased):
     """The lease, and options of the bury."""
 
     pri: NewPri = None
+
+
+class LeaseBatch(RequestModel):
+    """The leases."""
+
+    tokens: Annotated[
+        tuple[Token, ...],
+        Meta(min_length=1, max_length=MAX_DELETES, description="The tokens of the leases."),
+    ]
+
+
+class DeletedBatch(ResponseModel):
+    """The outcome for several leases."""
+
+    deleted: Annotated[Count, Meta(description="Jobs that were deleted.")]
+    lost: Annotated[
+        list[Token],
+        Meta(
+            description="Tokens whose lease has ended or is unknown, in the order of the request. Their jobs were not"
+            " deleted by this request, and may run again."
+        ),
+    ]
 
 
 DEFAULT_RESERVE: Final = Reserve()
@@ -147,7 +175,7 @@ class Leases:
         if not who.sees_bodies:
             raise Forbidden("Bodies are hidden on this server (--hide-bodies), so jobs cannot be reserved over HTTP.")
         tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
-        reserve = ReserveRequest(tubes, body.count, body.wait * SECOND, body.worker, who.address)
+        reserve = ReserveRequest(tubes, body.count, to_nanoseconds(body.wait), body.worker, who.address)
         try:
             leases = self._leases.reserve(reserve, peer_of(request.environ))
         except ReserveRefused as refusal:
@@ -183,6 +211,22 @@ class Leases:
             self._leases.delete(body.token)
         wait_until_durable(self._commit)
 
+    @endpoint("POST", "/leases/delete-batch")
+    def delete_batch_leased(self, body: LeaseBatch) -> DeletedBatch:
+        """Delete several jobs once their work is done.
+
+        Leases that have ended are no error: the response lists them.
+        """
+        pace, lost = Pace(), list[str]()
+        for token in body.tokens:
+            try:
+                self._leases.delete(token)
+            except NoLease:
+                lost.append(token)
+            pace.yield_if_due()
+        wait_until_durable(self._commit)
+        return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
+
     @endpoint("POST", "/leases/release", status=204, errors=NO_LEASE)
     def release_leased(self, body: Release) -> None:
         """Release the job, so that it becomes ready, at once or after a delay.
@@ -190,7 +234,7 @@ class Leases:
         Its priority stays unless `pri` is given.
         """
         with _lease_errors():
-            self._leases.release(body.token, body.pri, body.delay * SECOND)
+            self._leases.release(body.token, body.pri, to_nanoseconds(body.delay))
         wait_until_durable(self._commit)
 
     @endpoint("POST", "/leases/bury", status=204, errors=NO_LEASE)

@@ -165,7 +165,15 @@ class ListTubes(RequestModel):
 class Pause(RequestModel):
     """Length of a pause, and the reason for it."""
 
-    seconds: Annotated[int, Meta(ge=1, le=MAX_NUMBER, description="Length of the pause from now, in seconds.")]
+    seconds: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=MAX_NUMBER,
+            description="Length of the pause from now, in seconds, at most three digits after the point.",
+            examples=[600],
+        ),
+    ]
     reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH, description="The reason, shown with the tube.")] = ""
 
 
@@ -197,6 +205,13 @@ class Outcome(ResponseModel):
     left: Annotated[
         Count, Meta(description="Jobs in that state now: new ones, or those not reached before the time limit.")
     ]
+
+
+class Flushed(ResponseModel):
+    """The number of jobs that a flush has deleted."""
+
+    tube: TubeName
+    jobs: Count
 
 
 class HistoryQuery(RequestModel):
@@ -343,6 +358,17 @@ class Tubes:
         cleared = self._operations.clear(tube, state)
         wait_until_durable(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count_jobs(tube, state))
+
+    @endpoint("POST", "/tube/flush", errors=NO_TUBE)
+    def flush_tube(self, query: OfTube) -> Flushed:
+        """Delete all jobs that a tube has now, in every state, also those that clients hold.
+
+        This cannot be undone. Jobs put during the request stay. If the tube has so many jobs that they cannot be
+        deleted in 20 seconds, repeat the request until it returns 0 jobs.
+        """
+        flushed = self._operations.flush(tube_of(self._broker, query.tube))
+        wait_until_durable(self._commit)
+        return Flushed(tube=query.tube, jobs=flushed)
 
     def _model_when_durable(self, tube: CoreTube) -> Tube:
         response = self.tube_model(tube, self._clock())

@@ -48,6 +48,22 @@ Ttr = Annotated[
     int, Meta(ge=1, le=MAX_NUMBER, description="Time to run: seconds after which a reserved job becomes ready again.")
 ]
 
+FineDelay = Annotated[
+    float,
+    Meta(ge=0, le=MAX_NUMBER, description="Seconds until the job becomes ready, at most three digits after the point."),
+]
+FineTtr = Annotated[
+    float,
+    Meta(
+        ge=0.001,
+        le=MAX_NUMBER,
+        description="Time to run: seconds after which a reserved job becomes ready again, at most three digits after"
+        " the point.",
+    ),
+]
+Duration = int | float
+"""Seconds in a response: an integer unless there is a fraction."""
+
 Instant = Annotated[datetime, Meta(tz=True)]
 """A point in time, in RFC 3339 form."""
 
@@ -101,6 +117,12 @@ def body_out(body: bytes) -> tuple[Encoding, str]:
     """Return the encoding of *body* in JSON, and *body* as text in that encoding."""
     encoding, shown = encode_body(body)
     return ("utf-8" if encoding == "utf-8" else "base64"), shown
+
+
+def duration(nanoseconds: int) -> int | float:
+    """Return *nanoseconds* in seconds, to the millisecond."""
+    seconds, rest = divmod(nanoseconds, SECOND)
+    return round(seconds + rest / SECOND, 3) if rest else seconds
 
 
 def instant(nanoseconds: int) -> datetime:

@@ -18,11 +18,13 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client, ignore_call
-from greenstalk_server.core.job import BURIED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.idempotency import scope_of
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags import Duplicate, Tags
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -70,12 +72,12 @@ class PutRefused(ServiceUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A job to put; *delay* and *ttr* in seconds."""
+    """A job to put; *delay* and *ttr* in seconds, to the millisecond."""
 
     tube: bytes
     pri: int
-    delay: int
-    ttr: int
+    delay: float
+    ttr: float
     body: bytes
     tags: Tags | None = None
 
@@ -94,6 +96,11 @@ class Added:
     is_duplicate: bool
 
 
+def to_nanoseconds(seconds: float) -> int:
+    """Return *seconds* in nanoseconds, to the millisecond."""
+    return round(seconds * 1000) * (SECOND // 1000)
+
+
 class Operations:
     """Operations on the queue of *broker*."""
 
@@ -107,12 +114,13 @@ class Operations:
 
     # Tubes
 
-    def pause(self, tube: Tube, seconds: int, reason: str) -> None:
+    def pause(self, tube: Tube, seconds: float, reason: str) -> None:
         """Pause *tube* for *seconds*: no client can reserve its jobs. May switch."""
         now = self._clock()
-        self._broker.pause_tube(tube.name, seconds * SECOND, now)
+        self._broker.pause_tube(tube.name, to_nanoseconds(seconds), now)
         self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
-        self._audit.note("tube/pause", tube=tube.name.decode(), seconds=seconds, reason=reason)
+        shown = int(seconds) if seconds == int(seconds) else f"{seconds:.3f}"
+        self._audit.note("tube/pause", tube=tube.name.decode(), seconds=shown, reason=reason)
         self._store.save()
 
     def resume(self, tube: Tube) -> None:
@@ -146,6 +154,30 @@ class Operations:
         cleared = self._in_slices(tube, count_jobs(tube, state), clear)
         self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
         return cleared
+
+    def flush(self, tube: Tube) -> int:
+        """Delete all jobs that *tube* has now, also those that clients hold; return how many. May switch.
+
+        The idempotency keys of the tube that have outlived their jobs are free afterwards. A pass may miss a job that
+        changes its state meanwhile, so passes repeat until one finds none, or until MAX_REQUEST_TIME is over.
+        """
+        below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
+        keys = self._broker.kept_keys.count(scope_of(tube.name))
+        while keys > 0 and (freed := self._broker.forget_keys(tube.name, min(keys, SLICE))):
+            keys -= freed
+            yield_to_loop()
+        found = -1
+        while found and time.monotonic() < until:
+            found = self._flush_reserved(tube, below)
+            for state in (READY, DELAYED, BURIED):
+                found += self._in_slices(
+                    tube,
+                    count_jobs(tube, state),
+                    lambda part, left, state=state: self._broker.clear(part, state, left, below, self._clock()),  # type: ignore[misc]
+                )
+            flushed += found
+        self._audit.note("tube/flush", tube=tube.name.decode(), jobs=flushed)
+        return flushed
 
     # Jobs
 
@@ -241,14 +273,14 @@ class Operations:
         self._refuse_failed_edit(job, done, "changed")
         self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
 
-    def copy_job(self, job: Job, body: bytes, delay: int) -> int:
+    def copy_job(self, job: Job, body: bytes, delay: float) -> int:
         """Put a copy of *job*, whose body is *body*, into the same tube with a delay of *delay* seconds; return its id.
 
         Raise Conflict if the policy of the tube allows no second job with this body.
         """
         self._refuse_puts()
         tube = job.tube
-        added = self._put(Put(tube.name, job.pri, delay, job.ttr // SECOND, body))
+        added = self._put(Put(tube.name, job.pri, delay, job.ttr / SECOND, body))
         if added.is_duplicate:
             raise Conflict(
                 f"Job {job.id} was not copied: job {added.id} has the same body, and a policy allows the tube"
@@ -319,7 +351,7 @@ class Operations:
 
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
-        delay, ttr = new.delay * SECOND, new.ttr * SECOND
+        delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
         if new.tags is None:
             id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock())
         else:
@@ -351,6 +383,16 @@ class Operations:
         else:
             why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
         raise PutRefused(why, "Nothing was put.", status=status)
+
+    def _flush_reserved(self, tube: Tube, below: int) -> int:
+        """Delete the jobs of *tube* with ids under *below* that clients hold; return how many. May switch."""
+        flushed, pace = 0, Pace()
+        for client in (*self._broker.clients, *self._broker.closing_clients):
+            for job in [*client.reserved.values()]:
+                if job.tube is tube and job.id < below and self._broker.delete_job(job.id, self._clock(), True):
+                    flushed += 1
+                pace.yield_if_due()
+        return flushed
 
     def _in_slices(self, tube: Tube, bound: int, change: Callable[[Tube, int], int]) -> int:
         """Change up to *bound* jobs of *tube*, and return how many were changed. May switch.

@@ -165,6 +165,31 @@ def test_ended_lease_is_gone(queue: Queue, client: FlaskClient, operation: str) 
     )
 
 
+def test_batch_deletes_current_leases_and_lists_the_others(queue: Queue, client: FlaskClient) -> None:
+    ids = queue.put("mail", count=4)
+    first, second, third, fourth = (job["token"] for job in reserve(client, "mail", count=4))
+    finish(client, "release", second)
+    forged = third[:-1] + ("A" if third[-1] != "A" else "B")
+    response = send(client, "/leases/delete-batch", tokens=[first, second, forged, fourth, first])
+    assert (response.status_code, response.json) == (200, {"deleted": 2, "lost": [second, forged, first]})
+    assert [id for id in ids if id in queue.broker.jobs] == ids[1:3]
+
+
+def test_largest_batch_fits_a_request(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    (job,) = reserve(client, "mail")
+    response = send(client, "/leases/delete-batch", tokens=[job["token"]] * 1000)
+    assert response.json["deleted"] == 1
+    assert len(response.json["lost"]) == 999
+
+
+def test_fractions_of_seconds(queue: Queue, client: FlaskClient) -> None:
+    (id,) = queue.put("mail")
+    (job,) = reserve(client, "mail")
+    finish(client, "release", job["token"], delay=0.25)
+    assert queue.broker.jobs[id].delay == SECOND // 4
+
+
 # Refusals
 
 
@@ -180,7 +205,7 @@ def test_ended_lease_is_gone(queue: Queue, client: FlaskClient, operation: str) 
         ("/reserve", {"count": 101}, "count"),
         ("/reserve", {"wait": -1}, "wait"),
         ("/reserve", {"wait": 51}, "wait"),
-        ("/reserve", {"wait": 1.5}, "wait"),
+        ("/reserve", {"wait": 50.001}, "wait"),
         ("/reserve", {"worker": "x" * 101}, "worker"),
         ("/reserve", {"worker": "a\nb"}, "worker"),
         ("/reserve", {"worker": "\x1b[31m"}, "worker"),
@@ -189,6 +214,10 @@ def test_ended_lease_is_gone(queue: Queue, client: FlaskClient, operation: str) 
         ("/leases/delete", {}, "token"),
         ("/leases/delete", {"token": 5}, "token"),
         ("/leases/delete", {"token": "x" * 201}, "token"),
+        ("/leases/delete-batch", {"tokens": []}, "tokens"),
+        ("/leases/delete-batch", {"tokens": ["x"] * 1001}, "tokens"),
+        ("/leases/delete-batch", {"tokens": ["x", "x" * 201]}, "tokens[1]"),
+        ("/leases/delete-batch", {"token": "x"}, "token"),
         ("/leases/release", {"token": "x", "delay": -1}, "delay"),
         ("/leases/release", {"token": "x", "pri": 2**32}, "pri"),
         ("/leases/bury", {"token": "x", "delay": 1}, "delay"),
@@ -407,6 +436,12 @@ def await_waiting(peer: Peer, count: int) -> None:
 def delete(daemon: Daemon, *jobs: Json) -> None:
     for job in jobs:
         assert Request(daemon, "/leases/delete", token=job["token"]).answer() == (204, {})
+
+
+def test_wait_may_have_a_fraction(daemon: Daemon, peer: Peer) -> None:
+    began = time.monotonic()
+    assert Request(daemon, "/reserve", tubes=["none"], wait=0.25).answer() == (200, {"jobs": []})
+    assert time.monotonic() - began >= 0.25
 
 
 def test_longest_waiting_client_is_served_first_in_both_protocols(daemon: Daemon, peer: Peer) -> None:

@@ -71,7 +71,7 @@ JOB = {"tube": "mail", "body": "x"}
         (JOB | {"pri": True}, "pri", "must be a whole number from 0 to 4294967295"),
         (JOB | {"pri": 1.5}, "pri", "must be a whole number from 0 to 4294967295"),
         (JOB | {"pri": None}, "pri", "must be a whole number from 0 to 4294967295"),
-        (JOB | {"ttr": 0}, "ttr", "must be a whole number from 1 to 4294967295"),
+        (JOB | {"ttr": 0}, "ttr", "must be a number from 0.001 to 4294967295"),
         (JOB | {"body": 1}, "body", "must be a string"),
         (JOB | {"encoding": "hex"}, "encoding", "must be one of base64, utf-8"),
         (JOB | {"encoding": "base64", "body": "x"}, "body", "is not base64"),

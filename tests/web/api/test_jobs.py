@@ -223,6 +223,7 @@ CHANGES = (
     ("POST", "/tube/resume?tube=mail", None),
     ("POST", "/tube/kick?tube=mail", None),
     ("POST", "/tube/clear?tube=mail", {"state": "ready"}),
+    ("POST", "/tube/flush?tube=other", None),
     ("DELETE", "/connections/2", None),
 )
 

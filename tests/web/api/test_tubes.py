@@ -98,6 +98,31 @@ def test_clear(queue: Queue, program: Program) -> None:
     queue.broker.check()
 
 
+def test_flush_deletes_jobs_in_every_state(queue: Queue, program: Program) -> None:
+    held = queue.put("mail", count=300)
+    client = queue.broker.connect(lambda: None)
+    queue.broker.watch(client, b"mail")
+    for _ in held:
+        assert queue.broker.reserve(client, queue.now) is not None
+    (buried,) = queue.put("mail")
+    queue.broker.bury_job(buried, queue.now)
+    queue.put("mail", delay=60, count=3)
+    queue.put("mail", count=700)
+    (other,) = queue.put("post")
+    assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 1004}
+    assert [*queue.broker.jobs] == [other]
+    assert not client.reserved
+    assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0}, "the client watches it"
+    queue.broker.check()
+
+
+def test_pause_with_a_fraction(queue: Queue, program: Program) -> None:
+    queue.put("mail")
+    program.do("POST", "/tube/pause", {"seconds": 0.25}, tube="mail")
+    assert queue.broker.tubes[b"mail"].paused_until == queue.now + SECOND // 4
+    problem(program.ask("POST", "/tube/pause?tube=mail", json={"seconds": 0.0005}), 400, "seconds")
+
+
 def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
     for method, path, body in (
         ("GET", "/tube", None),
@@ -106,6 +131,7 @@ def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
         ("POST", "/tube/resume", None),
         ("POST", "/tube/kick", None),
         ("POST", "/tube/clear", {"state": "ready"}),
+        ("POST", "/tube/flush", None),
     ):
         response = program.ask(method, path, query_string={"tube": "nowhere"}, json=body)
         assert "Tube “nowhere” does not exist now" in problem(response, 404)["detail"]

@@ -15,7 +15,7 @@ from greenstalk_server.web.api.framework.schema import Schema, fields_of, of_typ
 DESCRIPTION: Final = """\
 Everything that the dashboard shows and does, as JSON.
 
-Times are whole seconds, or RFC 3339 in UTC. A job's body is text (`utf-8`), or `base64` if it is not text. Lists \
+Times are seconds, or RFC 3339 in UTC. A job's body is text (`utf-8`), or `base64` if it is not text. Lists \
 continue at `next_cursor`. Errors are `application/problem+json` (RFC 9457), and name the invalid field. A change is \
 acknowledged when it is as durable as an acknowledged command of the beanstalk protocol.
 
