@@ -61,6 +61,8 @@ def tags(fields: Fields) -> Tags | None:
     idp, group, after, con = (_key(fields, name) for name in ("idp", "grp", "aft", "con"))
     if not (idp or group or after or con):
         return None
+    if group and group == after:
+        raise BadRequest("“aft” must be another group than “grp”: a job cannot wait for its own group.")
     ttl = number(fields, "idp-ttl", 0, MAX_NUMBER) if idp and fields.get("idp-ttl") else 0
     limit = number(fields, "con-limit", 1, MAX_NUMBER) if con and fields.get("con-limit") else int(bool(con))
     return Tags(idp, ttl * SECOND, group, after, con, limit)

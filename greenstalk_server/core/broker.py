@@ -288,11 +288,11 @@ class Broker(PutControl):
         if job is None:
             return False
         self._end_run(job, job_history.BURIED, client.number, now)
+        job.pri = pri
         if job.is_truncated:
             self._end_truncated(job, now)
-            return True
-        job.pri = pri
-        self._bury(job)
+        else:
+            self._bury(job)
         self._hand_out_freed(job.tube, now)
         if self._unsettled:
             self._settle(now)
@@ -399,13 +399,13 @@ class Broker(PutControl):
             return False
         if job.state == RESERVED:
             self._end_run(job, job_history.BURIED, job_history.NOBODY, now)
-            if job.is_truncated:
-                self._end_truncated(job, now)
-                return True
         else:
             job.tube.remove(job)
             job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
-        self._bury(job)
+        if job.is_truncated:
+            self._end_truncated(job, now)
+        else:
+            self._bury(job)
         self._hand_out_freed(job.tube, now)
         if self._unsettled:
             self._settle(now)

@@ -401,6 +401,7 @@ class PolicyTransitions(TagTransitions):
         self._end_run(job, job_history.RELEASED, by, now)
         if job.is_truncated:
             self._end_truncated(job, now)
+            self._hand_out_freed(tube, now)
             return
         tube.total_releases += 1
         job.pri = pri
@@ -419,10 +420,11 @@ class PolicyTransitions(TagTransitions):
             self._add_ready(job, now)
 
     def _lapse(self, job: Job, now: int) -> None:
-        """Make the detached *job*, whose reservation has ended without a command, ready again."""
+        """Make the detached *job*, whose reservation has ended without a command, ready, or delete it if truncated."""
         tube = job.tube
         if job.is_truncated:
             self._end_truncated(job, now)
+            self._hand_out_freed(tube, now)
             return
         if tube.rules is not None:
             self._end_attempt(job, tube.rules, 0, False, now)
@@ -433,12 +435,13 @@ class PolicyTransitions(TagTransitions):
         self._add_ready(job, now)
 
     def _end_truncated(self, job: Job, now: int) -> None:
-        """Delete the detached *job*, whose tube was truncated during its reservation."""
-        tube = job.tube
-        tube.cmd_delete += 1
+        """Delete the detached *job*, whose tube was truncated during its reservation.
+
+        The caller ends with `_hand_out_freed`.
+        """
+        job.tube.cmd_delete += 1
         self._free_key(job)
         self._forget(job, now)
-        self._hand_out_freed(tube, now)
 
     def _end_attempt(self, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
         """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.

@@ -83,10 +83,18 @@ class PutControl(ClientControl):
             self._settle(now)
         return result
 
-    def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job to the tube *name* for an operator, as `put` does; return what `put` returns."""
-        client = Client(self.default_tube, ignore_call)
-        return self.put_in_tube(client, name, self.allocate_id(), pri, delay, ttr, body, now)
+    def put_into(
+        self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int, tags: Tags | None = None
+    ) -> int:
+        """Add a job to the tube *name* for an operator; return what `put` returns.
+
+        That is the id of the earlier job, too, if the idempotency key of *tags* is taken.
+        """
+        client, id = Client(self.default_tube, ignore_call), self.allocate_id()
+        if tags is None:
+            return self.put_in_tube(client, name, id, pri, delay, ttr, body, now)
+        result = self.put_tagged(client, name, id, pri, delay, ttr, body, tags, now)
+        return result.id if isinstance(result, Duplicate) else result
 
     def _add_job(self, job: Job, client: Client, now: int) -> int:
         """Admit, record and insert the new *job* of *client*; return what `put` returns."""

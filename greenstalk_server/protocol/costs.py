@@ -25,8 +25,8 @@ WATCHED_COST: Final = 512
 """Cost of a reserve per WATCHED_BATCH watched tubes. Fewer tubes cost nothing. The cost of a reserve from 8000 tubes is
 almost OUTPUT_SLICE; the reserve takes about two milliseconds."""
 
-WEIGHTED_COST_FACTOR: Final = 2
-"""How much more a reserve costs if each watched tube with a ready job has a share."""
+WEIGHTED_COST: Final = 16
+"""Cost of a weighted reserve per watched tube. It looks at all of them, however few there are."""
 
 NAME_COST: Final = 2
 """Cost of each name of a long list that is copied to be sent as a stream."""

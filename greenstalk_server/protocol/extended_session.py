@@ -16,7 +16,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.weighting import FIFO
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
-from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST_FACTOR
+from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST
 from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.session import HANDLERS, Session
@@ -164,7 +164,7 @@ class ExtendedSession(Session):
         super()._note_watched()
         weighting = self.client.weighting
         if weighting is not None and weighting.mode != FIFO:
-            self._reserve_cost *= WEIGHTED_COST_FACTOR
+            self._reserve_cost = len(self.client.watched) * WEIGHTED_COST
 
     # The server
 

@@ -249,6 +249,7 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         ("listen = 1", ":1: listen 1: must be an address in quotes, or an array of them"),
         ("access = 1", ":1: access: must be tables, each headed [[access]]"),
         ("[access]", ":1: access: must be tables, each headed [[access]]"),
+        ("[[access]]\nadminister = 1", ":1: access: rule 1: administer: must be true or false"),
         ("[[access]]\nconsum = []", ":1: access: rule 1: unknown key 'consum': did you mean consume?"),
         ("[[access]]\n[[access]]\nclient = 1", ":1: access: rule 2: client: must be a non-empty string"),
         ("[[access]]\nproduce = 'a'", ":1: access: rule 1: produce: must be an array of tube names, in which *"),

@@ -66,10 +66,15 @@ def test_json_has_each_value_and_its_origin(file: Path) -> None:
 
 def test_access_rules_are_counted_in_the_table_and_listed_in_json(tmp_path: Path) -> None:
     path = tmp_path / "greenstalk.toml"
-    path.write_text('[[access]]\nclient = "mail-*"\nconsume = ["mail"]\n[[access]]\ninspect = ["*"]\n')
+    path.write_text(
+        '[[access]]\nclient = "mail-*"\nconsume = ["mail"]\n[[access]]\ninspect = ["*"]\nadminister = true\n'
+    )
     assert re.search(r"^access  +2 \(--json shows them\) ", run("config", "--config", str(path)).stdout, re.MULTILINE)
     shown = json.loads(run("config", "--json", "--config", str(path)).stdout)["settings"]["access"]
-    assert shown == {"value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"]}], "origin": f"{path}:1"}
+    assert shown == {
+        "value": [{"client": "mail-*", "consume": ["mail"]}, {"inspect": ["*"], "administer": True}],
+        "origin": f"{path}:1",
+    }
 
 
 def test_policies_are_counted_in_the_table_and_listed_in_json(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE
-from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE
+from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST, WEIGHTED_COST
 from tests.support.talk import MARK, MARKED, Talk, buffered_bytes, stream_of
 from tests.support.world import make_broker
 
@@ -236,6 +236,26 @@ def test_touch_all_takes_slices_and_counts_the_jobs_still_held(talk: Talk, other
     assert len(talk.session.client.reserved) == 3 * SLICE - 1
     talk.advance(1)
     assert not talk.session.client.reserved
+
+
+# reserve-mode
+
+
+def test_weighted_reserve_has_a_cost_for_each_tube(talk: Talk) -> None:
+    talk.send(b"".join(b"watch t%d\r\n" % number for number in range(WATCHED_BATCH)) + PUT * 3)
+    costs = []
+    for mode in (b"fifo", b"weighted", b"fifo"):
+        talk.send(b"reserve-mode %b\r\n" % mode)
+        talk.send(b"reserve\r\n")
+        costs.append(talk.session.cost)
+    assert costs[1] - costs[0] == (WATCHED_BATCH + 1) * WEIGHTED_COST - WATCHED_COST and costs[2] == costs[0]
+
+
+def test_weighted_batch_ends_when_it_has_cost_a_slice(talk: Talk) -> None:
+    talk.send(b"".join(b"watch t%d\r\n" % number for number in range(WATCHED_BATCH - 2)) + PUT * 1000)
+    talk.send(b"reserve-mode weighted\r\n")
+    count = int(talk.send(b"reserve-batch 1000\r\n").split()[1])
+    assert 0 < count <= OUTPUT_SLICE // (WEIGHTED_COST * (WATCHED_BATCH - 1)) + 1
 
 
 # flush-tube and flush-buried

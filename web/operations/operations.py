@@ -17,13 +17,13 @@ import gevent
 from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.client import Client, ignore_call
+from greenstalk_server.core.client import Client
 from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
-from greenstalk_server.core.tags import Duplicate, Tags
+from greenstalk_server.core.tags import Tags
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
@@ -352,14 +352,7 @@ class Operations:
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
         delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
-        if new.tags is None:
-            id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock())
-        else:
-            client, id = Client(broker.default_tube, ignore_call), broker.allocate_id()
-            done = broker.put_tagged(client, new.tube, id, new.pri, delay, ttr, new.body, new.tags, self._clock())
-            if isinstance(done, Duplicate):
-                return Added(done.id, is_duplicate=True)
-            id = done
+        id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock(), new.tags)
         if id < 0:
             self._refuse_put(new, id)
         return Added(id, is_duplicate=id < first_new)

@@ -32,7 +32,7 @@ EVENTS: Final[dict[int, tuple[str, str]]] = {
     job_history.MOVED: ("Moved to another tube", ""),
     job_history.DEAD_LETTERED: ("Moved to a dead-letter tube", "ready"),
     job_history.REDRIVEN: ("Moved back from a dead-letter tube", "ready"),
-    job_history.UNBLOCKED: ("Released by its group", "ready"),
+    job_history.UNBLOCKED: ("No longer waits for its group", "ready"),
 }
 """The label of each kind of event, and the state that it led to, if any."""
 
