@@ -25,7 +25,7 @@ def test_put_and_pause_with_fractions(server: Server, mail: Client) -> None:
     assert done.json == {"tube": "mail", "pause": 0.25}
 
 
-@OURS
+@pytest.mark.parametrize("server", ["ours", "api"], indirect=True)
 def test_put_with_tags(server: Server, mail: Client) -> None:
     first = ctl(server, "put", "one", "--tube", "mail", "--idempotency-key", "order-7", "--group", "import", "--json")
     job_id = first.json["id"]
