@@ -133,18 +133,6 @@ def test_form_puts_a_job_with_tags(queue: Queue, client: FlaskClient) -> None:
     assert type(queue.broker.jobs[max(queue.broker.jobs)]).__name__ == "Job"
 
 
-def test_flush_frees_the_keys_of_finished_jobs(queue: Queue, client: FlaskClient) -> None:
-    id = put(queue, idempotency_key=b"order-7", idempotency_ttl=3600 * SECOND)
-    reserve(queue, id)
-    (holder,) = (each for each in queue.broker.clients if each.reserved)
-    queue.broker.delete(holder, id, queue.now)
-    queue.put("mail")
-    response = client.post("/api/v1/tube/flush?tube=mail", headers={"Content-Type": "application/json"})
-    assert response.json == {"tube": "mail", "jobs": 1}
-    put(queue, idempotency_key=b"order-7")
-    queue.broker.check()
-
-
 @pytest.mark.parametrize("field", [{"idp": "a:1"}, {"grp": "a b"}, {"aft": "-a"}, {"con": "a", "con-limit": "0"}])
 def test_form_refuses_keys_that_are_none(queue: Queue, client: FlaskClient, field: dict[str, str]) -> None:
     form = {"tube": "mail", "pri": 1, "delay": 0, "ttr": 60, "body": "x"}

@@ -158,14 +158,16 @@ class Operations:
     def flush(self, tube: Tube) -> int:
         """Delete all jobs that *tube* has now, also those that clients hold; return how many. May switch.
 
-        The idempotency keys of the tube that have outlived their jobs are free afterwards. A pass may miss a job that
-        changes its state meanwhile, so passes repeat until one finds none, or until MAX_REQUEST_TIME is over.
+        First free the idempotency keys of the tube that have outlived their jobs.
+
+        A pass may miss a job that changes its state meanwhile, so passes repeat until one finds none, or until
+        MAX_REQUEST_TIME is over.
         """
         below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
-        keys = self._broker.kept_keys.count(scope_of(tube.name))
-        while keys > 0 and (freed := self._broker.forget_keys(tube.name, min(keys, SLICE))):
+        keys, pace = self._broker.kept_keys.count(scope_of(tube.name)), Pace()
+        while keys > 0 and (freed := self._broker.forget_keys(tube.name, SLICE)):
             keys -= freed
-            yield_to_loop()
+            pace.yield_if_due()
         found = -1
         while found and time.monotonic() < until:
             found = self._flush_reserved(tube, below)
