@@ -9,8 +9,9 @@ Invariants; `check` verifies all but the first:
 - No method switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
 - Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.
 - Every counter equals the number of objects that it counts.
-- While a client waits, no tube that it watches has a ready job. There are two exceptions: the tube is paused, or one
-  slice could not hand out all ready jobs and a tick is due to hand out the rest.
+- While a client waits, no tube that it watches has a ready job. There are three exceptions: the tube is paused, the
+  concurrency key of the job has no free slot, or one slice could not hand out all ready jobs and a tick is due to hand
+  out the rest.
 - A tube exists while it is used, watched or holds a job; then it is dropped together with its pause. `default` always
   exists, and a paused tube that `restore` took over exists before its first use.
 - Every future deadline has an armed timer at or before it.
@@ -27,15 +28,18 @@ from typing import Final
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import Bodies
-from greenstalk_server.core.client import Client, ignore_call
-from greenstalk_server.core.client_control import ClientControl
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.counters import ServerFacts
+from greenstalk_server.core.groups import Group
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
+from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.put_control import PutControl
 from greenstalk_server.core.ready_queue import is_before
+from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import key_of
@@ -59,7 +63,7 @@ def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
     return jobs
 
 
-class Broker(ClientControl):
+class Broker(PutControl):
     """The operations on all jobs, tubes and clients of one server. The base classes describe the attributes."""
 
     def __init__(
@@ -92,21 +96,10 @@ class Broker(ClientControl):
         numbers = (job_history.highest_client(job.events) for job in self.jobs.values() if job.events)
         self._last_client = max(numbers, default=0)
         for job in _in_order_of_deadlines(self.jobs.values()):
-            job.tube.body_bytes += job.size
-            if self.bodies is not None:
-                self.bodies.add(job)
-            if job.tube.rules is not None:
-                job.tube.rules.restore_key(job)
-            if job.state == READY:
-                job.tube.add_ready(job)
-            elif job.state == DELAYED:
-                self._add_delayed(job, now)
-            else:
-                job.tube.add_buried(job)
-                self._burials = job.burial_number
+            self._restore_job(job, now)
         if self.quotas is not None:
             self.quotas.body_bytes = sum(tube.body_bytes for tube in self.tubes.values())
-        self._delete_truncated()
+        self._delete_truncated(now)
         for tube in list(self.tubes.values()):
             if tube.paused_until:
                 tube.held_until = tube.paused_until
@@ -115,62 +108,32 @@ class Broker(ClientControl):
                 self._drop_if_unneeded(tube)
             if tube.rules is not None:
                 self._apply_rules(tube, tube.rules, now)
+        if self._unsettled:
+            self._settle(now)
 
-    def _delete_truncated(self) -> None:
+    def _restore_job(self, job: Job, now: int) -> None:
+        """Add the restored *job* to its tube, and to what its tags name."""
+        job.tube.body_bytes += job.size
+        if self.bodies is not None:
+            self.bodies.add(job)
+        if job.tube.rules is not None:
+            job.tube.rules.restore_key(job)
+        if isinstance(job, TaggedJob):
+            self._attach_tags(job)
+        if job.state == READY:
+            job.tube.add_ready(job)
+        elif job.state == DELAYED:
+            self._add_delayed(job, now)
+        else:
+            job.tube.add_buried(job)
+            self._burials = job.burial_number
+
+    def _delete_truncated(self, now: int) -> None:
         """Delete the restored jobs whose reservations the end of the former server has ended."""
         for job in [job for job in self.jobs.values() if job.cold.is_truncated]:
             job.tube.remove(job)
-            self._forget(job)
-
-    # Producers
-
-    def allocate_id(self) -> int:
-        """Return the next job id. An id is never returned twice, whether or not a job is created with it."""
-        id = self.next_id
-        self.next_id = id + 1
-        return id
-
-    def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job, under an allocated *id*, to the tube that *client* uses.
-
-        *delay* and *ttr* in nanoseconds. Return *id*, or the id of an earlier job if a policy makes the new one its
-        duplicate, or a Refusal, which is negative. A refused put changes nothing.
-        """
-        return self._put_in(client.used, client, id, pri, delay, ttr, body, now)
-
-    def put_in_tube(
-        self, client: Client, name: bytes, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int
-    ) -> int:
-        """Add a job to the tube *name*, created if it does not exist; otherwise as `put`."""
-        refusal = self._refuse_tube(name, client)
-        if refusal:
-            return refusal
-        tube = self.tube(name)
-        result = self._put_in(tube, client, id, pri, delay, ttr, body, now)
-        self._drop_if_unneeded(tube)  # it has no job if the put was refused, or was a duplicate of a finished job
-        return result
-
-    def _put_in(
-        self, tube: Tube, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int
-    ) -> int:
-        if self.bodies is not None and not self.bodies.admit(len(body)):
-            return Refusal.MEMORY
-        if self.quotas is not None:
-            refusal = self.quotas.refuse_job(tube, len(body), len(self.jobs))
-            if refusal:
-                return self._refuse(refusal, client, tube.name)
-        job = Job(id, tube, body, pri, delay, ttr, now)
-        if delay:
-            job.state = DELAYED
-            job.deadline = now + delay
-        if tube.rules is not None:
-            result = self._admit(job, tube.rules, now)
-            if result:
-                return result
-        elif not self.journal.put(job):
-            return Refusal.JOURNAL
-        self._insert(job, now)
-        return id
+            self._free_key(job)
+            self._forget(job, now)
 
     # Workers
 
@@ -185,6 +148,8 @@ class Broker(ClientControl):
         if best is not None:
             best.tube.remove_ready(best)
             self._add_reserved(best, client, now)
+        if self._unsettled:
+            self._settle(now)
         return best
 
     def _first_ready(self, client: Client, now: int) -> Job | None:
@@ -218,6 +183,8 @@ class Broker(ClientControl):
                 return job
             job.tube.remove_ready(job)
             self._expire(job, now)
+            if self._unsettled:
+                self._settle(now)
             found = self._first_ready(client, now)
             if found is None:
                 return None
@@ -257,7 +224,10 @@ class Broker(ClientControl):
         return WaitOutcome.WAITING
 
     def reserve_job(self, client: Client, id: int, now: int) -> Job | None:
-        """Reserve for *client* the ready, delayed or buried job *id* of any tube; None if there is no such job."""
+        """Reserve for *client* the ready, delayed or buried job *id* of any tube.
+
+        Return None if there is no such job, or if its concurrency key has no free slot.
+        """
         job = self.jobs.get(id)
         if job is None or job.state == RESERVED:
             return None
@@ -265,12 +235,18 @@ class Broker(ClientControl):
         if rules is not None and job.state != BURIED and rules.expiry_of(job) <= now:
             job.tube.remove(job)
             self._expire(job, now)
+            if self._unsettled:
+                self._settle(now)
+            return None
+        if isinstance(job, TaggedJob) and job.limiter is not None and not job.limiter.is_free:
             return None
         job.tube.remove(job)
         if job.state != READY:
             job.former_state, job.former_deadline = job.state, job.deadline
             job.ready_since = now  # it has not waited as a ready job
         self._add_reserved(job, client, now)
+        if self._unsettled:
+            self._settle(now)
         return job
 
     def delete(self, client: Client | None, id: int, now: int) -> bool:
@@ -289,9 +265,11 @@ class Broker(ClientControl):
         else:
             tube.remove(job)
         tube.cmd_delete += 1
-        self._forget(job)
+        self._forget(job, now)
         if tube.rules is not None:
             self._hand_out_freed(tube, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     def release(self, client: Client, id: int, pri: int, delay: int, now: int) -> bool:
@@ -300,6 +278,8 @@ class Broker(ClientControl):
         if job is None:
             return False
         self._release(job, pri, delay, client.number, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     def bury(self, client: Client, id: int, pri: int, now: int) -> bool:
@@ -310,10 +290,12 @@ class Broker(ClientControl):
         self._end_run(job, job_history.BURIED, client.number, now)
         job.pri = pri
         if job.is_truncated:
-            self._end_truncated(job)
+            self._end_truncated(job, now)
         else:
             self._bury(job)
         self._hand_out_freed(job.tube, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     def touch(self, client: Client, id: int, now: int) -> bool:
@@ -336,6 +318,8 @@ class Broker(ClientControl):
         if job.state == RESERVED:
             return EditOutcome.HELD
         self._set_priority(job, pri, now)
+        if self._unsettled:
+            self._settle(now)
         return EditOutcome.DONE
 
     def wait_for_job(self, client: Client, id: int, until: int | None, now: int) -> int:
@@ -367,12 +351,16 @@ class Broker(ClientControl):
         A call moves at most SLICE jobs; the caller repeats the call for the rest.
         """
         first = tube.first_buried if state == BURIED else tube.delayed.first
-        for kicked in range(min(bound, SLICE)):
+        kicked = 0
+        while kicked < min(bound, SLICE):
             job = first()
             if job is None:
-                return kicked
+                break
             self._kick(job, now)
-        return min(bound, SLICE)
+            kicked += 1
+        if self._unsettled:
+            self._settle(now)
+        return kicked
 
     def kick_job(self, id: int, now: int) -> bool:
         """Make the buried or delayed job *id* ready; return False if there is no such job."""
@@ -380,6 +368,8 @@ class Broker(ClientControl):
         if job is None or job.state not in (BURIED, DELAYED):
             return False
         self._kick(job, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     def pause_tube(self, name: bytes, delay: int, now: int) -> bool:
@@ -396,14 +386,11 @@ class Broker(ClientControl):
             self._arm(tube, tube.paused_until)
         else:
             self._hand_out(tube, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     # Operators
-
-    def put_into(self, name: bytes, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job to the tube *name*, as `put` does; return what `put` returns."""
-        client = Client(self.default_tube, ignore_call)
-        return self.put_in_tube(client, name, self.allocate_id(), pri, delay, ttr, body, now)
 
     def bury_job(self, id: int, now: int, is_forced: bool = False) -> bool:
         """Bury the ready or delayed job *id*, or, if *is_forced*, a reserved one; return False if no such job."""
@@ -416,10 +403,12 @@ class Broker(ClientControl):
             job.tube.remove(job)
             job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
         if job.is_truncated:
-            self._end_truncated(job)
+            self._end_truncated(job, now)
         else:
             self._bury(job)
         self._hand_out_freed(job.tube, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     def release_job(self, id: int, now: int) -> bool:
@@ -428,16 +417,19 @@ class Broker(ClientControl):
         if job is None or job.state != RESERVED:
             return False
         self._release(job, job.pri, 0, job_history.NOBODY, now)
+        if self._unsettled:
+            self._settle(now)
         return True
 
     def delete_job(self, id: int, now: int, is_forced: bool = False) -> bool:
         """Delete the job *id*, a reserved one only if *is_forced*; return False if there is no such job."""
         job = self.jobs.get(id)
-        if job is None:
+        if job is None or (job.state == RESERVED and not is_forced):
             return False
         if job.tube.rules is not None and is_forced:
             job.tube.rules.release_key(job)  # else `delete` keeps it, as if the job were finished
             job.unique_key = b""
+        self._free_key(job)
         return self.delete(job.holder if is_forced else None, id, now)
 
     def edit_job(
@@ -491,6 +483,8 @@ class Broker(ClientControl):
             return EditOutcome.NO_ROOM
         self._replace(old, new, now)
         self._drop_if_unneeded(old.tube)
+        if self._unsettled:
+            self._settle(now)
         return EditOutcome.DONE
 
     def clear(self, tube: Tube, state: int, bound: int, below: int, now: int) -> int:
@@ -503,7 +497,7 @@ class Broker(ClientControl):
         scanned = islice(tube.walk(state), MAX_CLEAR_SCAN)
         doomed = list(islice((job.id for job in scanned if job.id < below), min(bound, SLICE)))
         for id in doomed:
-            self.delete(None, id, now)
+            self.delete_job(id, now)
         return len(doomed)
 
     def truncate_job(self, id: int, now: int) -> bool:
@@ -564,8 +558,12 @@ class Broker(ClientControl):
                 self._tube_due(target, now)
             elif isinstance(target, Client):
                 self._client_due(target, now)
+            elif isinstance(target, (ConcurrencyKey, Group)):
+                target.note()
             else:
                 self._sweep_due(now)
+        if self._unsettled:
+            self._settle(now)
         return self._timers.soonest()
 
     def _tube_due(self, tube: Tube, now: int) -> None:
@@ -575,6 +573,8 @@ class Broker(ClientControl):
         rules = tube.rules
         if rules is not None:
             self._rules_due(tube, rules, now)
+        if tube.ready.is_unfinished:
+            self._search_on(tube)
         if tube.held_until <= now:
             self._hand_out(tube, now)
         if not tube.paused_until:
@@ -582,10 +582,9 @@ class Broker(ClientControl):
         job = tube.delayed.first()
         if job is not None and job.deadline <= now:
             tube.remove(job)
-            job.ready_since = now
-            self._add_ready(job, now)
+            self._end_delay(job, now)
             job = tube.delayed.first()
-        if job is not None:
+        if job is not None and job.deadline < NO_DEADLINE:
             self._arm(tube, job.deadline)
         if tube.paused_until:
             self._arm(tube, tube.paused_until)

@@ -46,6 +46,8 @@ class ClientControl(PolicyControl):
         self._drop_if_unneeded(client.used)
         self._leave_tube_set(client)
         self._close_some(client, SLICE, now)
+        if self._unsettled:
+            self._settle(now)
 
     def note_producer(self, client: Client) -> None:
         """Count *client* among the producers, once."""

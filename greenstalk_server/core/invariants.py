@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 from greenstalk_server.core import job_history
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
 from greenstalk_server.core.policy import UniqueFor
+from greenstalk_server.core.ready_queue import is_withheld
+from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN
 from greenstalk_server.core.tube_rules import buried_at, expires_from
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
+    from greenstalk_server.core.job import Job
     from greenstalk_server.core.policy_control import PolicyControl
+    from greenstalk_server.core.tags import Tags
     from greenstalk_server.core.tube import Tube
     from greenstalk_server.core.tube_rules import TubeRules
 
@@ -26,6 +30,9 @@ def check(broker: PolicyControl) -> None:
     _check_places(broker)
     _check_totals(broker)
     _check_bodies(broker)
+    _check_groups(broker)
+    _check_concurrency(broker)
+    _check_keys(broker)
     for tubes, tube_set in broker.tube_sets.items():
         users = [client for client in broker.clients if client.tube_set is tube_set]
         assert tube_set.users == len(users) and tubes == tube_set.tubes
@@ -90,6 +97,64 @@ def _check_bodies(broker: PolicyControl) -> None:
         assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(held)
 
 
+def _tagged(broker: PolicyControl) -> list[tuple[Job, Tags]]:
+    """Return all jobs with more than an idempotency key, and their tags."""
+    jobs = [job for job in broker.jobs.values() if isinstance(job, TaggedJob)]
+    return [(job, job.more_tags) for job in jobs if job.more_tags is not None]
+
+
+def _check_groups(broker: PolicyControl) -> None:
+    """Assert that the groups have the jobs whose tags name them, and that no job waits in vain."""
+    found = _tagged(broker)
+    for job, tags in found:
+        assert tags.member_of is broker.groups.get(tags.group) and bool(tags.group) == (tags.member_of is not None)
+        assert (tags.awaited is not None) == (job.state == DELAYED and job.deadline == NO_DEADLINE)
+        assert tags.awaited is None or tags.awaited is broker.groups[tags.after]
+    assert not [job for job in broker.jobs.values() if job.deadline == NO_DEADLINE and not isinstance(job, TaggedJob)]
+    for name, group in broker.groups.items():
+        members = [job for job, tags in found if tags.member_of is group]
+        assert group.name == name and group.members == len(members) == sum(group.counts)
+        for state in range(len(group.counts)):
+            assert group.counts[state] == sum(job.state == state for job in members)
+        waiting = sorted([job for job, tags in found if tags.awaited is group], key=lambda job: job.id)
+        group.waiting.check(waiting)
+        assert members or waiting
+        assert members or group.timer_at, "a tick is due to release the waiting jobs"
+
+
+def _check_concurrency(broker: PolicyControl) -> None:
+    """Assert that no key is over its limit, and that each tube with ready jobs has its best one as the front."""
+    found = _tagged(broker)
+    for _job, tags in found:
+        assert tags.limiter is broker.concurrency_keys.get(tags.concurrency_key)
+        assert bool(tags.concurrency_key) == (tags.limiter is not None)
+    for name, limiter in broker.concurrency_keys.items():
+        jobs = [(job, tags) for job, tags in found if tags.limiter is limiter]
+        assert limiter.name == name and limiter.jobs == len(jobs) > 0
+        assert limiter.limit == min(tags.concurrency_limit for _, tags in jobs)
+        assert limiter.reserved == sum(job.state == RESERVED for job, _ in jobs)
+        assert set(limiter.queues) == {job.tube for job, _ in jobs if job.state == READY}
+        assert set(limiter.pending) == {tube for tube, queue in limiter.queues.items() if queue.front is None}
+        assert not (limiter.is_free and limiter.pending) or limiter.timer_at, "a tick is due to place fronts"
+        assert not limiter.is_noted
+
+
+def _check_keys(broker: PolicyControl) -> None:
+    """Assert that of all jobs of a tube with an idempotency key, the one with the lowest id holds it."""
+    ids: dict[tuple[Tube, bytes], list[int]] = {}
+    for id, job in sorted(broker.jobs.items()):
+        if isinstance(job, TaggedJob) and job.idempotency_key:
+            ids.setdefault((job.tube, job.idempotency_key), []).append(id)
+    for tube in broker.tubes.values():
+        if tube.idempotency is not None:
+            for key, holder in tube.idempotency.holders.items():
+                others = tube.idempotency.others.get(key, [])
+                assert holder is broker.jobs[holder.id] and ids.pop((tube, key)) == [holder.id, *others]
+            assert tube.idempotency.others.keys() <= tube.idempotency.holders.keys()
+            assert all(tube.idempotency.others.values())
+    assert not ids
+
+
 def _check_tube(broker: PolicyControl, tube: Tube, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
@@ -115,8 +180,9 @@ def _check_tube(broker: PolicyControl, tube: Tube, places: dict[int, int]) -> No
     assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
-    assert not (waiting and ready) or tube.held_until or tube.timer_at
-    if delayed:
+    runnable = [job for job in ready if not is_withheld(job)]
+    assert not (waiting and runnable) or tube.held_until or tube.timer_at
+    if delayed and delayed[0].deadline < NO_DEADLINE:
         assert 0 < tube.timer_at <= delayed[0].deadline
     if tube.paused_until:
         assert 0 < tube.timer_at <= tube.paused_until <= tube.held_until

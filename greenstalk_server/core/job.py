@@ -166,14 +166,18 @@ class Job:
     def copy_with(self, tube: Tube, body: bytes) -> Job:
         """Return a copy in *tube* with *body*, to replace this job. The copy is in no queue and not in the journal."""
         copy = Job(self.id, tube, body, self.pri, self.delay, self.ttr, self.created_at)
+        self._copy_fields_to(copy)
+        return copy
+
+    def _copy_fields_to(self, copy: Job) -> None:
+        """Give *copy* the fields that `__init__` does not set."""
         copy.state, copy.deadline, copy.holder = self.state, self.deadline, self.holder
         copy.reserves, copy.reserved_at, copy.events = self.reserves, self.reserved_at, self.events
         copy.timeouts, copy.releases, copy.buries, copy.kicks = self.timeouts, self.releases, self.buries, self.kicks
         copy.former_state, copy.former_deadline = self.former_state, self.former_deadline
         copy.attempts_base, copy.expires_from = self.attempts_base, self.expires_from
         copy.unique_key, copy.dead_letter = self.unique_key, self.dead_letter
-        copy.is_truncated = self.is_truncated and tube is self.tube
-        return copy
+        copy.is_truncated = self.is_truncated and copy.tube is self.tube
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {STATE_NAMES[self.state]} pri={self.pri} tube={self.tube.name!r}>"

@@ -7,9 +7,11 @@ values. Pure.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
+from greenstalk_server.core.job import DEFAULT_COLD_STATE, SECOND, Job
+from greenstalk_server.core.tags import TaggedJob, Tags
 from greenstalk_server.core.tube import is_tube_name
 
 ATTEMPTS_BASE: Final = 1
@@ -20,18 +22,35 @@ UNIQUE_KEY: Final = 3
 """1 to MAX_KEY bytes."""
 DEAD_LETTER: Final = 4
 """A packed DeadLetter."""
+IDEMPOTENCY_KEY: Final = 5
+"""1 to MAX_TAG bytes, as all keys and names of tags."""
+IDEMPOTENCY_TTL: Final = 6
+"""u64, nanoseconds."""
+GROUP: Final = 7
+AFTER: Final = 8
+CONCURRENCY_KEY: Final = 9
+CONCURRENCY_LIMIT: Final = 10
+"""u32; 1 if there is a concurrency key and no limit."""
 
 TRUNCATED: Final = 16
 """No value. The job is deleted when its reservation ends, or at the next start."""
 
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
+MAX_TAG: Final = 200
+"""Maximum bytes of a key or a name in a tag."""
+
+_TAG_KEYS: Final = frozenset((IDEMPOTENCY_KEY, GROUP, AFTER, CONCURRENCY_KEY))
+_MAX_TTL: Final = (2**32 - 1) * SECOND
+"""Maximum time in nanoseconds for which an idempotency key outlives its job."""
 
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
 
 _ATTEMPTS_BASE: Final = struct.Struct("<BBI")
 _EXPIRES_FROM: Final = struct.Struct("<BBQ")
+_IDEMPOTENCY_TTL: Final = struct.Struct("<BBQ")
+_CONCURRENCY_LIMIT: Final = struct.Struct("<BBI")
 _DEAD_LETTER: Final = struct.Struct("<BIQQ")
 """Reason, attempts, first and last time; the name of the source tube follows."""
 
@@ -84,9 +103,9 @@ class DeadLetter(NamedTuple):
 
 def encode(job: Job) -> bytes:
     """Return the attributes of *job*; empty if all have their defaults."""
-    cold = job.cold
+    tags, cold = encode_tags(job) if isinstance(job, TaggedJob) else b"", job.cold
     if cold is DEFAULT_COLD_STATE:
-        return b""
+        return tags
     data = b""
     if cold.attempts_base:
         data = _ATTEMPTS_BASE.pack(ATTEMPTS_BASE, 4, min(cold.attempts_base, _U32))
@@ -98,20 +117,75 @@ def encode(job: Job) -> bytes:
         data += bytes((DEAD_LETTER, len(cold.dead_letter))) + cold.dead_letter
     if cold.is_truncated:
         data += bytes((TRUNCATED, 0))
+    return data + tags
+
+
+def encode_tags(job: TaggedJob) -> bytes:
+    """Return the tags of *job* as attributes."""
+    tags = job.more_tags
+    if tags is None:
+        return _key(IDEMPOTENCY_KEY, job.idempotency_key)
+    data = b""
+    if tags.idempotency_key:
+        data = _key(IDEMPOTENCY_KEY, tags.idempotency_key)
+    if tags.idempotency_ttl:
+        data += _IDEMPOTENCY_TTL.pack(IDEMPOTENCY_TTL, 8, tags.idempotency_ttl)
+    if tags.group:
+        data += _key(GROUP, tags.group)
+    if tags.after:
+        data += _key(AFTER, tags.after)
+    if tags.concurrency_key:
+        data += _key(CONCURRENCY_KEY, tags.concurrency_key)
+    if tags.concurrency_limit > 1:
+        data += _CONCURRENCY_LIMIT.pack(CONCURRENCY_LIMIT, 4, tags.concurrency_limit)
     return data
 
 
-def decode_into(job: Job, data: bytes) -> None:
-    """Replace the attributes of *job* by those in *data*; invalid bytes are ignored."""
-    job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
-    job.is_truncated = False
+def _key(tag: int, key: bytes) -> bytes:
+    return b"%c%c%b" % (tag, len(key), key)
+
+
+def tags_in(data: bytes) -> Tags | None:
+    """Return the tags in *data*, the attributes of a job; None if there are none. Any bytes are accepted."""
+    tags = Tags()
+    for tag, value in _attributes(data):
+        if tag in _TAG_KEYS and not is_tube_name(value):
+            continue
+        if tag == IDEMPOTENCY_KEY:
+            tags.idempotency_key = value
+        elif tag == IDEMPOTENCY_TTL and len(value) == 8:
+            tags.idempotency_ttl = min(int.from_bytes(value, "little"), _MAX_TTL)
+        elif tag == GROUP:
+            tags.group = value
+        elif tag == AFTER:
+            tags.after = value
+        elif tag == CONCURRENCY_KEY:
+            tags.concurrency_key = value
+        elif tag == CONCURRENCY_LIMIT and len(value) == 4:
+            tags.concurrency_limit = int.from_bytes(value, "little")
+    if not tags.idempotency_key:
+        tags.idempotency_ttl = 0
+    tags.concurrency_limit = max(1, tags.concurrency_limit) if tags.concurrency_key else 0
+    return tags if tags.packed() else None
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Iterate over the tags and values of the attributes *data*, without one that is cut off."""
     at, end = 0, len(data)
     while at + 2 <= end:
         tag, length = data[at], data[at + 1]
-        value = data[at + 2 : at + 2 + length]
         at += 2 + length
         if at > end:
             return
+        yield tag, data[at - length : at]
+
+
+def decode_into(job: Job, data: bytes) -> None:
+    """Replace the attributes of *job* by those in *data*, except its tags; invalid bytes are ignored."""
+    job.attempts_base, job.expires_from, job.unique_key, job.dead_letter = 0, 0, b"", b""
+    job.is_truncated = False
+    for tag, value in _attributes(data):
+        length = len(value)
         if tag == ATTEMPTS_BASE and length == 4:
             job.attempts_base = int.from_bytes(value, "little")
         elif tag == EXPIRES_FROM and length == 8:

@@ -25,6 +25,8 @@ DEAD_LETTERED: Final = 9
 """A policy moved the job to a dead-letter tube."""
 REDRIVEN: Final = 10
 """The job was moved from a dead-letter tube back to the tube that it came from."""
+UNBLOCKED: Final = 11
+"""The group that the job waited for has no job left, or had none when the job's delay ended."""
 
 KINDS: Final = (
     "",
@@ -38,6 +40,7 @@ KINDS: Final = (
     "moved",
     "dead-lettered",
     "redriven",
+    "unblocked",
 )
 
 NOBODY: Final = 0

@@ -7,7 +7,6 @@ existing ones, one slice per tick of the broker. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from heapq import heapify
 from itertools import islice
 from typing import Final
 
@@ -71,9 +70,7 @@ class PolicyControl(PolicyTransitions):
         """Take over the policies and the keys that a journal has recovered, before `restore`."""
         self.policy_store.load(documents)
         self.policies = self.policy_store.combined()
-        self.unique_keys.update(keys)
-        self._key_times = [(until, *at) for at, (_, until) in self.unique_keys.items()]
-        heapify(self._key_times)
+        self.kept_keys.load(keys)
 
     def set_file_policies(self, policies: Iterable[Policy], now: int) -> list[str]:
         """Replace the policies of the configuration file; see PolicyStore.replace_file_policies."""

@@ -8,7 +8,6 @@ command, so a restart never repeats a decision.
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from itertools import islice
 
 from greenstalk_server.core import job_history
@@ -21,8 +20,10 @@ from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
 from greenstalk_server.core.policy import Overflow, UniqueFor
+from greenstalk_server.core.tag_transitions import TagTransitions
+from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.transitions import SLICE, Transitions
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import TubeRules, buried_at, key_of
 
@@ -32,20 +33,17 @@ def _no_jitter() -> float:
     return 0.5
 
 
-class PolicyTransitions(Transitions):
+class PolicyTransitions(TagTransitions):
     """See the module's docstring; `Transitions` describes the attributes.
 
     random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
                     0.5, which gives no jitter.
-    unique_keys     keys that outlive their jobs: by tube and key, the job's id and when the key becomes free.
     """
 
     def __init__(
         self, facts: ServerFacts, journal: Journal, max_job_size: int, limits: Limits, bodies: Bodies | None
     ) -> None:
         self.random: Callable[[], float] = _no_jitter
-        self.unique_keys: dict[tuple[bytes, bytes], tuple[int, int]] = {}
-        self._key_times: list[tuple[int, bytes, bytes]] = []
         super().__init__(facts, journal, max_job_size, limits, bodies)
 
     # Puts
@@ -99,7 +97,8 @@ class PolicyTransitions(Transitions):
                 return refusal
         target = self.tube(name)
         copy = Job(self._next_id(), target, job.body or b"", job.pri, job.delay, job.ttr, now)
-        copy.state, copy.deadline = job.state, job.deadline
+        if job.delay:  # a job without a delay may be delayed by its tags, which its copies do not have
+            copy.state, copy.deadline = job.state, job.deadline
         group.append(copy)
         if self.quotas is not None:
             refusal = self.quotas.refuse_job(target, job.size, len(self.jobs) + len(group) - 1)
@@ -131,31 +130,7 @@ class PolicyTransitions(Transitions):
             before = self.jobs.get(other)
             if before is not None and now < before.created_at + rules.policy.unique_time:
                 return other
-        id, until = self.unique_keys.get((job.tube.name, key), (0, 0))
-        return id if now < until else 0
-
-    def _raise_priority(self, id: int, pri: int, now: int) -> None:
-        """Give the job *id* the priority *pri* if that is more urgent than its own, and no client holds the job."""
-        job = self.jobs.get(id)
-        if job is not None and pri < job.pri and job.state != RESERVED:
-            self._set_priority(job, pri, now)
-
-    def _set_priority(self, job: Job, pri: int, now: int) -> None:
-        """Change the priority of *job*, which no client holds; a buried job keeps its place."""
-        job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
-        if job.state == BURIED:
-            job.pri = pri
-            self.journal.update(job)
-            return
-        job.tube.remove(job)
-        job.pri = pri
-        if job.state == DELAYED:
-            self.journal.update(job)
-            self._add_delayed(job, now)
-        else:
-            job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
-            self.journal.update(job)
-            self._add_ready(job, now)
+        return self.kept_keys.find(job.tube.name, key, now)
 
     def _refuse_put(self, job: Job, rules: TubeRules) -> int:
         """Clamp the ttr of the new *job*; return the Refusal by *rules*, or 0."""
@@ -210,7 +185,7 @@ class PolicyTransitions(Transitions):
             self._dead_letter(job, DeadLetterReason.OVERFLOW, now)
         else:
             tube.counts().dropped += 1
-            self._forget(job)
+            self._forget(job, now)
 
     def _insert(self, job: Job, now: int) -> None:
         """Add the new *job*, which is recorded, to its tube: ready, or delayed if its state says so."""
@@ -225,6 +200,8 @@ class PolicyTransitions(Transitions):
             self.quotas.body_bytes += job.size
         if tube.rules is not None:
             tube.rules.claim_key(job)
+        if isinstance(job, TaggedJob):
+            self._attach_tags(job)
         if job.state == DELAYED:
             self._add_delayed(job, now)
         else:
@@ -232,9 +209,11 @@ class PolicyTransitions(Transitions):
 
     # Ends of jobs
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, now: int) -> None:
         """Remove the detached *job* from the tables, and record its deletion."""
         tube = job.tube
+        if isinstance(job, TaggedJob):
+            self._detach_tags(job, now)
         self.jobs.remove(job.id)
         if self.bodies is not None:
             self.bodies.remove(job)
@@ -251,19 +230,11 @@ class PolicyTransitions(Transitions):
 
     def _keep_key(self, job: Job, rules: TubeRules, now: int) -> None:
         """Keep the key of the finished *job* for the rest of `unique_time`."""
-        until = job.created_at + rules.policy.unique_time
-        if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key or until <= now:
+        if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key:
             return
-        at = (job.tube.name, job.unique_key)
-        while self._key_times and self._key_times[0][0] <= now:
-            _, tube, key = heappop(self._key_times)
-            if self.unique_keys.get((tube, key), (0, NEVER))[1] <= now:
-                del self.unique_keys[tube, key]
-        if until <= self.unique_keys.get(at, (0, 0))[1]:
-            return
-        self.unique_keys[at] = (job.id, until)
-        heappush(self._key_times, (until, *at))
-        self.journal.key(*at, job.id, until)
+        tube, key, until = job.tube.name, job.unique_key, job.created_at + rules.policy.unique_time
+        if self.kept_keys.keep(tube, key, job.id, until, now):
+            self.journal.key(tube, key, job.id, until)
 
     # Expiry
 
@@ -276,7 +247,7 @@ class PolicyTransitions(Transitions):
             self._dead_letter(job, DeadLetterReason.BURIED_EXPIRED if is_buried else DeadLetterReason.EXPIRED, now)
         else:
             tube.counts().expired += 1
-            self._forget(job)
+            self._forget(job, now)
 
     def _expire_first(self, tube: Tube, rules: TubeRules, now: int) -> bool:
         """Expire one waiting or one buried job of *tube* if it is due; return whether another may be due."""
@@ -347,9 +318,11 @@ class PolicyTransitions(Transitions):
             target.using -= 1
         if source.rules is not None:
             source.rules.release_key(job)
+        source.release_key(job, self.jobs)
         source.body_bytes -= job.size
         target.body_bytes += job.size
         job.tube = target
+        target.claim_key(job)
         if target.rules is not None:
             target.rules.restore_key(job)
         job.attempts_base = job.reserves
@@ -377,6 +350,8 @@ class PolicyTransitions(Transitions):
         job.dead_letter = b""
         job.expires_from = now
         self._move(job, self.tube(source), job_history.REDRIVEN, now)
+        if self._unsettled:
+            self._settle(now)
         return EditOutcome.DONE
 
     # Time
@@ -425,7 +400,7 @@ class PolicyTransitions(Transitions):
         tube = job.tube
         self._end_run(job, job_history.RELEASED, by, now)
         if job.is_truncated:
-            self._end_truncated(job)
+            self._end_truncated(job, now)
             self._hand_out_freed(tube, now)
             return
         tube.total_releases += 1
@@ -448,7 +423,7 @@ class PolicyTransitions(Transitions):
         """Make the detached *job*, whose reservation has ended without a command, ready, or delete it if truncated."""
         tube = job.tube
         if job.is_truncated:
-            self._end_truncated(job)
+            self._end_truncated(job, now)
             self._hand_out_freed(tube, now)
             return
         if tube.rules is not None:
@@ -459,13 +434,14 @@ class PolicyTransitions(Transitions):
         self.journal.lapse(job)
         self._add_ready(job, now)
 
-    def _end_truncated(self, job: Job) -> None:
+    def _end_truncated(self, job: Job, now: int) -> None:
         """Delete the detached *job*, whose tube was truncated during its reservation.
 
         The caller ends with `_hand_out_freed`.
         """
         job.tube.cmd_delete += 1
-        self._forget(job)
+        self._free_key(job)
+        self._forget(job, now)
 
     def _end_attempt(self, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
         """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.

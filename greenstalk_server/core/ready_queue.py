@@ -5,18 +5,26 @@ of chunks of jobs. A job is appended to the run if its id is above all others in
 job and finds its first job in constant time. It is sorted both by id and by the time when jobs turned ready.
 
 A job that does not fit in a run is out of order: the run already has a job with a higher id, or there are too many
-priorities. Such jobs are in two indexes, one by priority and one by the time when they turned ready. Pure.
+priorities. Such jobs are in two indexes, one by priority and one by the time when they turned ready.
+
+Jobs with a concurrency key (see greenstalk_server.core.concurrency) are never in a run. The front of each key is out of
+order, and the other jobs are withheld: they are ready, counted and listed, but `first` does not return them. Pure.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from greenstalk_server.core.concurrency import ConcurrencyKey, LimitedJobs
 from greenstalk_server.core.gc_untrack import untrack
 from greenstalk_server.core.job import Job, deadline_of
 from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.tags import TaggedJob
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.tube import Tube
 
 MAX_RUNS: Final = 8
 """Maximum number of priorities that have a run. `first` looks at each run."""
@@ -24,21 +32,35 @@ MAX_RUNS: Final = 8
 MAX_CHUNK: Final = 256
 """Maximum number of jobs in a chunk. Removing the first job moves two kilobytes."""
 
+MAX_STALE: Final = 256
+"""Maximum number of stale fronts that one call of `first` withholds: up to a millisecond of work."""
+
 
 class ReadyQueue:
     """The ready jobs of one tube.
 
-    count   number of jobs.
+    count           number of jobs, withheld ones included.
+    is_unfinished   the last `first` has met too many stale fronts: the next one continues, and may find a job.
 
     Invariant: `_pris` has the priorities that have a run, in increasing order. `_runs` has their runs in the same
     order, and `_run_of` maps each priority to its run.
     Invariant: no chunk is empty.
-    Invariant: each job is either in the run of its priority, or out of order: in `_out_of_order`, whose ranks are
-    priorities, and in `_by_age`, whose ranks are the times when the jobs turned ready. Both are None until a job is out
-    of order.
+    Invariant: each job is either in the run of its priority, or out of order, or withheld. The jobs out of order are in
+    `_out_of_order`, the withheld ones in `_withheld`; the ranks of both are priorities. Both kinds are in `_by_age`,
+    whose ranks are the times when the jobs turned ready. The indexes are None until they are needed.
     """
 
-    __slots__ = ("_by_age", "_jobs", "_out_of_order", "_pris", "_run_of", "_runs", "count")
+    __slots__ = (
+        "_by_age",
+        "_jobs",
+        "_out_of_order",
+        "_pris",
+        "_run_of",
+        "_runs",
+        "_withheld",
+        "count",
+        "is_unfinished",
+    )
 
     def __init__(self, jobs: Mapping[int, Job]) -> None:
         """*jobs* is the broker's table of all jobs by id."""
@@ -49,10 +71,18 @@ class ReadyQueue:
         self._runs: list[list[list[Job]]] = []
         self._out_of_order: JobIndex | None = None
         self._by_age: JobIndex | None = None
+        self._withheld: JobIndex | None = None
+        self.is_unfinished: bool = False
 
     def add(self, job: Job) -> None:
         """Add the detached *job*, whose `ready_since` is set and must not decrease from call to call."""
         self.count += 1
+        if isinstance(job, TaggedJob):
+            job.count(1)
+            limiter = job.limiter
+            if limiter is not None:
+                self._add_limited(job, limiter)
+                return
         run = self._run_of.get(job.pri)
         if run is None:
             run = self._create_run(job.pri)
@@ -73,7 +103,11 @@ class ReadyQueue:
                 run.append([job])
 
     def first(self) -> Job | None:
-        """Return the job with the smallest (pri, id), or None."""
+        """Return the job with the smallest (pri, id) that is not withheld, or None.
+
+        It withholds stale fronts first, and returns None if there are too many; then `is_unfinished` is set, and the
+        broker will continue the search.
+        """
         job = None
         for run in self._runs:
             if run:
@@ -82,12 +116,23 @@ class ReadyQueue:
         if self._out_of_order is not None and self._out_of_order.count:
             other = self._out_of_order.first()
             if other is not None and (job is None or is_before(other, job)):
-                return other
+                return self._first_runnable(other, job) if isinstance(other, TaggedJob) else other
         return job
+
+    def peek(self) -> Job | None:
+        """Return `first`, or the first withheld job if there is no other; None if there is none."""
+        job = self.first()
+        return self._withheld.first() if job is None and self._withheld is not None else job
 
     def remove(self, job: Job) -> None:
         """Remove *job*; cheapest if it is the first."""
         self.count -= 1
+        if isinstance(job, TaggedJob):
+            job.count(-1)
+            limiter = job.limiter
+            if limiter is not None:
+                self._remove_limited(job, limiter)
+                return
         run = self._run_of.get(job.pri)
         if run and run[0][0] is job:
             at, chunk = 0, run[0]
@@ -115,6 +160,8 @@ class ReadyQueue:
     def walk(self) -> Iterator[Job]:
         """Iterate over the jobs in order. Valid until the queue changes."""
         out_of_order = self._out_of_order.walk() if self._out_of_order is not None else iter(())
+        if self._withheld is not None:
+            out_of_order = _merged(out_of_order, self._withheld.walk())
         other = next(out_of_order, None)
         for run in self._runs:
             for chunk in run:
@@ -130,7 +177,7 @@ class ReadyQueue:
     def ids(self) -> list[int]:
         """Return the ids of its jobs, in no order."""
         ids = [job.id for run in self._runs for chunk in run for job in chunk]
-        return ids + self._out_of_order.ids() if self._out_of_order is not None else ids
+        return ids + self._by_age.ids() if self._by_age is not None else ids
 
     def check(self, jobs: list[Job]) -> None:
         """Assert that the queue has *jobs*, in this order, and that its invariants hold. Slow: for tests."""
@@ -144,13 +191,27 @@ class ReadyQueue:
             assert [job.id for job in in_run] == sorted({job.id for job in in_run})
             assert [job.deadline for job in in_run] == sorted(job.deadline for job in in_run)
             in_runs.update(in_run)
-        out_of_order = [job for job in jobs if job not in in_runs]
-        assert len(in_runs) + len(out_of_order) == self.count
-        if self._out_of_order is not None and self._by_age is not None:
-            self._out_of_order.check(out_of_order)
-            self._by_age.check(sorted(out_of_order, key=lambda job: (job.ready_since, job.id)))
-        else:
-            assert not out_of_order
+        others = [job for job in jobs if job not in in_runs]
+        assert len(in_runs) + len(others) == self.count
+        withheld = [job for job in others if is_withheld(job)]
+        for index, found in (
+            (self._out_of_order, [job for job in others if not is_withheld(job)]),
+            (self._withheld, withheld),
+            (self._by_age, sorted(others, key=lambda job: (job.ready_since, job.id))),
+        ):
+            if index is not None:
+                index.check(found)
+            else:
+                assert not found
+        for job in others:
+            limiter = job.limiter if isinstance(job, TaggedJob) else None
+            if limiter is not None:
+                queue = limiter.queues[job.tube]
+                mine = [one for one in others if isinstance(one, TaggedJob) and one.limiter is limiter]
+                assert queue.front is None or queue.front is mine[0]
+                if queue.withheld is not None:
+                    queue.withheld.check([one for one in mine if one is not queue.front])
+                assert (job.tube in limiter.pending) == (queue.front is None)
 
     def _create_run(self, pri: int) -> list[list[Job]] | None:
         """Create a run for *pri*, in place of an empty run if there are MAX_RUNS; return None if none is empty."""
@@ -167,10 +228,18 @@ class ReadyQueue:
         return run
 
     def _add_out_of_order(self, job: Job) -> None:
-        if self._out_of_order is None or self._by_age is None:
-            self._out_of_order, self._by_age = JobIndex(self._jobs), JobIndex(self._jobs)
-        self._out_of_order.add(job, job.pri)
-        self._by_age.add(job, job.deadline)
+        self._indexed_out_of_order().add(job, job.pri)
+        self._indexed_by_age().add(job, job.deadline)
+
+    def _indexed_out_of_order(self) -> JobIndex:
+        if self._out_of_order is None:
+            self._out_of_order = JobIndex(self._jobs)
+        return self._out_of_order
+
+    def _indexed_by_age(self) -> JobIndex:
+        if self._by_age is None:
+            self._by_age = JobIndex(self._jobs)
+        return self._by_age
 
     def _remove_out_of_order(self, job: Job) -> bool:
         """Remove *job* from the jobs out of order; return False if it is not one of them."""
@@ -180,10 +249,128 @@ class ReadyQueue:
         assert is_removed
         return True
 
+    # Jobs with a concurrency key
+
+    def place_front(self, limiter: ConcurrencyKey, tube: Tube) -> Job:
+        """Make the first withheld job of the pending *tube*, whose queue this is, the front; return it."""
+        del limiter.pending[tube]
+        queue = limiter.queues[tube]
+        job = queue.withheld.first() if queue.withheld is not None else None
+        assert job is not None and queue.withheld is not None and self._withheld is not None
+        queue.withheld.remove(job, job.pri)
+        self._withheld.remove(job, job.pri)
+        queue.front = job
+        self._indexed_out_of_order().add(job, job.pri)
+        return job
+
+    def _add_limited(self, job: Job, limiter: ConcurrencyKey) -> None:
+        """Make *job* the front if it is the best one and the key has a free slot; else withhold it."""
+        self._indexed_by_age().add(job, job.deadline)
+        queue = limiter.queues.get(job.tube)
+        if queue is None:
+            queue = limiter.queues[job.tube] = LimitedJobs()
+        front = queue.front
+        if front is not None and is_before(front, job):
+            self._withhold(job, queue)
+            return
+        if front is not None:
+            self._withdraw(front, queue, limiter, False)
+        if limiter.is_free and not limiter.pending:
+            queue.front = job
+            self._indexed_out_of_order().add(job, job.pri)
+        else:
+            self._withhold(job, queue)
+            limiter.pending[job.tube] = None
+            limiter.note()
+
+    def _remove_limited(self, job: Job, limiter: ConcurrencyKey) -> None:
+        queue = limiter.queues[job.tube]
+        is_removed = self._indexed_by_age().remove(job, job.deadline)
+        if queue.front is job:
+            queue.front = None
+            self._indexed_out_of_order().remove(job, job.pri)
+            if queue.has_withheld:
+                limiter.pending[job.tube] = None
+                limiter.note()
+        else:
+            assert self._withheld is not None and queue.withheld is not None
+            self._withheld.remove(job, job.pri)
+            is_removed &= queue.withheld.remove(job, job.pri)
+            if not queue.has_withheld:
+                limiter.pending.pop(job.tube, None)
+        assert is_removed
+        if queue.front is None and not queue.has_withheld:
+            del limiter.queues[job.tube]
+
+    def _withhold(self, job: Job, queue: LimitedJobs) -> None:
+        if self._withheld is None:
+            self._withheld = JobIndex(self._jobs)
+        if queue.withheld is None:
+            queue.withheld = JobIndex(self._jobs)
+        self._withheld.add(job, job.pri)
+        queue.withheld.add(job, job.pri)
+
+    def _withdraw(self, front: Job, queue: LimitedJobs, limiter: ConcurrencyKey, is_pending: bool = True) -> None:
+        """Withhold *front*, and note the tube as pending if *is_pending*."""
+        self._indexed_out_of_order().remove(front, front.pri)
+        queue.front = None
+        self._withhold(front, queue)
+        if is_pending:
+            limiter.pending[front.tube] = None
+
+    def _first_runnable(self, candidate: TaggedJob, job: Job | None) -> Job | None:
+        """Return *candidate*, which is the first job out of order, or *job*, the first of the runs, or a job between.
+
+        Withhold the stale fronts before it.
+        """
+        self.is_unfinished = False
+        index = self._indexed_out_of_order()
+        for _ in range(MAX_STALE):
+            limiter = candidate.limiter
+            if limiter is None or limiter.is_free:
+                return candidate
+            self._withdraw(candidate, limiter.queues[candidate.tube], limiter)
+            found = index.first()
+            if found is None or (job is not None and is_before(job, found)):
+                return job
+            if not isinstance(found, TaggedJob):
+                return found
+            candidate = found
+        limiter = candidate.limiter
+        if limiter is None or limiter.is_free:
+            return candidate
+        self.is_unfinished = True
+        limiter.note_tube(candidate.tube)
+        return None
+
 
 def is_before(one: Job, other: Job) -> bool:
     """Whether *one* comes before *other* in the order of reservation."""
     return one.pri < other.pri or (one.pri == other.pri and one.id < other.id)
+
+
+def is_withheld(job: Job) -> bool:
+    """Whether the ready *job* is withheld: its concurrency key lets no reserve have it now."""
+    limiter = job.limiter if isinstance(job, TaggedJob) else None
+    return limiter is not None and limiter.queues[job.tube].front is not job
+
+
+def _merged(one: Iterator[Job], other: Iterator[Job]) -> Iterator[Job]:
+    """Merge two iterations over jobs in order."""
+    left, right = next(one, None), next(other, None)
+    while left is not None and right is not None:
+        if is_before(left, right):
+            yield left
+            left = next(one, None)
+        else:
+            yield right
+            right = next(other, None)
+    if left is not None:
+        yield left
+    if right is not None:
+        yield right
+    yield from one
+    yield from other
 
 
 def _id(job: Job) -> int:

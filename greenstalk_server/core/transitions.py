@@ -13,7 +13,10 @@ from typing import Final
 
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.counters import Counters, ServerFacts
+from greenstalk_server.core.groups import Group
+from greenstalk_server.core.idempotency import KeptKeys
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.core.journal import Journal
@@ -22,6 +25,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policy import PolicySet
+from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER, Target, Timers
 from greenstalk_server.core.tube import Totals, Tube
 from greenstalk_server.core.tube_rules import TubeRules
@@ -64,6 +68,9 @@ class Transitions:
     max_watched     maximum number of tubes that a client may watch; 0 means no limit.
     policies        the policies in force.
     quotas          limits of jobs and tubes; None without any.
+    groups          groups of jobs by name, those that have members and those that jobs wait for.
+    concurrency_keys    concurrency keys of existing jobs by name.
+    kept_keys       idempotency keys, and unique keys of policies, that outlive their jobs.
     """
 
     def __init__(
@@ -91,6 +98,9 @@ class Transitions:
         self.listed_names: NameBudget = NameBudget()
         self.max_watched: int = limits.watched
         self.policies: PolicySet = PolicySet([])
+        self.groups: dict[bytes, Group] = {}
+        self.concurrency_keys: dict[bytes, ConcurrencyKey] = {}
+        self.kept_keys: KeptKeys = KeptKeys()
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
@@ -100,6 +110,7 @@ class Transitions:
         self._waits: int = 0
         self._last_client: int = 0
         self._timers: Timers = Timers()
+        self._unsettled: list[Target] = []  # groups and concurrency keys; see `TagTransitions._settle`
         self.default_tube: Tube = self.tube(DEFAULT_TUBE)
 
     # Tubes
@@ -187,7 +198,8 @@ class Transitions:
         """Make the detached *job* ready, or reserve it for the client that has waited longest."""
         tube = job.tube
         waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
-        if waiter is None or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
+        is_held = isinstance(job, TaggedJob) and job.must_queue
+        if waiter is None or is_held or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
             tube.add_ready(job)
             if tube.rules is not None:
                 self._arm_waiting(job, tube.rules, now)
@@ -200,9 +212,26 @@ class Transitions:
     def _add_delayed(self, job: Job, now: int) -> None:
         tube = job.tube
         tube.add_delayed(job)
-        self._arm(tube, job.deadline)
+        if job.deadline == NO_DEADLINE:
+            self._await_group(job)
+        else:
+            self._arm(tube, job.deadline)
         if tube.rules is not None:
             self._arm_waiting(job, tube.rules, now)
+
+    def _await_group(self, job: Job) -> None:
+        """Have the delayed *job* wait for the group that its tag `after` names."""
+        tags = job.more_tags if isinstance(job, TaggedJob) else None
+        assert tags is not None
+        tags.awaited = self._group(tags.after)
+        tags.awaited.add_waiting(job)
+
+    def _group(self, name: bytes) -> Group:
+        """Return the group *name*, created if it does not exist."""
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = Group(name, self.jobs, self._unsettled)
+        return group
 
     def _arm_waiting(self, job: Job, rules: TubeRules, now: int) -> None:
         """Arm a timer for the time when the waiting *job* expires, or for now if its tube is above its caps."""
@@ -221,6 +250,8 @@ class Transitions:
         if self.bodies is not None:
             self.bodies.reserved(job)
         job.state = RESERVED
+        if isinstance(job, TaggedJob):
+            job.count_reserved(1)
         job.holder = client
         job.reserves += 1
         job.reserved_at = now
@@ -243,6 +274,8 @@ class Transitions:
         tube = job.tube
         tube.reserved_count -= 1
         self.totals.reserved -= 1
+        if isinstance(job, TaggedJob):
+            job.count_reserved(-1)
         if tube.rules is not None and tube.held_until == NEVER:
             self._update_hold(tube, now)
 
@@ -302,6 +335,8 @@ class Transitions:
         new.tube.body_bytes += new.size
         if self.quotas is not None:
             self.quotas.body_bytes += new.size - old.size
+        old.tube.release_key(old, self.jobs)
+        new.tube.claim_key(new)
         if old.tube.rules is not None:
             old.tube.rules.release_key(old)
         if new.tube.rules is not None:

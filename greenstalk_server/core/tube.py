@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.durations import EWMA_WINDOW
+from greenstalk_server.core.idempotency import IdempotencyKeys
 from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
 from greenstalk_server.core.job_index import JobIndex
 from greenstalk_server.core.policy_counts import PolicyCounts
 from greenstalk_server.core.ready_queue import ReadyQueue
+from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class Tube:
     """One tube.
 
     ready           ready jobs, ordered by (pri, id).
-    delayed         delayed jobs, ordered by (deadline, id).
+    delayed         delayed jobs, ordered by (deadline, id); those that wait for a group are last.
     buried          buried jobs by id, in the order in which they were buried.
     waiters         clients that watch the tube and are parked in a reserve, longest waiting first, except those that
                     wait in one of `tube_sets`.
@@ -66,6 +68,7 @@ class Tube:
     rules           rules and state of the policies that match the tube; None if no policy matches.
     held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
                     maximum of its jobs is reserved.
+    idempotency     idempotency keys of its jobs; None if it never had one.
     policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
@@ -87,6 +90,7 @@ class Tube:
         "cmd_pause_tube",
         "delayed",
         "held_until",
+        "idempotency",
         "name",
         "name_chunk",
         "pause",
@@ -142,6 +146,7 @@ class Tube:
         self.paused_until: int = 0
         self.held_until: int = 0
         self.rules: TubeRules | None = None
+        self.idempotency: IdempotencyKeys | None = None
         self.policy_counts: PolicyCounts | None = None
         self.timer_at: int = 0
         self.total_reserves: int = 0
@@ -180,6 +185,8 @@ class Tube:
         """Add the detached *job* to the delayed jobs, until its deadline."""
         job.state = DELAYED
         self.delayed.add(job, job.deadline)
+        if isinstance(job, TaggedJob):
+            job.count(1)
         if self.rules is not None:
             self.rules.add_waiting(job)
         self.totals.delayed += 1
@@ -188,6 +195,8 @@ class Tube:
         """Append the detached *job* to the buried jobs."""
         job.state = BURIED
         self.buried[job.id] = job
+        if isinstance(job, TaggedJob):
+            job.count(1)
         self.totals.buried += 1
 
     def remove(self, job: Job) -> None:
@@ -198,10 +207,15 @@ class Tube:
             is_removed = self.delayed.remove(job, job.deadline)
             assert is_removed
             self.totals.delayed -= 1
+            if isinstance(job, TaggedJob):
+                job.count(-1)
+                job.end_await()
             if self.rules is not None:
                 self.rules.remove_waiting(job)
         else:
             assert job.state == BURIED
+            if isinstance(job, TaggedJob):
+                job.count(-1)
             del self.buried[job.id]
             self.totals.buried -= 1
 
@@ -213,6 +227,18 @@ class Tube:
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
             self.totals.urgent -= 1
+
+    def claim_key(self, job: Job) -> None:
+        """Have *job*, which has come to the tube, hold its idempotency key, if it has one."""
+        if isinstance(job, TaggedJob) and job.idempotency_key:
+            if self.idempotency is None:
+                self.idempotency = IdempotencyKeys()
+            self.idempotency.claim(job)
+
+    def release_key(self, job: Job, jobs: Mapping[int, Job]) -> None:
+        """Free the idempotency key of *job*, which leaves the tube; *jobs* is the broker's table of every job by id."""
+        if self.idempotency is not None and isinstance(job, TaggedJob) and job.idempotency_key:
+            self.idempotency.release(job, jobs)
 
     def note_wait(self, wait: int) -> None:
         """Count that a job was ready for *wait* nanoseconds until it was reserved."""

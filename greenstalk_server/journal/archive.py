@@ -21,8 +21,10 @@ from typing import Any, Final
 from greenstalk_server import __version__
 from greenstalk_server.core import job_history
 from greenstalk_server.core.body_cache import held_body
+from greenstalk_server.core.idempotency import is_idempotency_scope, scope_of
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.job_attributes import MAX_KEY, REASON_NAMES, DeadLetter
+from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tube import Tube, is_tube_name
 
 FORMAT: Final = "greenstalk journal"
@@ -58,8 +60,11 @@ _PAUSE_KEYS: Final = frozenset(("type", "tube", "until", "length"))
 _JOB_KEYS: Final = frozenset(("type", "tube", "state", *_JOB_NUMBERS, "encoding", "body"))
 _POLICY_KEYS: Final = frozenset(("type", "name", "encoding", "document"))
 _KEY_KEYS: Final = frozenset(("type", "tube", "key", "id", "until"))
-_OPTIONAL_JOB_KEYS: Final = frozenset(("events", "attempts_base", "expires_from", "unique_key", "dead_letter"))
+_OPTIONAL_JOB_KEYS: Final = frozenset(("events", "attempts_base", "expires_from", "unique_key", "dead_letter", "tags"))
 _LETTER_KEYS: Final = frozenset(("reason", "source", "attempts", "first_at", "last_at"))
+_TAG_NAMES: Final = ("idempotency_key", "group", "after", "concurrency_key")
+_TAG_NUMBERS: Final = {"idempotency_ttl": (1, _MAX_DURATION), "concurrency_limit": (1, _U32)}
+_TAGS: Final = frozenset((*_TAG_NAMES, *_TAG_NUMBERS))
 _END_KEYS: Final = frozenset(("type", "pauses", "policies", "keys", "jobs", "sha256"))
 
 _VERSION_1_OPTIONAL: Final = frozenset(("events",))
@@ -95,7 +100,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A unique key that outlives its job: its tube, its bytes, its job, and the time at which it becomes free."""
+    """A key that outlives its job: scope (see KeptKeys), bytes, job, and the time at which it becomes free."""
 
     tube: bytes
     key: bytes
@@ -181,14 +186,18 @@ class Reader:
                     last_id = job.id
                     count.jobs += 1
                     yield job
-                case "pause" | "policy" | "key" if not count.jobs and (entry := self._entry(line, next_id)):
+                case "pause" | "policy" | "key" | "idempotency-key" if not count.jobs and (
+                    entry := self._entry(line, next_id)
+                ):
                     _add(count, entry)
                     yield entry
                 case "end":
                     self._end(line, checksum)
                     return
                 case _:
-                    raise BadLine("its type must be job, end, or, before the first job, pause, policy or key")
+                    raise BadLine(
+                        "its type must be job, end, or, before the first job, pause, policy, key or idempotency-key"
+                    )
 
     def _next(self) -> dict[str, Any]:
         self.number += 1
@@ -226,8 +235,10 @@ class Reader:
             _expect(line, _POLICY_KEYS)
             return Policy(_policy_name(line["name"]), _encoded(line, "document"))
         _expect(line, _KEY_KEYS)
-        key, id = _unique_key(line["key"]), _number(line, "id", 1, next_id - 1)
-        return Key(_tube_name(line), key, id, _number(line, "until", 1, _U64))
+        is_idempotency_key = line["type"] == "idempotency-key"
+        key = _tube_name(line, "key") if is_idempotency_key else _unique_key(line["key"])
+        id, tube = _number(line, "id", 1, next_id - 1), _tube_name(line)
+        return Key(scope_of(tube) if is_idempotency_key else tube, key, id, _number(line, "until", 1, _U64))
 
     def _pause(self, line: dict[str, Any]) -> Pause:
         _expect(line, _PAUSE_KEYS)
@@ -241,7 +252,12 @@ class Reader:
         name = _tube_name(line)
         if name != self._tube.name:
             self._tube = Tube(name, {})
-        job = Job(id, self._tube, _encoded(line, "body"), pri, delay, ttr, created_at)
+        body = _encoded(line, "body")
+        if "tags" in line:
+            tags = _tags(line["tags"]).packed()
+            job: Job = TaggedJob(id, self._tube, body, pri, delay, ttr, created_at, tags)
+        else:
+            job = Job(id, self._tube, body, pri, delay, ttr, created_at)
         job.deadline = deadline
         job.reserves, job.timeouts, job.releases, job.buries, job.kicks = fields[6:]
         job.state = _one_of(line, "state", _STATES)
@@ -271,7 +287,10 @@ def _entry_line(entry: Pause | Policy | Key) -> dict[str, object]:
         return {"type": "pause", "tube": entry.tube.decode(), "until": entry.until, "length": entry.length}
     if isinstance(entry, Policy):
         return {"type": "policy", "name": entry.name, **_as_text("document", entry.document)}
-    key = {"type": "key", "tube": entry.tube.decode(), "key": entry.key.hex()}
+    if is_idempotency_scope(entry.tube):
+        key = {"type": "idempotency-key", "tube": entry.tube[:-1].decode(), "key": entry.key.decode()}
+    else:
+        key = {"type": "key", "tube": entry.tube.decode(), "key": entry.key.hex()}
     return {**key, "id": entry.id, "until": entry.until}
 
 
@@ -292,6 +311,8 @@ def _job_line(job: Job) -> dict[str, object]:
         letter = DeadLetter.unpack(job.dead_letter)
         names = {"reason": REASON_NAMES[letter.reason], "source": letter.source.decode()}
         line["dead_letter"] = letter._asdict() | names
+    if isinstance(job, TaggedJob):
+        line["tags"] = _tags_line(tags_of(job))
     return line | _as_text("body", held_body(job))
 
 
@@ -343,6 +364,31 @@ def _unique_key(value: object) -> bytes:
     if not 0 < len(key) <= MAX_KEY:
         raise BadLine(f"unique key {_excerpt(value)}: must be 1 to {MAX_KEY} bytes in hexadecimal")
     return key
+
+
+def _tags_line(tags: Tags) -> dict[str, object]:
+    """Return the tags that the job has."""
+    found: dict[str, object] = {name: getattr(tags, name).decode() for name in _TAG_NAMES if getattr(tags, name)}
+    return found | {name: getattr(tags, name) for name in _TAG_NUMBERS if getattr(tags, name)}
+
+
+def _tags(value: object) -> Tags:
+    """Return *value*, the tags of a job."""
+    if not isinstance(value, dict):
+        raise BadLine("tags: must be an object")
+    _expect(value, frozenset(), _TAGS)
+    tags = Tags()
+    for name in _TAG_NAMES:
+        if name in value:
+            setattr(tags, name, _tube_name(value, name))
+    for name, bounds in _TAG_NUMBERS.items():
+        if name in value:
+            setattr(tags, name, _number(value, name, *bounds))
+    if not tags.packed() or bool(tags.concurrency_key) != bool(tags.concurrency_limit):
+        raise BadLine("tags: must have a key or group, and concurrency_key and concurrency_limit together")
+    if tags.idempotency_ttl and not tags.idempotency_key:
+        raise BadLine("tags: idempotency_ttl needs an idempotency_key")
+    return tags
 
 
 def _pack_letter(value: object) -> bytes:

@@ -17,6 +17,7 @@ from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.job_history import RESERVED
+from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.tube import Tube
 
 try:
@@ -69,12 +70,14 @@ POLICY: Final = 16
 """The document of a policy; an empty one deletes the policy."""
 
 KEY: Final = 17
-"""A unique key, its job and the time at which it becomes free; time 0 deletes the key."""
+"""A key that outlives its job, the job, and the time at which the key becomes free; time 0 deletes the key.
+
+The scope is the name of a tube for a unique key of a policy. A colon follows the name for an idempotency key."""
 
 JOB_KINDS: Final = (JOB, JOB_WITH_EVENTS, JOB_WITH_ATTRIBUTES)
 
 Entry: TypeAlias = str | tuple[bytes, bytes]
-"""A policy by its name, or a unique key by its tube and its bytes."""
+"""A policy by its name, or a key that outlives its job by its scope and its bytes."""
 
 _U32: Final = 2**32 - 1
 
@@ -131,7 +134,7 @@ POLICY_FIELDS: Final = struct.Struct("<B")
 """length of the name; the name and the document follow."""
 
 KEY_FIELDS: Final = struct.Struct("<QQB")
-"""job id, until, length of the tube's name; the name and the key follow."""
+"""job id, until, length of the scope; the scope and the key follow."""
 
 DELETE_FIELDS: Final = struct.Struct("<Q")
 PAUSE_FIELDS: Final = struct.Struct("<QQ")
@@ -256,7 +259,25 @@ def extra_size(events: bytes, attributes: bytes) -> int:
 
 def recorded_size(job: Job) -> int:
     """Return the size in bytes of the newest JOB record of *job* in the journal."""
-    return _JOB_OVERHEAD + len(job.tube.name) + job.size + job.cold.record_extra
+    return _JOB_OVERHEAD + len(job.tube.name) + job.size + extra_of(job)
+
+
+def extra_of(job: Job) -> int:
+    """Return by how many bytes the newest JOB record of *job* exceeds one without events and attributes."""
+    return job.cold.record_extra + tags_size(job)
+
+
+def note_extra(job: Job, extra: int) -> None:
+    """Note that the newest JOB record of *job* has *extra* bytes of events and attributes.
+
+    `record_extra` leaves out the tags, which every record of the job has: a job with tags alone needs no cold state.
+    """
+    job.record_extra = extra - tags_size(job)
+
+
+def tags_size(job: Job) -> int:
+    """Return the number of bytes by which the tags of *job* make its JOB record larger; 0 if it has none."""
+    return extra_size(b"", job_attributes.encode_tags(job)) if isinstance(job, TaggedJob) else 0
 
 
 def move_size(job: Job, attributes: bytes) -> int:
@@ -317,7 +338,7 @@ class Encoder:
         name, kind, cold = job.tube.name, JOB, job.cold
         state, deadline = job.state, job.deadline
         length = _JOB_LENGTH + len(name) + job.size
-        if cold is DEFAULT_COLD_STATE and not job.reserves and not events:
+        if cold is DEFAULT_COLD_STATE and not job.reserves and not events and not attributes:
             return _NEW_JOB_RECORD.pack(
                 length, sequence, JOB, job.id, job.pri, job.ttr, job.created_at, deadline, state, len(name)
             )

@@ -16,8 +16,10 @@ from zlib import crc32
 
 from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.body_cache import BODY_COST, JOB_COST, SMALL
+from greenstalk_server.core.idempotency import is_idempotency_scope
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.job_table import JobTable
+from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.tube import Tube, is_tube_name
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion
@@ -166,11 +168,14 @@ class Recovery:
         self._undo_import()
         for job in self.jobs.values():
             job.created_at = min(job.created_at, now)
-            if job.state == DELAYED:
+            awaits = job.state == DELAYED and isinstance(job, TaggedJob) and job.may_await
+            if job.state == DELAYED and job.deadline != NO_DEADLINE:
                 job.deadline = min(job.deadline, now + job.delay)
+            elif job.state == DELAYED and not awaits:  # reserve-job took it while it waited for a group
+                job.deadline = now
             if job.state == RESERVED or (job.state != READY and job_history.is_reserved(job.events)):
                 self._end_reservation(job, now)
-            elif job.state == DELAYED and job.deadline <= now:
+            elif job.state == DELAYED and job.deadline <= now and not awaits:
                 job.state = READY
             elif job.state == READY and not job.created_at <= job.deadline <= now:
                 job.deadline = min(job.created_at, now)
@@ -396,15 +401,20 @@ class Recovery:
         attributes_at = events_at + events_length
         body_at = attributes_at + attributes_length
         tube = self._tube(data[name_at:events_at])
-        if tube is None or not READY <= state <= DELAYED or body_at > stop:
+        if tube is None or not READY <= state <= DELAYED:
             return
-        if events_length and events_length not in job_history.SIZES:
-            return
-        if not 0 < id < _ID_LIMIT or (delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
+        is_bad = events_length not in job_history.SIZES or body_at > stop
+        if is_bad or not 0 < id < _ID_LIMIT or (delay | ttr | (deadline if state == BURIED else 0)) >> record.BITS:
             return
         like = self._last  # consecutive jobs often have equal priorities: share one int object
         pri = like.pri if pri == like.pri else pri
-        job = self._last = Job(id, tube, data[body_at:stop], pri, delay, ttr, created_at)
+        tags = job_attributes.tags_in(data[attributes_at:body_at]) if attributes_length else None
+        body = data[body_at:stop]
+        if tags is None:
+            job = Job(id, tube, body, pri, delay, ttr, created_at)
+        else:
+            job = TaggedJob(id, tube, body, pri, delay, ttr, created_at, tags.packed())
+        self._last = job
         job.state = state
         job.segment = segment.header.number
         job.deadline = deadline
@@ -413,7 +423,7 @@ class Recovery:
         if events_length:
             job.events = data[events_at:attributes_at]
         if body_at > events_at:
-            job.record_extra = body_at - (at + _NAME_AT + name_length)
+            record.note_extra(job, body_at - (at + _NAME_AT + name_length))
         if attributes_length:
             job_attributes.decode_into(job, data[attributes_at:body_at])
         if self._import_undo is not None:
@@ -547,7 +557,11 @@ class Recovery:
         id, until, length = record.KEY_FIELDS.unpack_from(data, at + _JOB_AT)
         name_at = at + _JOB_AT + record.KEY_FIELDS.size
         name, key = data[name_at : name_at + length], data[name_at + length : stop]
-        if is_tube_name(name) and 0 < len(key) <= job_attributes.MAX_KEY:
+        if is_idempotency_scope(name):
+            is_sound = is_tube_name(name[:-1]) and is_tube_name(key)
+        else:
+            is_sound = is_tube_name(name) and 0 < len(key) <= job_attributes.MAX_KEY
+        if is_sound:
             self._note_entry((name, key), at, stop, segment)
             if until:
                 self.keys[name, key] = id, until

@@ -257,7 +257,7 @@ class SegmentLog:
     def add_job(self, job: Job, size: int, events: bytes = b"", attributes: bytes = b"") -> None:
         """Append a JOB record of *job* with *events* and *attributes*; the record takes *size* bytes."""
         if job.cold is not DEFAULT_COLD_STATE or events:
-            job.record_extra = record.extra_size(events, attributes)
+            record.note_extra(job, record.extra_size(events, attributes))
         segment = self.room_for(size)
         self.sequence += 1
         if self.keeps_positions:
@@ -289,7 +289,7 @@ class SegmentLog:
         events, attributes = record.events_of(job), job_attributes.encode(job)
         if self.is_full:
             lengths = record.extra_size(b"", attributes) or 1
-            events = job_history.newest(events, max(0, job.record_extra - lengths))
+            events = job_history.newest(events, max(0, record.extra_of(job) - lengths))
         return events, attributes
 
     def add_group(self, jobs: list[Job]) -> None:
@@ -321,7 +321,7 @@ class SegmentLog:
 
     def _note_growth(self, job: Job, attributes: bytes) -> None:
         """Count the bytes by which a copy of *job*, which has *attributes*, exceeds its JOB record."""
-        growth = record.extra_size(b"", attributes) - job.cold.record_extra
+        growth = record.extra_size(b"", attributes) - record.extra_of(job)
         segment = self.segments.get(job.segment)
         if growth > 0 and segment is not None:
             segment.growth += growth

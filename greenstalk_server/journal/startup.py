@@ -83,7 +83,9 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
         log.warning("journal: the policy %s has no effect: %s", name, reason)
     for name in broker.policy_store.overridden():
         log.warning(OVERRIDDEN, name)
-    binlog.begin(recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.unique_keys, broker.bodies)
+    binlog.begin(
+        recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.kept_keys.table, broker.bodies
+    )
 
 
 def _record_returns(recovery: Recovery, binlog: Binlog) -> None:

@@ -37,6 +37,7 @@ from greenstalk_server.core import job_attributes
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import Batch, Read, Sync, Upkeep, no_space_error, timed_sync
@@ -126,7 +127,7 @@ class Binlog:
     def put(self, job: Job) -> bool:
         """Record *job*; return False if the disk fails, or has no room for the record and its DELETE."""
         log, size, attributes = self._log, record.job_size(job), b""
-        if job.cold is not DEFAULT_COLD_STATE:
+        if job.cold is not DEFAULT_COLD_STATE or isinstance(job, TaggedJob):
             attributes = job_attributes.encode(job)
             size += record.extra_size(b"", attributes)
         if job.id < log.ids_wanted_at:

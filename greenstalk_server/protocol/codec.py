@@ -13,8 +13,9 @@ A command is a tuple: the verb, then its arguments, with numbers as int (times i
 Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
 
     (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
+    (PUT, pri, delay, ttr, size, is_well_formed, name, tags or None), for a put with tags; the name is empty for put
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
-    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE, name)
+    (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE | STATS_GROUP, name)
     (WATCH, name, weight)                   (RESERVE_MODE, name of the mode)
     (META, fields)                          (TOUCH_ALL | PEEK_RESERVED | DRAIN | UNDRAIN,)
 
@@ -29,11 +30,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Final, TypeAlias
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.job import SECOND, STATE_NAMES
+from greenstalk_server.core.tags import DELETED as DUPLICATE_OF_DELETED
 from greenstalk_server.core.tube import NAME, is_tube_name
 from greenstalk_server.core.weighting import MAX_WEIGHT
-from greenstalk_server.protocol.extended_stats import JobExtension, ServerExtension, StatsExtension, TubeExtension
+from greenstalk_server.protocol.extended_stats import (
+    GroupStats,
+    JobExtension,
+    ServerExtension,
+    StatsExtension,
+    TaggedJobExtension,
+    TubeExtension,
+)
 from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
+from greenstalk_server.protocol.tag_syntax import has_tag, parse_tags
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -83,6 +93,7 @@ RESERVE_MODE: Final = b"reserve-mode"
 META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
+STATS_GROUP: Final = b"stats-group"
 
 DRAIN: Final = b"drain"
 UNDRAIN: Final = b"undrain"
@@ -90,6 +101,9 @@ UNDRAIN: Final = b"undrain"
 BATCH_LINE_START: Final = DELETE_BATCH + b" "
 MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
+
+TAGGED_LENGTH: Final = 8
+"""Members of the command of a put with tags."""
 
 MAX_BATCH: Final = 1000
 """Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
@@ -161,13 +175,13 @@ def set_strict(is_strict: bool) -> None:
 
 
 def extensions() -> tuple[str, ...]:
-    """Return the names of the extensions that are on: their verbs, `fractions` and `weights`.
+    """Return the names of the extensions that are on: their verbs, `fractions`, `tags` and `weights`.
 
     docs/protocol-extensions.md describes them.
     """
     if mode.is_strict:
         return ()
-    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions", "weights"]))
+    return tuple(sorted([*(verb.decode() for verb in _EXTENSIONS), "fractions", "tags", "weights"]))
 
 
 def parse(line: bytes) -> Command:
@@ -187,7 +201,7 @@ def parse(line: bytes) -> Command:
     if parser is None:
         return _parse_by_prefix(line)
     command = parser(verb, rest)
-    if verb in _CACHEABLE:
+    if verb in _CACHEABLE and len(command) < TAGGED_LENGTH:
         if len(known) >= _MAX_KNOWN:
             set_strict(mode.is_strict)
         known[line] = command
@@ -252,6 +266,8 @@ def _fully(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes]:
 
 def _parse_put(verb: bytes, rest: bytes) -> Command:
     pri, delay, ttr, size, garbage = _fully(_put_arguments, rest).groups()
+    if garbage and has_tag(garbage) and not mode.is_strict:
+        return _tagged_put(b"", pri, delay, ttr, _number(size, _U32), garbage.split(b" "))
     return (
         verb,
         _number(pri, _U32),
@@ -262,10 +278,24 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
     )
 
 
+def _tagged_put(name: bytes, pri: bytes, delay: bytes, ttr: bytes, size: int, words: list[bytes]) -> Command:
+    """Read the arguments of a put with the tags *words*. If one is bad, the command is not well-formed."""
+    tags = None
+    numbers = (0, 0, SECOND)
+    try:
+        tags = parse_tags([word for word in words if word], _seconds_of)
+        numbers = (_whole(pri, 0, _U32), _seconds_of(delay, _U32), _seconds_of(ttr, _U32) or SECOND)
+    except BadFormat:
+        tags = None
+    return (PUT, *numbers, size, tags is not None, name, tags)
+
+
 def _parse_put_in_tube(verb: bytes, rest: bytes) -> Command:
     """Read the tube's name, then the arguments of put. If only the size can be read, the command is not well-formed."""
     words = _words(rest, 5, MAX_LINE)
     name, size = words[0], _whole(words[4], 0, _U32)
+    if len(words) > 5 and is_tube_name(name):
+        return _tagged_put(name, words[1], words[2], words[3], size, words[5:])
     is_well_formed = len(words) == 5 and is_tube_name(name)
     pri, delay, ttr = 0, 0, 0
     try:
@@ -440,6 +470,7 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     WAIT: _parse_wait,
     FLUSH_TUBE: _parse_name,
     FLUSH_BURIED: _parse_name,
+    STATS_GROUP: _parse_name,
     TRUNCATE: _parse_name,
     RESERVE_MODE: _parse_reserve_mode,
     META: _parse_meta,
@@ -470,6 +501,12 @@ jobs that are put by equal lines also share the objects of their numbers."""
 def inserted(id: int) -> bytes:
     """Return the reply to a put that created job *id*."""
     return b"INSERTED %d\r\n" % id
+
+
+def duplicate(id: int, state: int, pri: int) -> bytes:
+    """Return the reply to a put that is a duplicate of job *id*; *state* and *pri* as in core.tags.Duplicate."""
+    word = b"DELETED" if state == DUPLICATE_OF_DELETED else STATE_NAMES[state].upper().encode()
+    return b"INSERTED %d %b\r\n" % (id, word) if pri < 0 else b"INSERTED %d %b %d\r\n" % (id, word, pri)
 
 
 def reserved(id: int, body: bytes) -> bytes:
@@ -543,8 +580,8 @@ def name_list(names: Iterable[bytes]) -> bytes:
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
-def stats(snapshot: ServerStats | TubeStats | JobStats, extension: StatsExtension | None = None) -> bytes:
-    """Return the reply to stats, stats-tube or stats-job, with the keys of *extension* at its end."""
+def stats(snapshot: ServerStats | TubeStats | JobStats | GroupStats, extension: StatsExtension | None = None) -> bytes:
+    """Return the reply to stats, stats-tube, stats-job or stats-group, with the keys of *extension* at its end."""
     lines = _lines(snapshot)
     if isinstance(snapshot, ServerStats):
         lines.append(f'greenstalk-version: "{snapshot.version}"\n')
@@ -553,8 +590,10 @@ def stats(snapshot: ServerStats | TubeStats | JobStats, extension: StatsExtensio
     return _ok(("---\n" + "".join(lines)).encode())
 
 
-def _lines(snapshot: ServerStats | TubeStats | JobStats | StatsExtension) -> list[str]:
-    return [f"{key}: {_scalar(key, getattr(snapshot, name))}\n" for name, key in _KEYS[type(snapshot)]]
+def _lines(snapshot: ServerStats | TubeStats | JobStats | GroupStats | StatsExtension) -> list[str]:
+    """Return a line for each key of *snapshot* whose value is not None."""
+    values = [(key, getattr(snapshot, name)) for name, key in _KEYS[type(snapshot)]]
+    return [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
 
 
 def _ok(data: bytes) -> bytes:
@@ -571,6 +610,8 @@ _KEYS: Final = {
         ServerExtension,
         TubeExtension,
         JobExtension,
+        TaggedJobExtension,
+        GroupStats,
     )
 }
 

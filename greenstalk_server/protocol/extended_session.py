@@ -17,7 +17,7 @@ from greenstalk_server.core.weighting import FIFO
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST
-from greenstalk_server.protocol.extended_stats import job_extension, server_extension, tube_extension
+from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.session import HANDLERS, Session
 from greenstalk_server.protocol.stats import Snapshot
@@ -172,6 +172,12 @@ class ExtendedSession(Session):
         """Refuse a command about the whole server. Only an access rule allows it; see `RestrictedSession`."""
         raise codec.UnknownCommand
 
+    # Tags
+
+    def _stats_group(self, command: Command, now: int) -> bytes:
+        group = self._broker.groups.get(command[1])
+        return codec.NOT_FOUND if group is None else self._count_reply(codec.stats(group_stats(group)))
+
     # Jobs
 
     def _reprioritize(self, command: Command, now: int) -> bytes:
@@ -249,6 +255,7 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.TOUCH_ALL: ExtendedSession._touch_all,
     codec.FLUSH_TUBE: ExtendedSession._flush_tube,
     codec.FLUSH_BURIED: ExtendedSession._flush_buried,
+    codec.STATS_GROUP: ExtendedSession._stats_group,
     codec.TRUNCATE: ExtendedSession._truncate,
     codec.PEEK_RESERVED: ExtendedSession._peek_reserved,
     codec.REPRIORITIZE: ExtendedSession._reprioritize,

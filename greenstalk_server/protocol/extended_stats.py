@@ -12,7 +12,9 @@ from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.durations import quantile
-from greenstalk_server.core.job import RESERVED, SECOND, Job
+from greenstalk_server.core.groups import Group
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tags import TaggedJob, tags_of
 from greenstalk_server.core.tube import Tube
 
 
@@ -57,6 +59,30 @@ class JobExtension:
     time_reserved: int
 
 
+@dataclass(frozen=True, slots=True)
+class TaggedJobExtension(JobExtension):
+    """Keys of "stats-job" for a job with tags; None for the tags that it does not have."""
+
+    idempotency_key: str | None
+    idempotency_ttl: int | None
+    group: str | None
+    after_group: str | None
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """The reply to "stats-group": numbers of the group's jobs by state, and of the jobs that wait for the group."""
+
+    name: str
+    ready: int
+    reserved: int
+    delayed: int
+    buried: int
+    waiting_jobs: int
+
+
 StatsExtension: TypeAlias = ServerExtension | TubeExtension | JobExtension
 
 
@@ -98,7 +124,33 @@ def tube_extension(tube: Tube, now: int) -> TubeExtension:
 
 def job_extension(job: Job, now: int) -> JobExtension:
     """Return the further keys of the reply to "stats-job"."""
-    return JobExtension(time_reserved=(now - job.reserved_at) // SECOND if job.state == RESERVED else 0)
+    time_reserved = (now - job.reserved_at) // SECOND if job.state == RESERVED else 0
+    if not isinstance(job, TaggedJob):
+        return JobExtension(time_reserved=time_reserved)
+    tags = tags_of(job)
+    has_key, has_limit = bool(tags.idempotency_key), bool(tags.concurrency_key)
+    return TaggedJobExtension(
+        time_reserved=time_reserved,
+        idempotency_key=tags.idempotency_key.decode() if has_key else None,
+        idempotency_ttl=tags.idempotency_ttl // SECOND if has_key else None,
+        group=tags.group.decode() if tags.group else None,
+        after_group=tags.after.decode() if tags.after else None,
+        concurrency_key=tags.concurrency_key.decode() if has_limit else None,
+        concurrency_limit=tags.concurrency_limit if has_limit else None,
+    )
+
+
+def group_stats(group: Group) -> GroupStats:
+    """Return the figures of the reply to "stats-group"."""
+    counts = group.counts
+    return GroupStats(
+        name=group.name.decode(),
+        ready=counts[READY],
+        reserved=counts[RESERVED],
+        delayed=counts[DELAYED],
+        buried=counts[BURIED],
+        waiting_jobs=group.waiting.count,
+    )
 
 
 def _processing_time(tube: Tube, part: float) -> float:

@@ -29,9 +29,10 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
+from greenstalk_server.core.tags import Duplicate
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.codec import CRLF, MAX_LINE, Command
+from greenstalk_server.protocol.codec import CRLF, MAX_LINE, TAGGED_LENGTH, Command
 from greenstalk_server.protocol.costs import (
     COMMAND_COST,
     COMMAND_SLICE,
@@ -42,7 +43,7 @@ from greenstalk_server.protocol.streams import Stream
 from greenstalk_server.protocol.work import Work
 
 PUT_LENGTH: Final = 6
-"""Members of a put. The command of put-in-tube has one more, the tube."""
+"""Members of a put. The command of put-in-tube has one more, the tube. A put with tags has both and the tags."""
 
 INPUT_LIMIT: Final = 65536
 """Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
@@ -292,7 +293,7 @@ class Framing:
         """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
         broker = self._broker
         size: int = command[4]
-        if len(command) == PUT_LENGTH:
+        if len(command) == PUT_LENGTH or not command[6]:
             broker.counters.cmd_put += 1
         if size > self._max_body:
             refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
@@ -341,9 +342,15 @@ class Framing:
         if len(command) == PUT_LENGTH:
             _, pri, delay, ttr, _, _ = command
             result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
-        else:
+        elif len(command) < TAGGED_LENGTH:
             _, pri, delay, ttr, _, _, name = command
             result = self._broker.put_in_tube(self.client, name, id, pri, delay, ttr, body, now)
+        else:
+            _, pri, delay, ttr, _, _, name, tags = command
+            outcome = self._broker.put_tagged(self.client, name, id, pri, delay, ttr, body, tags, now)
+            if isinstance(outcome, Duplicate):
+                return codec.duplicate(outcome.id, outcome.state, outcome.pri)
+            result = outcome
         if result > 0:
             return codec.inserted(result)
         return codec.JOB_TOO_BIG if result == Refusal.TOO_BIG else codec.OUT_OF_MEMORY

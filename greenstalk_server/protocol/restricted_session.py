@@ -107,7 +107,7 @@ class RestrictedSession(ExtendedSession):
     def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
         if self._grants is None or (len(command) == PUT_LENGTH and self._max_body >= 0):
             return super()._begin_put(command, data, pos, out, now)
-        tube = self.client.used.name if len(command) == PUT_LENGTH else command[6]
+        tube = self.client.used.name if len(command) == PUT_LENGTH else command[6] or self.client.used.name
         is_allowed, max_body = self._grants.may_produce(tube), self._max_body
         if not is_allowed:
             self._refuse(codec.PUT, tube)
@@ -221,6 +221,12 @@ class RestrictedSession(ExtendedSession):
         assert self._grants is not None
         return self._stats(command, now) if self._grants.inspects else self._refuse(command[0], b"")
 
+    def _guarded_stats_group(self, command: Command, now: int) -> bytes | None:
+        assert self._grants is not None
+        if not self._grants.inspects:
+            return self._refuse(command[0], command[1])
+        return EXTENDED_HANDLERS[command[0]](self, command, now)
+
     def _guarded_stats_tube(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
         if not self._grants.may_inspect(command[1]):
@@ -284,6 +290,7 @@ _CHECKED: Final[dict[bytes, Any]] = {
     codec.STATS: RestrictedSession._guarded_stats,
     codec.STATS_JOB: RestrictedSession._guarded_inspect_job,
     codec.STATS_TUBE: RestrictedSession._guarded_stats_tube,
+    codec.STATS_GROUP: RestrictedSession._guarded_stats_group,
     codec.USE: RestrictedSession._guarded_use,
     codec.WATCH: RestrictedSession._guarded_watch,
     codec.LIST_TUBES: RestrictedSession._guarded_list_tubes,

@@ -152,7 +152,7 @@ class Session(Framing):
 
     def _peek_ready(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_ready += 1
-        return self.peek_reply(self.client.used.ready.first(), now)
+        return self.peek_reply(self.client.used.ready.peek(), now)
 
     def _peek_delayed(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek_delayed += 1

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags import NO_DEADLINE
 from greenstalk_server.core.tube import Tube
 
 
@@ -185,7 +186,7 @@ def tube_stats(tube: Tube, now: int) -> TubeStats:
 
 def job_stats(job: Job, now: int) -> JobStats:
     """Return the figures of the reply to "stats-job"."""
-    runs_out = job.state in (RESERVED, DELAYED)
+    runs_out = job.state == RESERVED or (job.state == DELAYED and job.deadline < NO_DEADLINE)
     return JobStats(
         id=job.id,
         tube=job.tube.name.decode(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
@@ -93,16 +94,19 @@ class TouchAll(Work):
 class Flush(Work):
     """A deletion of all jobs, or of all buried jobs, that the tube *name* has when it begins.
 
+    A deletion of all jobs first frees the idempotency keys that have outlived jobs of the tube.
+
     A pass deletes the ready, delayed and buried jobs, then those that clients hold. Between two slices a job may change
     to a state that the pass has already handled, so passes repeat until one finds no job.
     """
 
-    __slots__ = ("_below", "_deleted", "_found", "_found_before", "_is_whole", "_name", "_reserved", "_states")
+    __slots__ = ("_below", "_deleted", "_found", "_found_before", "_is_whole", "_keys", "_name", "_reserved", "_states")
 
     def __init__(self, broker: Broker, name: bytes, is_whole: bool) -> None:
         self._name: bytes = name
         self._below: int = broker.next_id
         self._is_whole: bool = is_whole
+        self._keys: int = broker.kept_keys.count(scope_of(name)) if is_whole else 0
         self._states: list[int] = []
         self._reserved: Iterator[Job | None] = iter(())
         self._deleted: int = 0
@@ -118,7 +122,12 @@ class Flush(Work):
         return reply
 
     def _do_step(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Delete up to SLICE jobs that are in one state; return the reply when nothing is left."""
+        """Free up to SLICE keys, or delete up to SLICE jobs of one state; return the reply when nothing is left."""
+        if self._keys > 0:
+            freed = broker.forget_keys(self._name, min(self._keys, SLICE))
+            self._keys = self._keys - freed if freed else 0
+            session.cost += JOB_COST * SLICE
+            return None
         tube = broker.tubes.get(self._name)
         if tube is not None and not self._states and self._found > self._found_before:  # another pass
             self._found_before = self._found

@@ -19,6 +19,7 @@ import pytest
 from greenstalk_server.core import job_history
 from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.tags import TaggedJob, Tags
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import archive, record
 from greenstalk_server.journal.archive import BadLine, Key, Pause, Policy, Reader, Writer
@@ -92,7 +93,9 @@ def state_of(directory: Path) -> dict[str, bytes]:
             replies[f"stats-job {id}"] = re.sub(rb"(?m)^(age|time-left|file): \d+\n|^OK.*\n", b"", stats)
         for tube in (b"mail", b"later"):
             stats = peer.ask(b"stats-tube " + tube)
-            replies[f"stats-tube {tube!r}"] = re.sub(rb"(?m)^(pause-time-left): \d+\n|^OK.*\n", b"", stats)
+            replies[f"stats-tube {tube!r}"] = re.sub(
+                rb"(?m)^(pause-time-left|oldest-\w+-age): \d+\n|^OK.*\n", b"", stats
+            )
         peer.ask(b"use mail")
         replies["kick"] = peer.ask(b"kick 1") + b"".join(peer.ask(b"stats-job %d" % id) for id in (2, 4))[:40]
         replies["first buried"] = peer.ask(b"peek-buried")
@@ -366,7 +369,7 @@ def sealed(*lines: dict[str, Any]) -> list[bytes]:
     checksum = hashlib.sha256(b"".join(encoded)).hexdigest()
     counts = {"pauses": types.count("pause"), "jobs": types.count("job")}
     if lines[0].get("version") != 1:
-        counts |= {"policies": types.count("policy"), "keys": types.count("key")}
+        counts |= {"policies": types.count("policy"), "keys": types.count("key") + types.count("idempotency-key")}
     end = {"type": "end", **counts, "sha256": checksum}
     return [*encoded, json.dumps(end).encode() + b"\n"]
 
@@ -400,6 +403,19 @@ def test_lines_of_policies_keys_and_attributes_are_accepted() -> None:
     assert DeadLetter.unpack(job.dead_letter) == DeadLetter(DeadLetterReason.EXPIRED, b"mail", 2, 3, 4)
 
 
+def test_lines_of_tags_and_idempotency_keys_are_accepted() -> None:
+    tags = {"idempotency_key": "k", "idempotency_ttl": 5, "group": "g", "after": "a"}
+    tags |= {"concurrency_key": "c", "concurrency_limit": 3}
+    key = {"type": "idempotency-key", "tube": "mail", "key": "k-1", "id": 1, "until": 9}
+    found, job = read(sealed(HEAD, key, JOB | {"tags": tags}))
+    assert found == Key(b"mail:", b"k-1", 1, 9)
+    assert isinstance(job, TaggedJob)
+    assert job.more_tags is not None
+    assert job.more_tags.idempotency_ttl == 5
+    assert (job.more_tags.group, job.more_tags.after) == (b"g", b"a")
+    assert (job.more_tags.concurrency_key, job.more_tags.concurrency_limit) == (b"c", 3)
+
+
 def test_archive_of_version_1_is_read() -> None:
     pause, job = read(sealed(VERSION_1, PAUSE, JOB))
     assert isinstance(pause, Pause)
@@ -431,14 +447,20 @@ def test_archive_of_version_1_is_read() -> None:
         ([HEAD, JOB | {"attempts_base": -1}], 2, "attempts_base -1: must be a whole number"),
         ([HEAD, JOB | {"expires_from": 2**64}], 2, "expires_from 18446744073709551616: must be a whole number"),
         ([HEAD, JOB | {"dead_letter": 1}], 2, "dead_letter: must be an object"),
+        ([HEAD, JOB | {"tags": 1}], 2, "tags: must be an object"),
+        ([HEAD, JOB | {"tags": {}}], 2, "tags: must have a key or group"),
+        ([HEAD, JOB | {"tags": {"group": "a:b"}}], 2, "group 'a:b': must be a valid tube name"),
+        ([HEAD, JOB | {"tags": {"concurrency_key": "a"}}], 2, "tags: must have a key or group, and concurrency_key"),
+        ([HEAD, JOB | {"tags": {"group": "a", "idempotency_ttl": 1}}], 2, "tags: idempotency_ttl needs"),
+        ([HEAD, JOB | {"tags": {"group": "a", "other": 1}}], 2, "unknown field 'other'"),
         ([HEAD, JOB | {"dead_letter": LETTER | {"reason": ""}}], 2, "reason '': must be one of attempts, expired"),
         ([HEAD, JOB | {"dead_letter": LETTER | {"source": " "}}], 2, "source ' ': must be a valid tube name"),
         ([HEAD, JOB | {"dead_letter": {}}], 2, "attempts is missing"),
         ([HEAD | {"next_id": 0}], 1, "next_id 0: must be a whole number from 1 to 4611686018427387904"),
         ([HEAD | {"next_id": 2**64 - 1}], 1, "next_id 18446744073709551615: must be a whole number from 1 to 461168"),
         ([HEAD, JOB | {"state": "buried", "deadline": 2**64 - 1}], 2, "deadline 18446744073709551615: must be a whole"),
-        ([HEAD, HEAD], 2, "its type must be job, end, or, before the first job, pause, policy or key"),
-        ([HEAD, JOB, PAUSE], 3, "its type must be job, end, or, before the first job, pause, policy or key"),
+        ([HEAD, HEAD], 2, "its type must be job, end, or, before the first job, pause, policy, key or"),
+        ([HEAD, JOB, PAUSE], 3, "its type must be job, end, or, before the first job, pause, policy, key or"),
         ([HEAD, JOB, JOB], 3, "id 1: must be above 1 and below the head's next_id, 9"),
         ([HEAD, JOB | {"id": 9}], 2, "id 9: must be above 0 and below the head's next_id, 9"),
         ([HEAD, JOB | {"id": 0}], 2, "id 0: must be a whole number from 1 to 4611686018427387904"),
@@ -485,6 +507,11 @@ def test_line_that_is_not_an_object_is_refused(line: bytes, message: str) -> Non
         read([sealed(HEAD)[0], line])
 
 
+def test_exported_key_is_read_back_equal() -> None:
+    keys = [Key(b"mail", b"\xff", 1, 2), Key(b"mail:", b"order-17", 3, 4)]
+    assert read(list(Writer().lines(1, 4, keys, []))) == keys
+
+
 def test_missing_or_changed_job_fails_the_checksum() -> None:
     lines = sealed(HEAD, PAUSE, JOB, JOB | {"id": 2})
     with pytest.raises(BadLine, match="2 jobs were exported, but the archive has 1"):
@@ -510,9 +537,12 @@ def test_example_in_the_format_document_is_valid() -> None:
         assert f"`{name}`" in table
 
 
-def test_exported_job_is_read_back_equal() -> None:
-    """The state, counters and events of a job survive the archive's codec."""
-    job = Job(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4)
+@pytest.mark.parametrize("tags", [b"", b"key", Tags(b"key", 7, b"g", b"a", b"c", 2), Tags(after=b"a")])
+def test_exported_job_is_read_back_equal(tags: Tags | bytes) -> None:
+    """The state, counters, events and tags of a job survive the archive's codec."""
+    job: Job = Job(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4)
+    if tags:
+        job = TaggedJob(3, Tube(b"a", {}), b"x", 1, 2 * SECOND, 3 * SECOND, 4, tags)
     job.state, job.deadline = DELAYED, 5
     job.reserves, job.timeouts, job.releases, job.buries, job.kicks = 1, 2, 3, 4, 5
     job.events = job_history.add(b"", job_history.RELEASED, 6, 7)

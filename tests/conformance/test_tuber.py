@@ -3,8 +3,8 @@
 beanstalkd has none of these commands, so the other tests of this package cannot compare them with a peer. The replies
 are facts of tuber's protocol that its clients depend on, and of truncate in a fork of beanstalkd.
 
-In a transcript, `>` is a line that the client sends and `<` one that it receives; both end with CRLF. `b>` and `b<` are
-those of a second connection.
+In a transcript, `>` is a line that the client sends and `<` one that it receives; both end with CRLF, and a backslash
+with an n is a line feed. `b>` and `b<` are those of a second connection.
 """
 
 from __future__ import annotations
@@ -20,6 +20,121 @@ from tests.support.daemon import Daemon, environment
 from tests.support.peer import Peer
 
 TRANSCRIPTS = {
+    "idp": """
+        > put 100 0 60 2 idp:order-1
+        > j1
+        < INSERTED 1
+        b> put 100 0 60 2 idp:order-1
+        b> j2
+        b< INSERTED 1 READY
+        b> put 10 0 60 2 idp:order-1
+        b> j3
+        b< INSERTED 1 READY 10
+        > reserve
+        < RESERVED 1 2
+        < j1
+        b> put 0 0 60 2 idp:order-1
+        b> j4
+        b< INSERTED 1 RESERVED
+        > delete 1
+        < DELETED
+        > put 0 60 60 2 idp:order-1:30
+        > j5
+        < INSERTED 5
+        b> put 0 0 60 2 idp:order-1
+        b> j6
+        b< INSERTED 5 DELAYED
+        > delete 5
+        < DELETED
+        b> put 0 0 60 2 idp:order-1
+        b> j7
+        b< INSERTED 5 DELETED
+        > flush-tube default
+        < FLUSHED 0
+        b> put 0 0 60 2 idp:order-1
+        b> j8
+        b< INSERTED 8
+        """,
+    "grp-and-aft": """
+        > put 0 0 60 2 grp:batch
+        > j1
+        < INSERTED 1
+        > put 0 0 60 2 aft:batch grp:next
+        > j2
+        < INSERTED 2
+        > stats-group batch
+        < OK 74
+        < ---\\nname: batch\\nready: 1\\nreserved: 0\\ndelayed: 0\\nburied: 0\\nwaiting-jobs: 1\\n
+        > stats-group next
+        < OK 73
+        < ---\\nname: next\\nready: 0\\nreserved: 0\\ndelayed: 1\\nburied: 0\\nwaiting-jobs: 0\\n
+        > reserve
+        < RESERVED 1 2
+        < j1
+        b> reserve
+        > bury 1 0
+        < BURIED
+        > kick-job 1
+        < KICKED
+        b< RESERVED 1 2
+        b< j1
+        > reserve-with-timeout 0
+        < TIMED_OUT
+        b> delete 1
+        b< DELETED
+        > reserve-with-timeout 0
+        < RESERVED 2 2
+        < j2
+        > stats-group batch
+        < NOT_FOUND
+        """,
+    "con": """
+        > put 0 0 60 2 con:customer
+        > j1
+        < INSERTED 1
+        > put-in-tube other 0 0 60 2 con:customer:3
+        > j2
+        < INSERTED 2
+        > watch other
+        < WATCHING 2
+        b> watch other
+        b< WATCHING 2
+        > reserve
+        < RESERVED 1 2
+        < j1
+        > reserve-with-timeout 0
+        < TIMED_OUT
+        b> reserve
+        > release 1 5 1
+        < RELEASED
+        b< RESERVED 2 2
+        b< j2
+        > reserve-job 1
+        < NOT_FOUND
+        b> delete 2
+        b< DELETED
+        > reserve-job 1
+        < RESERVED 1 2
+        < j1
+        """,
+    "bad-tags": """
+        > put 0 0 60 4 idp:
+        > quit
+        < BAD_FORMAT
+        > put 0 0 60 4 con:a:0
+        > quit
+        < BAD_FORMAT
+        > put 0 0 60 4 grp:a grp:a
+        > quit
+        < BAD_FORMAT
+        > put-in-tube t 0 0 60 4 aft:a x
+        > quit
+        < BAD_FORMAT
+        > put 0 0 60 5 garbage
+        > watch
+        < BAD_FORMAT
+        < UNKNOWN_COMMAND
+        """,
     "reserve-batch": """
         > reserve-batch 10
         < RESERVED_BATCH 0
@@ -303,7 +418,7 @@ def test_replies_are_those_of_the_transcript(server: Daemon, name: str) -> None:
         for number, line in enumerate(TRANSCRIPTS[name].strip().splitlines(), 1):
             found = re.fullmatch(r" *(b?)([<>]) (.*)", line)
             assert found is not None, line
-            peer, text = peers[found[1]], found[3].encode() + b"\r\n"
+            peer, text = peers[found[1]], found[3].replace("\\n", "\n").encode() + b"\r\n"
             if found[2] == ">":
                 peer.send(text)
             else:

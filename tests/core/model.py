@@ -77,7 +77,7 @@ class Model:
     waiting   numbers of the waiting clients, the longest wait first.
     job_waits ids of the jobs that clients wait for, by the number of the client.
     paused    ends of pauses, by tube.
-    point     the random number of weighted reserves.
+    random    the number in [0, 1) that weighted reserves use at a given time: `point`.
     """
 
     def __init__(self, now: int) -> None:
@@ -93,6 +93,7 @@ class Model:
         self.total_jobs = 0
         self.job_timeouts = 0
         self.point = 0.5
+        self.random: Callable[[int], float] = lambda now: self.point
 
     # Queries
 
@@ -119,23 +120,32 @@ class Model:
         """Return the job that a reserve of *client* gets, or None."""
         if client.mode != "fifo":
             return self._next_by_weight(client)
-        ready = [job for name in client.watched if name not in self.paused for job in self.ready(name)]
+        ready = [job for name in client.watched if not self.is_held(name) for job in self.runnable(name)]
         return min(ready, key=lambda job: (job.pri, job.id), default=None)
 
+    def runnable(self, tube: str) -> list[ModelJob]:
+        """Return the ready jobs of *tube* that a reserve may get, in order."""
+        return self.ready(tube)
+
     def _next_by_weight(self, client: ModelClient) -> ModelJob | None:
-        first = {name: self.ready(name)[0] for name in client.watched if name not in self.paused and self.ready(name)}
+        tubes = [name for name in client.watched if not self.is_held(name) and self.runnable(name)]
+        first = {name: self.runnable(name)[0] for name in tubes}
         shares = {name: float(client.weights.get(name, 1)) for name in first}
         if client.mode == "weighted-fair":
             known = {name: float(max(self.average_run(name), 10**6)) for name in first if self.counts(name).runs}
             usual = sum(known.values()) / len(known) if known else 1.0
             times = {name: known.get(name, usual) for name in first}
             shares = {name: shares[name] / min(times[name], 1000 * min(times.values())) for name in first}
-        left = self.point * sum(shares.values())
+        left = self.random(self.now) * sum(shares.values())
         for name, share in shares.items():
             left -= share
             if left < 0:
                 return first[name]
         return next(reversed(first.values()), None)
+
+    def is_held(self, tube: str) -> bool:
+        """Whether reserves get no job of *tube*."""
+        return tube in self.paused
 
     def average_run(self, tube: str) -> int:
         runs = self.counts(tube).runs

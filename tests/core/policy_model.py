@@ -59,7 +59,7 @@ class PolicyModel(Model):
     full_at     time by tube at which a whole burst may start again.
     finished    puts whose jobs are finished, but whose bodies stay unique: by tube and body, ids and end times.
     kept        tubes that are about to get a job, so that no eviction drops them.
-    random      the number in [0, 1) that the jitter uses at a given time.
+    random      the number in [0, 1) that the jitter and weighted reserves use at a given time.
     """
 
     def __init__(self, now: int, random: Callable[[int], float], limits: ModelLimits) -> None:
@@ -122,15 +122,10 @@ class PolicyModel(Model):
         return self.full_at.get(tube, 0) - (self.burst(tube) - 1) * self.interval(tube) if self.interval(tube) else 0
 
     def is_held(self, tube: str) -> bool:
-        """Whether reserves get no job of *tube*."""
-        return tube in self.paused or self.is_exhausted(tube) or self.next_start(tube) > self.now
+        return super().is_held(tube) or self.is_exhausted(tube) or self.next_start(tube) > self.now
 
     def is_exhausted(self, tube: str) -> bool:
         return 0 < self.count(tube, "max_reserved") <= len(self.reserved(tube))
-
-    def next_for(self, client: ModelClient) -> ModelJob | None:
-        ready = [job for name in client.watched if not self.is_held(name) for job in self.ready(name)]
-        return min(ready, key=lambda job: (job.pri, job.id), default=None)
 
     def waiting_jobs(self, tube: str) -> list[PolicyJob]:
         """Return the ready and delayed jobs of *tube*, oldest first."""
@@ -300,6 +295,10 @@ class PolicyModel(Model):
         self.end_attempt(job, 0)
 
     def _release(self, job: ModelJob, pri: int, delay: int, by: int) -> None:
+        if job.is_truncated:
+            self._delete(job)
+            self.serve(job.tube)
+            return
         self._note_end(job, self._end_run(job), "released", by)
         job.pri, job.delay = pri, delay
         job.releases += 1
@@ -311,7 +310,9 @@ class PolicyModel(Model):
         assert isinstance(job, PolicyJob)
         tube, job.state = job.tube, "detached"
         expiry = self.time(tube, "expire_after")
-        if expiry and job.aged_from + expiry <= self.now:
+        if job.is_truncated:
+            self._delete(job)
+        elif expiry and job.aged_from + expiry <= self.now:
             self.expire(job)
         elif self.has_failed(job):
             self.dead_letter(job, "attempts")
@@ -440,11 +441,12 @@ class PolicyModel(Model):
 
     def set_policies(self, policies: dict[str, dict[str, Any]]) -> None:
         """Replace the policies by *policies*, and apply them to all jobs; raise Tie if several act at the same time."""
+        before = {tube: self.settings(tube) for tube in self.full_at}
         self.policies = policies
         for tube in list(self.full_at):
             if not self.interval(tube):
                 del self.full_at[tube]
-            else:
+            elif self.settings(tube) != before[tube]:
                 self.full_at[tube] = min(self.full_at[tube], self.now + self.burst(tube) * self.interval(tube))
         ended = sum(len(client.ended) for client in self.clients.values())
         self._serve_waiting_clients()

@@ -60,6 +60,7 @@ class BrokerMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.model = Model(START)
+        self.world.broker.random = lambda: self.model.random(self.world.now)
         self.actors: dict[int, Actor] = {}
         self.connected = 0
         self.commands = 0
@@ -151,7 +152,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, mode=st.sampled_from(MODES), point=st.floats(0, 1, exclude_max=True))
     def set_reserve_mode(self, pick: int, mode: str, point: float) -> None:
         number, actor = self.pick_idle(pick)
-        self.model.point, self.world.broker.random = point, lambda: point
+        self.model.point = point
         self.model.clients[number].mode = mode
         self.world.broker.set_reserve_mode(actor.client, MODES.index(mode))
 

@@ -49,7 +49,7 @@ class RuledBench(Bench):
         bodies: Bodies | None = None,
     ) -> None:
         super().__init__(disk, random, now, max_size, sync_interval, is_memory_short=is_memory_short, bodies=bodies)
-        self.broker.unique_keys = self.binlog.keys  # compaction copies the keys of this table
+        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
         self.broker.random = random.random
         self.change_policies()
         while self.broker.is_sweeping:  # the first put into "mail" gets a key

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 
-from greenstalk_server.core import job_history
+from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.batch import Read
@@ -70,6 +71,7 @@ class JobSnapshot:
     expires_from: int
     unique_key: bytes
     dead_letter: bytes
+    tags: bytes
     is_truncated: bool
 
     @staticmethod
@@ -101,17 +103,39 @@ class JobSnapshot:
             job.expires_from,
             job.unique_key,
             job.dead_letter,
+            job_attributes.encode_tags(job) if isinstance(job, TaggedJob) else b"",
             job.is_truncated,
         )
+
+    @property
+    def may_await(self) -> bool:
+        """Whether the job, if it is delayed, has to wait for its group before its first reservation."""
+        tags = job_attributes.tags_in(self.tags)
+        return tags is not None and bool(tags.after) and not self.reserves and not self.kicks
+
+    def settled(self, now: int) -> JobSnapshot:
+        """Return the snapshot with the same state for a job that waits for its group, or has ceased to at *now*.
+
+        A start releases a job whose group has no members, at once or in a tick.
+        """
+        if not self.may_await:
+            return self
+        if self.state == DELAYED and (self.place <= now or self.place == NO_DEADLINE):
+            return replace(self, place=0)
+        if self.state == READY and self.events and job_history.last(self.events) == (now, job_history.UNBLOCKED, 0):
+            return replace(self, state=DELAYED, place=0, events=self.events[: -job_history.EVENT.size])
+        return self
 
     def after_restart(self, now: int) -> JobSnapshot | None:
         """Return the snapshot that the job must have after a restart at *now*; None if the restart deletes the job."""
         if self.is_truncated:
             return None
         events = self.events
+        if self.may_await:
+            return self.settled(now)
         if job_history.is_reserved(events):
             events = job_history.add(events, job_history.RETURNED, now, job_history.NOBODY)
-        if self.state == RESERVED or (self.state == DELAYED and self.place <= now):
+        if self.state == RESERVED or (self.state == DELAYED and (self.place <= now or self.place == NO_DEADLINE)):
             return replace(self, state=READY, place=0, events=events)
         return replace(self, events=events)
 
@@ -120,7 +144,9 @@ class JobSnapshot:
         return replace(self, events=events) if self.events.endswith(events) else self
 
     def before_return(self) -> JobSnapshot:
-        """Return the snapshot from before a restart ended its reservation."""
+        """Return the snapshot from before a restart ended its reservation, or its wait for a group."""
+        if job_history.last(self.events).kind == job_history.UNBLOCKED:
+            return replace(self, state=DELAYED, place=NO_DEADLINE, events=self.events[: -job_history.EVENT.size])
         assert job_history.last(self.events).kind == job_history.RETURNED
         state = RESERVED if self.state == READY else self.state
         return replace(self, state=state, events=self.events[: -job_history.EVENT.size])
@@ -150,7 +176,7 @@ class History:
     def begin(self, broker: Broker, sequence: int) -> None:
         """Store the state that *broker* has recovered as recorded under *sequence*.
 
-        Invariant: the reservations that the start has ended are the only records of this server so far.
+        Invariant: the reservations and waits that the start has ended are the only records of this server so far.
         """
         for id in range(1, broker.next_id):
             job = broker.jobs.get(id)
@@ -190,7 +216,7 @@ class History:
         assert broker.jobs.keys() <= self.jobs.keys(), "recovery has created a job that was never put"
         for id, entries in self.jobs.items():
             job = broker.jobs.get(id)
-            found = JobSnapshot.of(job) if job is not None else None
+            found = JobSnapshot.of(job).settled(now) if job is not None else None
             possible = [
                 snapshot.after_restart(now) if snapshot is not None else None
                 for snapshot in _possible_values(entries, safe, None)

@@ -114,7 +114,8 @@ EXTENSIONS = {
     b"put-in-tube  a  01  0.5  0 4 ": (b"put", 1, SECOND // 2, SECOND, 4, True, b"a"),
     b"put-in-tube " + NAME_200 + b" 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, True, NAME_200),
     b"put-in-tube -a 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"-a"),
-    b"put-in-tube a 1 2 3 4 5": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"a"),
+    b"put-in-tube a 1 2 3 4 5": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"a", None),
+    b"stats-group g": (b"stats-group", b"g"),
     b"put-in-tube a x 2 3 4": (b"put", 0, 0, SECOND, 4, False, b"a"),
     b"put-in-tube a 1 4294967296 3 4": (b"put", 0, 0, SECOND, 4, False, b"a"),
     b"reserve-batch 1": (b"reserve-batch", 1, 0),
@@ -156,6 +157,7 @@ BAD_EXTENSIONS = [
     b"truncate", b"truncate ", b"truncate -a", b"truncate a b",
     b"flush-buried", b"flush-buried " + NAME_200 + b"n",
     b"reprioritize", b"reprioritize 1", b"reprioritize 1 2 3", b"reprioritize 1 4294967296", b"reprioritize x 1",
+    b"stats-group", b"stats-group ", b"stats-group a b", b"stats-group -a", b"stats-group a:1",
     b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
     b"watch a 0", b"watch a 10000", b"watch a x", b"watch a 1 2", b"watch -a 1", b"watch a 1.5", b"watch a ",
     b"reserve-mode", b"reserve-mode ", b"reserve-mode x", b"reserve-mode fifo weighted", b"reserve-mode FIFO",
@@ -169,7 +171,7 @@ STRICT = {
     b"flush-tube a": UnknownCommand, b"flush-buried a": UnknownCommand, b"peek-reserved": UnknownCommand,
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
     b"meta pri": UnknownCommand, b"truncate a": UnknownCommand, b"drain": UnknownCommand, b"undrain": UnknownCommand,
-    b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
+    b"stats-group g": BadFormat, b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
 }  # fmt: skip
 """Lines of extensions, and their results in strict mode."""
 
@@ -290,11 +292,68 @@ def test_strict_mode_parses_every_published_command() -> None:
     assert parse(b"reserve-with-timeout -0.5") == (b"reserve-with-timeout", 0)
 
 
+TAGS = {
+    b"idp:k": (b"k", 0, b"", b"", b"", 0),
+    b"idp:k:0": (b"k", 0, b"", b"", b"", 0),
+    b"idp:k:2.5": (b"k", 5 * SECOND // 2, b"", b"", b"", 0),
+    b"idp:k:4294967295": (b"k", (2**32 - 1) * SECOND, b"", b"", b"", 0),
+    b"idp:" + NAME_200: (NAME_200, 0, b"", b"", b"", 0),
+    b"grp:g": (b"", 0, b"g", b"", b"", 0),
+    b"aft:a": (b"", 0, b"", b"a", b"", 0),
+    b"con:c": (b"", 0, b"", b"", b"c", 1),
+    b"con:c:7": (b"", 0, b"", b"", b"c", 7),
+    b"con:c:4294967295": (b"", 0, b"", b"", b"c", 2**32 - 1),
+    b" con:c:0003  aft:b grp:a idp:$k ": (b"$k", 0, b"a", b"b", b"c", 3),
+}
+"""Tags after the size of a put, and the fields of `Tags`."""
+
+BAD_TAGS = [
+    b"idp:", b"idp:-k", b"idp:k:", b"idp:k:x", b"idp:k:-1", b"idp:k:4294967296", b"idp:k:1:2", b"idp:k:.5", b"idp:k*",
+    b"idp:" + NAME_200 + b"n", b"idp:a idp:b", b"grp:", b"grp:g:1", b"grp:g grp:h", b"aft:", b"aft:a:1", b"aft:a aft:a",
+    b"con:", b"con:c:0", b"con:c:", b"con:c:x", b"con:c:1.5", b"con:c:-1", b"con:c:4294967296", b"con:c con:d",
+    b"grp:g aft:g", b"idp:k x", b"idp:k x:y", b"idp:k IDP:k", b"x idp:k",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [b"put 1 0.5 3 4", b"put-in-tube t 1 0.5 3 4"])
+@pytest.mark.parametrize(("words", "fields"), TAGS.items())
+def test_tags_of_a_put(start: bytes, words: bytes, fields: tuple[object, ...]) -> None:
+    size = len(codec.known)
+    *command, tags = parse(start + b" " + words)
+    assert command == [b"put", 1, SECOND // 2, 3 * SECOND, 4, True, b"t" if b"tube" in start else b""]
+    found = (tags.idempotency_key, tags.idempotency_ttl, tags.group, tags.after)
+    assert (*found, tags.concurrency_key, tags.concurrency_limit) == fields
+    assert len(codec.known) == size  # keys are not repeated, so such a line is not worth a place in the cache
+
+
+@pytest.mark.parametrize("start", [b"put 1 0 3 4", b"put-in-tube t 1 0 3 4"])
+@pytest.mark.parametrize("words", BAD_TAGS)
+def test_put_with_a_bad_tag_is_not_well_formed(start: bytes, words: bytes) -> None:
+    command = parse(start + b" " + words)
+    assert command[4:6] == (4, False)
+
+
+@pytest.mark.parametrize("line", [b"put 4294967296 0 3 4 idp:k", b"put 1 4294967296 3 4 grp:g", b"put 1 0 3 4x idp:k"])
+def test_put_with_a_tag_and_another_fault_is_not_well_formed(line: bytes) -> None:
+    assert parse(line)[4:6] == (4, False)
+
+
+@pytest.mark.parametrize("words", [b"x", b"idp", b"IDP:k", b"xidp:k", b"idx:k", b"grp :g", b"k:1"])
+def test_put_with_garbage_is_as_in_beanstalkd(words: bytes) -> None:
+    assert parse(b"put 1 0 3 4 " + words) == (b"put", 1, 0, 3 * SECOND, 4, False)
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("words", [b"idp:k", b"idp:", b"grp:g con:c"])
+def test_tags_are_garbage_in_strict_mode(words: bytes) -> None:
+    assert parse(b"put 1 0 3 4 " + words) == (b"put", 1, 0, 3 * SECOND, 4, False)
+
+
 def test_each_extension_has_a_name() -> None:
     assert codec.extensions() == (
         *("delete-batch", "drain", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
-        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "touch-all", "truncate", "undrain"),
-        *("wait", "weights"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "stats-group", "tags"),
+        *("touch-all", "truncate", "undrain", "wait", "weights"),
     )
 
 

@@ -14,11 +14,16 @@ IDS = st.integers(0, 6).map(lambda id: b"%d" % id)
 NAMES = st.sampled_from([b"default", b"a", b"b"])
 BODIES = st.binary(max_size=40)
 PUTS = st.builds(lambda pri, body: b"put %d 0 60 %d\r\n%b" % (pri, len(body), body), st.integers(0, 2), BODIES)
+TAGS = st.lists(
+    st.sampled_from([b"idp:a", b"idp:b:9", b"grp:a", b"grp:b", b"aft:a", b"con:a", b"con:b:2", b"x", b"idp:"])
+)
+TAGGED = st.builds(lambda tags, body: b"put 1 0 60 %d %b\r\n%b" % (len(body), b" ".join(tags), body), TAGS, BODIES)
 WITH_ID = st.sampled_from([b"delete", b"touch", b"peek", b"kick-job", b"reserve-job", b"stats-job"])
-WITH_NAME = st.sampled_from([b"use", b"watch", b"ignore", b"stats-tube"])
+WITH_NAME = st.sampled_from([b"use", b"watch", b"ignore", b"stats-tube", b"stats-group"])
 BARE = [b"stats", b"list-tubes", b"list-tube-used", b"list-tubes-watched", b"peek-ready", b"peek-buried"]
 VALID = st.one_of(
     PUTS,
+    TAGGED,
     st.builds(lambda verb, id: verb + b" " + id, WITH_ID, IDS),
     st.builds(lambda verb, name: verb + b" " + name, WITH_NAME, NAMES),
     st.builds(lambda id: b"release %b 1 0" % id, IDS),

@@ -127,6 +127,52 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"put-in-tube a 0 0 9 4 x\r\nquit\r\n" + PUT,
         b"BAD_FORMAT\r\n" * 3 + b"INSERTED 1\r\n",
     ),
+    # tags
+    "duplicates and their states": (
+        (
+            b"put 9 0 60 1 idp:k\r\na\r\nput 9 0 60 1 idp:k\r\nb\r\nput 3 0 60 1 idp:k\r\nc\r\n"
+            b"reserve\r\nput 0 0 60 1 idp:k\r\nd\r\nbury 1 5\r\nput 7 0 60 1 idp:k\r\ne\r\n"
+            b"put 2 0 60 1 idp:k\r\nf\r\nkick 1\r\nput 9 9 60 1 idp:l\r\ng\r\nput 9 0 60 1 idp:l\r\nh\r\n"
+        ),
+        (
+            b"INSERTED 1\r\nINSERTED 1 READY\r\nINSERTED 1 READY 3\r\n"
+            b"RESERVED 1 1\r\na\r\nINSERTED 1 RESERVED\r\nBURIED\r\nINSERTED 1 BURIED\r\n"
+            b"INSERTED 1 BURIED 2\r\nKICKED 1\r\nINSERTED 7\r\nINSERTED 7 DELAYED\r\n"
+        ),
+    ),
+    "key that outlives its job": (
+        (
+            b"put 0 0 60 1 idp:k:60\r\na\r\ndelete 1\r\nput 0 0 60 1 idp:k:60\r\nb\r\nflush-tube default\r\n"
+            b"put 0 0 60 1 idp:k\r\nc\r\n"
+        ),
+        b"INSERTED 1\r\nDELETED\r\nINSERTED 1 DELETED\r\nFLUSHED 0\r\nINSERTED 3\r\n",
+    ),
+    "bad tags discard the body": (
+        b"put 0 0 60 7 idp:\r\nstats\r\n\r\nput 0 0 60 4 con:c:0\r\nquit\r\nput 0 0 60 4 grp:g x\r\nquit\r\n"
+        b"put-in-tube a 0 0 60 4 aft:a:1\r\nquit\r\nput 0 0 60 4 grp:g aft:g\r\nquit\r\n" + PUT,
+        b"BAD_FORMAT\r\n" * 5 + b"INSERTED 1\r\n",
+    ),
+    "group and the job after it": (
+        (
+            b"put 0 0 60 1 grp:g\r\na\r\nput-in-tube b 0 0 60 1 aft:g\r\nb\r\nwatch b\r\nstats-group g\r\nreserve\r\n"
+            b"reserve-with-timeout 0\r\ndelete 1\r\nreserve-with-timeout 0\r\nstats-group g\r\nstats-group x\r\n"
+        ),
+        (
+            b"INSERTED 1\r\nINSERTED 2\r\nWATCHING 2\r\n"
+            b"OK 70\r\n---\nname: g\nready: 1\nreserved: 0\ndelayed: 0\nburied: 0\nwaiting-jobs: 1\n\r\n"
+            b"RESERVED 1 1\r\na\r\nTIMED_OUT\r\nDELETED\r\nRESERVED 2 1\r\nb\r\nNOT_FOUND\r\nNOT_FOUND\r\n"
+        ),
+    ),
+    "concurrency key": (
+        (
+            b"put 0 0 60 1 con:c\r\na\r\nput 0 0 60 1 con:c\r\nb\r\nreserve\r\nreserve-with-timeout 0\r\npeek-ready\r\n"
+            b"reserve-job 2\r\ndelete 1\r\nreserve-with-timeout 0\r\n"
+        ),
+        (
+            b"INSERTED 1\r\nINSERTED 2\r\nRESERVED 1 1\r\na\r\nTIMED_OUT\r\nFOUND 2 1\r\nb\r\n"
+            b"NOT_FOUND\r\nDELETED\r\nRESERVED 2 1\r\nb\r\n"
+        ),
+    ),
     "put-in-tube without a size has no body": (
         b"put-in-tube a 0 0 60\r\nx\r\n",
         b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",

@@ -58,6 +58,7 @@ NOT_COUNTED = [
     b"put-in-tube a 0 0 9 0\r\n\r\n", b"reserve-batch 1\r\n", b"delete-batch 1\r\n", b"touch-all\r\n",
     b"flush-tube default\r\n", b"flush-buried default\r\n", b"peek-reserved\r\n", b"reprioritize 1 2\r\n",
     b"wait 1\r\n", b"meta pri\r\n", b"truncate default\r\n", b"reserve-mode weighted\r\n", b"drain\r\n", b"undrain\r\n",
+    b"stats-group g\r\n", b"put-in-tube a 0 0 9 0 grp:g\r\n\r\n",
 ]  # fmt: skip
 
 

@@ -18,9 +18,11 @@ from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.tags import Duplicate
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
+from greenstalk_server.protocol.tag_syntax import parse_tags
 
 T = TypeVar("T")
 
@@ -65,6 +67,11 @@ def make_broker(max_job_size: int = 65535, limits: Limits | None = None) -> Brok
         rusage=lambda: (0.25, 1.5),
     )
     return Broker(facts, max_job_size=max_job_size, limits=limits)
+
+
+def _seconds(text: bytes, maximum: int) -> int:
+    """Return the number of seconds in *text* in nanoseconds."""
+    return min(round(float(text) * SECOND), maximum * SECOND)
 
 
 def outcome_of(result: Job | int | None) -> Outcome:
@@ -289,6 +296,22 @@ class Actor:
         id, now = self.broker.allocate_id(), self.world.now
         times = (round(delay * SECOND), round(ttr * SECOND))
         return self.world.checked(self.broker.put_in_tube(self.client, name, id, pri, *times, body, now))
+
+    def put_tagged(
+        self, words: str, pri: int = 0, delay: float = 0, ttr: float = 60, tube: bytes = b"", body: bytes = b""
+    ) -> int | tuple[int, str] | tuple[int, str, int]:
+        """Put a job with the tags *words*; return its id, a Refusal, or what a duplicate returns: id, state and pri.
+
+        The pri is there only if the put has raised it.
+        """
+        tags = parse_tags(words.encode().split(), _seconds)
+        assert tags is not None
+        id, times, now = self.broker.allocate_id(), (round(delay * SECOND), round(ttr * SECOND)), self.world.now
+        done = self.world.checked(self.broker.put_tagged(self.client, tube, id, pri, *times, body, tags, now))
+        if not isinstance(done, Duplicate):
+            return done
+        state = STATE_NAMES[done.state] if done.state else "deleted"
+        return (done.id, state) if done.pri < 0 else (done.id, state, done.pri)
 
     def wait_for_job(self, id: int, timeout: float | None = None) -> Outcome:
         """Wait until the job *id* is deleted or buried; return the outcome."""

@@ -26,6 +26,7 @@ from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.framework.router import set_location
+from greenstalk_server.web.api.job_tags import JobTags, PutTags, tags_in, tags_out
 from greenstalk_server.web.api.listing import Place, Rows, begin, fill, refuse_other
 from greenstalk_server.web.api.values import (
     MAX_JSON_BODY,
@@ -122,6 +123,7 @@ class Job(ResponseModel):
     ]
     dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
     held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
+    tags: Annotated[JobTags | None, Meta(description="Its tags; null if it has none.")]
     size: Annotated[Count, Meta(description="Bytes of the body.")]
     encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
     body: Annotated[
@@ -136,6 +138,7 @@ class Job(ResponseModel):
 
 Kind = Literal[
     "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved", "dead-lettered", "redriven",
+    "unblocked",
 ]  # fmt: skip
 
 
@@ -169,8 +172,8 @@ class JobPut(ResponseModel):
     is_duplicate: Annotated[
         bool | UnsetType,
         Meta(
-            description="True if nothing was put, because a policy (`unique`) allows the tube one job with this body:"
-            " `id` is that job, which may be finished. Otherwise absent."
+            description="True if nothing was put, because the idempotency key is taken, or a policy (`unique`) allows"
+            " the tube one job with this body: `id` is that job, which may be finished. Otherwise absent."
         ),
     ] = UNSET
 
@@ -206,6 +209,7 @@ class NewJob(RequestModel):
     pri: Pri = DEFAULT_PRI
     delay: FineDelay = 0
     ttr: FineTtr = DEFAULT_TTR
+    tags: PutTags | UnsetType = UNSET
 
 
 class JobChanges(RequestModel):
@@ -293,8 +297,8 @@ class Jobs:
         """Export jobs as a file, oldest first.
 
         The file is streamed and may have any size. Each line of JSON has the fields of a job in `GET /jobs`, except
-        `attempts`, `created_at`, `expires_at`, `dead_letter` and `held_by`. In CSV, a value that a spreadsheet might
-        run as a formula starts with an apostrophe.
+        `attempts`, `created_at`, `expires_at`, `dead_letter`, `tags` and `held_by`. In CSV, a value that a spreadsheet
+        might run as a formula starts with an apostrophe.
         """
         return self._exports.file(parse_selector(query), query.format)
 
@@ -319,14 +323,14 @@ class Jobs:
         jobs that were put.
         """
         if isinstance(body, NewJob):
-            added = self._operations.put(self._parse_put(body, "body"))
+            added = self._operations.put(self._parse_put(body, ""))
             set_location("get_job", id=added.id)
             response = self._put_model(added, body)
             wait_until_durable(self._commit, [] if added.is_duplicate else [added.id])
             return response
         pace, wanted = Pace(), list[Put]()
         for at, one in enumerate(body):
-            wanted.append(self._parse_put(one, f"[{at}].body"))
+            wanted.append(self._parse_put(one, f"[{at}]."))
             pace.yield_if_due()
         outcomes = self._operations.put_all(wanted)
         responses = [self._put_model(added, one) for added, one in zip(outcomes, body, strict=True)]
@@ -450,15 +454,17 @@ class Jobs:
         return response
 
     def _put_model(self, added: Added, new: NewJob) -> JobPut:
-        state: State | None = "delayed" if new.delay else "ready"
+        job = self._broker.jobs.get(added.id)
+        is_delayed = new.delay or (job is not None and job.state == DELAYED)
+        state: State | None = "delayed" if is_delayed else "ready"
         if added.is_duplicate:
-            job = self._broker.jobs.get(added.id)
             state = _STATES[job.state] if job is not None else None
         return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
 
-    def _parse_put(self, new: NewJob, field: str) -> Put:
-        body = body_in(new.body, new.encoding, self._broker.max_job_size, field)
-        return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body)
+    def _parse_put(self, new: NewJob, prefix: str) -> Put:
+        """Return *new*, whose fields are named in errors with *prefix*."""
+        body = body_in(new.body, new.encoding, self._broker.max_job_size, f"{prefix}body")
+        return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body, tags_in(new.tags, f"{prefix}tags"))
 
     def _changes(self, job: CoreJob, old: bytes, wanted: JobChanges) -> Changes:
         """Return the changes that *wanted* makes to *job*, whose body is *old*."""
@@ -491,6 +497,7 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.MOVED: "moved",
     job_history.DEAD_LETTERED: "dead-lettered",
     job_history.REDRIVEN: "redriven",
+    job_history.UNBLOCKED: "unblocked",
 }
 
 
@@ -561,6 +568,7 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         expires_at=_expires_at(job),
         dead_letter=_dead_letter(job),
         held_by=job.holder.number if job.holder is not None else None,
+        tags=tags_out(job),
         size=job.size,
         encoding=encoding,
         body=shown,

@@ -18,10 +18,13 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -76,14 +79,17 @@ class Put:
     delay: float
     ttr: float
     body: bytes
+    tags: Tags | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
     """The outcome of a put.
 
-    id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
-    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`).
+    id              the new job, or, if *is_duplicate*, the earlier job with the same idempotency key or body. That job
+                    may be finished.
+    is_duplicate    the put added nothing, because its idempotency key is taken, or because the policy of the tube
+                    requires unique bodies (`unique`).
     """
 
     id: int
@@ -152,10 +158,16 @@ class Operations:
     def flush(self, tube: Tube) -> int:
         """Delete all jobs that *tube* has now, also those that clients hold; return how many. May switch.
 
+        First free the idempotency keys of the tube that have outlived their jobs.
+
         A pass may miss a job that changes its state meanwhile, so passes repeat until one finds none, or until
         MAX_REQUEST_TIME is over.
         """
         below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
+        keys, pace = self._broker.kept_keys.count(scope_of(tube.name)), Pace()
+        while keys > 0 and (freed := self._broker.forget_keys(tube.name, SLICE)):
+            keys -= freed
+            pace.yield_if_due()
         found = -1
         while found and time.monotonic() < until:
             found = self._flush_reserved(tube, below)
@@ -342,7 +354,7 @@ class Operations:
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
         delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
-        id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock())
+        id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock(), new.tags)
         if id < 0:
             self._refuse_put(new, id)
         return Added(id, is_duplicate=id < first_new)

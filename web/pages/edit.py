@@ -15,6 +15,7 @@ from flask import render_template
 from werkzeug.exceptions import BadRequest, Forbidden, HTTPException
 
 from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags import NO_DEADLINE
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT, Fields
@@ -184,7 +185,8 @@ def line_ends(body: bytes) -> str:
 
 def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPException | None = None) -> str:
     """Return the page with *form* for *job* and its *body*; *refusal* is the reason if the form was refused."""
-    left = max(0, job.deadline - now) // SECOND if job.state in (DELAYED, RESERVED) else 0
+    has_deadline = job.state in (DELAYED, RESERVED) and job.deadline < NO_DEADLINE
+    left = max(0, job.deadline - now) // SECOND if has_deadline else 0
     return render_template(
         "edit.html",
         id=str(job.id),

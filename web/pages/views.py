@@ -22,7 +22,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
-from greenstalk_server.web.jobs.job_list import policy_columns
+from greenstalk_server.web.jobs.job_list import column_groups
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
@@ -216,7 +216,7 @@ class Views:
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
-        groups = _column_groups(args, tube, state, policy.is_dead_letter)
+        groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
         return {
             "tube": tube_details(tube, now),
             "policy": policy,
@@ -296,10 +296,10 @@ def render_cooperatively(name: str, **values: Any) -> str:
     return "".join(chunks)
 
 
-def _column_groups(args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
+def _column_groups(broker: Broker, args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
     """Return the groups of columns of the list of jobs; a live page keeps those that it was loaded with."""
     given = args.get("columns")
-    return policy_columns(tube, state, is_dead_letter) if given is None else given.split()
+    return column_groups(broker, tube, state, is_dead_letter) if given is None else given.split()
 
 
 def _kept(args: Fields, *names: str) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def test_put_and_get(queue: Queue, program: Program) -> None:
         "expires_at": None,
         "dead_letter": None,
         "held_by": None,
+        "tags": None,
         "size": 7,
         "encoding": "utf-8",
         "body": "grüß\n",
@@ -110,6 +111,36 @@ def test_raw_body_is_a_download(queue: Queue, program: Program) -> None:
     response = program.ask("GET", f"/jobs/{id}/body")
     assert response.mimetype == "application/octet-stream"
     assert response.headers["Content-Disposition"] == f'attachment; filename="job-{id}.bin"'
+
+
+def test_put_with_tags(queue: Queue, program: Program) -> None:
+    tags = {"idempotency_key": "k", "idempotency_ttl": 9, "group": "g", "concurrency_key": "c", "concurrency_limit": 2}
+    assert put(program, {"tube": "mail", "tags": tags}) == {"id": 1, "tube": "mail", "state": "ready"}
+    duplicate = {"id": 1, "tube": "mail", "state": "ready", "is_duplicate": True}
+    assert put(program, {"tube": "mail", "tags": {"idempotency_key": "k"}}) == duplicate
+    waiting = put(program, [{"tube": "mail", "tags": {"after": "g"}}])
+    assert waiting == [{"id": 3, "tube": "mail", "state": "delayed"}]
+    assert program.get("/jobs/1")["tags"] == {**tags, "after": None}
+    found = program.get("/jobs/3")
+    assert (found["state"], found["time_left"]) == ("delayed", 0)
+    assert found["tags"]["after"] == "g"
+    assert found["tags"]["concurrency_limit"] is None
+    program.do("DELETE", "/jobs/1", None, 204)
+    assert program.get("/jobs/3")["state"] == "ready"
+    assert program.get("/jobs/3")["events"][-1]["kind"] == "unblocked"
+    assert put(program, {"tube": "mail", "tags": {"idempotency_key": "k"}})["id"] == 4  # an operator frees the key
+    queue.broker.check()
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [{"group": "a:b"}, {"group": "g", "after": "g"}, {"concurrency_key": "c", "concurrency_limit": 0}, {"other": 1}],
+)
+def test_put_with_bad_tags_is_refused(queue: Queue, program: Program, tags: dict[str, object]) -> None:
+    response = program.ask("POST", "/jobs", json={"tube": "mail", "tags": tags})
+    assert response.status_code == 400
+    assert "tags" in response.get_data(as_text=True)
+    assert not queue.broker.jobs
 
 
 def test_put_many(queue: Queue, program: Program) -> None:

@@ -98,6 +98,18 @@ def test_clear(queue: Queue, program: Program) -> None:
     queue.broker.check()
 
 
+def test_flush_frees_idempotency_keys(queue: Queue, program: Program) -> None:
+    tags = {"idempotency_key": "k", "idempotency_ttl": 100}
+    job = {"tube": "mail", "tags": tags}
+    assert program.do("POST", "/jobs", job, 201)["id"] == 1
+    client = queue.broker.connect(lambda: None)
+    queue.broker.watch(client, b"mail")
+    assert queue.broker.delete(client, 1, queue.now)
+    assert program.do("POST", "/jobs", job, 201) == {"id": 1, "tube": "mail", "state": None, "is_duplicate": True}
+    assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0}
+    assert program.do("POST", "/jobs", job, 201)["id"] == 3
+
+
 def test_flush_deletes_jobs_in_every_state(queue: Queue, program: Program) -> None:
     held = queue.put("mail", count=300)
     client = queue.broker.connect(lambda: None)

@@ -1,0 +1,145 @@
+"""Concurrency keys: limits on how many jobs with the same key are reserved at a time, over all tubes.
+
+Of each tube and key, only the best job may be runnable, the *front*, and only while the key has a free slot. All other
+ready jobs with the key are *withheld*: a reserve does not look at them. A front whose key has no free slot any more is
+stale, and is withheld when a reserve meets it. `ReadyQueue` keeps the jobs, this module the state of a key. Pure.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from greenstalk_server.core.timers import Target
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.job import Job
+    from greenstalk_server.core.job_index import JobIndex
+    from greenstalk_server.core.tube import Tube
+
+MAX_DEAD: Final = 64
+"""`_heap` is swept when it has more than 2 * n + MAX_DEAD entries, where n is the number of limits."""
+
+
+class LimitedJobs:
+    """The ready jobs of one tube with one key.
+
+    front       the runnable one, or None.
+    withheld    the others, by priority; None if there was none yet.
+
+    Invariant: the front is before all withheld jobs.
+    """
+
+    __slots__ = ("front", "withheld")
+
+    def __init__(self) -> None:
+        self.front: Job | None = None
+        self.withheld: JobIndex | None = None
+
+    @property
+    def has_withheld(self) -> bool:
+        """Whether jobs are withheld."""
+        return self.withheld is not None and self.withheld.count > 0
+
+
+class ConcurrencyKey:
+    """One key. It exists while a job with it exists, in whatever state.
+
+    name        1 to 200 bytes.
+    jobs        number of the jobs with the key.
+    limit       smallest limit of these jobs.
+    reserved    number of them that are reserved.
+    queues      their ready jobs, by tube.
+    pending     tubes that have withheld jobs and no front, in the order in which they get one.
+    timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
+    is_noted    the key is in the list of what the broker has to settle.
+
+    Invariant: if a tube is pending and the key has a free slot, the key is noted, or a timer is armed.
+    """
+
+    __slots__ = (
+        "_heap",
+        "_limits",
+        "_unsettled",
+        "is_noted",
+        "jobs",
+        "limit",
+        "name",
+        "pending",
+        "queues",
+        "reserved",
+        "timer_at",
+    )
+
+    def __init__(self, name: bytes, unsettled: list[Target]) -> None:
+        """*unsettled* is the broker's list of what it has to settle."""
+        self.name: bytes = name
+        self.jobs: int = 0
+        self.limit: int = 0
+        self.reserved: int = 0
+        self.queues: dict[Tube, LimitedJobs] = {}
+        self.pending: dict[Tube, None] = {}
+        self.timer_at: int = 0
+        self.is_noted: bool = False
+        self._unsettled: list[Target] = unsettled
+        self._limits: dict[int, int] | None = None  # number of jobs by limit; None while all have the same limit
+        self._heap: list[int] = []  # the keys of _limits, and some that are gone
+
+    @property
+    def is_free(self) -> bool:
+        """Whether one more job may be reserved."""
+        return self.reserved < self.limit
+
+    def add_job(self, limit: int) -> None:
+        """Note a new job with *limit*."""
+        if not self.jobs:
+            self.limit = limit
+        elif self._limits is not None or limit != self.limit:
+            self._add_limit(limit)
+        self.jobs += 1
+
+    def remove_job(self, limit: int) -> None:
+        """Note that a job with *limit* is deleted."""
+        self.jobs -= 1
+        limits = self._limits
+        if limits is None:
+            return
+        limits[limit] -= 1
+        if limits[limit]:
+            return
+        del limits[limit]
+        while self._heap and self._heap[0] not in limits:
+            heappop(self._heap)
+        self.limit = self._heap[0] if self._heap else 0
+        if len(limits) <= 1:
+            self._limits = None
+        self.note()
+
+    def add_reserved(self, change: int) -> None:
+        """Add *change* to the number of reserved jobs."""
+        self.reserved += change
+        self.note()
+
+    def note(self) -> None:
+        """Have the broker settle the key if a slot is free and a tube is pending."""
+        if self.pending and self.reserved < self.limit and not self.is_noted:
+            self.is_noted = True
+            self._unsettled.append(self)
+
+    def note_tube(self, tube: Tube) -> None:
+        """Have the broker continue the search for a runnable job of *tube*."""
+        self._unsettled.append(tube)
+
+    def _add_limit(self, limit: int) -> None:
+        limits = self._limits
+        if limits is None:
+            limits = self._limits = {self.limit: self.jobs}
+            self._heap = [self.limit]
+        count = limits.get(limit, 0)
+        limits[limit] = count + 1
+        if not count:
+            heappush(self._heap, limit)
+            if len(self._heap) > 2 * len(limits) + MAX_DEAD:
+                self._heap = list(limits)
+                heapify(self._heap)
+        self.limit = min(self.limit, limit)

@@ -1,0 +1,139 @@
+"""Idempotency keys: those of the jobs of a tube, and those that outlive their jobs. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Final
+
+from greenstalk_server.core.gc_untrack import untrack
+from greenstalk_server.core.job import Job
+from greenstalk_server.core.tags import TaggedJob
+
+MAX_EXPIRED: Final = 256
+"""Maximum number of keys that one `KeptKeys.keep` removes because their time is over."""
+
+
+class IdempotencyKeys:
+    """The idempotency keys of the jobs of one tube.
+
+    holders     the job that holds each key. A put with the key is a duplicate of this job.
+    others      ids of further jobs with the key, in increasing order: they came from other tubes.
+
+    Invariant: of all jobs of the tube with a key, the one with the lowest id holds it.
+    """
+
+    __slots__ = ("holders", "others")
+
+    def __init__(self) -> None:
+        self.holders: dict[bytes, TaggedJob] = {}
+        self.others: dict[bytes, list[int]] = {}
+
+    def claim(self, job: TaggedJob) -> None:
+        """Note that *job*, which has a key, is in the tube."""
+        key = job.idempotency_key
+        holder = self.holders.get(key)
+        if holder is not None:
+            insort(self.others.setdefault(key, []), max(job.id, holder.id))
+        if holder is None or job.id < holder.id:
+            self.holders[key] = job
+            untrack(self.holders)  # the insertion of an object makes the collector track the dict
+
+    def release(self, job: TaggedJob, jobs: Mapping[int, Job]) -> None:
+        """Note that *job* has left the tube; *jobs* is the broker's table of every job by id."""
+        key = job.idempotency_key
+        others = self.others.get(key)
+        if self.holders[key] is not job:
+            assert others is not None
+            del others[bisect_left(others, job.id)]
+        elif others is None:
+            del self.holders[key]
+        else:
+            heir = jobs[others.pop(0)]
+            assert isinstance(heir, TaggedJob)
+            self.holders[key] = heir
+            untrack(self.holders)
+        if others is not None and not others:
+            del self.others[key]
+
+
+class KeptKeys:
+    """Keys that outlive their jobs, so that a put with one of them adds nothing.
+
+    table   by scope and key: the id of the job, and the time until which the key is taken, nanoseconds.
+
+    The scope is the name of a tube for a unique key of a policy, and `scope_of` the name for an idempotency key.
+    """
+
+    __slots__ = ("_by_tube", "_times", "table")
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+        self._times: list[tuple[int, bytes, bytes]] = []
+        self._by_tube: dict[bytes, dict[bytes, None]] = {}  # idempotency keys by scope
+
+    def load(self, keys: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> None:
+        """Take over *keys*, those that a journal has recovered, as `table` has them."""
+        self.table.update(keys)
+        self._times = [(until, *at) for at, (_, until) in self.table.items()]
+        heapify(self._times)
+        for scope, key in keys:
+            if is_idempotency_scope(scope):
+                self._by_tube.setdefault(scope, {})[key] = None
+
+    def find(self, scope: bytes, key: bytes, now: int) -> int:
+        """Return the id of the job that was put with *key*; 0 if the key is free at *now*."""
+        id, until = self.table.get((scope, key), (0, 0))
+        return id if now < until else 0
+
+    def keep(self, scope: bytes, key: bytes, id: int, until: int, now: int) -> bool:
+        """Have *key* of the job *id* be taken until *until*; return False if it is taken for that long already."""
+        self._drop_expired(now)
+        if until <= now or until <= self.table.get((scope, key), (0, 0))[1]:
+            return False
+        self.table[scope, key] = (id, until)
+        heappush(self._times, (until, scope, key))
+        if is_idempotency_scope(scope):
+            self._by_tube.setdefault(scope, {})[key] = None
+        return True
+
+    def count(self, scope: bytes) -> int:
+        """Return the number of idempotency keys of *scope*, some of which may be free already."""
+        return len(self._by_tube.get(scope, ()))
+
+    def forget(self, scope: bytes, limit: int) -> list[bytes]:
+        """Free up to *limit* idempotency keys of *scope*; return them."""
+        keys = list(islice(self._by_tube.get(scope, ()), limit))
+        for key in keys:
+            self._remove(scope, key)
+        return keys
+
+    def _drop_expired(self, now: int) -> None:
+        """Remove keys whose time is over: at most MAX_EXPIRED, more than one call can add."""
+        for _ in range(MAX_EXPIRED):
+            if not self._times or self._times[0][0] > now:
+                return
+            _, scope, key = heappop(self._times)
+            found = self.table.get((scope, key))
+            if found is not None and found[1] <= now:
+                self._remove(scope, key)
+
+    def _remove(self, scope: bytes, key: bytes) -> None:
+        del self.table[scope, key]
+        of_tube = self._by_tube.get(scope)
+        if of_tube is not None:
+            del of_tube[key]
+            if not of_tube:
+                del self._by_tube[scope]
+
+
+def scope_of(tube: bytes) -> bytes:
+    """Return the scope of the idempotency keys of *tube*. It is no tube's name, since it has a colon."""
+    return tube + b":"
+
+
+def is_idempotency_scope(scope: bytes) -> bool:
+    """Whether *scope* is one of idempotency keys, not the name of a tube."""
+    return scope.endswith(b":")

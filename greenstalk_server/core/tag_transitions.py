@@ -1,0 +1,219 @@
+"""The transitions that tags cause: duplicates, jobs that wait for groups, and slots of concurrency keys.
+
+`PolicyTransitions` inherits from `TagTransitions`. A job without tags passes by with one test.
+
+An operation of the broker may leave a group without members, or a concurrency key with a free slot. These are noted in
+`_unsettled`, and each operation ends with `_settle`, which releases the jobs of a slice. Ticks do the rest. Pure.
+"""
+
+from __future__ import annotations
+
+from greenstalk_server.core import job_history
+from greenstalk_server.core.concurrency import ConcurrencyKey
+from greenstalk_server.core.groups import Group
+from greenstalk_server.core.idempotency import scope_of
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.tags import DELETED, NO_DEADLINE, Duplicate, TaggedJob
+from greenstalk_server.core.transitions import SLICE, Transitions
+from greenstalk_server.core.tube import Tube
+
+
+class TagTransitions(Transitions):
+    """See the module's docstring; `Transitions` describes the attributes."""
+
+    # Puts
+
+    def _find_duplicate(self, tube: Tube, key: bytes, pri: int, now: int) -> Duplicate | None:
+        """Return of which job a put into *tube* with the idempotency *key* is a duplicate; None if the key is free.
+
+        The put raises the priority of a job that no client holds to *pri*, if that is more urgent.
+        """
+        holder = tube.idempotency.holders.get(key) if tube.idempotency is not None else None
+        if holder is not None:
+            is_raised = self._raise_priority(holder.id, pri, now)
+            return Duplicate(holder.id, holder.state, pri if is_raised else -1)
+        id = self.kept_keys.find(scope_of(tube.name), key, now)
+        return Duplicate(id, DELETED, -1) if id else None
+
+    def _raise_priority(self, id: int, pri: int, now: int) -> bool:
+        """Give the job *id* the priority *pri* if that is more urgent than its own, and no client holds the job.
+
+        Return whether it has changed.
+        """
+        job = self.jobs.get(id)
+        if job is None or pri >= job.pri or job.state == RESERVED:
+            return False
+        self._set_priority(job, pri, now)
+        return True
+
+    def _set_priority(self, job: Job, pri: int, now: int) -> None:
+        """Change the priority of *job*, which no client holds; a buried job keeps its place."""
+        job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
+        if job.state == BURIED:
+            job.pri = pri
+            self.journal.update(job)
+            return
+        job.tube.remove(job)
+        job.pri = pri
+        if job.state == DELAYED:
+            self.journal.update(job)
+            self._add_delayed(job, now)
+        else:
+            job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
+            self.journal.update(job)
+            self._add_ready(job, now)
+
+    def _hold_for_group(self, job: TaggedJob) -> bool:
+        """Make the detached *job*, which would turn ready, wait for the group `after` if that has members."""
+        tags = job.more_tags
+        if tags is None or not job.may_await:
+            return False
+        group = self.groups.get(tags.after)
+        if group is None or not group.members:
+            return False
+        job.state = DELAYED
+        job.deadline = NO_DEADLINE
+        return True
+
+    def _attach_tags(self, job: TaggedJob) -> None:
+        """Note the new or restored *job* in its group, in its concurrency key, and in its tube's idempotency keys."""
+        job.tube.claim_key(job)
+        tags = job.more_tags
+        if tags is None:
+            return
+        if tags.group:
+            group = tags.member_of = self._group(tags.group)
+            group.members += 1
+            tags.group = group.name  # one object for all members
+        if tags.concurrency_key:
+            limiter = self.concurrency_keys.get(tags.concurrency_key)
+            if limiter is None:
+                limiter = ConcurrencyKey(tags.concurrency_key, self._unsettled)
+                self.concurrency_keys[limiter.name] = limiter
+            limiter.add_job(tags.concurrency_limit)
+            tags.limiter, tags.concurrency_key = limiter, limiter.name
+
+    def _detach_tags(self, job: TaggedJob, now: int) -> None:
+        """Note that the detached *job* ends. Its idempotency key outlives it if the tag says so."""
+        tube = job.tube
+        tube.release_key(job, self.jobs)
+        tags = job.more_tags
+        if tags is None:
+            return
+        if tags.idempotency_ttl and not tags.is_key_freed:
+            scope, until = scope_of(tube.name), now + tags.idempotency_ttl
+            if self.kept_keys.keep(scope, tags.idempotency_key, job.id, until, now):
+                self.journal.key(scope, tags.idempotency_key, job.id, until)
+        if tags.member_of is not None:
+            tags.member_of.remove_member()
+            tags.member_of = None
+        limiter, tags.limiter = tags.limiter, None
+        if limiter is not None:
+            limiter.remove_job(tags.concurrency_limit)
+            if not limiter.jobs:
+                del self.concurrency_keys[limiter.name]
+                self._timers.disarm(limiter)
+
+    def _free_key(self, job: Job) -> None:
+        """Have the idempotency key of *job*, which an operator deletes, end with the job."""
+        if isinstance(job, TaggedJob) and job.more_tags is not None:
+            job.more_tags.is_key_freed = True
+
+    def forget_keys(self, tube: bytes, limit: int) -> int:
+        """Free up to *limit* idempotency keys of the tube *tube* that have outlived their jobs; return how many.
+
+        Pass at most SLICE: each key takes a record in the journal.
+        """
+        scope = scope_of(tube)
+        keys = self.kept_keys.forget(scope, limit)
+        for key in keys:
+            self.journal.key(scope, key, 0, 0)
+        return len(keys)
+
+    # What is noted
+
+    def _settle(self, now: int) -> None:
+        """Release the jobs of the noted groups and concurrency keys, up to a slice; the next ticks do the rest."""
+        left = SLICE
+        while self._unsettled and left > 0:
+            target = self._unsettled.pop()
+            if isinstance(target, ConcurrencyKey):
+                target.is_noted = False
+                left -= 1 + self._place_fronts(target, left, now)
+            elif isinstance(target, Group):
+                target.is_noted = False
+                left -= 1 + self._release_waiting(target, left, now)
+            else:
+                self._arm(target, now)  # a tube: see `ReadyQueue.is_unfinished`
+        while self._unsettled:
+            target = self._unsettled.pop()
+            if isinstance(target, (ConcurrencyKey, Group)):
+                target.is_noted = False
+            self._arm(target, now)
+
+    def _place_fronts(self, limiter: ConcurrencyKey, limit: int, now: int) -> int:
+        """Give up to *limit* pending tubes of *limiter* a front while a slot is free; return to how many.
+
+        A front goes at once to a client that waits for it.
+        """
+        placed = 0
+        while limiter.pending and limiter.is_free:
+            if placed == limit:
+                self._arm(limiter, now)
+                break
+            tube = next(iter(limiter.pending))
+            job = tube.ready.place_front(limiter, tube)
+            placed += 1
+            for tube_set in tube.tube_sets:
+                tube_set.note(job)
+            if (tube.waiters or tube.tube_sets) and tube.held_until <= now:
+                self._hand_out(tube, now)
+        return placed
+
+    def _release_waiting(self, group: Group, limit: int, now: int) -> int:
+        """Make up to *limit* jobs ready that wait for *group*, while it has no members; return how many.
+
+        Drop the group if none is left.
+        """
+        released = 0
+        while not group.members:
+            job = group.waiting.first()
+            if job is None:
+                if self.groups.get(group.name) is group:
+                    del self.groups[group.name]
+                    self._timers.disarm(group)
+                break
+            if released == limit:
+                self._arm(group, now)
+                break
+            job.tube.remove(job)
+            self._unblock(job, now)
+            released += 1
+        return released
+
+    def _unblock(self, job: Job, now: int) -> None:
+        """Make the detached *job* ready, whose tag `after` no longer holds it."""
+        job.state = READY
+        job.ready_since = now
+        job.events = job_history.add(job.events, job_history.UNBLOCKED, now, job_history.NOBODY)
+        self.journal.update(job)
+        self._add_ready(job, now)
+
+    def _end_delay(self, job: Job, now: int) -> None:
+        """Make the detached *job* ready, whose delay is over, unless it has to wait for a group."""
+        if isinstance(job, TaggedJob) and job.may_await:
+            if self._hold_for_group(job):
+                self._add_delayed(job, now)
+            else:
+                self._unblock(job, now)
+            return
+        job.ready_since = now
+        self._add_ready(job, now)
+
+    def _search_on(self, tube: Tube) -> None:
+        """Continue the search for a job of *tube* that is not withheld, where stale fronts have interrupted it."""
+        tube.ready.is_unfinished = False
+        job = tube.ready.first()
+        if job is not None:
+            for tube_set in tube.tube_sets:
+                tube_set.note(job)

@@ -1,0 +1,67 @@
+"""The random workload of `workload` with tags: idempotency keys, groups, and concurrency keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from greenstalk_server.core.body_cache import Bodies
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.tags import Tags
+from tests.journal.disk import Disk
+from tests.journal.workload import ELSEWHERE, SMALL_SEGMENT, TUBES, Bench
+from tests.support.world import START
+
+KEYS: Final = (b"a", b"b", b"c", b"k" * 200)
+GROUPS: Final = (b"first", b"second", b"third")
+
+
+class TaggedBench(Bench):
+    """A bench whose clients put jobs with tags, and whose workers finish them."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        random: Random,
+        now: int = START,
+        max_size: int = SMALL_SEGMENT,
+        sync_interval: int = 0,
+        *,
+        is_memory_short: bool = False,
+        bodies: Bodies | None = None,
+    ) -> None:
+        super().__init__(disk, random, now, max_size, sync_interval, is_memory_short=is_memory_short, bodies=bodies)
+        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
+
+    def verbs(self) -> tuple[Callable[[], object], ...]:
+        tagged = (self.put_tagged,) * 10
+        ends = (self.finish, self.finish, self.delete, self.delete, self.pass_time, self.forget)
+        return (*super().verbs(), *tagged, *ends)
+
+    def put_tagged(self) -> None:
+        """Put a job with random tags; jobs wait for groups in an order without cycles."""
+        random, id = self.random, self.broker.allocate_id()
+        tags, group = Tags(), random.randrange(len(GROUPS))
+        if random.random() < 0.4:
+            tags.idempotency_key = random.choice(KEYS)
+            tags.idempotency_ttl = random.choice((0, SECOND, 100 * SECOND))
+        if random.random() < 0.5:
+            tags.group = GROUPS[group]
+        if random.random() < 0.5 and group:
+            tags.after = GROUPS[group - 1]
+        if random.random() < 0.4:
+            tags.concurrency_key = random.choice(KEYS)
+            tags.concurrency_limit = random.choice((1, 1, 2, 2**32 - 1))
+        name, body = random.choice((b"", ELSEWHERE, *TUBES)), b"%d:" % id + random.randbytes(random.choice((0, 9, 900)))
+        delay, pri = random.choice((0, 0, 0, random.randrange(20))), random.randrange(5)
+        self.broker.put_tagged(self._client(), name, id, pri, delay * SECOND, 30 * SECOND, body, tags, self.now)
+
+    def finish(self) -> None:
+        client = self._client()
+        job = self.broker.reserve(client, self.now)
+        if job is not None:
+            assert self.broker.delete(client, job.id, self.now)
+
+    def forget(self) -> None:
+        self.broker.forget_keys(self.random.choice(TUBES), self.random.choice((1, 256)))
