@@ -200,7 +200,7 @@ class Api:
 
     def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
         if tags != NO_TAGS:
-            raise InvalidUsage("the API has no keys; use the beanstalk protocol: add --server HOST:PORT")
+            raise InvalidUsage("keys and groups need the beanstalk protocol: add --server HOST:PORT")
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}
         return self._parse(
             lambda answer: PutId(answer["id"]), self._http_client.request("POST", "/jobs", body=new).data

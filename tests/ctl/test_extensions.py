@@ -79,7 +79,7 @@ def test_wait_ends_after_its_timeout(server: Server, mail: Client, monkeypatch: 
     job_id = mail.put(b"hello")
     began = time.monotonic()
     done = ctl(server, "wait", str(job_id), "--timeout", "350ms")
-    assert (done.code, f"job {job_id} is neither deleted nor buried after 0.35 s" in done.err) == (1, True)
+    assert (done.code, f"job {job_id} was neither deleted nor buried within 0.35 s" in done.err) == (1, True)
     assert time.monotonic() - began >= 0.35
 
 
