@@ -18,6 +18,7 @@ import greenstalk
 import pytest
 
 from greenstalk_client import Bury, Client, Job, Release, Worker, work
+from tests.support import tls
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
@@ -429,6 +430,28 @@ def test_server_may_be_a_function_that_connects(our_queue: Client[str], ours: Ad
     with working(connect, lambda job: None):  # type: ignore[arg-type]
         eventually(lambda: is_empty(our_queue), "the job is deleted")
     assert all(each.fileno() == -1 for each in made), "all are closed"
+
+
+def test_worker_over_tls(tmp_path: Path) -> None:
+    """A wait for jobs over TLS ends at once when the worker stops."""
+    tls.make_certificates(tmp_path)
+    secured = tls.context(tmp_path)
+    files = ("--tls-cert", f"{tmp_path}/server.pem", "--tls-key", f"{tmp_path}/server.key")
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", *files) as server:
+        port = int(server.first_lines.partition(" (TLS)")[0].rpartition(":")[2])
+
+        def connect() -> socket.socket:
+            return tls.connect(port, secured)
+
+        done: list[bytes] = []
+        with Client(connect(), use="mail") as queue:
+            for number in range(50):
+                queue.put(f"{number}", ttr=1)
+            began = time.monotonic()
+            with working(connect, lambda job: done.append(job.body), concurrency=4):  # type: ignore[arg-type]
+                eventually(lambda: is_empty(queue), "all jobs are deleted")
+            assert time.monotonic() - began < 15, "a reserve waits 20 seconds"
+    assert len(done) == 50
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,10 @@ class Put:
 class Added:
     """The outcome of a put.
 
-    id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
-    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`), or the
-                    idempotency key is taken.
+    id              the new job, or, if *is_duplicate*, the earlier job with the same idempotency key or body. That job
+                    may be finished.
+    is_duplicate    the put added nothing, because its idempotency key is taken, or because the policy of the tube
+                    requires unique bodies (`unique`).
     """
 
     id: int
