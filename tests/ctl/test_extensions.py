@@ -32,7 +32,7 @@ def test_put_with_tags(server: Server, mail: Client) -> None:
     assert first.json == {"id": job_id, "tube": "mail", "existing": None}
     again = ctl(server, "put", "two", "--tube", "mail", "--idempotency-key", "order-7")
     assert (again.code, again.text) == (0, f"{job_id}\n")
-    assert f"job {job_id} has this key already: ready" in again.err
+    assert f"job {job_id} already has this key; its state is ready" in again.err
     after = ctl(server, "put", "three", "--tube", "mail", "--after", "import").json
     assert mail.stats_job(after)["state"] == "delayed"
     mail.delete(mail.reserve(0))
