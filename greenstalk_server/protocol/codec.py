@@ -91,13 +91,13 @@ MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
 
 TAGGED_LENGTH: Final = 8
-"""Members of the command of a put with tags."""
+"""Number of members of the command for a put with tags."""
 
 MAX_BATCH: Final = 1000
 """Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
 
 RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
-"""Names of the modes, by their numbers in core/weighting.py."""
+"""Names of the reserve modes; the index is the number in core/weighting.py."""
 
 META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
 """Fields that meta may name."""
@@ -246,7 +246,7 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
 
 
 def _tagged_put(name: bytes, pri: bytes, delay: bytes, ttr: bytes, size: int, words: list[bytes]) -> Command:
-    """Read the arguments of a put with the tags *words*. If one is bad, the command is not well-formed."""
+    """Parse the arguments of a put with the tags *words*. If one is malformed, the command is not well-formed."""
     tags = None
     numbers = (0, 0, SECOND)
     try:
@@ -311,7 +311,7 @@ def _parse_name(verb: bytes, rest: bytes) -> Command:
 
 
 def _parse_watch(verb: bytes, rest: bytes) -> Command:
-    """Read a name, and the weight if there is one."""
+    """Parse a name, and a weight if there is one."""
     if b" " not in rest or mode.is_strict:
         return _parse_name(verb, rest)
     name, weight = _words(rest, 2, 2)

@@ -170,7 +170,7 @@ class ExtendedSession(Session):
     # The server
 
     def _refuse_administration(self, command: Command, now: int) -> bytes | None:
-        """Refuse a command about the whole server. Only an access rule allows it; see `RestrictedSession`."""
+        """Refuse drain or undrain, which only an access rule allows; see `RestrictedSession`."""
         raise codec.UnknownCommand
 
     # Tags

@@ -44,7 +44,7 @@ from greenstalk_server.protocol.streams import Stream
 from greenstalk_server.protocol.work import Work
 
 PUT_LENGTH: Final = 6
-"""Members of a put. The command of put-in-tube has one more, the tube. A put with tags has both and the tags."""
+"""Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""
 
 INPUT_LIMIT: Final = 65536
 """Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""

@@ -211,7 +211,7 @@ class Session(Framing):
         return replies.watching(count) if count else replies.NOT_IGNORED
 
     def _note_watched(self) -> None:
-        """Set the cost of a reserve by the number of watched tubes."""
+        """Update the cost of a reserve, which depends on the number of watched tubes."""
         self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
 
     def _pause_tube(self, command: Command, now: int) -> bytes:

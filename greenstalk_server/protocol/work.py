@@ -94,7 +94,7 @@ class TouchAll(Work):
 class Flush(Work):
     """A deletion of all jobs, or of all buried jobs, that the tube *name* has when it begins.
 
-    A deletion of all jobs first frees the idempotency keys that have outlived jobs of the tube.
+    A deletion of all jobs first frees the idempotency keys that have outlived their jobs.
 
     A pass deletes the ready, delayed and buried jobs, then those that clients hold. Between two slices a job may change
     to a state that the pass has already handled, so passes repeat until one finds no job.
@@ -152,7 +152,7 @@ class Flush(Work):
         return None
 
     def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
-        """Delete the reserved jobs *ids*; return how many."""
+        """Delete the reserved jobs *ids*; return the number deleted."""
         deleted = sum([broker.delete_job(id, now, is_forced=True) for id in ids])
         self._deleted += deleted
         return deleted
@@ -162,12 +162,12 @@ class Flush(Work):
 
 
 class Truncate(Flush):
-    """As Flush, but a reserved job is deleted when its reservation ends."""
+    """Like Flush, but each reserved job is deleted when its reservation ends."""
 
     __slots__ = ()
 
     def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
-        """Have the reserved jobs *ids* deleted later; return for how many of them that is new."""
+        """Mark the reserved jobs *ids* for deletion; return the number that were not marked before."""
         return sum([broker.truncate_job(id, now) for id in ids])
 
     def _reply(self) -> bytes:

@@ -32,7 +32,7 @@ def test_put_with_tags(server: Server, mail: Client) -> None:
     assert first.json == {"id": job_id, "tube": "mail", "existing": None}
     again = ctl(server, "put", "two", "--tube", "mail", "--idempotency-key", "order-7")
     assert (again.code, again.text) == (0, f"{job_id}\n")
-    assert f"job {job_id} has this key already: ready" in again.err
+    assert f"job {job_id} already has this key; its state is ready" in again.err
     after = ctl(server, "put", "three", "--tube", "mail", "--after", "import").json
     assert mail.stats_job(after)["state"] == "delayed"
     mail.delete(mail.reserve(0))
@@ -101,7 +101,7 @@ def test_wait_ends_after_its_timeout(server: Server, mail: Client, monkeypatch: 
     job_id = mail.put(b"hello")
     began = time.monotonic()
     done = ctl(server, "wait", str(job_id), "--timeout", "350ms")
-    assert (done.code, f"job {job_id} is neither deleted nor buried after 0.35 s" in done.err) == (1, True)
+    assert (done.code, f"job {job_id} was neither deleted nor buried within 0.35 s" in done.err) == (1, True)
     assert time.monotonic() - began >= 0.35
 
 

@@ -209,7 +209,7 @@ class Outcome(ResponseModel):
 
 
 class Flushed(ResponseModel):
-    """The number of jobs that a flush has deleted."""
+    """The number of jobs that a flush deleted."""
 
     tube: TubeName
     jobs: Count
@@ -364,10 +364,10 @@ class Tubes:
 
     @endpoint("POST", "/tube/flush", errors=NO_TUBE)
     def flush_tube(self, query: OfTube) -> Flushed:
-        """Delete all jobs that a tube has now, in every state, also those that clients hold.
+        """Delete all jobs that a tube has now, in every state, including those that clients hold.
 
-        This cannot be undone. Jobs put during the request stay. If the tube has so many jobs that they cannot be
-        deleted in 20 seconds, repeat the request until it returns 0 jobs.
+        This cannot be undone. Jobs that are put during the request are kept. The request ends after 20 seconds: if the
+        tube has more jobs than it can delete in that time, repeat the request until it returns 0 jobs.
         """
         flushed = self._operations.flush(tube_of(self._broker, query.tube))
         wait_until_durable(self._commit)
