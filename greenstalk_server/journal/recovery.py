@@ -170,7 +170,7 @@ class Recovery:
             job.created_at = min(job.created_at, now)
             awaits = job.state == DELAYED and isinstance(job, TaggedJob) and job.may_await
             if job.state == DELAYED and job.deadline != NO_DEADLINE:
-                job.deadline = min(job.deadline, now + job.delay)
+                job.deadline = max(min(job.deadline, now + job.delay), 1)  # a timer has 0 for no time
             elif job.state == DELAYED and not awaits:  # reserve-job reserved it while it waited for a group
                 job.deadline = now
             if job.state == RESERVED or (job.state != READY and job_history.is_reserved(job.events)):

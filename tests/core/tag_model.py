@@ -137,8 +137,16 @@ class TagModel(Model):
 
     def truncate(self, tube: str) -> int | None:
         """Truncate as Model does; abandon the example if the deletion of one job may change the turn of another."""
-        self.need(not self.waiting and not [job for job in self.jobs.values() if is_held(job)])
+        self.need_order_of_deletions()
         return super().truncate(tube)
+
+    def need_order_of_deletions(self) -> None:
+        """Abandon the example if the order of deletions may matter: clients wait, or jobs wait for groups."""
+        self.need(not self.waiting and not [job for job in self.jobs.values() if is_held(job)])
+
+    def forget_keys(self, tube: str) -> None:
+        """Free the idempotency keys of *tube* that have outlived their jobs."""
+        self.kept = {at: key for at, key in self.kept.items() if at[0] != tube}
 
     def disconnect(self, number: int) -> None:
         limited = [job for job in self.clients[number].reserved if isinstance(job, TagJob)]

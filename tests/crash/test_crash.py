@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.rounds import Rounds
+from tests.crash.tagged import TaggedRounds
+from tests.support.tagged_load import LIMITS
 
 SEED = 20
 ROUNDS = 8
@@ -31,3 +33,13 @@ def test_stop_under_load_loses_no_acknowledged_change(tmp_path: Path, syncing: l
     rounds = Rounds(tmp_path, SEED, syncing, end=signal.SIGTERM)
     for _ in range(2):
         print(rounds.run())
+
+
+def test_killed_server_keeps_the_promises_of_tags(tmp_path: Path) -> None:
+    rounds = TaggedRounds(tmp_path, SEED)
+    for _ in range(3):
+        print(rounds.run())
+    rounds.finish()
+    jobs = rounds.load.jobs
+    assert jobs.most_held == LIMITS
+    assert jobs.duplicates > 0 and jobs.delivered > 0

@@ -37,6 +37,11 @@ RAW: Final = (
     b"\n", b"{}\n", b"[]\n", b"1\n", b"NaN\n", b'"', b"[" * 3000 + b"\n", b"9" * 5000 + b"\n", b"\xff\n", b"\0\n",
     b'{"type":"job","type":"end"}\n', b"", b'{"type":' + b"[" * 100_000 + b"\n",
 )  # fmt: skip
+KEYS: Final = ("k", "l", "k" * 200, "k" * 201, "-k", "")
+ALL_TAGS: Final[dict[str, Any]] = {
+    "idempotency_key": "k", "idempotency_ttl": SECOND, "group": "g", "after": "h", "concurrency_key": "c",
+    "concurrency_limit": 1,
+}  # fmt: skip
 MAX_LINES: Final = 40
 
 
@@ -62,7 +67,7 @@ def _use(directory: Path, archive: bytes) -> None:
     reader = Reader(archive.splitlines(keepends=True))
     next_id = reader.head()
     listed: dict[int, Any] = {each.id: facts(each) for each in reader.entries(next_id) if isinstance(each, Job)}
-    assert sum(len(body) for _, body, _, _ in listed.values()) <= len(archive)
+    assert sum(len(body) for _, _, body, _, _ in listed.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
     broker, binlog = started(disk)
     listed = {id: (*rest, min(created_at, LATER)) for id, (*rest, created_at) in listed.items()}
@@ -117,6 +122,8 @@ def _archive(source: Source) -> bytes:
             until = source.pick((START, LATER + SECOND, 2**64 - 1))
             name = source.take(1 + source.byte() % 64).hex()
             key = {"type": "key", "tube": "a", "key": name, "id": 1, "until": until}
+            if source.byte() & 1:
+                key |= {"type": "idempotency-key", "key": source.pick(KEYS)}
             lines.append(_line(key, source, is_odd))
         elif kind == 1 and is_odd:
             lines.append(source.pick(RAW))
@@ -167,6 +174,11 @@ def _attributes(source: Source) -> dict[str, Any]:
         "unique_key": source.pick(("00", "ff" * 64)),
         "dead_letter": letter,
     }
+    tags = {name: value for name, value in ALL_TAGS.items() if source.byte() & 1}
+    if source.byte() & 1:
+        name = source.pick(sorted(ALL_TAGS))
+        tags[name] = source.pick(KEYS) if isinstance(ALL_TAGS[name], str) else source.pick((0, 1, 2**32, 2**64))
+    all_of_them["tags"] = tags
     present = source.byte()
     return {name: value for bit, (name, value) in enumerate(all_of_them.items()) if present >> bit & 1}
 

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core import job_history
+from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import check, record, startup
 from greenstalk_server.journal.recovery import Recovery
@@ -36,12 +37,13 @@ from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk, seeded
 from tests.journal.policy_workload import PolicyBench
+from tests.journal.tagged_workload import TaggedBench
 from tests.journal.workload import SMALL_SEGMENT, Bench, JobSnapshot
 from tests.support.world import START, make_broker
 
-SEEDS: Final = (1, 2, 3, 4)
-WITH_POLICIES: Final = (3, 4)
-"""Seeds of the servers with moves, groups, attributes, policies and keys."""
+BENCHES: Final[dict[int, type[Bench]]] = {1: Bench, 2: Bench, 3: PolicyBench, 4: PolicyBench, 5: TaggedBench}
+"""The servers by their seeds: two have moves, groups, attributes, policies and keys, and one has tags."""
+SEEDS: Final = tuple(BENCHES)
 TURNS: Final = 40
 LATER: Final = START + 86400 * SECOND
 """After every time in the journals of the base servers."""
@@ -57,37 +59,39 @@ class Base:
 
     files       contents by name.
     records     offsets of the records in each file.
-    looks       body, ttr and creation time of each job, as recorded; several if it was edited.
+    looks       tags, body, ttr and creation time of each job, as recorded; several if it was edited.
     tubes       names of the tubes that each job was in. Damage may remove an edit and keep a later move.
     """
 
     files: dict[str, bytes]
     records: dict[str, list[int]]
-    looks: dict[int, set[tuple[bytes, int, int]]]
+    looks: dict[int, set[tuple[bytes, bytes, int, int]]]
     tubes: dict[int, set[bytes]]
 
 
 @cache
 def base(seed: int) -> Base:
     """Return the journal of the server with *seed*; always the same."""
-    bench = (PolicyBench if seed in WITH_POLICIES else Bench)(Disk(), seeded(seed))
+    bench = BENCHES[seed](Disk(), seeded(seed))
     for _ in range(TURNS):
         bench.step()
     bench.settle(3)
     files = {name_of(number): bench.disk.contents()[name_of(number)] for number in numbers(bench.disk.list())}
-    looks: dict[int, set[tuple[bytes, int, int]]] = {}
+    looks: dict[int, set[tuple[bytes, bytes, int, int]]] = {}
     tubes: dict[int, set[bytes]] = {}
     for id, entries in bench.history.jobs.items():
         found = [facts(look) for _, look in entries if look is not None]
-        looks[id] = {(body, ttr, created_at) for _, body, ttr, created_at in found}
+        looks[id] = {look[1:] for look in found}
         tubes[id] = {tube for tube, *_ in found}
     return Base(files, {name: _records(data) for name, data in files.items()}, looks, tubes)
 
 
-def facts(job: Job | JobSnapshot) -> tuple[bytes, bytes, int, int]:
+def facts(job: Job | JobSnapshot) -> tuple[bytes, bytes, bytes, int, int]:
     """Return the tube of a job, and the facts that only its JOB record has."""
-    tube = job.tube.name if isinstance(job, Job) else job.tube
-    return tube, job.body, job.ttr, job.created_at
+    if isinstance(job, JobSnapshot):
+        return job.tube, job.tags, job.body, job.ttr, job.created_at
+    tags = job_attributes.encode_tags(job) if isinstance(job, TaggedJob) else b""
+    return job.tube.name, tags, job.body, job.ttr, job.created_at
 
 
 def _records(data: bytes) -> list[int]:

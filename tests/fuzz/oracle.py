@@ -11,11 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from greenstalk_server.core.tags import Tags
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol import replies as wire
 from greenstalk_server.protocol.codec import Command, ProtocolError
 from greenstalk_server.protocol.costs import OUTPUT_SLICE
-from tests.core.model import DEFAULT, SECOND, Model, ModelClient, ModelJob
+from tests.core.model import DEFAULT, SECOND, ModelClient, ModelJob
+from tests.core.tag_model import TagJob, TagModel
 
 CRLF: Final = b"\r\n"
 LONGEST: Final = 222
@@ -46,6 +48,7 @@ LEGAL: Final = {
     b"stats": (b"OK",),
     b"stats-tube": (b"OK", b"NOT_FOUND"),
     b"stats-job": (b"OK", b"NOT_FOUND"),
+    b"stats-group": (b"OK", b"NOT_FOUND"),
     b"list-tubes": (b"OK",),
     b"list-tube-used": (b"USING",),
     b"list-tubes-watched": (b"OK",),
@@ -147,6 +150,13 @@ class Reading:
         yield Put(command, body, refusal)
 
 
+class FuzzModel(TagModel):
+    """The model of jobs with tags. If what the broker does is not defined, it goes on, and `is_abandoned` is True."""
+
+    def need(self, condition: bool) -> None:
+        self.is_abandoned |= not condition
+
+
 class Oracle:
     """All clients, by a number that the caller chooses; `model` is None once given up.
 
@@ -155,7 +165,7 @@ class Oracle:
     """
 
     def __init__(self, now: int, max_job_size: int) -> None:
-        self.model: Model | None = Model(now)
+        self._model: FuzzModel | None = FuzzModel(now)
         self.is_draining = False
         self.bodies: dict[int, bytes] = {}
         self.former: dict[int, list[bytes]] = {}
@@ -164,6 +174,14 @@ class Oracle:
         self._has_eof: set[int] = set()
         self._parked: set[int] = set()
         self._meta: dict[int, int] = {}  # number of values behind each size
+
+    @property
+    def model(self) -> FuzzModel | None:
+        return self._model if self._model is None or not self._model.is_abandoned else None
+
+    def give_up(self) -> None:
+        """Stop using the model."""
+        self._model = None
 
     def connect(self, number: int) -> None:
         self._readings[number] = Reading(self._max_job_size)
@@ -206,7 +224,7 @@ class Oracle:
             assert not self.model or number not in self.model.waiting
         elif has_more:
             if isinstance(command, tuple) and command[0] in WORKS:
-                self.model = None  # it may be half done
+                self.give_up()  # it may be half done
         elif not is_parked:
             assert command is None, f"no reply to {command!r}"
         elif number not in self._parked:
@@ -229,7 +247,8 @@ class Oracle:
                 self._meta[number] = len(command[1])
             if self.model is not None:
                 expected = self._expected(number, command, reply)
-                assert reply == expected, f"{command!r} got {reply[:300]!r}, and should {expected[:300]!r}"
+                is_right = self.model is None or reply == expected
+                assert is_right, f"{command!r} got {reply[:300]!r}, and should {expected[:300]!r}"
             self._parked.discard(number)
 
     def _check_put(self, number: int, put: Put, reply: bytes) -> None:
@@ -239,14 +258,35 @@ class Oracle:
         self._check_legal(put.command, reply)
         assert (reply == wire.DRAINING) == self.is_draining
         if reply.startswith(b"INSERTED "):
-            id = int(reply.split()[1])
-            assert id not in self.bodies, "an id was given twice"
-            self.bodies[id] = put.body
-            if self.model is not None:
-                pri, delay, ttr = put.command[1:4]
-                self.model.put(number, id, pri, delay, ttr, put.command[6].decode() if len(put.command) > 6 else "")
-                if len(self.model.jobs) > MODELLED:
-                    self.model = None
+            tags = put.command[7] if len(put.command) == codec.TAGGED_LENGTH else Tags()
+            expected = self._put_in_model(number, put.command, tags, int(reply.split()[1]))
+            if len(reply.split()) > 2:
+                assert tags.idempotency_key
+                assert int(reply.split()[1]) in self.bodies, "a duplicate of a job that was never put"
+            else:
+                id = int(reply.split()[1])
+                assert id not in self.bodies, "an id was given twice"
+                self.bodies[id] = put.body
+            assert self.model is None or reply == expected, f"{put.command!r} got {reply!r}, and should {expected!r}"
+            if self.model is not None and len(self.model.jobs) > MODELLED:
+                self.give_up()
+
+    def _put_in_model(self, number: int, command: Command, tags: Tags, id: int) -> bytes:
+        """Put the job *id*, if it is not a duplicate, in the model; return the expected reply."""
+        if self.model is None:
+            return b""
+        pri, delay, ttr = command[1:4]
+        tube = command[6].decode() if len(command) > 6 else ""
+        if not tags.packed():
+            self.model.put(number, id, pri, delay, ttr, tube)
+            return b"INSERTED %d\r\n" % id
+        job = TagJob(id, tube or self.model.clients[number].used, pri, delay, ttr)
+        job.key, job.key_ttl = tags.idempotency_key.decode(), tags.idempotency_ttl
+        job.group, job.after = tags.group.decode(), tags.after.decode()
+        job.slot, job.limit = tags.concurrency_key.decode(), tags.concurrency_limit
+        outcome = self.model.put_tagged(number, job)
+        words = outcome if isinstance(outcome, tuple) else (outcome,)
+        return f"INSERTED {' '.join(map(str, words)).upper()}\r\n".encode()
 
     def _check_legal(self, command: Command, reply: bytes) -> None:
         first, *jobs = _parts(reply)
@@ -274,10 +314,10 @@ class Oracle:
     # The model's replies
 
     def _expected(self, number: int, command: Command, reply: bytes) -> bytes:
-        model = self.model
+        model = self._model
         assert model is not None
         verb = command[0].decode().replace("-", "_")
-        handler: Callable[[Model, int, Command, bytes], bytes] = getattr(self, f"_on_{verb}")
+        handler: Callable[[FuzzModel, int, Command, bytes], bytes] = getattr(self, f"_on_{verb}")
         return handler(model, number, command, reply)
 
     def _found(self, word: bytes, id: int) -> bytes:
@@ -288,7 +328,7 @@ class Oracle:
             return 0
         return command[-1] if len(command) > 1 else None
 
-    def _on_reserve(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_reserve(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         if number in self._parked:
             ended = model.clients[number].ended
             assert len(ended) == 1, f"{reply!r} too early"
@@ -299,7 +339,7 @@ class Oracle:
 
     _on_reserve_with_timeout = _on_reserve
 
-    def _on_reserve_batch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_reserve_batch(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         """A batch ends with the body that makes it longer than a slice."""
         found = self._on_reserve(model, number, command, reply)
         if not found.startswith(b"RESERVED"):
@@ -313,33 +353,41 @@ class Oracle:
             size += len(self.bodies[id])
         return wire.reserved_batch(len(jobs)) + b"".join(jobs)
 
-    def _on_delete_batch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_delete_batch(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         deleted = sum([model.delete(number, id) for id in command[1]])
         return wire.deleted_batch(deleted, len(command[1]) - deleted)
 
-    def _on_touch_all(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_touch_all(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         held = [job.id for job in model.clients[number].reserved]
         return wire.counted(b"TOUCHED_ALL", sum([model.touch(number, id) for id in held]))
 
-    def _on_flush_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_flush_tube(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         states = STATES if command[0] == b"flush-tube" else ("buried",)
-        jobs = [job.id for job in model.jobs.values() if job.tube == command[1].decode() and job.state in states]
-        return wire.counted(b"FLUSHED", sum([model.delete_job(id, is_forced=True) for id in jobs]))
+        tube = command[1].decode()
+        jobs = [job.id for job in model.jobs.values() if job.tube == tube and job.state in states]
+        model.need_order_of_deletions()
+        deleted = sum([model.delete_job(id, is_forced=True) for id in jobs])
+        if command[0] == b"flush-tube":
+            model.forget_keys(tube)
+        return wire.counted(b"FLUSHED", deleted)
 
     _on_flush_buried = _on_flush_tube
 
-    def _on_truncate(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_truncate(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         deleted = model.truncate(command[1].decode())
-        return wire.NOT_FOUND if deleted is None else wire.counted(b"TRUNCATED", deleted)
+        if deleted is None:
+            return wire.NOT_FOUND
+        model.forget_keys(command[1].decode())
+        return wire.counted(b"TRUNCATED", deleted)
 
-    def _on_peek_reserved(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_peek_reserved(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return self._first(sorted(model.reserved(model.clients[number].used), key=lambda job: job.id))
 
-    def _on_reprioritize(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_reprioritize(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         words = {"DONE": wire.REPRIORITIZED, "HELD": wire.ALREADY_RESERVED, "NOT_FOUND": wire.NOT_FOUND}
         return words[model.reprioritize(*command[1:])]
 
-    def _on_wait(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_wait(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         if number in self._parked:
             ended = model.clients[number].ended
             assert len(ended) == 1, f"{reply!r} too early"
@@ -349,86 +397,87 @@ class Oracle:
         id = b" %d" % command[1] if outcome in ("DELETED", "BURIED") else b""
         return outcome.encode() + id + CRLF
 
-    def _on_meta(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_meta(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return wire.counted(b"META", len(command[1]))
 
-    def _on_drain(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_drain(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         """Only an access rule allows the command, and there are none."""
         return b"UNKNOWN_COMMAND\r\n"
 
     _on_undrain = _on_drain
 
-    def _on_reserve_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_reserve_job(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         is_done = model.reserve_job(number, command[1])
         return self._found(b"RESERVED", command[1]) if is_done else wire.NOT_FOUND
 
-    def _on_delete(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_delete(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return wire.DELETED if model.delete(number, command[1]) else wire.NOT_FOUND
 
-    def _on_release(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_release(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return wire.RELEASED if model.release(number, *command[1:]) else wire.NOT_FOUND
 
-    def _on_bury(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_bury(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return wire.BURIED if model.bury(number, *command[1:]) else wire.NOT_FOUND
 
-    def _on_touch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_touch(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return wire.TOUCHED if model.touch(number, command[1]) else wire.NOT_FOUND
 
-    def _on_kick(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_kick(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         state = "buried" if model.buried(model.clients[number].used) else "delayed"
         return b"KICKED %d\r\n" % model.kick(number, state, command[1])
 
-    def _on_kick_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_kick_job(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return wire.KICKED if model.kick_job(command[1]) else wire.NOT_FOUND
 
-    def _on_peek(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_peek(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return self._first([model.jobs[command[1]]] if command[1] in model.jobs else [])
 
-    def _on_peek_ready(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
-        return self._first(model.ready(model.clients[number].used))
+    def _on_peek_ready(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
+        tube = model.clients[number].used
+        return self._first(model.runnable(tube) or model.ready(tube))
 
-    def _on_peek_delayed(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_peek_delayed(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return self._first(model.delayed(model.clients[number].used))
 
-    def _on_peek_buried(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_peek_buried(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return self._first(model.buried(model.clients[number].used))
 
     def _first(self, jobs: list[ModelJob]) -> bytes:
         return self._found(b"FOUND", jobs[0].id) if jobs else wire.NOT_FOUND
 
-    def _on_use(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_use(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         model.use(number, command[1].decode())
         return b"USING %b\r\n" % command[1]
 
-    def _on_watch(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_watch(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return b"WATCHING %d\r\n" % model.watch(number, command[1].decode(), *command[2:])
 
-    def _on_reserve_mode(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_reserve_mode(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         model.clients[number].mode = command[1].decode()
         return b"USING %b\r\n" % command[1]
 
-    def _on_ignore(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_ignore(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         count = model.ignore(number, command[1].decode())
         return b"WATCHING %d\r\n" % count if count else wire.NOT_IGNORED
 
-    def _on_pause_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_pause_tube(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         _, name, delay, is_valid = command
         if not is_valid:
             return b"BAD_FORMAT\r\n"
         return wire.PAUSED if model.pause_tube(name.decode(), delay) else wire.NOT_FOUND
 
-    def _on_list_tube_used(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_list_tube_used(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return b"USING %b\r\n" % model.clients[number].used.encode()
 
-    def _on_list_tubes_watched(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_list_tubes_watched(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return _ok("---\n" + "".join([f"- {name}\n" for name in model.clients[number].watched]))
 
-    def _on_list_tubes(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_list_tubes(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         lines = reply.decode().split("\n")[2:-2]
         assert sorted(lines) == sorted(f"- {name}" for name in model.tubes())
         return _ok("---\n" + "".join([f"{line}\n" for line in lines]))  # the order is not defined
 
-    def _on_stats(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_stats(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         jobs = model.jobs.values()
         facts = {f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES}
         clients: list[ModelClient] = list(model.clients.values())
@@ -436,7 +485,7 @@ class Oracle:
         facts |= {"current-connections": len(clients), "job-timeouts": model.job_timeouts}
         return _agreeing(reply, facts)
 
-    def _on_stats_tube(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_stats_tube(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         name = command[1].decode()
         if name not in model.tubes():
             return wire.NOT_FOUND
@@ -445,7 +494,7 @@ class Oracle:
         facts["pause-time-left"] = model.seconds_to(model.paused.get(name, 0))
         return _agreeing(reply, facts)
 
-    def _on_stats_job(self, model: Model, number: int, command: Command, reply: bytes) -> bytes:
+    def _on_stats_job(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         job = model.jobs.get(command[1])
         if job is None:
             return wire.NOT_FOUND
@@ -454,7 +503,20 @@ class Oracle:
         facts |= {"delay": job.delay // SECOND, "ttr": job.ttr // SECOND}
         facts |= {"time-left": model.seconds_to(job.deadline) if runs_out else 0}
         facts |= {name: getattr(job, name) for name in ("reserves", "timeouts", "releases", "buries", "kicks")}
+        if isinstance(job, TagJob):
+            tags: dict[str, object] = {"idempotency-key": job.key, "group": job.group, "after-group": job.after}
+            tags |= {"concurrency-key": job.slot, "concurrency-limit": job.limit if job.slot else ""}
+            tags |= {"idempotency-ttl": job.key_ttl // SECOND if job.key_ttl else ""}
+            facts |= {name: value for name, value in tags.items() if value != ""}
         return _agreeing(reply, facts)
+
+    def _on_stats_group(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
+        name = command[1].decode()
+        if name not in model.groups():
+            return wire.NOT_FOUND
+        states = [job.state for job in model.members(name)]
+        facts: dict[str, object] = {"name": name, **{state: states.count(state) for state in STATES}}
+        return _agreeing(reply, facts | {"waiting-jobs": len(model.awaiting(name))})
 
 
 STATES: Final = ("ready", "reserved", "delayed", "buried")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
@@ -78,11 +79,18 @@ EXTENSIONS: Final = (
     b"delete-batch" + b" 9" * 500, b"touch-all", b"flush-tube a", b"flush-tube default", b"flush-buried default",
     b"truncate a", b"truncate default", b"watch a 9", b"watch b 2", b"watch a 0", b"reserve-mode fifo",
     b"reserve-mode weighted", b"reserve-mode weighted-fair", b"reserve-mode x", b"drain", b"undrain",
+    b"stats-group g", b"stats-group h", b"stats-group -",
     b"peek-reserved", b"reprioritize 2 5", b"reprioritize 3 0", b"wait 1", b"wait 2 0.5", b"wait 3 4", b"meta",
     b"meta tube pri age ttr reserves timeouts releases attempts", b"meta attempts", b"put-in-tube a 1 0.5 0.25 1\r\nx",
     b"put-in-tube b 0 0 2.5 1\r\nx", b"put-in-tube -a 0 0 9 6\r\nquit\r\n", b"put-in-tube a x 0 9 1\r\nx",
     b"put-in-tube a 0 0 9 300\r\nx", b"put 1 0.25 1.5 1\r\nx", b"pause-tube default 0.5",
     b"reserve-with-timeout 0.25", b"delete-batch" + b" 9" * 1001, b"delete-batch x",
+)  # fmt: skip
+
+TAGS: Final = (
+    b"idp:a", b"idp:a:2", b"idp:b:0.5", b"idp:" + b"k" * 180, b"grp:g", b"grp:h", b"aft:g", b"aft:h", b"con:c",
+    b"con:c:2", b"con:d:1", b"con:c:4294967295", b"", b"idp:", b"idp:a:x", b"idp:-a", b"grp:g:1", b"con:c:0", b"aft:\0",
+    b"x", b"idp:a:4294967295", b"grp:" + b"g" * 200,
 )  # fmt: skip
 
 _KNOWN: Final = dict(codec.known)
@@ -98,6 +106,10 @@ def one(data: bytes) -> None:
 
 class Queue(Bench):
     """A broker with its journal, used by the clients of the schedule only."""
+
+    def __init__(self, disk: Disk, random: Random, *, is_memory_short: bool) -> None:
+        super().__init__(disk, random, is_memory_short=is_memory_short)
+        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
 
     def run_commands(self, commands: int) -> None:
         """Do nothing, where a Bench would let clients of its own act in between."""
@@ -137,7 +149,7 @@ class Wire(BrokerListener):
             self.broker.bodies.fetch = lambda job, deliver: self.fetched.append((job, deliver))
         self.oracle = Oracle(START, self.broker.max_job_size)
         if self.is_late or self.bench is not None:
-            self.oracle.model = None  # the model knows neither late ticks nor a disk
+            self.oracle.give_up()  # the model knows neither late ticks nor a disk
         self.talkers = [self._connect() for _ in range(CLIENTS)]
 
     def play(self, source: Source) -> None:
@@ -263,7 +275,7 @@ class Wire(BrokerListener):
             try:
                 self.oracle.model.advance_to(until)
             except Tie:
-                self.oracle.model = None
+                self.oracle.give_up()
         while not self.is_late and self.due is not None and self.due <= until:
             self.now = max(self.now, self.due)
             self._tick()
@@ -303,7 +315,7 @@ class Wire(BrokerListener):
             broker.drain()
             self.oracle.is_draining = True
         elif change == 5 and job is not None:
-            self.oracle.model = None
+            self.oracle.give_up()
             broker.clear(job.tube, job.state, source.byte(), broker.next_id, now) if job.holder is None else None
         elif change == 6:
             self._put_by_admin(source)
@@ -321,13 +333,13 @@ class Wire(BrokerListener):
         if EDITS[done] == "DONE" and body is not None:
             self.oracle.edited(id, body)
             if any(talker.session.is_woken for talker in self.talkers):
-                self.oracle.model = None  # the broker has no bodies, and a client may get the former one
+                self.oracle.give_up()  # the broker has no bodies, and a client may get the former one
         if self.oracle.model is not None:
             named = tube.decode() if tube is not None else None
             assert self.oracle.model.edit_job(id, named, pri, delay, ttr, is_forced) == EDITS[done]
 
     def _put_by_admin(self, source: Source) -> None:
-        self.oracle.model = None
+        self.oracle.give_up()
         body = b"by an admin"
         delay = source.pick((0, SECOND))
         id = self.broker.put_into(source.pick((b"default", b"elsewhere")), 5, delay, SECOND, body, self.now)
@@ -427,6 +439,8 @@ def _put(source: Source) -> bytes:
     if shape < 8:
         return head + b" x\r\n"
     body = bytes([shape]) * min(size, 70_000)
+    if shape >= 144:
+        head += b"".join([b" " + source.pick(TAGS) for _ in range(1 + shape % 3)])
     if shape < 16:
         return head + b"\r\n" + body + b"xy"
     if shape < 24:
