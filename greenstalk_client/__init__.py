@@ -2,10 +2,10 @@
 
     Client      greenstalk.Client with the commands and tags of docs/protocol-extensions.md
     work        reserve jobs and run a handler for each, until SIGTERM or SIGINT
-    Worker      the same without signals, for programs that have a main loop of their own
+    Worker      the same without signal handlers, for programs with their own main loop
 
-`work` and `Worker` serve plain beanstalkd too. `Client` has all of greenstalk's methods on any server, and raises
-greenstalk.UnknownCommandError where a server lacks an extension.
+`work` and `Worker` also work with plain beanstalkd. `Client` has all methods of greenstalk.Client on any server, and
+raises greenstalk.UnknownCommandError if the server lacks an extension.
 """
 
 from greenstalk_client.client import (

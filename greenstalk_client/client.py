@@ -1,11 +1,11 @@
 """greenstalk.Client with the extensions of Greenstalk Server.
 
 Errors are those of greenstalk: ConnectionError if the connection ends, and greenstalk.BeanstalkdError for an error
-reply. Every method of an extension raises greenstalk.UnknownCommandError if the server lacks it. A ValueError means
-that an argument is outside of its range, and nothing was sent.
+reply. Every method of an extension raises greenstalk.UnknownCommandError if the server lacks the extension. A
+ValueError means that an argument is out of range and nothing was sent.
 
 Unless noted, ids are integers, priorities are 0 (most urgent) to 4,294,967,295, and times are seconds from 0 to
-4,294,967,295, of which three digits after the point count. Names of tubes and keys have 1 to 200 letters, digits and
+4,294,967,295, rounded to milliseconds. Names of tubes and keys have 1 to 200 letters, digits and
 `-+/;.$_()`, and do not start with `-`.
 """
 
@@ -23,14 +23,14 @@ MAX_BATCH: Final = 1000
 """Maximum number of jobs in one batch."""
 
 MAX_LINE: Final = 224
-"""Maximum bytes of a command line with its CRLF. Servers read the body behind a longer put as commands."""
+"""Maximum bytes of a command line with its CRLF. If a put line is longer, servers read its body as commands."""
 
 _MAX_NUMBER: Final = 2**32 - 1
 _NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 
 class JobMeta(TypedDict, total=False):
-    """Facts about a job at its reservation, see `Client.meta`. Times are in seconds."""
+    """Metadata of a job at its reservation or peek; see `Client.meta`. Times are in seconds."""
 
     tube: str
     pri: int
@@ -55,7 +55,7 @@ _META_TYPES: Final[dict[str, Callable[[str], object]]] = {
 
 
 class Job(greenstalk.Job[TBody]):
-    """A job returned from the server. `meta` has the fields that `Client.meta` has selected; else it is empty."""
+    """A job returned from the server. `meta` has the fields that `Client.meta` selected, and is empty without them."""
 
     def __init__(self, id: int, body: TBody, meta: JobMeta) -> None:
         super().__init__(id, body)  # type: ignore[arg-type]  # mypy expects a TypeVar here, not its value
@@ -65,8 +65,8 @@ class Job(greenstalk.Job[TBody]):
 class PutId(int):
     """The id of a job that was put, or of the existing job with the same idempotency key.
 
-    state       None for a new job; else the state of the existing one: ready, reserved, delayed, buried, or deleted.
-    priority    the priority to which the put has raised that of the existing job; None if it did not.
+    state       None for a new job; else the state of the existing job: ready, reserved, delayed, buried, or deleted.
+    priority    the new priority of the existing job if the put made it more urgent, else None.
     """
 
     state: str | None = None
@@ -74,7 +74,7 @@ class PutId(int):
 
     @property
     def is_new(self) -> bool:
-        """Whether the put has added a job."""
+        """Whether the put added a job."""
         return self.state is None
 
 
@@ -87,7 +87,7 @@ class BatchResult(NamedTuple):
 
 
 class AlreadyReservedError(greenstalk.BeanstalkdError):
-    """A client holds the job."""
+    """The command requires a job that is not reserved, but a client holds the job."""
 
 
 class CommandTooLongError(ValueError):
@@ -95,15 +95,15 @@ class CommandTooLongError(ValueError):
 
 
 class BodyDecodeError(greenstalk.Error):
-    """A body of a batch is not in the client's encoding. The client holds all of `jobs`, which have bodies of bytes."""
+    """A body in a batch is not in the client's encoding. The client holds all `jobs`; their bodies are bytes."""
 
     def __init__(self, jobs: list[Job[bytes]]) -> None:
-        super().__init__(f"a body of the jobs {[job.id for job in jobs]} cannot be decoded")
+        super().__init__(f"cannot decode the body of one of the jobs {[job.id for job in jobs]}")
         self.jobs = jobs
 
 
 class Client(greenstalk.Client[TBody]):
-    """A connection to the server. See greenstalk.Client for the arguments, and the methods of plain beanstalkd.
+    """A connection to the server. See greenstalk.Client for the arguments and for the methods of plain beanstalkd.
 
     Not thread-safe: one thread at a time may use a client.
     """
@@ -136,13 +136,13 @@ class Client(greenstalk.Client[TBody]):
         use: str = DEFAULT_TUBE,
         watch: str | Iterable[str] = DEFAULT_TUBE,
     ) -> None:
-        super().__init__(address, encoding, use, watch)  # type: ignore[misc]  # which overload is known to the caller
+        super().__init__(address, encoding, use, watch)  # type: ignore[misc]  # only the caller knows the overload
 
     def __enter__(self) -> Self:
         return self
 
     def has_extensions(self) -> bool:
-        """Return whether the server has the extensions. The first call asks it; the answer is kept."""
+        """Return whether the server has the extensions. Only the first call asks the server."""
         if self._has_extensions is None:
             with contextlib.suppress(greenstalk.UnknownCommandError):
                 self.meta()
@@ -170,16 +170,16 @@ class Client(greenstalk.Client[TBody]):
         :param priority: 0 (most urgent) to 4,294,967,295.
         :param delay: Seconds until the job is ready; may have a fraction.
         :param ttr: Seconds that a worker may hold the job without a touch. 0 is one second.
-        :param tube: Put into this tube instead of the used one.
-        :param idempotency_key: Add no job if the tube has one with this key; return the id of that one.
-        :param idempotency_ttl: Seconds that the key is kept after its job was deleted.
-        :param group: The job belongs to this group.
-        :param after: The job is not ready before this group is empty.
-        :param concurrency_key: Jobs with this key take turns, over all tubes of the server.
+        :param tube: Tube to put into; None means the used tube.
+        :param idempotency_key: If the tube has a job with this key, add no job and return the id of that job.
+        :param idempotency_ttl: Seconds that the key stays taken after the job is deleted.
+        :param group: Group that the job belongs to.
+        :param after: Group that must be empty before the job becomes ready.
+        :param concurrency_key: Key whose reserved jobs are limited in number, over all tubes of the server.
         :param concurrency_limit: Maximum number of reserved jobs with the concurrency key; 1 or more.
 
-        Keyword arguments and fractions need a server with the extensions: UnknownCommandError is raised, and nothing
-        is put, if it has none. CommandTooLongError is raised if the names make the command longer than 224 bytes.
+        Keyword arguments and fractions need the extensions. Raise UnknownCommandError, without putting the job, if the
+        server does not have them, and CommandTooLongError if the command is longer than 224 bytes.
         """
         data = self._encode(body)
         times: list[bytes] = [encode_seconds(delay), encode_seconds(ttr)]
@@ -206,7 +206,7 @@ class Client(greenstalk.Client[TBody]):
     def reserve(self, timeout: float | None = None) -> Job[TBody]:
         """Reserve a job.
 
-        :param timeout: Maximum seconds to wait, with a fraction if the server has the extensions. None waits for ever.
+        :param timeout: Maximum seconds to wait; None waits indefinitely. A fraction needs the extensions.
 
         Raise TimedOutError if no job was ready in time, and DeadlineSoonError if none is ready and less than a second
         is left of the TTR of a job that this client holds.
@@ -218,14 +218,14 @@ class Client(greenstalk.Client[TBody]):
     def reserve_batch(self, count: int, timeout: float = 0) -> list[Job[TBody]]:
         """Reserve up to *count* jobs, 1 to 1000; return [] if none was ready within *timeout* seconds.
 
-        The client waits for the first job, and then takes what else is ready. The server may return fewer jobs than
+        The server waits for the first job, and then adds the other jobs that are ready. It may return fewer jobs than
         are ready, because a reply ends once its bodies exceed 64 KiB.
 
-        Raise DeadlineSoonError as `reserve` does. Raise BodyDecodeError, which has the jobs, if a body is not in the
-        encoding of this client.
+        Raise DeadlineSoonError as `reserve` does. Raise BodyDecodeError, which contains the jobs, if a body is not in
+        the encoding of this client.
         """
         if not 1 <= count <= MAX_BATCH:
-            raise ValueError(f"{count} jobs are not 1 to {MAX_BATCH}")
+            raise ValueError(f"the count must be 1 to {MAX_BATCH}, not {count}")
         self._need_extensions()
         size = self._int_cmd(b"reserve-batch %d %b" % (count, encode_seconds(timeout)), b"RESERVED_BATCH")
         jobs = [self._read_job(self._read_reply(b"RESERVED")) for _ in range(size)]
@@ -241,7 +241,7 @@ class Client(greenstalk.Client[TBody]):
         """
         ids = [_id(job) for job in jobs]
         if len(ids) > MAX_BATCH:
-            raise ValueError(f"{len(ids)} jobs are more than {MAX_BATCH}")
+            raise ValueError(f"a batch has at most {MAX_BATCH} jobs, not {len(ids)}")
         if not ids:
             return BatchResult(0, 0)
         deleted, not_found = self._send_cmd(b"delete-batch" + b"".join(b" %d" % id for id in ids), b"DELETED_BATCH")
@@ -253,7 +253,7 @@ class Client(greenstalk.Client[TBody]):
         priority: int = DEFAULT_PRIORITY,
         delay: float = DEFAULT_DELAY,
     ) -> None:
-        """Release a job that this client holds, with *delay* in seconds, which may have a fraction.
+        """Release a job that this client holds. *delay* is in seconds and may have a fraction.
 
         Raise NotFoundError if this client does not hold the job.
         """
@@ -263,17 +263,17 @@ class Client(greenstalk.Client[TBody]):
     def touch_all(self) -> int:
         """Restart the TTR of every job that this client holds; return their number.
 
-        A smaller number than expected means that the TTR of some jobs has expired, or that they were deleted.
+        If the number is smaller than expected, some jobs have exceeded their TTR or were deleted.
         """
         return self._int_cmd(b"touch-all", b"TOUCHED_ALL")
 
     def meta(self, *fields: str) -> None:
-        """Select the facts that each job has in its `meta` from now on: keys of JobMeta. No field ends this.
+        """Select the keys of JobMeta that every later job has in its `meta`. Without *fields*, select none.
 
         Raise ValueError if a field does not exist or is repeated.
         """
         if not set(fields) <= _META_TYPES.keys() or len(set(fields)) < len(fields):
-            raise ValueError(f"{fields} are not distinct fields of {tuple(_META_TYPES)}")
+            raise ValueError(f"{fields} must be different names of {tuple(_META_TYPES)}")
         try:
             self._send_cmd(" ".join(("meta", *fields)).encode(), b"META")
         except greenstalk.UnknownCommandError:
@@ -287,7 +287,8 @@ class Client(greenstalk.Client[TBody]):
     def watch(self, tube: str, weight: int | None = None) -> int:
         """Watch *tube*; return the number of watched tubes.
 
-        :param weight: 1 to 9999, for the weighted modes of `reserve_mode`. A watched tube gets the new weight.
+        :param weight: 1 to 9999, for the weighted modes of `reserve_mode`. If the tube is already watched,
+            its weight changes.
         """
         if weight is None:
             return super().watch(tube)
@@ -296,10 +297,10 @@ class Client(greenstalk.Client[TBody]):
         return self._int_cmd(b"watch %b %d" % (encode_name(tube), weight), b"WATCHING")
 
     def reserve_mode(self, mode: Literal["fifo", "weighted", "weighted-fair"]) -> None:
-        """Choose how reserves of this connection select a tube.
+        """Set how reserves of this connection select a tube.
 
-        fifo: the job with the best priority of all watched tubes, as in beanstalkd. weighted: a tube at random, by
-        its weight. weighted-fair: the same with each weight divided by the tube's mean processing time.
+        fifo: the tube of the job with the best priority, as in beanstalkd. weighted: a random tube, in proportion to
+        the weights. weighted-fair: like weighted, with each weight divided by the tube's average processing time.
         """
         self._need_extensions()
         self._send_cmd(b"reserve-mode " + mode.encode("ascii"), b"USING")
@@ -307,12 +308,12 @@ class Client(greenstalk.Client[TBody]):
     # Jobs and tubes
 
     def wait(self, job: greenstalk.JobOrID[TBody], timeout: float | None = None) -> Literal["deleted", "buried"]:
-        """Wait until a job is deleted or buried; return which of both.
+        """Wait until a job is deleted or buried; return which.
 
-        :param timeout: Maximum seconds to wait. None waits as long as it takes.
+        :param timeout: Maximum seconds to wait. None waits indefinitely.
 
-        Raise TimedOutError after the timeout, and NotFoundError if there is no such job: it may have been deleted
-        before.
+        Raise TimedOutError after the timeout, and NotFoundError if the job does not exist, for example because it is
+        already deleted.
         """
         command = b"wait %d" % _id(job)
         if timeout is not None:
@@ -340,7 +341,7 @@ class Client(greenstalk.Client[TBody]):
         return self._job_cmd(b"peek-reserved", b"FOUND")
 
     def flush_tube(self, tube: str) -> int:
-        """Delete all jobs of *tube*, reserved ones included; return their number."""
+        """Delete all jobs of *tube*, including reserved ones; return their number."""
         return self._int_cmd(b"flush-tube " + encode_name(tube), b"FLUSHED")
 
     def flush_buried(self, tube: str) -> int:
@@ -348,18 +349,19 @@ class Client(greenstalk.Client[TBody]):
         return self._int_cmd(b"flush-buried " + encode_name(tube), b"FLUSHED")
 
     def truncate(self, tube: str) -> int:
-        """Delete the jobs of *tube*, and each reserved one when its reservation ends.
+        """Delete all jobs of *tube*; each reserved job is deleted when its reservation ends.
 
-        Return the number of jobs deleted now, without the reserved ones. Raise NotFoundError if there is no such tube.
+        Return the number of jobs deleted immediately, which excludes reserved ones. Raise NotFoundError if there is no
+        such tube.
         """
         return self._int_cmd(b"truncate " + encode_name(tube), b"TRUNCATED")
 
     def pause_tube(self, tube: str, delay: float) -> None:
-        """Let no job of *tube* be reserved for *delay* seconds, which may have a fraction."""
+        """Stop reserves from *tube* for *delay* seconds, which may have a fraction."""
         self._send_cmd(b"pause-tube %b %b" % (encode_name(tube), self._extended_seconds(delay)), b"PAUSED")
 
     def stats_group(self, group: str) -> dict[str, int | str]:
-        """Return how many jobs of *group* are in each state, and how many jobs wait for it.
+        """Return the number of jobs of *group* in each state, and the number of jobs that wait for the group.
 
         Raise NotFoundError if the group is empty and no job waits for it.
         """
@@ -367,11 +369,11 @@ class Client(greenstalk.Client[TBody]):
         return cast("dict[str, int | str]", self._stats_cmd(b"stats-group " + encode_name(group)))
 
     def drain(self) -> None:
-        """Let the server accept no new jobs. The connection needs an access rule that grants administration."""
+        """Make the server refuse puts. Requires an access rule with `administer = true`."""
         self._send_cmd(b"drain", b"DRAINING")
 
     def undrain(self) -> None:
-        """End the effect of `drain`."""
+        """Make the server accept puts again. Requires an access rule with `administer = true`."""
         self._send_cmd(b"undrain", b"NOT_DRAINING")
 
     # How greenstalk sends commands and reads replies
@@ -396,7 +398,7 @@ class Client(greenstalk.Client[TBody]):
         return self._decoded(self._read_job(self._send_cmd(cmd, expected)))
 
     def _read_job(self, values: list[bytes]) -> Job[bytes]:
-        """Return the job that a reply with *values* announces, and whose body follows."""
+        """Read the body of the job that a reply with *values* announces; return the job."""
         id, size, *facts = values
         meta = {name: _META_TYPES[name](fact.decode()) for name, fact in zip(self._fields, facts, strict=True)}
         return Job(int(id), self._read_chunk(int(size)), cast("JobMeta", meta))
@@ -409,7 +411,7 @@ class Client(greenstalk.Client[TBody]):
         if isinstance(body, bytes):
             return body
         if self.encoding is None:
-            raise TypeError("a client without an encoding needs bodies of bytes")
+            raise TypeError("a client without an encoding requires bodies of type bytes")
         return body.encode(self.encoding)
 
     def _extended_seconds(self, seconds: float) -> bytes:
@@ -420,7 +422,7 @@ class Client(greenstalk.Client[TBody]):
         return text
 
     def _need_extensions(self) -> None:
-        """Raise UnknownCommandError if the server has none: it would reply BAD_FORMAT, or read a body as commands."""
+        """Raise UnknownCommandError without the extensions: the server would reply BAD_FORMAT or run the body."""
         if not self.has_extensions():
             raise greenstalk.UnknownCommandError("the server has no protocol extensions")
 
@@ -430,7 +432,7 @@ def _id(job: greenstalk.JobOrID[TBody]) -> int:
 
 
 def encode_name(name: str) -> bytes:
-    """Return the name of a tube or key as it is sent; raise ValueError if it is not valid."""
+    """Encode the name of a tube or a key; raise ValueError if it is invalid."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a name of 1 to 200 letters, digits and -+/;.$_() that does not start with -")
     return name.encode("ascii")
@@ -461,9 +463,9 @@ def encode_seconds(seconds: float) -> bytes:
 
 
 def _tag(kind: bytes, key: str, number: int = 0, default: int = 0) -> bytes:
-    """Format a tag of a put, with its *number* unless that is the *default*."""
+    """Format a tag of a put. Omit *number* if it equals *default*."""
     if not default <= number <= _MAX_NUMBER:
-        raise ValueError(f"{number} is not {default} to {_MAX_NUMBER}")
+        raise ValueError(f"the number of a tag must be {default} to {_MAX_NUMBER}, not {number}")
     return b"%b:%b" % (kind, encode_name(key)) + (b"" if number == default else b":%d" % number)
 
 

@@ -1,4 +1,4 @@
-"""A connection of a worker, with the jobs that it has reserved."""
+"""A connection of a worker, and the jobs reserved on it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import greenstalk
 from greenstalk_client.client import Client, Job
 
 REQUEST_TIMEOUT: Final = 10.0
-"""Seconds to wait for a reply; a reserve may take its own timeout longer."""
+"""Seconds to wait for a reply, in addition to the timeout of a reserve."""
 
 META_FIELDS: Final = ("tube", "pri", "ttr", "attempts")
-"""Facts that jobs have if the server has the extensions."""
+"""Metadata of jobs if the server has the extensions."""
 
 _FIRST_TOUCH: Final = 0.3
 """Seconds before the first touch of a job whose TTR is unknown; the protocol's shortest TTR is one second."""
@@ -29,24 +29,24 @@ _FIRST_TOUCH: Final = 0.3
 _TOUCHES_IN_TTR: Final = 3
 
 LINK_ERRORS: Final = (OSError, greenstalk.Error, AssertionError, ValueError)
-"""Errors of a connection that ends, or of replies that are not valid: greenstalk asserts some properties of them."""
+"""Errors of a lost connection or an invalid reply. greenstalk asserts some properties of replies."""
 
 log = logging.getLogger("greenstalk_client")
 
 
 class Link:
-    """A connection, and the jobs reserved on it that are not finished.
+    """A connection, and the unfinished jobs reserved on it.
 
-    A link that has no job may reserve, in one thread. While it has jobs, any thread may finish them or touch them.
+    One thread may reserve while the link has no jobs. While it has jobs, any thread may finish or touch them.
 
-    Invariant: a job is finished on the link that reserved it, or not at all. A lost connection has lost its jobs: the
-    server gives them to other workers.
+    Invariant: a job is finished on the link that reserved it, or not at all. When a connection is lost, its jobs are
+    lost too: the server gives them to other workers.
     """
 
     def __init__(self, sock: socket.socket, tubes: Mapping[str, int | None]) -> None:
-        """Prepare the connected *sock* for reserves from *tubes*, by their weights if they have any.
+        """Prepare the connected *sock* for reserves from *tubes*, a mapping of names to weights or None.
 
-        If that fails, close it and raise one of LINK_ERRORS.
+        On failure, close *sock* and raise one of LINK_ERRORS.
         """
         sock.settimeout(REQUEST_TIMEOUT)
         self._sock = sock
@@ -73,11 +73,11 @@ class Link:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the link has no jobs, so that it may reserve."""
+        """Whether the link has no jobs and may reserve."""
         return not self._jobs
 
     def detect_loss(self) -> bool:
-        """Return whether the connection is lost, without waiting for the server."""
+        """Return whether the connection is lost. Does not wait for the server."""
         with self._lock:
             if not self.is_lost:
                 poll = select.poll()
@@ -109,7 +109,7 @@ class Link:
         return jobs
 
     def delete(self, job: Job[bytes]) -> None:
-        """Delete *job*, together with those that other threads have finished in the meantime."""
+        """Delete *job*, and in the same request the jobs that other threads have finished since the last one."""
         self._done.append(job.id)
         with self._lock:
             ids: list[int] = []
@@ -119,7 +119,7 @@ class Link:
                 self._ask(lambda: self._delete(ids), ids, "done")
 
     def release(self, job: Job[bytes], priority: int | None, delay: float) -> None:
-        """Release *job* with *delay* in seconds; None keeps its priority."""
+        """Release *job*; *delay* is in seconds, and a *priority* of None keeps the priority of the job."""
         with self._lock:
             if self._holds([job.id], "released"):
                 if not self._client.has_extensions():
@@ -127,7 +127,7 @@ class Link:
                 self._ask(lambda: self._client.release(job, self._priority(job, priority), delay), [job.id], "released")
 
     def bury(self, job: Job[bytes], priority: int | None) -> None:
-        """Bury *job*; None keeps its priority."""
+        """Bury *job*; a *priority* of None keeps the priority of the job."""
         with self._lock:
             if self._holds([job.id], "buried"):
                 self._ask(lambda: self._client.bury(job, self._priority(job, priority)), [job.id], "buried")
@@ -146,12 +146,12 @@ class Link:
                 self.touch_at = monotonic() + self._touch_interval()
 
     def interrupt(self) -> None:
-        """End a request that waits for its reply, from another thread. The connection is lost."""
+        """Abort a request of another thread that waits for its reply. The connection is lost."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection. The server makes the jobs of this link ready."""
+        """Close the connection. The server makes the jobs of this link ready."""
         self.interrupt()
         with self._lock:
             self._client.close()
@@ -161,10 +161,10 @@ class Link:
     # With the lock
 
     def _holds(self, ids: list[int], what: str) -> bool:
-        """Return whether the connection has all jobs with these *ids*; log it if not."""
+        """Remove the lost jobs from *ids* and log each; return whether any id is left."""
         lost = [id for id in ids if self.is_lost or id not in self._jobs]
         for id in lost:
-            log.warning("job %d is not %s: its reservation was lost, and it may run again", id, what)
+            log.warning("job %d is not %s: its reservation was lost; it may run again", id, what)
             self._forget(id)
             ids.remove(id)
         return bool(ids)
@@ -180,7 +180,7 @@ class Link:
         except LINK_ERRORS as error:
             self._lose(error)
             for id in ids:
-                log.warning("job %d is perhaps not %s: the connection was lost, and it may run again", id, what)
+                log.warning("job %d is possibly not %s: the connection was lost; it may run again", id, what)
         for id in ids:
             self._forget(id)
 

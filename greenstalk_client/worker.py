@@ -1,4 +1,4 @@
-"""A worker loop: reserve jobs in batches, run a handler for each in threads, and finish them by its outcome."""
+"""A worker loop: reserve jobs in batches, run a handler for each in threads, then delete, release or bury it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ log = logging.getLogger("greenstalk_client")
 
 
 class Release(Exception):
-    """Raised by a handler: release the job, so that it runs again after *delay* seconds.
+    """Raised by a handler to release the job, so that it runs again after *delay* seconds.
 
-    :param delay: 0 to 4,294,967,295 seconds; a fraction is rounded up if the server has no extensions.
+    :param delay: 0 to 4,294,967,295 seconds. A fraction is rounded up if the server does not have the extensions.
     :param priority: 0 (most urgent) to 4,294,967,295. None keeps the job's priority.
 
-    Raise ValueError if one of them is out of range.
+    Raise ValueError if an argument is out of range.
     """
 
     def __init__(self, delay: float = 0, priority: int | None = None) -> None:
@@ -56,7 +56,7 @@ class Release(Exception):
 
 
 class Bury(Exception):
-    """Raised by a handler: bury the job, and log no traceback.
+    """Raised by a handler to bury the job without logging a traceback.
 
     :param reason: Text for the log.
     :param priority: 0 (most urgent) to 4,294,967,295. None keeps the job's priority.
@@ -83,25 +83,28 @@ def work(
     """Reserve jobs from *tubes* and call *handler* with each, until SIGTERM or SIGINT (Ctrl-C).
 
     If the handler returns, its job is deleted. If it raises Release, the job is released, with a delay. If it raises
-    Bury or any other exception, the job is buried. While a handler runs, its job is touched, so it may take longer
-    than the TTR. A handler that never returns keeps its job.
+    Bury or any other exception, the job is buried. While a handler runs, its job is touched, so the handler may take
+    longer than the TTR. A handler that never returns keeps its job.
 
-    A lost connection is opened again, with growing pauses of up to 10 seconds. Jobs whose connection was lost are not
-    deleted, since the server gives them to other workers: each job runs at least once, and may run twice.
+    After a lost connection, the worker reconnects, with growing pauses of up to 10 seconds. Jobs whose connection was
+    lost are not deleted, because the server gives them to other workers: each job runs at least once, and may run
+    twice.
 
-    After the first signal no job is reserved, jobs that have not begun are released, and those that run are finished.
-    After *stop_timeout* seconds, or a second signal, the function returns although handlers run; the server makes
-    their jobs ready. In a thread other than the main thread, signals are not handled: see Worker.
+    After the first signal, no job is reserved, jobs that have not started are released, and running handlers finish.
+    After *stop_timeout* seconds or a second signal, the function returns even if handlers still run; the server makes
+    their jobs ready. Signals are handled only in the main thread; in other threads, use Worker.
 
     :param tubes: The tubes to watch: a name, several names, or a mapping of names to weights of 1 to 9999. With
-        weights, each job comes from a tube at random by its weight, which needs a server with the extensions.
-    :param handler: A function of one job. It runs in *concurrency* threads at the same time. The job's body is bytes.
-        Its `meta` has tube, pri, ttr and attempts if the server has the extensions, and is empty if not.
+        weights, each job comes from a random tube, in proportion to the weights. Weights need the extensions.
+    :param handler: A function with one argument, the job. It runs in *concurrency* threads at the same time. The body
+        of the job is bytes. Its `meta` has tube, pri, ttr and attempts if the server has the extensions, else it is
+        empty.
     :param server: (host, port), the path of a Unix socket, or a function that returns a connected socket, such as one
         with TLS. The function is called for each connection, and may raise OSError.
     :param concurrency: Number of threads that run the handler, 1 to 1000.
-    :param prefetch: Number of jobs to reserve beyond those that run, 0 or more. Use it for short jobs: other workers
-        do not get these jobs. The worker has at most concurrency + prefetch + 1 connections.
+    :param prefetch: Number of jobs to reserve in addition to those that run, 0 or more. Use it only for short jobs,
+        because other workers cannot get the prefetched jobs. The worker has at most
+        concurrency + prefetch + 1 connections.
     :param stop_timeout: Seconds to wait for running handlers, 0 or more.
 
     Raise greenstalk.UnknownCommandError or greenstalk.BadFormatError if the server refuses to serve these tubes, and
@@ -120,10 +123,11 @@ class _Task(NamedTuple):
 
 
 class Worker:
-    """The loop of `work`, which has the arguments, as an object: `run` it once in any thread, `stop` it from any other.
+    """The loop of `work` as an object with the same arguments. Call `run` once, and `stop` from another thread.
 
-    One thread reserves, on a link without jobs, because commands that arrive during a reserve wait. *concurrency*
-    threads run the handler, and finish each job on its link. One thread touches the jobs of all links.
+    One thread reserves, on a link without jobs, because the server serves no other command of a connection during a
+    reserve. *concurrency* threads run the handler and finish each job on its link. One thread touches the jobs of all
+    links.
     """
 
     def __init__(
@@ -146,13 +150,13 @@ class Worker:
         if not 1 <= concurrency <= MAX_CONCURRENCY:
             raise ValueError(f"the concurrency {concurrency} is not 1 to {MAX_CONCURRENCY}")
         if prefetch < 0 or not stop_timeout >= 0:
-            raise ValueError("prefetch and stop_timeout are 0 or more")
+            raise ValueError("prefetch and stop_timeout must be 0 or more")
         self._handler = handler
         self._server = server
         self._concurrency = concurrency
         self._prefetch = prefetch
         self._stop_timeout = stop_timeout
-        self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by signal handlers
+        self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()  # signal handlers may call its put
         self._lock = threading.Lock()
         self._has_job = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
@@ -186,9 +190,9 @@ class Worker:
             raise self._error
 
     def stop(self) -> None:
-        """Make `run` finish the running jobs and return. A second call makes it return immediately.
+        """Make `run` finish the running jobs and return. A second call makes `run` return immediately.
 
-        May be called by any thread, and by signal handlers.
+        Any thread may call it, and so may signal handlers.
         """
         self._orders.put(None)
 
@@ -208,7 +212,7 @@ class Worker:
             for condition in (self._has_job, self._has_room, self._has_touch):
                 condition.notify_all()
         if running:
-            log.warning("stopping while the jobs %s run; the server makes them ready", running)
+            log.warning("stopping while jobs %s are running; the server makes them ready again", running)
         for link in links:
             link.close()
 
@@ -249,13 +253,13 @@ class Worker:
                     self._has_touch.notify()
 
     def _room(self) -> int:
-        """Wait until jobs may be reserved; return their maximum number, or 0 when the worker stops."""
+        """Wait for room for jobs; return the number of jobs to reserve, or 0 when the worker stops."""
         with self._lock:
             self._has_room.wait_for(lambda: self._is_stopping or self._count() > 0)
             return 0 if self._is_stopping else self._count()
 
     def _count(self) -> int:
-        """Return how many jobs to reserve now: none while more than half of the prefetched ones have not begun."""
+        """Return the number of jobs to reserve now: 0 while more than half of the prefetch is waiting to start."""
         idle = self._concurrency - len(self._running)
         prefetched = len(self._tasks) - idle
         if prefetched > self._prefetch // 2:
@@ -353,7 +357,7 @@ class Worker:
         except Bury as order:
             log.warning("job %d is buried: %s", job.id, order)
             link.bury(job, order.priority)
-        except BaseException:  # SystemExit too, which would end this thread
+        except BaseException:  # includes SystemExit, which would end this thread
             log.exception("job %d failed and is buried", job.id)
             link.bury(job, None)
         else:
@@ -384,7 +388,7 @@ def _weights(tubes: Tubes) -> dict[str, int | None]:
 
 @contextlib.contextmanager
 def _stopped_by_signals(worker: Worker) -> Iterator[None]:
-    """Stop *worker* at SIGTERM and SIGINT, if this is the main thread, which alone can set signal handlers."""
+    """Stop *worker* on SIGTERM and SIGINT. Does nothing in other threads than the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -395,5 +399,5 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
         yield
     finally:
         for number, handler in saved.items():
-            if handler is not None:  # one that was not set by Python cannot be restored
+            if handler is not None:  # a handler that was not set by Python cannot be restored
                 signal.signal(number, handler)

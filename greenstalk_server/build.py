@@ -78,6 +78,7 @@ COMPILED: Final = (
     "protocol/extended_session",
     "protocol/extended_stats",
     "protocol/framing",
+    "protocol/replies",
     "protocol/restricted_session",
     "protocol/session",
     "protocol/stats",

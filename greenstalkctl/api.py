@@ -199,12 +199,10 @@ class Api:
     # Changes
 
     def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
-        if tags != NO_TAGS:
-            raise InvalidUsage("the API has no keys; use the beanstalk protocol: add --server HOST:PORT")
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}
-        return self._parse(
-            lambda answer: PutId(answer["id"]), self._http_client.request("POST", "/jobs", body=new).data
-        )
+        if tags != NO_TAGS:
+            new["tags"] = _tags(tags)
+        return self._parse(_put_id, self._http_client.request("POST", "/jobs", body=new).data)
 
     def kick_job(self, job_id: int) -> bool:
         return self._succeeds("POST", f"/jobs/{job_id}/kick")
@@ -363,6 +361,26 @@ def _job_view(data: Mapping[str, Any]) -> JobView:
     if body is None:
         return JobView(stats, None)
     return JobView(stats, body.encode() if data["encoding"] == "utf-8" else b64decode(body))
+
+
+def _tags(tags: Tags) -> dict[str, str | int]:
+    """Return *tags* as the API takes them, without those that are not set."""
+    given = {
+        "idempotency_key": tags.idempotency_key,
+        "idempotency_ttl": tags.idempotency_ttl or None,
+        "group": tags.group,
+        "after": tags.after,
+        "concurrency_key": tags.concurrency_key,
+        "concurrency_limit": tags.limit if tags.concurrency_key is not None else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _put_id(data: Mapping[str, Any]) -> PutId:
+    id = PutId(data["id"])
+    if data.get("is_duplicate"):
+        id.state = data["state"] or "deleted"
+    return id
 
 
 def _task(data: Mapping[str, Any]) -> Task:

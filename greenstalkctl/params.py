@@ -39,7 +39,7 @@ class TubeName(click.ParamType[str]):
 
 
 class Key(click.ParamType[str]):
-    """The key of a tag, which has the characters of a tube name."""
+    """The key of a tag, which has the syntax of a tube name."""
 
     name = "key"
 
@@ -68,7 +68,7 @@ class Duration(click.ParamType[float]):
 
 
 class WholeDuration(Duration):
-    """As a Duration, but whole seconds."""
+    """Like Duration, but whole seconds only."""
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> int:
         seconds = super().convert(value, param, ctx)

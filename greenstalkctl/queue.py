@@ -67,7 +67,7 @@ def validate_stats(stats: Stats, expected: Mapping[str, type | tuple[type, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Keys of a new job, which need the protocol extensions; see greenstalk_client.Client.put."""
+    """Tags of a new job, which need the protocol extensions; see greenstalk_client.Client.put."""
 
     idempotency_key: str | None = None
     idempotency_ttl: int = 0
@@ -114,7 +114,7 @@ class Queue(Protocol):
         """Return the next job of *tube* in *state*, in the order of that state."""
 
     def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
-        """Put a job; a fraction of a second, or a tag, needs the protocol extensions."""
+        """Put a job. Fractions of seconds and tags need the protocol extensions."""
 
     def kick_job(self, job_id: int) -> bool: ...
 

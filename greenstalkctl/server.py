@@ -237,8 +237,8 @@ class Server:
     def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
         """Put a job.
 
-        Raise Refused for a fraction of a second, or a tag, if the server does not have the protocol extensions, and
-        InvalidUsage if the tags are too long for a command.
+        Raise Refused if a time has a fraction or there are tags, and the server does not have the protocol extensions.
+        Raise InvalidUsage if the tags are too long for a command line.
         """
         self.use(tube)
         try:
@@ -300,11 +300,11 @@ class Server:
         return self._succeeds(self._client.pause_tube, tube, seconds)
 
     def flush(self, tube: str, *, is_buried: bool) -> int:
-        """Delete all jobs of *tube*, reserved ones included, or the buried ones; return their number."""
+        """Delete all jobs of *tube*, including reserved ones, or only the buried ones; return their number."""
         return self._ask(self._client.flush_buried if is_buried else self._client.flush_tube, tube)
 
     def truncate(self, tube: str) -> int | None:
-        """Delete the jobs of *tube*, reserved ones when their reservations end; return the number deleted now."""
+        """Truncate *tube*; return the number of jobs deleted immediately, or None if there is no such tube."""
         return self._find(self._client.truncate, tube)
 
     def wait(self, job_id: int, seconds: float | None) -> str | None:

@@ -31,7 +31,7 @@ def rows(before: Snapshot, now: Snapshot) -> list[dict[str, Any]]:
 
 
 def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]:
-    """Return the row of a tube; only the API has `oldest`, the age of the oldest ready job in seconds."""
+    """Return the row of a tube. Only Greenstalk Server has `oldest`, the age of the oldest ready job in seconds."""
     row = {
         "tube": name,
         "ready": now["current-jobs-ready"],

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from greenstalk_server import BUILD
 from greenstalk_server.core.broker import Broker
@@ -18,6 +19,11 @@ from tests.support.world import make_broker
 
 settings.register_profile("no-deadline", deadline=None)  # a test that is slow on a busy machine does not fail
 settings.load_profile("no-deadline")
+
+# Hypothesis mixes the constants of all imported modules into its examples. So the examples of a test would depend on
+# which tests ran before it in the same process, in spite of `derandomize`.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 if not BUILD.is_compiled:
     os.environ["GREENSTALK_PURE"] = "1"  # servers use the same build, and do not warn that it is not compiled

@@ -22,6 +22,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
 from greenstalk_server.web.assets import static_folder, template_folder
+from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth import guard
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
@@ -67,6 +68,7 @@ class Dashboard:
     """
 
     app: Flask
+    attention: Attention
     audit: Audit
     history: History
     leases: Leases
@@ -75,7 +77,7 @@ class Dashboard:
     tasks: Tasks
 
     def start(self) -> None:
-        """Load the templates, and begin to sample the history once a second. Does not switch.
+        """Load the templates, and begin to sample the history and to evaluate the conditions. Does not switch.
 
         Compiling the templates takes 0.2 s of CPU if none is in the cache; during the first visits that would stall
         workers.
@@ -85,6 +87,7 @@ class Dashboard:
             self.app.jinja_env.get_template(name)
         cache.save()
         self.history.start()
+        self.attention.start()
 
     def stop(self) -> None:
         """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
@@ -121,6 +124,14 @@ def create_dashboard(
     store = Store(options.directory)
     live = LiveHub(app, clock)
     history = History(broker, clock)
+    attention = Attention(
+        broker,
+        clock,
+        thresholds=options.thresholds,
+        limits=options.limits,
+        role=role,
+        directory=options.directory,
+    )
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
     leases = Leases(broker, clock, commit)
@@ -130,6 +141,7 @@ def create_dashboard(
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
     parts = api.Parts(
+        attention=attention,
         options=options,
         broker=broker,
         clock=clock,
@@ -151,15 +163,22 @@ def create_dashboard(
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role).init_app(app, live)
+    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
-    Metrics(broker, clock, requests, role, options.directory).init_app(app)
+    Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
     api.init_app(app, parts)
     theme.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
-        app=app, audit=audit, history=history, leases=leases, live=live, policies=policies, tasks=tasks
+        app=app,
+        attention=attention,
+        audit=audit,
+        history=history,
+        leases=leases,
+        live=live,
+        policies=policies,
+        tasks=tasks,
     )
     app.extensions["dashboard"] = dashboard
     return dashboard

@@ -8,7 +8,8 @@ from typing import Final
 
 from werkzeug.exceptions import BadRequest
 
-from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, STATE_NAMES
+from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, STATE_NAMES
+from greenstalk_server.core.tags import Tags
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.web import text
 
@@ -53,6 +54,30 @@ def number(fields: Fields, name: str, least: int, most: int) -> int:
         return int(given)
     found = f"not “{given[:40]}”" if given else "and is missing"
     raise BadRequest(f"“{name}” must be a whole number from {text.number(least)} to {text.number(most)}, {found}.")
+
+
+def tags(fields: Fields) -> Tags | None:
+    """Return the tags in the fields `idp`, `idp-ttl`, `grp`, `aft`, `con` and `con-limit`; None if there is none."""
+    idp, group, after, con = (_key(fields, name) for name in ("idp", "grp", "aft", "con"))
+    if not (idp or group or after or con):
+        return None
+    if group and group == after:
+        raise BadRequest("“aft” must be another group than “grp”: a job cannot wait for its own group.")
+    ttl = number(fields, "idp-ttl", 0, MAX_NUMBER) if idp and fields.get("idp-ttl") else 0
+    limit = number(fields, "con-limit", 1, MAX_NUMBER) if con and fields.get("con-limit") else int(bool(con))
+    return Tags(idp, ttl * SECOND, group, after, con, limit)
+
+
+def _key(fields: Fields, name: str) -> bytes:
+    """Return the field *name*, a valid key; empty if it is missing."""
+    given = fields.get(name, "").strip()
+    key = given.encode(errors="replace")
+    if given and not is_tube_name(key):
+        raise BadRequest(
+            f"“{name}” must be a key, not “{given[:200]}”: 1 to 200 characters of A–Z, a–z, 0–9 and -+/;.$_(),"
+            " and no hyphen at the start."
+        )
+    return key
 
 
 def line(fields: Fields, name: str, most: int) -> str:

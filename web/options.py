@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
+
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.thresholds import ThresholdSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class WebOptions:
     directory       directory of the audit log and the document of `operations.store`; None to keep both in memory.
     beanstalk       address of the queue as an operator writes it (`127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`),
                     shown in the examples of an empty queue.
+    limits          limits on jobs, tubes and connections.
+    thresholds      returns the thresholds of conditions that need attention, which may change.
     """
 
     user: str | None = None
@@ -41,3 +46,5 @@ class WebOptions:
     trusted_proxies: tuple[IPv4Network | IPv6Network, ...] = ()
     directory: str | None = None
     beanstalk: str = "127.0.0.1:11300"
+    limits: Limits = field(default_factory=Limits)
+    thresholds: Callable[[], ThresholdSet] = ThresholdSet

@@ -15,6 +15,7 @@ from flask import Flask
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.http import RequestHandler
@@ -31,6 +32,7 @@ class DashboardFactory:
     """Creates dashboards and their HTTP server for one listening socket.
 
     address         URL of the dashboard.
+    thresholds      returns the thresholds in force, those of the options until this is replaced.
     """
 
     def __init__(self, listener: socket.socket, options: Options, beanstalk: str) -> None:
@@ -38,6 +40,7 @@ class DashboardFactory:
         self._listener: socket.socket = listener
         self._host: str = options.web_host
         self.address: str = f"http://{describe(listener)}{options.url_prefix}/"
+        self.thresholds: Callable[[], ThresholdSet] = lambda: options.attention
         self._options: WebOptions = WebOptions(
             user=options.web_user,
             password=options.web_password,
@@ -52,7 +55,12 @@ class DashboardFactory:
             trusted_proxies=options.trusted_proxies,
             directory=options.binlog_dir,
             beanstalk=beanstalk,
+            limits=options.limits,
+            thresholds=self._current_thresholds,
         )
+
+    def _current_thresholds(self) -> ThresholdSet:
+        return self.thresholds()
 
     def start_dashboard(
         self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], ClusterStatus] | None = None

@@ -20,6 +20,7 @@ from greenstalk_server.config.options import UsageError
 from greenstalk_server.config.text import quote, quote_value, without_password
 from greenstalk_server.config.types import Mistakes
 from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.thresholds import ThresholdSet
 
 MAX_SIZE: Final = 2**20
 """Maximum bytes of a configuration file: a wrong path may lead to a large file."""
@@ -73,19 +74,26 @@ def read_config(path: str, source: str, report: Callable[[UsageError], None]) ->
     return settings, []
 
 
-def read_policies(path: str, source: str) -> tuple[Policy, ...]:
-    """Return the policies in the file *path*, which *source* names; raise UsageError for any mistake in the file."""
+def read_reloadable(path: str, source: str) -> tuple[tuple[Policy, ...], ThresholdSet]:
+    """Return the policies and the thresholds in the file *path*, which *source* names.
+
+    Raise UsageError for any mistake in the file.
+    """
 
     def refuse(error: UsageError) -> None:
         raise error
 
     settings, _ = read_config(path, source, refuse)
-    found: tuple[Policy, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    thresholds = ThresholdSet()
     for setting in settings:
         if setting.row.field == "policies":
             assert isinstance(setting.value, tuple)
-            found = setting.value
-    return found
+            policies = setting.value
+        elif setting.row.field == "attention":
+            assert isinstance(setting.value, ThresholdSet)
+            thresholds = setting.value
+    return policies, thresholds
 
 
 def _read(path: str, source: str) -> tuple[str, int]:

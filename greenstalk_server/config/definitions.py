@@ -34,6 +34,7 @@ from greenstalk_server.config.types import (
     SIZE_LIMIT,
     SYNC_INTERVAL,
     TEXT,
+    THRESHOLDS,
     TIMEOUT,
     Type,
     one_of,
@@ -293,6 +294,15 @@ DEFINITIONS: Final = (
         field="policies",
         key="policies",
         type=POLICIES,
+        default="",
+    ),
+    Definition(
+        (),
+        "thresholds of the conditions that need attention, for all tubes or by pattern, in the configuration file only;"
+        " SIGHUP reloads them",
+        field="attention",
+        key="attention",
+        type=THRESHOLDS,
         default="",
     ),
     Definition(

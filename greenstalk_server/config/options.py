@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 
@@ -50,6 +51,7 @@ class Options:
     tls_client_ca     PEM file of the authorities that must have signed the certificates of clients.
     access            rules that say which clients may use which tubes; without rules, all clients may use all tubes.
     policies          policies of the configuration file.
+    attention         thresholds of the conditions that need attention.
     limits            limits on jobs, tubes and connections.
     memory_limit      maximum bytes of memory of the process; 0: no limit.
     web_user          user name that the admin password requires; None: any.
@@ -87,6 +89,7 @@ class Options:
     tls_client_ca: str | None
     access: tuple[Rule, ...]
     policies: tuple[Policy, ...]
+    attention: ThresholdSet
     limits: Limits
     memory_limit: int
     web_host: str

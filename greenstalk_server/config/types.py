@@ -10,6 +10,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple
 
 from greenstalk_server.config.text import is_database_url, without_password
+from greenstalk_server.core import thresholds
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
@@ -216,6 +217,21 @@ def _read_policies(value: object) -> tuple[Policy, ...]:
     return tuple([parse_policy(name, document) for name, document in value.items()])
 
 
+def _default_thresholds(text: str) -> thresholds.ThresholdSet:
+    """Return the default of the table `[attention]`."""
+    assert not text
+    return thresholds.ThresholdSet()
+
+
+def _read_thresholds(value: object) -> thresholds.ThresholdSet:
+    """Return the thresholds in *value*, the TOML table `[attention]`; raise Mistakes."""
+    mistakes = thresholds.find_mistakes(value)
+    if mistakes:
+        raise Mistakes(mistakes)
+    assert isinstance(value, dict)
+    return thresholds.ThresholdSet(value)
+
+
 _SIZE_UNITS: Final = Units(
     "or with a unit, as in 64k, 10MB or 2GiB (k is 1024)", 'or with a unit in quotes ("64k", "10MB", "2GiB")'
 )
@@ -306,4 +322,12 @@ POLICIES: Final = Type(
     accepts_in_toml="tables, each headed [policies.NAME]",
     to_json=lambda policies: {policy.name: policy.document() for policy in policies},
     from_toml=_read_policies,
+)
+THRESHOLDS: Final = Type(
+    _default_thresholds,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="a table [attention]",
+    to_json=lambda found: found.document,
+    from_toml=_read_thresholds,
 )

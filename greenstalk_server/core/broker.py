@@ -9,9 +9,9 @@ Invariants; `check` verifies all but the first:
 - No method switches greenlets, calls anything that does, or blocks; so the broker needs no lock.
 - Each job is in exactly one place: its tube's ready, delayed or buried jobs, or its holder's reserved ones.
 - Every counter equals the number of objects that it counts.
-- While a client waits, no tube that it watches has a ready job. There are three exceptions: the tube is paused, the
-  concurrency key of the job has no free slot, or one slice could not hand out all ready jobs and a tick is due to hand
-  out the rest.
+- While a client waits, no tube that it watches has a ready job, with three exceptions: the tube is paused; the job's
+  concurrency key has no free slot; or one slice could not hand out all ready jobs, and a tick is due to hand out the
+  rest.
 - A tube exists while it is used, watched or holds a job; then it is dropped together with its pause. `default` always
   exists, and a paused tube that `restore` took over exists before its first use.
 - Every future deadline has an armed timer at or before it.
@@ -112,7 +112,7 @@ class Broker(PutControl):
             self._settle(now)
 
     def _restore_job(self, job: Job, now: int) -> None:
-        """Add the restored *job* to its tube, and to what its tags name."""
+        """Add the restored *job* to its tube, and to the groups and keys that its tags name."""
         job.tube.body_bytes += job.size
         if self.bodies is not None:
             self.bodies.add(job)
@@ -129,7 +129,7 @@ class Broker(PutControl):
             self._burials = job.burial_number
 
     def _delete_truncated(self, now: int) -> None:
-        """Delete the restored jobs whose reservations the end of the former server has ended."""
+        """Delete the restored jobs of truncated tubes: the end of the previous process ended their reservations."""
         for job in [job for job in self.jobs.values() if job.cold.is_truncated]:
             job.tube.remove(job)
             self._free_key(job)
@@ -140,7 +140,7 @@ class Broker(PutControl):
     def reserve(self, client: Client, now: int) -> Job | None:
         """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready.
 
-        If the client has weights, reserve the first job of one of these tubes.
+        In a weighted mode, select one of these tubes at random and reserve its first job.
         """
         best = self._first_ready(client, now)
         if best is not None and best.tube.rules is not None:
@@ -155,7 +155,7 @@ class Broker(PutControl):
     def _first_ready(self, client: Client, now: int) -> Job | None:
         """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held.
 
-        If the client has weights, return the first job of one of these tubes.
+        In a weighted mode, select one of these tubes at random and return its first job.
         """
         best: Job | None = None
         tubes: Iterable[Tube] = client.watched.values()
@@ -325,8 +325,7 @@ class Broker(PutControl):
     def wait_for_job(self, client: Client, id: int, until: int | None, now: int) -> int:
         """Park *client* until the job *id* is deleted or buried, or the time is *until*; return a WaitOutcome.
 
-        If the job is buried already or does not exist, or if *until* is not in the future, return the outcome without
-        parking.
+        If the job is already buried or does not exist, or if *until* is not in the future, return without parking.
         """
         job = self.jobs.get(id)
         if job is None:
@@ -501,10 +500,10 @@ class Broker(PutControl):
         return len(doomed)
 
     def truncate_job(self, id: int, now: int) -> bool:
-        """Have the reserved job *id* deleted when its reservation ends; return False if it is so already.
+        """Mark the reserved job *id* for deletion when its reservation ends; return False if it is already marked.
 
-        Return False too if there is no such job. If the process ends before the reservation, the next start deletes the
-        job. A move of the job to another tube cancels the deletion.
+        Also return False if there is no such job. If the process ends before the reservation, the next start deletes
+        the job. A move of the job to another tube cancels the deletion.
         """
         job = self.jobs.get(id)
         if job is None or job.state != RESERVED or job.is_truncated:
@@ -526,7 +525,7 @@ class Broker(PutControl):
                 listener.on_drain(client, True)
 
     def undrain_for(self, client: Client) -> bool:
-        """Accept puts again at the request of *client*; return False if `drain` was called, or the server stops."""
+        """Accept puts again at the request of *client*; return whether puts are accepted now."""
         if self.is_drain_final or self.is_stopping:
             return not self.is_draining
         if self.is_draining:

@@ -34,7 +34,7 @@ class Client:
     watched         tubes that its reserves take from, by name, in the order of watching.
     tube_set        shared set of the watched tubes. None if they are few, if there are too many sets, and after a watch
                     or ignore until the next reserve.
-    weighting       how its reserves choose among the tubes; None until it sets a weight or a mode.
+    weighting       weights and reserve mode; None until the client sets one of them.
     reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
                     subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.

@@ -99,7 +99,7 @@ class ClientControl(PolicyControl):
         return len(client.watched)
 
     def set_weight(self, client: Client, name: bytes, weight: int) -> None:
-        """Give the tube *name*, which *client* watches, the *weight*, 1 to MAX_WEIGHT."""
+        """Set the weight of the tube *name*, which *client* watches, to *weight*, 1 to MAX_WEIGHT."""
         if client.weighting is None:
             if weight == 1:
                 return
@@ -107,7 +107,7 @@ class ClientControl(PolicyControl):
         client.weighting.set_weight(name, weight)
 
     def set_reserve_mode(self, client: Client, mode: int) -> None:
-        """Have the reserves of *client* choose among its tubes by *mode*: FIFO, WEIGHTED or WEIGHTED_FAIR."""
+        """Set the mode by which reserves of *client* select a tube: FIFO, WEIGHTED or WEIGHTED_FAIR."""
         if client.weighting is None:
             client.weighting = Weighting()
         client.weighting.mode = mode

@@ -1,8 +1,9 @@
 """Concurrency keys: limits on how many jobs with the same key are reserved at a time, over all tubes.
 
-Of each tube and key, only the best job may be runnable, the *front*, and only while the key has a free slot. All other
-ready jobs with the key are *withheld*: a reserve does not look at them. A front whose key has no free slot any more is
-stale, and is withheld when a reserve meets it. `ReadyQueue` keeps the jobs, this module the state of a key. Pure.
+For each tube and key, at most one ready job is runnable: the best one, called the *front*. A job becomes the front only
+while the key has a free slot. All other ready jobs with the key are *withheld*: a reserve does not examine them. A
+front whose key no longer has a free slot is stale, and is withheld when a reserve reaches it. `ReadyQueue` holds the
+jobs; this module holds the state of a key. Pure.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from greenstalk_server.core.tube import Tube
 
 MAX_DEAD: Final = 64
-"""`_heap` is swept when it has more than 2 * n + MAX_DEAD entries, where n is the number of limits."""
+"""`_heap` is rebuilt when it has more than 2 * n + MAX_DEAD entries, where n is the number of distinct limits."""
 
 
 class LimitedJobs:
     """The ready jobs of one tube with one key.
 
-    front       the runnable one, or None.
-    withheld    the others, by priority; None if there was none yet.
+    front       the runnable job, or None.
+    withheld    the other jobs, by priority; None until a job is withheld.
 
-    Invariant: the front is before all withheld jobs.
+    Invariant: the front precedes all withheld jobs.
     """
 
     __slots__ = ("front", "withheld")
@@ -43,16 +44,16 @@ class LimitedJobs:
 
 
 class ConcurrencyKey:
-    """One key. It exists while a job with it exists, in whatever state.
+    """A concurrency key. Exists while any job with the key exists, in any state.
 
     name        1 to 200 bytes.
     jobs        number of the jobs with the key.
     limit       smallest limit of these jobs.
-    reserved    number of them that are reserved.
-    queues      their ready jobs, by tube.
-    pending     tubes that have withheld jobs and no front, in the order in which they get one.
+    reserved    number of reserved jobs with the key.
+    queues      ready jobs with the key, by tube.
+    pending     tubes that have withheld jobs and no front, in the order in which they will get a front.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    is_noted    the key is in the list of what the broker has to settle.
+    is_noted    the key is in the broker's list of unsettled targets (see TagTransitions).
 
     Invariant: if a tube is pending and the key has a free slot, the key is noted, or a timer is armed.
     """
@@ -72,7 +73,7 @@ class ConcurrencyKey:
     )
 
     def __init__(self, name: bytes, unsettled: list[Target]) -> None:
-        """*unsettled* is the broker's list of what it has to settle."""
+        """*unsettled* is the broker's list of unsettled targets."""
         self.name: bytes = name
         self.jobs: int = 0
         self.limit: int = 0
@@ -83,7 +84,7 @@ class ConcurrencyKey:
         self.is_noted: bool = False
         self._unsettled: list[Target] = unsettled
         self._limits: dict[int, int] | None = None  # number of jobs by limit; None while all have the same limit
-        self._heap: list[int] = []  # the keys of _limits, and some that are gone
+        self._heap: list[int] = []  # the keys of _limits, and some that were deleted
 
     @property
     def is_free(self) -> bool:
@@ -91,7 +92,7 @@ class ConcurrencyKey:
         return self.reserved < self.limit
 
     def add_job(self, limit: int) -> None:
-        """Note a new job with *limit*."""
+        """Count a new job with *limit*."""
         if not self.jobs:
             self.limit = limit
         elif self._limits is not None or limit != self.limit:
@@ -99,7 +100,7 @@ class ConcurrencyKey:
         self.jobs += 1
 
     def remove_job(self, limit: int) -> None:
-        """Note that a job with *limit* is deleted."""
+        """Count the deletion of a job with *limit*."""
         self.jobs -= 1
         limits = self._limits
         if limits is None:
@@ -121,13 +122,13 @@ class ConcurrencyKey:
         self.note()
 
     def note(self) -> None:
-        """Have the broker settle the key if a slot is free and a tube is pending."""
+        """Queue the key for settling if it has a free slot and a pending tube."""
         if self.pending and self.reserved < self.limit and not self.is_noted:
             self.is_noted = True
             self._unsettled.append(self)
 
     def note_tube(self, tube: Tube) -> None:
-        """Have the broker continue the search for a runnable job of *tube*."""
+        """Queue *tube*, so that the broker continues the search for its first runnable job."""
         self._unsettled.append(tube)
 
     def _add_limit(self, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Groups of jobs, and the jobs that wait until a group has no job left. Pure."""
+"""Groups of jobs, and the jobs that wait until a group is empty. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ STATES = max(READY, RESERVED, BURIED, DELAYED) + 1
 
 
 class Group:
-    """One group. It exists while it has members, or jobs wait for it.
+    """A group of jobs. Exists while it has members or while jobs wait for it.
 
     name        1 to 200 bytes.
-    members     number of its jobs, in whatever tube.
-    counts      number of its jobs by state. A job between two states is in none.
+    members     number of its jobs, over all tubes.
+    counts      number of its jobs by state. A job between two states is not counted.
     waiting     the delayed jobs that wait for the group, by id.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    is_noted    the group is in the list of what the broker has to settle.
+    is_noted    the group is in the broker's list of unsettled targets (see TagTransitions).
     """
 
     __slots__ = ("_unsettled", "counts", "is_noted", "members", "name", "timer_at", "waiting")
 
     def __init__(self, name: bytes, jobs: Mapping[int, Job], unsettled: list[Target]) -> None:
-        """*jobs* is the broker's table of every job by id, *unsettled* its list of what it has to settle."""
+        """*jobs* is the broker's table of every job by id, *unsettled* its list of unsettled targets."""
         self.name: bytes = name
         self.members: int = 0
         self.counts: list[int] = [0] * STATES
@@ -35,23 +35,23 @@ class Group:
         self._unsettled: list[Target] = unsettled
 
     def add_waiting(self, job: Job) -> None:
-        """Note that *job* waits for the group."""
+        """Add *job* to the jobs that wait for the group."""
         self.waiting.add(job, 0)
         self.note()
 
     def remove_waiting(self, job: Job) -> None:
-        """Note that *job* no longer waits."""
+        """Remove *job* from the jobs that wait."""
         is_removed = self.waiting.remove(job, 0)
         assert is_removed
         self.note()
 
     def remove_member(self) -> None:
-        """Note that one of its jobs is deleted."""
+        """Count the deletion of a member."""
         self.members -= 1
         self.note()
 
     def note(self) -> None:
-        """Have the broker settle the group if it has no members: release the jobs that wait, or drop the group."""
+        """Queue the group for settling if it has no members: its waiting jobs become ready, or it is dropped."""
         if not self.members and not self.is_noted:
             self.is_noted = True
             self._unsettled.append(self)

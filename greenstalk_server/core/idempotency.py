@@ -1,4 +1,4 @@
-"""Idempotency keys: those of the jobs of a tube, and those that outlive their jobs. Pure."""
+"""Idempotency keys of existing jobs, by tube, and keys that outlive their jobs. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.core.tags import TaggedJob
 
 MAX_EXPIRED: Final = 256
-"""Maximum number of keys that one `KeptKeys.keep` removes because their time is over."""
+"""Maximum number of expired keys that one call of `KeptKeys.keep` removes."""
 
 
 class IdempotencyKeys:
     """The idempotency keys of the jobs of one tube.
 
     holders     the job that holds each key. A put with the key is a duplicate of this job.
-    others      ids of further jobs with the key, in increasing order: they came from other tubes.
+    others      ids of other jobs with the key, in increasing order. They were moved from other tubes.
 
     Invariant: of all jobs of the tube with a key, the one with the lowest id holds it.
     """
@@ -32,7 +32,7 @@ class IdempotencyKeys:
         self.others: dict[bytes, list[int]] = {}
 
     def claim(self, job: TaggedJob) -> None:
-        """Note that *job*, which has a key, is in the tube."""
+        """Add *job*, which has a key and is in the tube."""
         key = job.idempotency_key
         holder = self.holders.get(key)
         if holder is not None:
@@ -42,7 +42,7 @@ class IdempotencyKeys:
             untrack(self.holders)  # the insertion of an object makes the collector track the dict
 
     def release(self, job: TaggedJob, jobs: Mapping[int, Job]) -> None:
-        """Note that *job* has left the tube; *jobs* is the broker's table of every job by id."""
+        """Remove *job*, which has left the tube; *jobs* is the broker's table of every job by id."""
         key = job.idempotency_key
         others = self.others.get(key)
         if self.holders[key] is not job:
@@ -60,11 +60,12 @@ class IdempotencyKeys:
 
 
 class KeptKeys:
-    """Keys that outlive their jobs, so that a put with one of them adds nothing.
+    """Keys that outlive their jobs: a put with such a key adds no job.
 
     table   by scope and key: the id of the job, and the time until which the key is taken, nanoseconds.
 
-    The scope is the name of a tube for a unique key of a policy, and `scope_of` the name for an idempotency key.
+    The scope of a unique key of a policy is the name of the tube. The scope of an idempotency key is `scope_of` that
+    name.
     """
 
     __slots__ = ("_by_tube", "_times", "table")
@@ -75,7 +76,7 @@ class KeptKeys:
         self._by_tube: dict[bytes, dict[bytes, None]] = {}  # idempotency keys by scope
 
     def load(self, keys: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> None:
-        """Take over *keys*, those that a journal has recovered, as `table` has them."""
+        """Add *keys*, recovered from a journal, in the format of `table`."""
         self.table.update(keys)
         self._times = [(until, *at) for at, (_, until) in self.table.items()]
         heapify(self._times)
@@ -89,7 +90,7 @@ class KeptKeys:
         return id if now < until else 0
 
     def keep(self, scope: bytes, key: bytes, id: int, until: int, now: int) -> bool:
-        """Have *key* of the job *id* be taken until *until*; return False if it is taken for that long already."""
+        """Keep *key* of the job *id* until the time *until*; return False if it is already kept at least as long."""
         self._drop_expired(now)
         if until <= now or until <= self.table.get((scope, key), (0, 0))[1]:
             return False
@@ -100,7 +101,7 @@ class KeptKeys:
         return True
 
     def count(self, scope: bytes) -> int:
-        """Return the number of idempotency keys of *scope*, some of which may be free already."""
+        """Return the number of idempotency keys of *scope*, including expired ones that are not removed yet."""
         return len(self._by_tube.get(scope, ()))
 
     def forget(self, scope: bytes, limit: int) -> list[bytes]:
@@ -111,7 +112,7 @@ class KeptKeys:
         return keys
 
     def _drop_expired(self, now: int) -> None:
-        """Remove keys whose time is over: at most MAX_EXPIRED, more than one call can add."""
+        """Remove up to MAX_EXPIRED expired keys: more than a call of `keep` adds."""
         for _ in range(MAX_EXPIRED):
             if not self._times or self._times[0][0] > now:
                 return
@@ -130,10 +131,10 @@ class KeptKeys:
 
 
 def scope_of(tube: bytes) -> bytes:
-    """Return the scope of the idempotency keys of *tube*. It is no tube's name, since it has a colon."""
+    """Return the scope of the idempotency keys of *tube*. No tube has this name, because it contains a colon."""
     return tube + b":"
 
 
 def is_idempotency_scope(scope: bytes) -> bool:
-    """Whether *scope* is one of idempotency keys, not the name of a tube."""
+    """Whether *scope* is a scope of idempotency keys rather than the name of a tube."""
     return scope.endswith(b":")

@@ -98,13 +98,13 @@ def _check_bodies(broker: PolicyControl) -> None:
 
 
 def _tagged(broker: PolicyControl) -> list[tuple[Job, Tags]]:
-    """Return all jobs with more than an idempotency key, and their tags."""
+    """Return all jobs that have tags other than an idempotency key, and their tags."""
     jobs = [job for job in broker.jobs.values() if isinstance(job, TaggedJob)]
     return [(job, job.more_tags) for job in jobs if job.more_tags is not None]
 
 
 def _check_groups(broker: PolicyControl) -> None:
-    """Assert that the groups have the jobs whose tags name them, and that no job waits in vain."""
+    """Assert that each group has the jobs whose tags name it, and that no job waits for an empty group forever."""
     found = _tagged(broker)
     for job, tags in found:
         assert tags.member_of is broker.groups.get(tags.group) and bool(tags.group) == (tags.member_of is not None)
@@ -123,7 +123,7 @@ def _check_groups(broker: PolicyControl) -> None:
 
 
 def _check_concurrency(broker: PolicyControl) -> None:
-    """Assert that no key is over its limit, and that each tube with ready jobs has its best one as the front."""
+    """Assert that the state of each concurrency key matches its jobs, and that no free slot stays unused."""
     found = _tagged(broker)
     for _job, tags in found:
         assert tags.limiter is broker.concurrency_keys.get(tags.concurrency_key)

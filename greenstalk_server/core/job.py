@@ -53,7 +53,7 @@ class ColdState:
     expires_from    start of the job's age, as expiry measures it; 0 means created_at.
     unique_key      key of a job that is unique in its tube, 1 to 64 bytes; empty for all other jobs.
     dead_letter     packed DeadLetter of a job in a dead-letter tube; empty for all other jobs.
-    is_truncated    the job is reserved, and is deleted when its reservation ends: its tube was truncated.
+    is_truncated    the tube was truncated while the job was reserved; the job is deleted when the reservation ends.
     """
 
     __slots__ = (
@@ -170,7 +170,7 @@ class Job:
         return copy
 
     def _copy_fields_to(self, copy: Job) -> None:
-        """Give *copy* the fields that `__init__` does not set."""
+        """Copy the fields that `__init__` does not set to *copy*."""
         copy.state, copy.deadline, copy.holder = self.state, self.deadline, self.holder
         copy.reserves, copy.reserved_at, copy.events = self.reserves, self.reserved_at, self.events
         copy.timeouts, copy.releases, copy.buries, copy.kicks = self.timeouts, self.releases, self.buries, self.kicks

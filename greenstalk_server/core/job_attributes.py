@@ -23,14 +23,14 @@ UNIQUE_KEY: Final = 3
 DEAD_LETTER: Final = 4
 """A packed DeadLetter."""
 IDEMPOTENCY_KEY: Final = 5
-"""1 to MAX_TAG bytes, as all keys and names of tags."""
+"""1 to MAX_TAG bytes, as are all keys and group names."""
 IDEMPOTENCY_TTL: Final = 6
 """u64, nanoseconds."""
 GROUP: Final = 7
 AFTER: Final = 8
 CONCURRENCY_KEY: Final = 9
 CONCURRENCY_LIMIT: Final = 10
-"""u32; 1 if there is a concurrency key and no limit."""
+"""u32; the default is 1 if there is a concurrency key."""
 
 TRUNCATED: Final = 16
 """No value. The job is deleted when its reservation ends, or at the next start."""
@@ -38,11 +38,11 @@ TRUNCATED: Final = 16
 MAX_KEY: Final = 64
 """Maximum bytes of a unique key."""
 MAX_TAG: Final = 200
-"""Maximum bytes of a key or a name in a tag."""
+"""Maximum bytes of a key or a group name in a tag."""
 
 _TAG_KEYS: Final = frozenset((IDEMPOTENCY_KEY, GROUP, AFTER, CONCURRENCY_KEY))
 _MAX_TTL: Final = (2**32 - 1) * SECOND
-"""Maximum time in nanoseconds for which an idempotency key outlives its job."""
+"""Maximum time in nanoseconds that an idempotency key outlives its job."""
 
 _U32: Final = 2**32 - 1
 _U64: Final = 2**64 - 1
@@ -146,7 +146,7 @@ def _key(tag: int, key: bytes) -> bytes:
 
 
 def tags_in(data: bytes) -> Tags | None:
-    """Return the tags in *data*, the attributes of a job; None if there are none. Any bytes are accepted."""
+    """Return the tags in *data*, the attributes of a job, or None if there are none. Invalid bytes are ignored."""
     tags = Tags()
     for tag, value in _attributes(data):
         if tag in _TAG_KEYS and not is_tube_name(value):
@@ -170,7 +170,7 @@ def tags_in(data: bytes) -> Tags | None:
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Iterate over the tags and values of the attributes *data*, without one that is cut off."""
+    """Iterate over the attributes in *data* as (tag, value); ignore a truncated last one."""
     at, end = 0, len(data)
     while at + 2 <= end:
         tag, length = data[at], data[at + 1]

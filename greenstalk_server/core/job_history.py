@@ -26,7 +26,7 @@ DEAD_LETTERED: Final = 9
 REDRIVEN: Final = 10
 """The job was moved from a dead-letter tube back to the tube that it came from."""
 UNBLOCKED: Final = 11
-"""The group that the job waited for has no job left, or had none when the job's delay ended."""
+"""The group that the job waited for became empty, or was empty when the job's delay ended."""
 
 KINDS: Final = (
     "",

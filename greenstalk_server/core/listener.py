@@ -32,7 +32,7 @@ class BrokerListener:
         """Handle the timeout of *client*'s reservation of *job*. The job is not yet ready again."""
 
     def on_drain(self, client: Client, is_draining: bool) -> None:
-        """Handle the begin or the end of a drain that *client* has requested."""
+        """Handle the start or the end of a drain, requested by *client*."""
 
     def on_limit_hit(self, limit: str, address: str, what: str) -> None:
         """Handle a hit of *limit*: it refused or delayed the request *what* from *address*, or closed the connection.

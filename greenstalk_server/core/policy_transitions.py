@@ -97,7 +97,7 @@ class PolicyTransitions(TagTransitions):
                 return refusal
         target = self.tube(name)
         copy = Job(self._next_id(), target, job.body or b"", job.pri, job.delay, job.ttr, now)
-        if job.delay:  # a job without a delay may be delayed by its tags, which its copies do not have
+        if job.delay:  # without a delay, only its tags delay the job, and copies have no tags
             copy.state, copy.deadline = job.state, job.deadline
         group.append(copy)
         if self.quotas is not None:
@@ -420,7 +420,7 @@ class PolicyTransitions(TagTransitions):
             self._add_ready(job, now)
 
     def _lapse(self, job: Job, now: int) -> None:
-        """Make the detached *job*, whose reservation has ended without a command, ready, or delete it if truncated."""
+        """Requeue the detached *job*, whose reservation ended without a command, or delete it if it is truncated."""
         tube = job.tube
         if job.is_truncated:
             self._end_truncated(job, now)
@@ -437,7 +437,7 @@ class PolicyTransitions(TagTransitions):
     def _end_truncated(self, job: Job, now: int) -> None:
         """Delete the detached *job*, whose tube was truncated during its reservation.
 
-        The caller ends with `_hand_out_freed`.
+        The caller must call `_hand_out_freed` afterwards.
         """
         job.tube.cmd_delete += 1
         self._free_key(job)

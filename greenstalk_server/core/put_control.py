@@ -22,9 +22,9 @@ class PutControl(ClientControl):
         return id
 
     def put(self, client: Client, id: int, pri: int, delay: int, ttr: int, body: bytes, now: int) -> int:
-        """Add a job, under an allocated *id*, to the tube that *client* uses.
+        """Add a job with the allocated *id* to the tube that *client* uses.
 
-        *delay* and *ttr* in nanoseconds. Return *id*, or the id of an earlier job if a policy makes the new one its
+        *delay* and *ttr* are in nanoseconds. Return *id*, or the id of an earlier job if a policy makes the new one its
         duplicate, or a Refusal, which is negative. A refused put changes nothing.
         """
         return self._add_job(Job(id, client.used, body, pri, delay, ttr, now), client, now)
@@ -38,7 +38,7 @@ class PutControl(ClientControl):
             return refusal
         tube = self.tube(name)
         result = self._add_job(Job(id, tube, body, pri, delay, ttr, now), client, now)
-        self._drop_if_unneeded(tube)  # it has no job if the put was refused, or was a duplicate of a finished job
+        self._drop_if_unneeded(tube)  # it is empty if the put was refused, or was a duplicate of a finished job
         return result
 
     def put_tagged(
@@ -55,7 +55,7 @@ class PutControl(ClientControl):
     ) -> int | Duplicate:
         """Add a job with *tags* to the tube *name*, or to the one that *client* uses if *name* is empty.
 
-        Return a Duplicate if the idempotency key is taken; otherwise as `put`. The broker keeps *tags*.
+        Return a Duplicate if the idempotency key is taken; otherwise as `put`. The broker takes ownership of *tags*.
         """
         tube = client.used
         if name:
@@ -88,7 +88,7 @@ class PutControl(ClientControl):
     ) -> int:
         """Add a job to the tube *name* for an operator; return what `put` returns.
 
-        That is the id of the earlier job, too, if the idempotency key of *tags* is taken.
+        If the idempotency key of *tags* is taken, return the id of the job that has the key.
         """
         client, id = Client(self.default_tube, ignore_call), self.allocate_id()
         if tags is None:
@@ -97,7 +97,7 @@ class PutControl(ClientControl):
         return result.id if isinstance(result, Duplicate) else result
 
     def _add_job(self, job: Job, client: Client, now: int) -> int:
-        """Admit, record and insert the new *job* of *client*; return what `put` returns."""
+        """Check, record and insert the new *job* of *client*; return what `put` returns."""
         tube = job.tube
         if self.bodies is not None and not self.bodies.admit(job.size):
             return Refusal.MEMORY

@@ -33,21 +33,21 @@ MAX_CHUNK: Final = 256
 """Maximum number of jobs in a chunk. Removing the first job moves two kilobytes."""
 
 MAX_STALE: Final = 256
-"""Maximum number of stale fronts that one call of `first` withholds: up to a millisecond of work."""
+"""Maximum number of stale fronts that one call of `first` withholds; takes up to a millisecond."""
 
 
 class ReadyQueue:
     """The ready jobs of one tube.
 
     count           number of jobs, withheld ones included.
-    is_unfinished   the last `first` has met too many stale fronts: the next one continues, and may find a job.
+    is_unfinished   the last call of `first` stopped at MAX_STALE stale fronts; the next call continues.
 
     Invariant: `_pris` has the priorities that have a run, in increasing order. `_runs` has their runs in the same
     order, and `_run_of` maps each priority to its run.
     Invariant: no chunk is empty.
-    Invariant: each job is either in the run of its priority, or out of order, or withheld. The jobs out of order are in
-    `_out_of_order`, the withheld ones in `_withheld`; the ranks of both are priorities. Both kinds are in `_by_age`,
-    whose ranks are the times when the jobs turned ready. The indexes are None until they are needed.
+    Invariant: each job is in the run of its priority, or out of order, or withheld. `_out_of_order` and `_withheld` are
+    ranked by priority. `_by_age` has the jobs of both, ranked by the time when they became ready. The indexes are None
+    until they are needed.
     """
 
     __slots__ = (
@@ -105,8 +105,8 @@ class ReadyQueue:
     def first(self) -> Job | None:
         """Return the job with the smallest (pri, id) that is not withheld, or None.
 
-        It withholds stale fronts first, and returns None if there are too many; then `is_unfinished` is set, and the
-        broker will continue the search.
+        Withholds the stale fronts that it meets. After MAX_STALE of them, returns None and sets `is_unfinished`; the
+        broker continues the search.
         """
         job = None
         for run in self._runs:
@@ -120,7 +120,7 @@ class ReadyQueue:
         return job
 
     def peek(self) -> Job | None:
-        """Return `first`, or the first withheld job if there is no other; None if there is none."""
+        """Return `first`, or the first withheld job if no other job is ready; None if the queue is empty."""
         job = self.first()
         return self._withheld.first() if job is None and self._withheld is not None else job
 
@@ -252,7 +252,7 @@ class ReadyQueue:
     # Jobs with a concurrency key
 
     def place_front(self, limiter: ConcurrencyKey, tube: Tube) -> Job:
-        """Make the first withheld job of the pending *tube*, whose queue this is, the front; return it."""
+        """Make the first withheld job of the pending *tube*, which owns this queue, the front; return it."""
         del limiter.pending[tube]
         queue = limiter.queues[tube]
         job = queue.withheld.first() if queue.withheld is not None else None
@@ -264,7 +264,7 @@ class ReadyQueue:
         return job
 
     def _add_limited(self, job: Job, limiter: ConcurrencyKey) -> None:
-        """Make *job* the front if it is the best one and the key has a free slot; else withhold it."""
+        """Make *job* the front if it is the tube's best job with the key and a slot is free; else withhold it."""
         self._indexed_by_age().add(job, job.deadline)
         queue = limiter.queues.get(job.tube)
         if queue is None:
@@ -319,9 +319,10 @@ class ReadyQueue:
             limiter.pending[front.tube] = None
 
     def _first_runnable(self, candidate: TaggedJob, job: Job | None) -> Job | None:
-        """Return *candidate*, which is the first job out of order, or *job*, the first of the runs, or a job between.
+        """Return the first job that is not a stale front, and withhold the stale fronts before it.
 
-        Withhold the stale fronts before it.
+        *candidate* is the first job out of order. *job*, the first job of the runs or None, comes after it. Returns
+        None and sets `is_unfinished` after MAX_STALE stale fronts.
         """
         self.is_unfinished = False
         index = self._indexed_out_of_order()
@@ -350,13 +351,13 @@ def is_before(one: Job, other: Job) -> bool:
 
 
 def is_withheld(job: Job) -> bool:
-    """Whether the ready *job* is withheld: its concurrency key lets no reserve have it now."""
+    """Whether the ready *job* is withheld: it has a concurrency key and is not the front."""
     limiter = job.limiter if isinstance(job, TaggedJob) else None
     return limiter is not None and limiter.queues[job.tube].front is not job
 
 
 def _merged(one: Iterator[Job], other: Iterator[Job]) -> Iterator[Job]:
-    """Merge two iterations over jobs in order."""
+    """Merge two iterators over jobs, each in order."""
     left, right = next(one, None), next(other, None)
     while left is not None and right is not None:
         if is_before(left, right):

@@ -1,9 +1,9 @@
 """The transitions that tags cause: duplicates, jobs that wait for groups, and slots of concurrency keys.
 
-`PolicyTransitions` inherits from `TagTransitions`. A job without tags passes by with one test.
+`PolicyTransitions` inherits from `TagTransitions`. A job without tags costs one type check per transition.
 
-An operation of the broker may leave a group without members, or a concurrency key with a free slot. These are noted in
-`_unsettled`, and each operation ends with `_settle`, which releases the jobs of a slice. Ticks do the rest. Pure.
+An operation of the broker may leave a group without members, or a concurrency key with a free slot. Such targets are
+added to `_unsettled`. Each operation ends with `_settle`, which handles one slice of them; ticks handle the rest. Pure.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class TagTransitions(Transitions):
     # Puts
 
     def _find_duplicate(self, tube: Tube, key: bytes, pri: int, now: int) -> Duplicate | None:
-        """Return of which job a put into *tube* with the idempotency *key* is a duplicate; None if the key is free.
+        """Return the duplicate if the idempotency *key* is taken in *tube*; None if the key is free.
 
-        The put raises the priority of a job that no client holds to *pri*, if that is more urgent.
+        The job with the key gets the priority *pri* if that is more urgent and no client holds the job.
         """
         holder = tube.idempotency.holders.get(key) if tube.idempotency is not None else None
         if holder is not None:
@@ -38,7 +38,7 @@ class TagTransitions(Transitions):
     def _raise_priority(self, id: int, pri: int, now: int) -> bool:
         """Give the job *id* the priority *pri* if that is more urgent than its own, and no client holds the job.
 
-        Return whether it has changed.
+        Return whether the priority has changed.
         """
         job = self.jobs.get(id)
         if job is None or pri >= job.pri or job.state == RESERVED:
@@ -64,7 +64,7 @@ class TagTransitions(Transitions):
             self._add_ready(job, now)
 
     def _hold_for_group(self, job: TaggedJob) -> bool:
-        """Make the detached *job*, which would turn ready, wait for the group `after` if that has members."""
+        """Delay the detached *job* without a deadline if the group of its tag `after` has members; return whether."""
         tags = job.more_tags
         if tags is None or not job.may_await:
             return False
@@ -76,7 +76,7 @@ class TagTransitions(Transitions):
         return True
 
     def _attach_tags(self, job: TaggedJob) -> None:
-        """Note the new or restored *job* in its group, in its concurrency key, and in its tube's idempotency keys."""
+        """Add the new or restored *job* to its group, its concurrency key, and its tube's idempotency keys."""
         job.tube.claim_key(job)
         tags = job.more_tags
         if tags is None:
@@ -94,7 +94,7 @@ class TagTransitions(Transitions):
             tags.limiter, tags.concurrency_key = limiter, limiter.name
 
     def _detach_tags(self, job: TaggedJob, now: int) -> None:
-        """Note that the detached *job* ends. Its idempotency key outlives it if the tag says so."""
+        """Undo `_attach_tags` for the detached *job*, which is being deleted; keep its idempotency key for its ttl."""
         tube = job.tube
         tube.release_key(job, self.jobs)
         tags = job.more_tags
@@ -115,14 +115,14 @@ class TagTransitions(Transitions):
                 self._timers.disarm(limiter)
 
     def _free_key(self, job: Job) -> None:
-        """Have the idempotency key of *job*, which an operator deletes, end with the job."""
+        """Make the idempotency key of *job*, which an operator deletes, free when the job is deleted."""
         if isinstance(job, TaggedJob) and job.more_tags is not None:
             job.more_tags.is_key_freed = True
 
     def forget_keys(self, tube: bytes, limit: int) -> int:
         """Free up to *limit* idempotency keys of the tube *tube* that have outlived their jobs; return how many.
 
-        Pass at most SLICE: each key takes a record in the journal.
+        *limit* is at most SLICE, because each key needs a record in the journal.
         """
         scope = scope_of(tube)
         keys = self.kept_keys.forget(scope, limit)
@@ -130,10 +130,10 @@ class TagTransitions(Transitions):
             self.journal.key(scope, key, 0, 0)
         return len(keys)
 
-    # What is noted
+    # Settling
 
     def _settle(self, now: int) -> None:
-        """Release the jobs of the noted groups and concurrency keys, up to a slice; the next ticks do the rest."""
+        """Make jobs of unsettled groups and concurrency keys ready or runnable, up to one slice; ticks do the rest."""
         left = SLICE
         while self._unsettled and left > 0:
             target = self._unsettled.pop()
@@ -152,9 +152,9 @@ class TagTransitions(Transitions):
             self._arm(target, now)
 
     def _place_fronts(self, limiter: ConcurrencyKey, limit: int, now: int) -> int:
-        """Give up to *limit* pending tubes of *limiter* a front while a slot is free; return to how many.
+        """Place a front in up to *limit* pending tubes of *limiter* while a slot is free; return how many.
 
-        A front goes at once to a client that waits for it.
+        Hand each front to a client that waits for its tube, if there is one.
         """
         placed = 0
         while limiter.pending and limiter.is_free:
@@ -171,9 +171,9 @@ class TagTransitions(Transitions):
         return placed
 
     def _release_waiting(self, group: Group, limit: int, now: int) -> int:
-        """Make up to *limit* jobs ready that wait for *group*, while it has no members; return how many.
+        """Make up to *limit* jobs that wait for *group* ready, while it has no members; return how many.
 
-        Drop the group if none is left.
+        Drop the group if no job waits for it.
         """
         released = 0
         while not group.members:
@@ -192,7 +192,7 @@ class TagTransitions(Transitions):
         return released
 
     def _unblock(self, job: Job, now: int) -> None:
-        """Make the detached *job* ready, whose tag `after` no longer holds it."""
+        """Make the detached *job* ready, because the group of its tag `after` is empty."""
         job.state = READY
         job.ready_since = now
         job.events = job_history.add(job.events, job_history.UNBLOCKED, now, job_history.NOBODY)
@@ -200,7 +200,7 @@ class TagTransitions(Transitions):
         self._add_ready(job, now)
 
     def _end_delay(self, job: Job, now: int) -> None:
-        """Make the detached *job* ready, whose delay is over, unless it has to wait for a group."""
+        """Make the detached *job*, whose delay is over, ready, unless it must wait for a group."""
         if isinstance(job, TaggedJob) and job.may_await:
             if self._hold_for_group(job):
                 self._add_delayed(job, now)
@@ -211,7 +211,7 @@ class TagTransitions(Transitions):
         self._add_ready(job, now)
 
     def _search_on(self, tube: Tube) -> None:
-        """Continue the search for a job of *tube* that is not withheld, where stale fronts have interrupted it."""
+        """Continue the search for the first runnable job of *tube*, which too many stale fronts have interrupted."""
         tube.ready.is_unfinished = False
         job = tube.ready.first()
         if job is not None:

@@ -1,4 +1,4 @@
-"""Tags of a job: the words after the size in the line of its put (docs/protocol-extensions.md).
+"""Tags of a job: the words after the size in its put command (docs/protocol-extensions.md).
 
 A job without tags is a plain Job. A job with tags is a TaggedJob from its put to its deletion, and its tags never
 change. Pure.
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from greenstalk_server.core.tube import Tube
 
 NO_DEADLINE: Final = 2**63 - 1
-"""Deadline of a delayed job that waits for a group, nanoseconds. No delay ends so late: none exceeds 2**32 s."""
+"""Deadline of a delayed job that waits for a group, nanoseconds. No delay ends so late: delays are below 2**32 s."""
 
 DELETED: Final = 0
-"""State of a duplicate whose job is deleted, beside the states of jobs."""
+"""State in a Duplicate whose job is deleted; differs from the states of existing jobs."""
 
 
 class Tags:
     """The tags of one put.
 
-    idempotency_key     1 to 200 bytes; empty without `idp`, as the other keys are without their tags.
-    idempotency_ttl     for how long the key outlives the job, nanoseconds.
+    idempotency_key     key of `idp`. Keys and group names have 1 to 200 bytes, and are empty if the tag is missing.
+    idempotency_ttl     time that the key outlives the job, nanoseconds.
     group               name of the group that the job belongs to.
-    after               name of the group whose jobs must be gone before the job turns ready.
-    concurrency_key     key that limits how many jobs are reserved at a time.
-    concurrency_limit   that number, 1 to 2**32-1; 0 without a key.
+    after               name of the group that must be empty before the job becomes ready.
+    concurrency_key     key whose reserved jobs are limited in number.
+    concurrency_limit   maximum number of reserved jobs with the key, 1 to 2**32-1; 0 without a key.
 
     The broker sets these while the job exists:
 
-    member_of   the group `group`.
-    awaited     the group `after`, while the job waits for it.
-    limiter     the state of `concurrency_key`.
-    is_key_freed    an operator deletes the job, so the idempotency key does not outlive it.
+    member_of       the group named `group`.
+    awaited         the group named `after`, while the job waits for it.
+    limiter         the state of `concurrency_key`.
+    is_key_freed    an operator is deleting the job, so the idempotency key does not outlive it.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class Tags:
         untrack(self)
 
     def packed(self) -> Tags | bytes:
-        """Return the value of `TaggedJob.tags`: the key alone if there is nothing else, since it takes less memory."""
+        """Return the value of `TaggedJob.tags`: only the idempotency key if there is no other tag, to save memory."""
         has_more = self.idempotency_ttl or self.group or self.after or self.concurrency_key
         return self if has_more else self.idempotency_key
 
@@ -84,7 +84,7 @@ class Tags:
 class TaggedJob(Job):
     """A job with tags.
 
-    tags    the tags, or only the bytes of the idempotency key if there is nothing else (see `Tags.packed`).
+    tags    the tags, or the idempotency key as bytes if there is no other tag (see `Tags.packed`).
     """
 
     __slots__ = ("tags",)
@@ -129,7 +129,7 @@ class TaggedJob(Job):
 
     @property
     def may_await(self) -> bool:
-        """Whether `after` applies when the delayed job turns ready: it never was reserved, and never was kicked."""
+        """Whether the tag `after` applies when the job's delay ends: the job was never reserved and never kicked."""
         tags = self.tags
         return isinstance(tags, Tags) and bool(tags.after) and not self.reserves and not self.kicks
 
@@ -141,25 +141,25 @@ class TaggedJob(Job):
 
     @property
     def must_queue(self) -> bool:
-        """Whether the job may not be reserved at once: its key has no free slot, or other jobs are before it."""
+        """Whether no waiting client may get the job directly: its key has no free slot, or tubes are pending."""
         limiter = self.limiter
         return limiter is not None and (not limiter.is_free or bool(limiter.pending))
 
     def end_await(self) -> None:
-        """Note that the job no longer waits for a group, if it did."""
+        """Stop waiting for a group; does nothing if the job does not wait."""
         tags = self.tags
         if isinstance(tags, Tags) and tags.awaited is not None:
             tags.awaited.remove_waiting(self)
             tags.awaited = None
 
     def count(self, change: int) -> None:
-        """Add *change* to the count of jobs in the present state in the job's group."""
+        """Add *change* to the group's count of jobs in the state of this job."""
         tags = self.tags
         if isinstance(tags, Tags) and tags.member_of is not None:
             tags.member_of.counts[self.state] += change
 
     def count_reserved(self, change: int) -> None:
-        """Note that the job was reserved, if *change* is 1, or that its reservation has ended, if -1."""
+        """Count the start of a reservation in the group and the concurrency key if *change* is 1, its end if -1."""
         self.count(change)
         limiter = self.limiter
         if limiter is not None:
@@ -171,7 +171,7 @@ class Duplicate:
 
     id      id of the job that was put with the key.
     state   its state, or DELETED if the key has outlived it.
-    pri     its priority if the put has raised it, else -1.
+    pri     its new priority if the put made it more urgent, else -1.
     """
 
     __slots__ = ("id", "pri", "state")
@@ -183,7 +183,7 @@ class Duplicate:
 
 
 def tags_of(job: Job) -> Tags:
-    """Return the tags of *job*, for display; without any for a plain job."""
+    """Return the tags of *job* for display; empty Tags for a plain job."""
     if not isinstance(job, TaggedJob):
         return Tags()
     return job.more_tags or Tags(job.idempotency_key)

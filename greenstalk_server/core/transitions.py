@@ -61,15 +61,15 @@ class Transitions:
     job_waiters     clients that wait for the end of a job, by its id.
     bodies          which bodies are in memory; None if all are.
     is_draining     puts are refused.
-    is_drain_final  no client can end that: the operator of the process has begun it.
+    is_drain_final  no client can end the drain, because `drain` has started it.
     is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
     limit_counters  how often each limit was hit, here, in the server and in sessions.
     listed_names    budget of the names in lists that are being sent.
     max_watched     maximum number of tubes that a client may watch; 0 means no limit.
     policies        the policies in force.
     quotas          limits of jobs and tubes; None without any.
-    groups          groups of jobs by name, those that have members and those that jobs wait for.
-    concurrency_keys    concurrency keys of existing jobs by name.
+    groups          groups that have members or waiting jobs, by name.
+    concurrency_keys    concurrency keys of existing jobs, by name.
     kept_keys       idempotency keys, and unique keys of policies, that outlive their jobs.
     """
 
@@ -110,7 +110,7 @@ class Transitions:
         self._waits: int = 0
         self._last_client: int = 0
         self._timers: Timers = Timers()
-        self._unsettled: list[Target] = []  # groups and concurrency keys; see `TagTransitions._settle`
+        self._unsettled: list[Target] = []  # groups, concurrency keys and tubes; see `TagTransitions._settle`
         self.default_tube: Tube = self.tube(DEFAULT_TUBE)
 
     # Tubes
@@ -220,7 +220,7 @@ class Transitions:
             self._arm_waiting(job, tube.rules, now)
 
     def _await_group(self, job: Job) -> None:
-        """Have the delayed *job* wait for the group that its tag `after` names."""
+        """Make the delayed *job* wait for the group that its tag `after` names."""
         tags = job.more_tags if isinstance(job, TaggedJob) else None
         assert tags is not None
         tags.awaited = self._group(tags.after)

@@ -56,7 +56,7 @@ class Tube:
     """One tube.
 
     ready           ready jobs, ordered by (pri, id).
-    delayed         delayed jobs, ordered by (deadline, id); those that wait for a group are last.
+    delayed         delayed jobs, ordered by (deadline, id); jobs that wait for a group are last.
     buried          buried jobs by id, in the order in which they were buried.
     waiters         clients that watch the tube and are parked in a reserve, longest waiting first, except those that
                     wait in one of `tube_sets`.
@@ -68,7 +68,7 @@ class Tube:
     rules           rules and state of the policies that match the tube; None if no policy matches.
     held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
                     maximum of its jobs is reserved.
-    idempotency     idempotency keys of its jobs; None if it never had one.
+    idempotency     idempotency keys of its jobs; None until a job has one.
     policy_counts   counts of policy actions on its jobs; None if there were none.
     tube_sets       sets of many tubes that include this one; the tube notifies them of its ready jobs.
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
@@ -229,14 +229,14 @@ class Tube:
             self.totals.urgent -= 1
 
     def claim_key(self, job: Job) -> None:
-        """Have *job*, which has come to the tube, hold its idempotency key, if it has one."""
+        """Register the idempotency key of *job*, which was added to the tube, if the job has one."""
         if isinstance(job, TaggedJob) and job.idempotency_key:
             if self.idempotency is None:
                 self.idempotency = IdempotencyKeys()
             self.idempotency.claim(job)
 
     def release_key(self, job: Job, jobs: Mapping[int, Job]) -> None:
-        """Free the idempotency key of *job*, which leaves the tube; *jobs* is the broker's table of every job by id."""
+        """Unregister the idempotency key of *job*, which leaves the tube; *jobs* is the broker's job table."""
         if self.idempotency is not None and isinstance(job, TaggedJob) and job.idempotency_key:
             self.idempotency.release(job, jobs)
 

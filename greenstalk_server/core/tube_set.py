@@ -97,7 +97,7 @@ class TubeSet:
         return None
 
     def ready_tubes(self) -> list[Tube]:
-        """Return the tubes that may have a ready job, in no particular order, after a call of `first`."""
+        """Return the tubes that may have a ready job, in no particular order. Call `first` before."""
         return list(self._keys)
 
     def check(self) -> None:

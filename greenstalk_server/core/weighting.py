@@ -1,8 +1,8 @@
-"""Weighted reserves: the choice of a tube at random, among those that have a job for the client.
+"""Weighted reserves: select a tube at random among the watched tubes that have a job for the client.
 
-A client in the mode FIFO, the default, gets the best job of all its tubes. In the other modes the share of each tube is
-its weight, or its weight divided by the time that its jobs take. Then a job with a worse priority may come first.
-Every tube with a ready job has a share, so none starves. Pure: the caller hands in the random number.
+In the default mode, FIFO, a reserve gets the best job of all watched tubes. In the other modes, the probability of each
+tube is proportional to its weight, or to its weight divided by its average processing time. So a job with a worse
+priority may come first, but no tube with a ready job starves. Pure: the caller passes the random number.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ WEIGHTED_FAIR: Final = 2
 MAX_WEIGHT: Final = 9999
 
 MIN_RUN: Final = SECOND // 1000
-"""Shorter processing times count as this one, nanoseconds."""
+"""Minimum processing time for fair shares, nanoseconds; shorter times count as this."""
 
 MAX_RUN_RATIO: Final = 1000
-"""A processing time counts at most this many times the shortest one of the tubes that have a job."""
+"""Maximum ratio of a tube's processing time to the shortest one; longer times are cut to this ratio."""
 
 
 class Weighting:
     """How one client chooses among its tubes.
 
     mode    FIFO, WEIGHTED or WEIGHTED_FAIR.
-    weights weights by the name of the tube, 2 to MAX_WEIGHT; all others have the weight 1.
+    weights weights by tube name, 2 to MAX_WEIGHT; all other tubes have the weight 1.
     """
 
     __slots__ = ("mode", "weights")
@@ -41,16 +41,16 @@ class Weighting:
         self.weights: dict[bytes, int] = {}
 
     def set_weight(self, name: bytes, weight: int) -> None:
-        """Give the tube *name* the *weight*, 1 to MAX_WEIGHT."""
+        """Set the weight of the tube *name*, 1 to MAX_WEIGHT."""
         if weight == 1:
             self.weights.pop(name, None)
         else:
             self.weights[name] = weight
 
     def choose(self, tubes: Iterable[Tube], point: float, now: int) -> Job | None:
-        """Return the best job of one of *tubes*, or None if none of them has a job to hand out at *now*.
+        """Select one of *tubes* by its share; return its best job, or None if no tube has a job to hand out at *now*.
 
-        *point*, a random number in [0, 1), is a position in the sum of the shares. O(n) for n tubes.
+        *point* is a random number in [0, 1) that selects the tube. O(n) for n tubes.
         """
         jobs: list[Job] = []
         for tube in tubes:
@@ -73,7 +73,7 @@ class Weighting:
 
 
 def _run_times(tubes: list[Tube]) -> list[float]:
-    """Return the average processing time of each of *tubes*; if a tube has none, the average of the others."""
+    """Return the average processing time of each tube; a tube without one gets the average of the others."""
     known = [float(max(tube.run_ewma, MIN_RUN)) for tube in tubes if tube.run_min < NEVER]
     usual = sum(known) / len(known) if known else 1.0
     times = [float(max(tube.run_ewma, MIN_RUN)) if tube.run_min < NEVER else usual for tube in tubes]

@@ -100,7 +100,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that outlives its job: scope (see KeptKeys), bytes, job, and the time at which it becomes free."""
+    """A key that outlives its job: scope (see KeptKeys), key, job id, and the time at which the key becomes free."""
 
     tube: bytes
     key: bytes
@@ -367,13 +367,13 @@ def _unique_key(value: object) -> bytes:
 
 
 def _tags_line(tags: Tags) -> dict[str, object]:
-    """Return the tags that the job has."""
+    """Return the non-empty fields of *tags*."""
     found: dict[str, object] = {name: getattr(tags, name).decode() for name in _TAG_NAMES if getattr(tags, name)}
     return found | {name: getattr(tags, name) for name in _TAG_NUMBERS if getattr(tags, name)}
 
 
 def _tags(value: object) -> Tags:
-    """Return *value*, the tags of a job."""
+    """Parse *value*, the tags of a job."""
     if not isinstance(value, dict):
         raise BadLine("tags: must be an object")
     _expect(value, frozenset(), _TAGS)

@@ -70,9 +70,9 @@ POLICY: Final = 16
 """The document of a policy; an empty one deletes the policy."""
 
 KEY: Final = 17
-"""A key that outlives its job, the job, and the time at which the key becomes free; time 0 deletes the key.
+"""A key that outlives its job, the id of the job, and the time at which the key becomes free; time 0 deletes the key.
 
-The scope is the name of a tube for a unique key of a policy. A colon follows the name for an idempotency key."""
+The scope is the name of the tube; for an idempotency key, a colon follows the name."""
 
 JOB_KINDS: Final = (JOB, JOB_WITH_EVENTS, JOB_WITH_ATTRIBUTES)
 
@@ -263,20 +263,20 @@ def recorded_size(job: Job) -> int:
 
 
 def extra_of(job: Job) -> int:
-    """Return by how many bytes the newest JOB record of *job* exceeds one without events and attributes."""
+    """Return the number of bytes that events and attributes add to the newest JOB record of *job*."""
     return job.cold.record_extra + tags_size(job)
 
 
 def note_extra(job: Job, extra: int) -> None:
     """Note that the newest JOB record of *job* has *extra* bytes of events and attributes.
 
-    `record_extra` leaves out the tags, which every record of the job has: a job with tags alone needs no cold state.
+    `record_extra` excludes the tags, because every record of the job has them. So tags alone need no cold state.
     """
     job.record_extra = extra - tags_size(job)
 
 
 def tags_size(job: Job) -> int:
-    """Return the number of bytes by which the tags of *job* make its JOB record larger; 0 if it has none."""
+    """Return the number of bytes that the tags of *job* add to its JOB record; 0 without tags."""
     return extra_size(b"", job_attributes.encode_tags(job)) if isinstance(job, TaggedJob) else 0
 
 

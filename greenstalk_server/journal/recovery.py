@@ -171,7 +171,7 @@ class Recovery:
             awaits = job.state == DELAYED and isinstance(job, TaggedJob) and job.may_await
             if job.state == DELAYED and job.deadline != NO_DEADLINE:
                 job.deadline = max(min(job.deadline, now + job.delay), 1)  # a timer has 0 for no time
-            elif job.state == DELAYED and not awaits:  # reserve-job took it while it waited for a group
+            elif job.state == DELAYED and not awaits:  # reserve-job reserved it while it waited for a group
                 job.deadline = now
             if job.state == RESERVED or (job.state != READY and job_history.is_reserved(job.events)):
                 self._end_reservation(job, now)

@@ -327,7 +327,7 @@ def _on_refused(client: Client, command: bytes, reply: bytes) -> None:
 
 
 class _EventLog(BrokerListener):
-    """Logs the drains that clients request and, at debug, each reservation that times out."""
+    """Logs drains that clients request and, at level debug, each reservation that times out."""
 
     def on_drain(self, client: Client, is_draining: bool) -> None:
         state = "draining: puts are refused" if is_draining else "no longer draining: puts are accepted"

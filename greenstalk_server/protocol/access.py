@@ -20,7 +20,7 @@ KINDS: Final = ("produce", "consume", "inspect")
 """Kinds of grants."""
 
 ADMINISTER: Final = "administer"
-"""Key that grants the commands about the whole server."""
+"""Key that grants the commands that affect the whole server: drain and undrain."""
 
 MATCHERS: Final = ("listener", "client")
 """Keys that select the connections to which a rule applies."""
@@ -33,7 +33,7 @@ class Rule:
     listener    name of the listener to whose connections the rule applies; None means any.
     client      pattern of a name in the client's certificate; None means any client, with a certificate or without.
     produce, consume, inspect   patterns of tube names, in which `*` matches any characters.
-    administer  it allows the commands about the whole server.
+    administer  whether the rule allows drain and undrain.
     """
 
     listener: str | None

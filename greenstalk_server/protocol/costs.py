@@ -26,7 +26,7 @@ WATCHED_COST: Final = 512
 almost OUTPUT_SLICE; the reserve takes about two milliseconds."""
 
 WEIGHTED_COST: Final = 16
-"""Cost of a weighted reserve per watched tube. It looks at all of them, however few there are."""
+"""Cost of a weighted reserve per watched tube. The reserve examines all of them, even if they are few."""
 
 NAME_COST: Final = 2
 """Cost of each name of a long list that is copied to be sent as a stream."""

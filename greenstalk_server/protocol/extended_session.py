@@ -14,11 +14,12 @@ from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.weighting import FIFO
-from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.codec import CRLF, MAX_BATCH_LINE, Command
+from greenstalk_server.protocol import codec, replies
+from greenstalk_server.protocol.codec import MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST
 from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
+from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.session import HANDLERS, Session
 from greenstalk_server.protocol.stats import Snapshot
 from greenstalk_server.protocol.streams import BodyStream
@@ -92,9 +93,9 @@ class ExtendedSession(Session):
 
     def _batch_reply(self, batch: list[tuple[Job, bytes]], now: int) -> bytes:
         """Return the reply with the jobs of *batch*. Only its last body may be sent as a stream."""
-        replies = [codec.reserved_batch(len(batch))]
-        replies += [self._body_reply(job, body, False, now) for job, body in batch]
-        return b"".join(replies)
+        parts = [replies.reserved_batch(len(batch))]
+        parts += [self._body_reply(job, body, False, now) for job, body in batch]
+        return b"".join(parts)
 
     def _wait_reply(self, now: int) -> bytes | None:
         outcome, size = self.client.outcome, self._batch_size
@@ -109,7 +110,7 @@ class ExtendedSession(Session):
             return _job_wait_reply(outcome, id)
         if self._batch_size and outcome == WaitOutcome.TIMED_OUT:
             self._batch_size = 0
-            return codec.reserved_batch(0)
+            return replies.reserved_batch(0)
         self._batch_size = 0
         return super()._ended_wait_reply(outcome)
 
@@ -142,7 +143,7 @@ class ExtendedSession(Session):
     def _truncate(self, command: Command, now: int) -> bytes | None:
         _, name = command
         if name not in self._broker.tubes:
-            return codec.NOT_FOUND
+            return replies.NOT_FOUND
         return self._do_work(Truncate(self._broker, name, is_whole=True), now)
 
     def _peek_reserved(self, command: Command, now: int) -> bytes | None:
@@ -150,7 +151,7 @@ class ExtendedSession(Session):
 
     def _watch(self, command: Command, now: int) -> bytes:
         reply = super()._watch(command, now)
-        if reply != codec.OUT_OF_MEMORY:
+        if reply != replies.OUT_OF_MEMORY:
             self._broker.set_weight(self.client, command[1], command[2] if len(command) > 2 else 1)
         return reply
 
@@ -158,7 +159,7 @@ class ExtendedSession(Session):
         _, name = command
         self._broker.set_reserve_mode(self.client, codec.RESERVE_MODES.index(name))
         self._note_watched()
-        return codec.using(name)
+        return replies.using(name)
 
     def _note_watched(self) -> None:
         super()._note_watched()
@@ -169,14 +170,14 @@ class ExtendedSession(Session):
     # The server
 
     def _refuse_administration(self, command: Command, now: int) -> bytes | None:
-        """Refuse a command about the whole server. Only an access rule allows it; see `RestrictedSession`."""
+        """Refuse drain or undrain, which only an access rule allows; see `RestrictedSession`."""
         raise codec.UnknownCommand
 
     # Tags
 
     def _stats_group(self, command: Command, now: int) -> bytes:
         group = self._broker.groups.get(command[1])
-        return codec.NOT_FOUND if group is None else self._count_reply(codec.stats(group_stats(group)))
+        return replies.NOT_FOUND if group is None else self._count_reply(replies.stats(group_stats(group)))
 
     # Jobs
 
@@ -184,8 +185,8 @@ class ExtendedSession(Session):
         _, id, pri = command
         outcome = self._broker.reprioritize(id, pri, now)
         if outcome == EditOutcome.DONE:
-            return codec.REPRIORITIZED
-        return codec.ALREADY_RESERVED if outcome == EditOutcome.HELD else codec.NOT_FOUND
+            return replies.REPRIORITIZED
+        return replies.ALREADY_RESERVED if outcome == EditOutcome.HELD else replies.NOT_FOUND
 
     def _wait_for_job(self, command: Command, now: int) -> bytes | None:
         _, id, timeout = command
@@ -201,21 +202,21 @@ class ExtendedSession(Session):
         if codec.mode.is_strict:
             return super()._stats_reply(snapshot, subject, now)
         if isinstance(subject, Tube):
-            return self._count_reply(codec.stats(snapshot, tube_extension(subject, now)))
+            return self._count_reply(replies.stats(snapshot, tube_extension(subject, now)))
         if isinstance(subject, Job):
-            return self._count_reply(codec.stats(snapshot, job_extension(subject, now)))
-        return self._count_reply(codec.stats(snapshot, server_extension(self._broker)))
+            return self._count_reply(replies.stats(snapshot, job_extension(subject, now)))
+        return self._count_reply(replies.stats(snapshot, server_extension(self._broker)))
 
     def _set_meta(self, command: Command, now: int) -> bytes:
         self._meta = command[1]
-        return codec.counted(b"META", len(self._meta))
+        return replies.counted(b"META", len(self._meta))
 
     def _body_reply(self, job: Job, body: bytes, is_peek: bool, now: int) -> bytes:
         if not self._meta:
             return super()._body_reply(job, body, is_peek, now)
         self.cost += len(body)
         values = [_META[field](job, now) for field in self._meta]
-        line = codec.job_line(b"FOUND" if is_peek else b"RESERVED", job.id, body, values)
+        line = replies.job_line(b"FOUND" if is_peek else b"RESERVED", job.id, body, values)
         if len(body) > OUTPUT_SLICE:
             self.stream = BodyStream(body)
             return line
@@ -225,10 +226,10 @@ class ExtendedSession(Session):
 def _job_wait_reply(outcome: int | None, id: int) -> bytes:
     """Return the reply to a wait for the job *id* that has ended."""
     if outcome == WaitOutcome.DELETED:
-        return codec.finished(b"DELETED", id)
+        return replies.finished(b"DELETED", id)
     if outcome == WaitOutcome.BURIED:
-        return codec.finished(b"BURIED", id)
-    return codec.NOT_FOUND if outcome == WaitOutcome.NOT_FOUND else codec.TIMED_OUT
+        return replies.finished(b"BURIED", id)
+    return replies.NOT_FOUND if outcome == WaitOutcome.NOT_FOUND else replies.TIMED_OUT
 
 
 def _in_seconds(time: int) -> bytes:

@@ -61,7 +61,7 @@ class JobExtension:
 
 @dataclass(frozen=True, slots=True)
 class TaggedJobExtension(JobExtension):
-    """Keys of "stats-job" for a job with tags; None for the tags that it does not have."""
+    """Further keys of "stats-job" for a job with tags; None for each missing tag."""
 
     idempotency_key: str | None
     idempotency_ttl: int | None
@@ -73,7 +73,7 @@ class TaggedJobExtension(JobExtension):
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """The reply to "stats-group": numbers of the group's jobs by state, and of the jobs that wait for the group."""
+    """The reply to "stats-group": the number of jobs in each state, and of jobs that wait for the group."""
 
     name: str
     ready: int

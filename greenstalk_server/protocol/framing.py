@@ -31,19 +31,20 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.tags import Duplicate
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.codec import CRLF, MAX_LINE, TAGGED_LENGTH, Command
+from greenstalk_server.protocol import codec, replies
+from greenstalk_server.protocol.codec import MAX_LINE, TAGGED_LENGTH, Command
 from greenstalk_server.protocol.costs import (
     COMMAND_COST,
     COMMAND_SLICE,
     DISCONNECT_COST,
     OUTPUT_SLICE,
 )
+from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.streams import Stream
 from greenstalk_server.protocol.work import Work
 
 PUT_LENGTH: Final = 6
-"""Members of a put. The command of put-in-tube has one more, the tube. A put with tags has both and the tags."""
+"""Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""
 
 INPUT_LIMIT: Final = 65536
 """Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
@@ -61,7 +62,7 @@ TOO_BIG: Final = 0
 FORBIDDEN: Final = 1
 NO_MEMORY: Final = 2
 MALFORMED: Final = 3
-REFUSALS: Final = (codec.JOB_TOO_BIG, codec.UnknownCommand.reply, codec.OUT_OF_MEMORY, codec.BadFormat.reply)
+REFUSALS: Final = (replies.JOB_TOO_BIG, codec.UnknownCommand.reply, replies.OUT_OF_MEMORY, codec.BadFormat.reply)
 """Replies to a put whose body is discarded. TOO_BIG, FORBIDDEN, NO_MEMORY and MALFORMED are the indices."""
 
 
@@ -335,10 +336,10 @@ class Framing:
 
     def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
         if not is_terminated:
-            self.refused(self.client, b"put of %d bytes" % command[4], codec.EXPECTED_CRLF)
-            return codec.EXPECTED_CRLF
+            self.refused(self.client, b"put of %d bytes" % command[4], replies.EXPECTED_CRLF)
+            return replies.EXPECTED_CRLF
         if self._broker.is_draining:
-            return codec.DRAINING
+            return replies.DRAINING
         if len(command) == PUT_LENGTH:
             _, pri, delay, ttr, _, _ = command
             result = self._broker.put(self.client, id, pri, delay, ttr, body, now)
@@ -349,11 +350,11 @@ class Framing:
             _, pri, delay, ttr, _, _, name, tags = command
             outcome = self._broker.put_tagged(self.client, name, id, pri, delay, ttr, body, tags, now)
             if isinstance(outcome, Duplicate):
-                return codec.duplicate(outcome.id, outcome.state, outcome.pri)
+                return replies.duplicate(outcome.id, outcome.state, outcome.pri)
             result = outcome
         if result > 0:
-            return codec.inserted(result)
-        return codec.JOB_TOO_BIG if result == Refusal.TOO_BIG else codec.OUT_OF_MEMORY
+            return replies.inserted(result)
+        return replies.JOB_TOO_BIG if result == Refusal.TOO_BIG else replies.OUT_OF_MEMORY
 
     def _begin_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
         """Discard the body of a put, *size* bytes from *pos* on, then reply *refusal*; return the next position."""

@@ -19,7 +19,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.core.transitions import DEFAULT_TUBE
-from greenstalk_server.protocol import codec
+from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
@@ -125,7 +125,7 @@ class RestrictedSession(ExtendedSession):
         return reply
 
     def _refuse_job(self, command: Command) -> bytes:
-        return self._refuse(command[0], b"%d" % command[1], codec.NOT_FOUND)
+        return self._refuse(command[0], b"%d" % command[1], replies.NOT_FOUND)
 
     def _update_put_permission(self) -> None:
         """Allow or forbid puts, by the tube that the client uses."""
@@ -173,10 +173,10 @@ class RestrictedSession(ExtendedSession):
         if not self._grants.may_consume(command[1]):
             return self._refuse(command[0], command[1])
         reply = self._watch(command, now)
-        if self._may_reserve or reply == codec.OUT_OF_MEMORY:
+        if self._may_reserve or reply == replies.OUT_OF_MEMORY:
             return reply
         self._may_reserve = True
-        return codec.watching(self._broker.ignore(self.client, DEFAULT_TUBE))
+        return replies.watching(self._broker.ignore(self.client, DEFAULT_TUBE))
 
     def _guarded_reserve(self, command: Command, now: int) -> bytes | None:
         if not self._may_reserve:
@@ -238,8 +238,8 @@ class RestrictedSession(ExtendedSession):
             return self._refuse(command[0], b"")
         if command[0] == codec.DRAIN:
             self._broker.drain_for(self.client)
-            return codec.DRAINING
-        return codec.NOT_DRAINING if self._broker.undrain_for(self.client) else codec.DRAINING
+            return replies.DRAINING
+        return replies.NOT_DRAINING if self._broker.undrain_for(self.client) else replies.DRAINING
 
     def _guarded_list_tubes(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None

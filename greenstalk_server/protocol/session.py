@@ -13,7 +13,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, Job
 from greenstalk_server.core.name_list import NameList, list_of
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.protocol import codec, stats
+from greenstalk_server.protocol import codec, replies, stats
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import (
     NAME_COST,
@@ -71,7 +71,7 @@ class Session(Framing):
 
     def _ended_wait_reply(self, outcome: int | None) -> bytes:
         """Return the reply to a wait that ended without a job."""
-        return codec.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else codec.TIMED_OUT
+        return replies.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else replies.TIMED_OUT
 
     def _job_reply(self, job: Job, is_peek: bool, now: int) -> bytes | None:
         """Return the reply with *job*, RESERVED or, if *is_peek*, FOUND; None if it has to wait for the body."""
@@ -85,8 +85,8 @@ class Session(Framing):
         self.cost += len(body)
         if len(body) > OUTPUT_SLICE:
             self.stream = BodyStream(body)
-            return codec.found_line(job.id, body) if is_peek else codec.reserved_line(job.id, body)
-        return codec.found(job.id, body) if is_peek else codec.reserved(job.id, body)
+            return replies.found_line(job.id, body) if is_peek else replies.reserved_line(job.id, body)
+        return replies.found(job.id, body) if is_peek else replies.reserved(job.id, body)
 
     def _await_body(self, job: Job, is_peek: bool) -> None:
         """Park until the body of *job* is read back."""
@@ -112,38 +112,38 @@ class Session(Framing):
         if body is not None:
             return self._body_reply(job, body, self._is_peek, now)
         if self._is_peek:
-            return codec.INTERNAL_ERROR if job.id in self._broker.jobs else codec.NOT_FOUND
+            return replies.INTERNAL_ERROR if job.id in self._broker.jobs else replies.NOT_FOUND
         self._broker.bury(self.client, job.id, job.pri, now)  # else later reserves would fail on the same job
-        return codec.INTERNAL_ERROR
+        return replies.INTERNAL_ERROR
 
     def _reserve_job(self, command: Command, now: int) -> bytes | None:
         _, id = command
         job = self._broker.reserve_job(self.client, id, now)
         if job is None:
-            return codec.NOT_FOUND
+            return replies.NOT_FOUND
         self._broker.note_worker(self.client)
         return self._job_reply(job, False, now)
 
     def _delete(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_delete += 1
         _, id = command
-        return codec.DELETED if self._broker.delete(self.client, id, now) else codec.NOT_FOUND
+        return replies.DELETED if self._broker.delete(self.client, id, now) else replies.NOT_FOUND
 
     def _release(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_release += 1
         _, id, pri, delay = command
         is_released = self._broker.release(self.client, id, pri, delay, now)
-        return codec.RELEASED if is_released else codec.NOT_FOUND
+        return replies.RELEASED if is_released else replies.NOT_FOUND
 
     def _bury(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_bury += 1
         _, id, pri = command
-        return codec.BURIED if self._broker.bury(self.client, id, pri, now) else codec.NOT_FOUND
+        return replies.BURIED if self._broker.bury(self.client, id, pri, now) else replies.NOT_FOUND
 
     def _touch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_touch += 1
         _, id = command
-        return codec.TOUCHED if self._broker.touch(self.client, id, now) else codec.NOT_FOUND
+        return replies.TOUCHED if self._broker.touch(self.client, id, now) else replies.NOT_FOUND
 
     def _peek(self, command: Command, now: int) -> bytes | None:
         self._broker.counters.cmd_peek += 1
@@ -183,17 +183,17 @@ class Session(Framing):
 
     def peek_reply(self, job: Job | None, now: int) -> bytes | None:
         """Return the reply to a peek; None if it has to wait for the body."""
-        return codec.NOT_FOUND if job is None else self._job_reply(job, True, now)
+        return replies.NOT_FOUND if job is None else self._job_reply(job, True, now)
 
     def _kick_job(self, command: Command, now: int) -> bytes:
         _, id = command
-        return codec.KICKED if self._broker.kick_job(id, now) else codec.NOT_FOUND
+        return replies.KICKED if self._broker.kick_job(id, now) else replies.NOT_FOUND
 
     def _use(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_use += 1
         _, name = command
         self._add_tube_cost(name)
-        return codec.using(name) if self._broker.use(self.client, name) else codec.OUT_OF_MEMORY
+        return replies.using(name) if self._broker.use(self.client, name) else replies.OUT_OF_MEMORY
 
     def _watch(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_watch += 1
@@ -201,17 +201,17 @@ class Session(Framing):
         self._add_tube_cost(name)
         count = self._broker.watch(self.client, name)
         self._note_watched()
-        return codec.watching(count) if count > 0 else codec.OUT_OF_MEMORY
+        return replies.watching(count) if count > 0 else replies.OUT_OF_MEMORY
 
     def _ignore(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_ignore += 1
         _, name = command
         count = self._broker.ignore(self.client, name)
         self._note_watched()
-        return codec.watching(count) if count else codec.NOT_IGNORED
+        return replies.watching(count) if count else replies.NOT_IGNORED
 
     def _note_watched(self) -> None:
-        """Set the cost of a reserve by the number of watched tubes."""
+        """Update the cost of a reserve, which depends on the number of watched tubes."""
         self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
 
     def _pause_tube(self, command: Command, now: int) -> bytes:
@@ -219,7 +219,7 @@ class Session(Framing):
         _, name, delay, is_valid_name = command
         if not is_valid_name:
             raise codec.BadFormat
-        return codec.PAUSED if self._broker.pause_tube(name, delay, now) else codec.NOT_FOUND
+        return replies.PAUSED if self._broker.pause_tube(name, delay, now) else replies.NOT_FOUND
 
     def _stats(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats += 1
@@ -229,47 +229,47 @@ class Session(Framing):
         self._broker.counters.cmd_stats_job += 1
         _, id = command
         job = self._broker.jobs.get(id)
-        return codec.NOT_FOUND if job is None else self._stats_reply(stats.job_stats(job, now), job, now)
+        return replies.NOT_FOUND if job is None else self._stats_reply(stats.job_stats(job, now), job, now)
 
     def _stats_tube(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_stats_tube += 1
         _, name = command
         tube = self._broker.tubes.get(name)
-        return codec.NOT_FOUND if tube is None else self._stats_reply(stats.tube_stats(tube, now), tube, now)
+        return replies.NOT_FOUND if tube is None else self._stats_reply(stats.tube_stats(tube, now), tube, now)
 
     def _stats_reply(self, snapshot: stats.Snapshot, subject: Tube | Job | None, now: int) -> bytes:
         """Return the reply with *snapshot*, which is about *subject*, or about the server if that is None."""
-        return self._count_reply(codec.stats(snapshot))
+        return self._count_reply(replies.stats(snapshot))
 
     def _list_tubes(self, command: Command, now: int) -> bytes:
         broker = self._broker
         broker.counters.cmd_list_tubes += 1
         if len(broker.tubes) <= SHORT_LIST:
-            return self._count_reply(codec.name_list(broker.tubes))
+            return self._count_reply(replies.name_list(broker.tubes))
         return self.list_names(broker.name_list())
 
     def _list_tube_used(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_list_tube_used += 1
-        return codec.using(self.client.used.name)
+        return replies.using(self.client.used.name)
 
     def _list_tubes_watched(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_list_tubes_watched += 1
         watched = self.client.watched
         if len(watched) <= SHORT_LIST:
-            return self._count_reply(codec.name_list(watched))
+            return self._count_reply(replies.name_list(watched))
         self.cost += NAME_COST * len(watched)
         return self.list_names(list_of(watched, self._broker.listed_names))
 
     def list_names(self, names: NameList) -> bytes:
         """Return the reply that lists *names*. If it is long, return its first line, and set `stream` to the rest."""
         if names.size <= OUTPUT_SLICE:
-            return self._count_reply(codec.name_list(names.names()))
+            return self._count_reply(replies.name_list(names.names()))
         self.cost += OUTPUT_SLICE + len(names.chunks)  # ends the slice
         if not names.acquire():
             self._broker.limit_counters.note("listings", self.client.address)
-            return codec.OUT_OF_MEMORY
+            return replies.OUT_OF_MEMORY
         self.stream = NameStream(names)
-        return codec.ok_line(names.size)
+        return replies.ok_line(names.size)
 
     def _add_tube_cost(self, tube: bytes) -> None:
         if tube not in self._broker.tubes:

@@ -1,6 +1,6 @@
-"""The tags at the end of a put's line: `idp:KEY[:ttl]`, `grp:KEY`, `aft:KEY` and `con:KEY[:n]`, in any order.
+"""Syntax of the tags at the end of a put line: `idp:KEY[:TTL]`, `grp:KEY`, `aft:KEY` and `con:KEY[:N]`, in any order.
 
-A KEY has 1 to 200 characters of a tube's name, so no colon. docs/protocol-extensions.md describes the tags.
+A KEY has the syntax of a tube name, so it contains no colon. docs/protocol-extensions.md describes the tags.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _begins_tag: Final = re.compile(rb" (?:idp|grp|aft|con):")
 
 
 def has_tag(text: bytes) -> bool:
-    """Whether *text*, which follows the size in the line of a put, has a word that begins like a tag."""
+    """Whether a word of *text*, the part of a put line after the size, begins like a tag."""
     return _begins_tag.search(text) is not None
 
 
 def parse_tags(words: list[bytes], seconds: Callable[[bytes, int], int]) -> Tags | None:
-    """Return the tags that *words* are; None if one of them is bad, or if a tag is repeated.
+    """Parse *words* as tags; return None if a tag is malformed or repeated, or if `grp` and `aft` name the same group.
 
-    *seconds* returns a number of seconds, at most its second argument, in nanoseconds; what it raises is passed on.
+    *seconds* parses a number of seconds, at most its second argument, into nanoseconds. Its exceptions propagate.
     """
     tags = Tags()
     for word in words:
@@ -52,7 +52,7 @@ def parse_tags(words: list[bytes], seconds: Callable[[bytes, int], int]) -> Tags
 
 
 def _limit(digits: bytes) -> int:
-    """Return the number in *digits*, from 1 to 2**32-1; 0 if it is none."""
+    """Return the number in *digits*, 1 to 2**32-1; 0 if it is malformed or out of range."""
     if not digits.isdigit() or len(digits.lstrip(b"0")) > _MAX_DIGITS:
         return 0
     value = int(digits)

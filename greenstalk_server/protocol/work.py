@@ -12,7 +12,7 @@ from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.protocol import codec
+from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Kick(Work):
         done = broker.kick(self._tube, self._state, self._bound - self._done, now)
         session.cost += KICK_COST * done
         self._done += done
-        return None if done and self._done < self._bound else codec.kicked(self._done)
+        return None if done and self._done < self._bound else replies.kicked(self._done)
 
 
 class DeleteBatch(Work):
@@ -68,7 +68,7 @@ class DeleteBatch(Work):
             self._deleted += session.may_delete(id) and broker.delete(client, id, now)
         if self._done < len(self._ids):
             return None
-        return codec.deleted_batch(self._deleted, len(self._ids) - self._deleted)
+        return replies.deleted_batch(self._deleted, len(self._ids) - self._deleted)
 
 
 class TouchAll(Work):
@@ -88,13 +88,13 @@ class TouchAll(Work):
         session.cost += JOB_COST * len(ids)
         for id in ids:
             self._touched += broker.touch(session.client, id, now)
-        return None if self._done < len(self._ids) else codec.counted(b"TOUCHED_ALL", self._touched)
+        return None if self._done < len(self._ids) else replies.counted(b"TOUCHED_ALL", self._touched)
 
 
 class Flush(Work):
     """A deletion of all jobs, or of all buried jobs, that the tube *name* has when it begins.
 
-    A deletion of all jobs first frees the idempotency keys that have outlived jobs of the tube.
+    A deletion of all jobs first frees the idempotency keys that have outlived their jobs.
 
     A pass deletes the ready, delayed and buried jobs, then those that clients hold. Between two slices a job may change
     to a state that the pass has already handled, so passes repeat until one finds no job.
@@ -152,26 +152,26 @@ class Flush(Work):
         return None
 
     def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
-        """Delete the reserved jobs *ids*; return how many."""
+        """Delete the reserved jobs *ids*; return the number deleted."""
         deleted = sum([broker.delete_job(id, now, is_forced=True) for id in ids])
         self._deleted += deleted
         return deleted
 
     def _reply(self) -> bytes:
-        return codec.counted(b"FLUSHED", self._deleted)
+        return replies.counted(b"FLUSHED", self._deleted)
 
 
 class Truncate(Flush):
-    """As Flush, but a reserved job is deleted when its reservation ends."""
+    """Like Flush, but each reserved job is deleted when its reservation ends."""
 
     __slots__ = ()
 
     def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
-        """Have the reserved jobs *ids* deleted later; return for how many of them that is new."""
+        """Mark the reserved jobs *ids* for deletion; return the number that were not marked before."""
         return sum([broker.truncate_job(id, now) for id in ids])
 
     def _reply(self) -> bytes:
-        return codec.counted(b"TRUNCATED", self._deleted)
+        return replies.counted(b"TRUNCATED", self._deleted)
 
 
 class FindReserved(Work):

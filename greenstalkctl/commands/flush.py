@@ -1,4 +1,4 @@
-"""The `flush` and `truncate` commands: delete all jobs of a tube with one request, reserved ones included."""
+"""The `flush` and `truncate` commands: delete all jobs of a tube with one request, including reserved ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from greenstalkctl.settings import Command, Settings
 from greenstalkctl.text import plural
 
 
-@click.command(cls=Command, short_help="Delete all jobs of a tube, reserved ones too.")
+@click.command(cls=Command, short_help="Delete all jobs of a tube, including reserved ones.")
 @click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to flush.")
 @click.option("--buried", is_flag=True, help="Delete only the buried jobs.")
 @click.pass_obj
 def flush(settings: Settings, tubes: tuple[str, ...], buried: bool) -> None:
-    """Delete all jobs that a tube has now, also those that workers hold: they notice it when they finish.
+    """Delete all jobs that a tube has now, including those that workers hold.
 
-    The server needs the protocol extensions, which beanstalkd does not have. `clear` works on every server, and
-    leaves reserved jobs.
+    The next command of a worker on such a job fails with NOT_FOUND. The server needs the protocol extensions, which
+    beanstalkd does not have. `clear` works on every server, but keeps reserved jobs.
     """
     with settings.connect() as server:
         states = (BURIED,) if buried else (*STATES, RESERVED)
@@ -27,19 +27,19 @@ def flush(settings: Settings, tubes: tuple[str, ...], buried: bool) -> None:
             job_count(stats, state) for tube in tubes for stats in [require_tube(server, tube)] for state in states
         )
         if total:
-            which = "" if buried else ", reserved ones included,"
+            which = "" if buried else ", including reserved ones,"
             settings.out.confirm(f"delete {plural(total)}{which} of {', '.join(tubes)} from {server.address}")
         flushed = sum(server.flush(tube, is_buried=buried) for tube in tubes)
     settings.out.show({"flushed": flushed}, f"flushed {plural(flushed)}")
 
 
-@click.command(cls=Command, short_help="Delete all jobs of a tube, reserved ones when they end.")
+@click.command(cls=Command, short_help="Delete all jobs of a tube; let workers finish theirs.")
 @click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to truncate.")
 @click.pass_obj
 def truncate(settings: Settings, tubes: tuple[str, ...]) -> None:
-    """Delete all jobs that a tube has now; those that workers hold are deleted when their reservations end.
+    """Delete all jobs that a tube has now. Jobs that workers hold are deleted when their reservations end.
 
-    So workers finish the jobs that they have, and no job runs again. The server needs the protocol extensions, which
+    Workers finish the jobs that they hold, and no job runs again. The server needs the protocol extensions, which
     beanstalkd does not have.
     """
     with settings.connect() as server:

@@ -31,17 +31,22 @@ _CHUNK: Final = 2**20
     show_default=True,
     help="Time to run: how long a worker may hold the job.",
 )
-@click.option("--idempotency-key", type=KEY, help="If the tube has a job with this key, put none.")
+@click.option("--idempotency-key", type=KEY, help="Put no job if the tube has a job with this key.")
 @click.option(
     "--idempotency-ttl",
     type=WHOLE_DURATION,
     default=0,
-    help="Time to keep the key after its job was deleted.",
+    help="Time that the key stays taken after the job is deleted.",
 )
-@click.option("--group", type=KEY, help="The job belongs to this group.")
-@click.option("--after", type=KEY, metavar="GROUP", help="The job is not ready before this group has no jobs left.")
-@click.option("--concurrency-key", type=KEY, help="Of the jobs with this key, few run at a time.")
-@click.option("--limit", type=COUNT, metavar="N", help="Jobs with --concurrency-key that run at a time. Default: 1.")
+@click.option("--group", type=KEY, help="Group that the job belongs to.")
+@click.option("--after", type=KEY, metavar="GROUP", help="Group that must be empty before the job becomes ready.")
+@click.option("--concurrency-key", type=KEY, help="Key that limits the number of jobs that run at a time; see --limit.")
+@click.option(
+    "--limit",
+    type=COUNT,
+    metavar="N",
+    help="Maximum number of jobs with the --concurrency-key that run at a time. Default: 1.",
+)
 @click.option("--lines", is_flag=True, help="Put one job for each line of the input, without its newline.")
 @click.pass_obj
 def put(
@@ -58,8 +63,8 @@ def put(
 ) -> None:
     """Put a job and print its id. The body is BODY, the content of --file, or standard input.
 
-    Keys, and fractions of seconds, need Greenstalk Server. If --idempotency-key finds a job,
-    the id is that of the existing job.
+    Keys, groups and fractions of seconds need Greenstalk Server. If a job has the --idempotency-key,
+    print the id of that job.
     """
     if tags["limit"] is not None and tags["concurrency_key"] is None:
         raise InvalidUsage("--limit needs --concurrency-key KEY")
@@ -79,7 +84,7 @@ def put(
             if keys.idempotency_key is not None:
                 shown["existing"] = job_id.state
             if job_id.state is not None:
-                settings.out.note(f"job {job_id} has this key already: {job_id.state}")
+                settings.out.note(f"job {job_id} already has this key; its state is {job_id.state}")
             settings.out.show(shown, str(job_id))
 
 

@@ -16,8 +16,8 @@ from greenstalkctl.settings import Command, Settings
 def wait(settings: Settings, job_id: int) -> None:
     """Wait until a job is deleted or buried, and print which.
 
-    With --timeout on the command line, wait at most that long; else as long as it takes. The exit code is 0 if the job
-    was deleted, and 1 if it was buried, if the time is over, or if there is no such job.
+    Wait indefinitely, unless --timeout is on the command line. The exit code is 0 if the job was deleted, and 1 if it
+    was buried, if the timeout has passed, or if there is no such job.
 
     The server needs the protocol extensions, which beanstalkd does not have.
     """
@@ -26,7 +26,7 @@ def wait(settings: Settings, job_id: int) -> None:
         if end is None:
             raise NoResult(f"there is no job {job_id} on {server.address}; it may have been deleted")
         if end == TIMED_OUT:
-            raise NoResult(f"job {job_id} is neither deleted nor buried after {settings.timeout:g} s")
+            raise NoResult(f"job {job_id} was neither deleted nor buried within {settings.timeout:g} s")
     settings.out.show({"id": job_id, "end": end}, f"job {job_id} is {end}")
     if end != DELETED:
         raise NoResult(f"job {job_id} is {end}")

@@ -242,6 +242,47 @@ def test_drain_refuses_puts(tmp_path: Path) -> None:
         client.put("hello")
 
 
+def test_duplicate_of_an_idempotency_key_returns_the_existing_job(client: Client[str]) -> None:
+    first = client.put("one", priority=10, idempotency_key="order-7", idempotency_ttl=60)
+    assert (first.is_new, first.state, first.priority) == (True, None, None)
+    second = client.put("two", priority=10, idempotency_key="order-7")
+    assert (int(second), second.is_new, second.state, second.priority) == (first, False, "ready", None)
+    third = client.put("three", priority=5, idempotency_key="order-7")
+    assert (int(third), third.state, third.priority) == (first, "ready", 5)
+    client.delete(client.reserve(0))
+    assert client.put("four", idempotency_key="order-7").state == "deleted"
+    assert client.put("five", idempotency_key="order-7", tube="mail").is_new
+
+
+def test_job_waits_for_its_group(client: Client[str]) -> None:
+    members = [client.put("member", group="import") for _ in range(2)]
+    last = client.put("last", after="import")
+    group = client.stats_group("import")
+    assert (group["name"], group["ready"], group["waiting-jobs"]) == ("import", 2, 1)
+    assert [job.id for job in client.reserve_batch(10)] == members
+    client.delete_batch(members)
+    assert client.reserve(5).id == last
+    with pytest.raises(greenstalk.NotFoundError):
+        client.stats_group("import")
+
+
+def test_concurrency_key_limits_reserved_jobs(client: Client[str]) -> None:
+    ids = [client.put("hello", concurrency_key="user-5", concurrency_limit=2) for _ in range(3)]
+    held = client.reserve_batch(10)
+    assert [job.id for job in held] == ids[:2]
+    client.delete(held[0])
+    assert client.reserve(0).id == ids[2]
+
+
+def test_all_tags_in_one_put(client: Client[str]) -> None:
+    tags: Any = {"idempotency_key": "a", "group": "b", "after": "c", "concurrency_key": "d", "concurrency_limit": 3}
+    id = client.put("hello", tube="mail", delay=0.01, **tags)
+    stats: Any = client.stats_job(id)
+    found = (stats["idempotency-key"], stats["group"], stats["after-group"], stats["concurrency-key"])
+    assert found == ("a", "b", "c", "d")
+    assert stats["concurrency-limit"] == 3
+
+
 def test_pause_with_a_fraction(client: Client[str]) -> None:
     client.put("hello")
     client.pause_tube("default", 0.2)

@@ -18,6 +18,7 @@ import greenstalk
 import pytest
 
 from greenstalk_client import Bury, Client, Job, Release, Worker, work
+from tests.support import tls
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
@@ -190,7 +191,7 @@ def test_running_and_prefetched_jobs_are_touched(queue: Client[str], address: Ad
 
 
 def test_slow_job_does_not_hold_up_others(queue: Client[str], address: Address) -> None:
-    """Nor the deletes of others, although the worker waits for more jobs meanwhile."""
+    """Other jobs are also deleted meanwhile, although the worker is waiting for more jobs."""
     slow, done = threading.Event(), threading.Event()
 
     def handle(job: Job[bytes]) -> None:
@@ -238,7 +239,7 @@ def test_jobs_are_reserved_and_deleted_in_batches(our_queue: Client[str], ours: 
     assert after["cmd-reserve-with-timeout"] == before["cmd-reserve-with-timeout"]
 
 
-def test_connections_that_the_server_closes_while_idle_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+def test_idle_connections_closed_by_the_server_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "--idle-timeout", "1") as server:
         address = ("127.0.0.1", server.port)
         together = threading.Barrier(3)
@@ -299,7 +300,7 @@ def test_stop_waits_for_a_hung_handler_for_a_limited_time(
     with working(address, hang, stop_timeout=0.2):
         assert began.wait(TIMEOUT)
     assert queue.reserve(5).id == id, "the closed connection has released it"
-    assert f"stopping while the jobs [{id}] run; the server makes them ready" in caplog.messages
+    assert f"stopping while jobs [{id}] are running; the server makes them ready again" in caplog.messages
     finish.set()
     eventually(lambda: any(f"job {id} is not done" in each for each in caplog.messages), "the handler ends")
     queue.delete(id)  # only the client that holds the job can delete it
@@ -344,7 +345,7 @@ def test_second_signal_ends_immediately(queue: Client[str], address: Address) ->
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=TIMEOUT)
     assert (out, process.returncode) == ("returned\n", 0)
-    assert f"stopping while the jobs [{id}] run" in log
+    assert f"stopping while jobs [{id}] are running" in log
     assert time.monotonic() - began < 60
     job = queue.reserve(5)
     assert job.id == id
@@ -354,7 +355,7 @@ def test_second_signal_ends_immediately(queue: Client[str], address: Address) ->
 # Lost connections
 
 
-def test_killed_server_gives_its_jobs_again_and_none_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_job_is_lost_when_the_server_is_killed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (port,) = free_ports(1)
     address = ("127.0.0.1", port)
     flags = ("-l", "127.0.0.1", "-p", str(port), "--no-web", "-b", str(tmp_path), "-f", "0")
@@ -414,7 +415,7 @@ def test_worker_that_may_not_consume_raises(tmp_path: Path) -> None:
         assert len(errors) == 1
 
 
-def test_function_may_open_the_connections(our_queue: Client[str], ours: Address) -> None:
+def test_server_may_be_a_function_that_connects(our_queue: Client[str], ours: Address) -> None:
     made: list[socket.socket] = []
 
     def connect() -> socket.socket:
@@ -429,6 +430,28 @@ def test_function_may_open_the_connections(our_queue: Client[str], ours: Address
     with working(connect, lambda job: None):  # type: ignore[arg-type]
         eventually(lambda: is_empty(our_queue), "the job is deleted")
     assert all(each.fileno() == -1 for each in made), "all are closed"
+
+
+def test_worker_over_tls(tmp_path: Path) -> None:
+    """A wait for jobs over TLS ends at once when the worker stops."""
+    tls.make_certificates(tmp_path)
+    secured = tls.context(tmp_path)
+    files = ("--tls-cert", f"{tmp_path}/server.pem", "--tls-key", f"{tmp_path}/server.key")
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", *files) as server:
+        port = int(server.first_lines.partition(" (TLS)")[0].rpartition(":")[2])
+
+        def connect() -> socket.socket:
+            return tls.connect(port, secured)
+
+        done: list[bytes] = []
+        with Client(connect(), use="mail") as queue:
+            for number in range(50):
+                queue.put(f"{number}", ttr=1)
+            began = time.monotonic()
+            with working(connect, lambda job: done.append(job.body), concurrency=4):  # type: ignore[arg-type]
+                eventually(lambda: is_empty(queue), "all jobs are deleted")
+            assert time.monotonic() - began < 15, "a reserve waits 20 seconds"
+    assert len(done) == 50
 
 
 @pytest.mark.parametrize(

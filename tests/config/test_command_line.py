@@ -27,6 +27,7 @@ from greenstalk_server.config.show import as_json, as_table
 from greenstalk_server.config.text import without_password
 from greenstalk_server.config.validation import TOKENS
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.thresholds import ThresholdSet
 
 GIB = 2**30
 
@@ -72,6 +73,7 @@ def test_defaults() -> None:
         tls_client_ca=None,
         access=(),
         policies=(),
+        attention=ThresholdSet(),
         limits=Limits(
             connections=0,
             connections_per_address=0,

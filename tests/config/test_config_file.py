@@ -11,6 +11,7 @@ from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
 
 # Each key except those that exclude others.
@@ -82,6 +83,11 @@ max_attempts = 5
 [policies."1st"]
 tubes = ["a"]
 priority = -1
+
+[attention]
+oldest_ready = "1h"
+[attention.tubes."quiet.*"]
+no_consumers = 0
 """
 
 FIELDS = {
@@ -144,6 +150,11 @@ FIELDS = {
                 "policies",
                 (Policy("mail", ("mail.*",), 0, {"max_attempts": 5}), Policy("1st", ("a",), -1, {})),
                 "[policies.mail]",
+            ),
+            (
+                "attention",
+                ThresholdSet({"oldest_ready": "1h", "tubes": {"quiet.*": {"no_consumers": 0}}}),
+                "[attention]",
             ),
         )
     },
@@ -254,6 +265,20 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         ("[[access]]\n[[access]]\nclient = 1", ":1: access: rule 2: client: must be a non-empty string"),
         ("[[access]]\nproduce = 'a'", ":1: access: rule 1: produce: must be an array of tube names, in which *"),
         ("[[access]]\nproduce = ['a b']", ":1: access: rule 1: produce: 'a b' cannot match any tube; * stands for"),
+        ("attention = 1", ":1: attention: must be a table: write [attention], and its keys below it"),
+        ("[attention]\npause = 1", ":2: attention: unknown key 'pause': did you mean paused?"),
+        ("[attention]\npaused = -1", ":2: attention.paused -1: must be a number of seconds, 0 (off) or up to 31536000"),
+        ("[attention]\ntimeouts = '1h'", ":2: attention.timeouts '1h': must be a whole number, 0 (off) or more"),
+        ("[attention]\ntimeouts = true", ":2: attention.timeouts True: must be a whole number, 0 (off) or more"),
+        ("[attention]\ndisk_free = '1X'", ":2: attention.disk_free '1X': must be a whole number of bytes, 0 (off)"),
+        ("[attention]\nlimit_used = 90", ":2: attention.limit_used 90: must be a number from 0 to 1"),
+        ("[attention]\ntubes = 1", ':2: attention.tubes: must be tables, each headed [attention.tubes."PATTERN"]'),
+        ("[attention.tubes]\nmail = 1", ':2: attention.tubes."mail": must be a table of thresholds'),
+        ("[attention.tubes.'a b']\npaused = 1", ":1: attention.tubes: 'a b' cannot match any tube; * matches any"),
+        (
+            "[attention.tubes.'mail.*']\npaused = 1\ndisk_free = 1",
+            ":3: attention.tubes.\"mail.*\": unknown key 'disk_free': is a threshold of the server: write it below",
+        ),
         ("policies = 1", ":1: policies: must be tables, each headed [policies.NAME]"),
         ("port = 1\n[[policies]]", ":2: policies: must be tables, each headed [policies.NAME]"),
         ("[policies]\nmail = 1", ":2: policy mail: must be a table of keys, not 1"),

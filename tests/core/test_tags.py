@@ -84,7 +84,7 @@ class TestIdempotencyKey:
         world.advance(0.2)
         assert client.put_tagged("idp:k:1.5") == 3
 
-    def test_kept_key_of_a_dropped_tube(self, world: World) -> None:
+    def test_kept_key_outlives_its_tube(self, world: World) -> None:
         client = world.client()
         client.put_tagged("idp:k:9", tube=b"gone")
         client.delete(1)
@@ -111,7 +111,7 @@ class TestIdempotencyKey:
         client.delete(1)
         assert client.put_tagged("idp:a") == (1, "deleted")
 
-    def test_forgotten_keys(self, world: World) -> None:
+    def test_forget_frees_kept_keys(self, world: World) -> None:
         client = world.client()
         for name in ("a", "b", "c"):
             client.put_tagged(f"idp:{name}:9", tube=b"t")
@@ -136,7 +136,7 @@ class TestIdempotencyKey:
         assert client.put_tagged("idp:k", tube=b"a") == 2
         assert client.put_tagged("idp:k", tube=b"b") == (1, "ready")
 
-    def test_the_lowest_id_holds_the_key(self, world: World) -> None:
+    def test_job_with_the_lowest_id_holds_the_key(self, world: World) -> None:
         client = world.client()
         for tube in (b"a", b"b", b"c"):
             client.put_tagged("idp:k", tube=tube)
@@ -202,7 +202,7 @@ class TestGroup:
         world.edit(1, tube=b"other", is_forced=True)
         assert counts(world, "g") == (0, 1, 0, 0, 0)
 
-    def test_job_runs_at_once_after_a_group_that_nobody_has_named(self, world: World) -> None:
+    def test_job_after_an_unused_group_is_ready_immediately(self, world: World) -> None:
         client = world.client()
         client.put_tagged("aft:g")
         assert world.state(1) == "ready"
@@ -386,7 +386,7 @@ class TestConcurrencyKey:
         assert client.take(3) == [1, 2, 3]
         assert client.reserve(0) == "TIMED_OUT"
 
-    def test_the_smallest_limit_counts(self, world: World) -> None:
+    def test_smallest_limit_applies(self, world: World) -> None:
         client = world.client()
         for limit in (3, 3, 2, 3):
             client.put_tagged(f"con:k:{limit}")
@@ -419,7 +419,7 @@ class TestConcurrencyKey:
             world.delete_job(1, is_forced=True)
         assert waiter.ended == [2]
 
-    def test_released_job_takes_part_by_its_priority(self, world: World) -> None:
+    def test_released_job_competes_with_its_priority(self, world: World) -> None:
         client = world.client()
         client.put_tagged("con:k", pri=5)
         client.put_tagged("con:k", pri=6)
@@ -429,7 +429,7 @@ class TestConcurrencyKey:
         client.release(1, pri=9)
         assert client.reserve(0) == 2
 
-    def test_key_is_of_the_whole_server(self, world: World) -> None:
+    def test_key_applies_to_all_tubes(self, world: World) -> None:
         client = world.client(watch=[b"a", b"b"])
         client.put_tagged("con:k", tube=b"a")
         client.put_tagged("con:k", tube=b"b")
@@ -454,7 +454,7 @@ class TestConcurrencyKey:
             holder.reserve()
         assert order.count(1) == 3 and order[:4] in ([1, 0, 1, 0], [0, 1, 0, 1])
 
-    def test_a_release_does_not_keep_the_slot_from_other_tubes(self, world: World) -> None:
+    def test_release_passes_the_slot_to_other_tubes(self, world: World) -> None:
         client = world.client()
         first, second = world.client(watch=[b"a"]), world.client(watch=[b"b"])
         client.put_tagged("con:k", tube=b"a")

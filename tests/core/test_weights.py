@@ -1,4 +1,4 @@
-"""Weighted reserves: shares of tubes, and what they leave as it is."""
+"""Weighted reserves: the share of each tube, and the cases in which weights have no effect."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_ignore_and_a_watch_without_weight_reset_the_weight(world: World) -> Non
     assert shares(world, client)[b"a"] / DRAWS == pytest.approx(1 / 2, rel=0.1)
 
 
-def test_waiting_client_gets_the_first_job_that_is_ready(world: World) -> None:
+def test_waiting_client_gets_the_first_job_that_becomes_ready(world: World) -> None:
     client = worker(world, {b"a": 1, b"b": 9999})
     assert client.reserve() == "WAITING"
     other = world.client()

@@ -25,6 +25,28 @@ def test_put_and_pause_with_fractions(server: Server, mail: Client) -> None:
     assert done.json == {"tube": "mail", "pause": 0.25}
 
 
+@pytest.mark.parametrize("server", ["ours", "api"], indirect=True)
+def test_put_with_tags(server: Server, mail: Client) -> None:
+    first = ctl(server, "put", "one", "--tube", "mail", "--idempotency-key", "order-7", "--group", "import", "--json")
+    job_id = first.json["id"]
+    assert first.json == {"id": job_id, "tube": "mail", "existing": None}
+    again = ctl(server, "put", "two", "--tube", "mail", "--idempotency-key", "order-7")
+    assert (again.code, again.text) == (0, f"{job_id}\n")
+    assert f"job {job_id} already has this key; its state is ready" in again.err
+    after = ctl(server, "put", "three", "--tube", "mail", "--after", "import").json
+    assert mail.stats_job(after)["state"] == "delayed"
+    mail.delete(mail.reserve(0))
+    assert mail.reserve(5).id == after
+    limited = ("put", "four", "--tube", "mail", "--concurrency-key", "user-5", "--limit", "1")
+    one, two = (ctl(server, *limited).json for _ in range(2))
+    job = mail.reserve(0)
+    assert job.id == one
+    with pytest.raises(greenstalk.TimedOutError):
+        mail.reserve(0)
+    mail.delete(job)
+    assert mail.reserve(0).id == two
+
+
 @OURS
 def test_flush_deletes_reserved_jobs_too(server: Server, mail: Client) -> None:
     for _ in range(4):
@@ -79,7 +101,7 @@ def test_wait_ends_after_its_timeout(server: Server, mail: Client, monkeypatch: 
     job_id = mail.put(b"hello")
     began = time.monotonic()
     done = ctl(server, "wait", str(job_id), "--timeout", "350ms")
-    assert (done.code, f"job {job_id} is neither deleted nor buried after 0.35 s" in done.err) == (1, True)
+    assert (done.code, f"job {job_id} was neither deleted nor buried within 0.35 s" in done.err) == (1, True)
     assert time.monotonic() - began >= 0.35
 
 

@@ -89,7 +89,8 @@ def test_top_once_is_a_table(server: Server, mail: Client) -> None:
     mail.put(b"")
     done = ctl(server, "top", "--once", "--interval", "0.1")
     assert done.code == 0
-    assert ["mail", "1", "0", "0", "0", "0", "0.0", "0.0", "0"] in [line.split() for line in done.text.splitlines()]
+    rows = [line.split()[:9] for line in done.text.splitlines()]  # Greenstalk Server also has the age of the oldest
+    assert ["mail", "1", "0", "0", "0", "0", "0.0", "0.0", "0"] in rows
 
 
 def test_top_streams_json(one: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -62,3 +63,10 @@ def readiness(server: Daemon) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def critical(server: Daemon) -> dict[str, str]:
+    """Return the sentence of each critical condition that needs attention, by its kind."""
+    with urllib.request.urlopen(server.dashboard + "api/v1/attention", timeout=TIMEOUT) as page:  # noqa: S310  on loopback
+        found = json.load(page)["conditions"]
+    return {one["condition"]: one["sentence"] for one in found if one["severity"] == "critical"}

@@ -6,7 +6,7 @@ import select
 import signal
 
 from tests.faults.disks import FailingDisk
-from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, readiness, serving, states
+from tests.faults.serving import OUT_OF_MEMORY, critical, id_of, jobs, put, readiness, serving, states
 from tests.support.peer import Peer, eventually
 
 SIZE = 1000
@@ -22,6 +22,7 @@ def test_nothing_is_acknowledged_while_syncs_fail(failing_disk: FailingDisk) -> 
         peer.send(b"put 0 0 60 %d\r\n%b\r\n" % (BLOCK, bytes(BLOCK)))
         eventually(lambda: readiness(server)[0] == 503, "it is not ready")
         assert "journal: " in readiness(server)[1]
+        eventually(lambda: "Puts are refused" in critical(server).get("journal", ""), "the dashboard says so")
         assert put(other, b"refused") == OUT_OF_MEMORY
         other.send(b"delete %d\r\n" % ids[0])
         assert select.select([peer.sock, other.sock], [], [], 2.5)[0] == [], "an acknowledgement, and nothing is safe"
@@ -29,6 +30,7 @@ def test_nothing_is_acknowledged_while_syncs_fail(failing_disk: FailingDisk) -> 
         ids.append(id_of(peer.read_line()))
         assert other.read_line() == b"DELETED"
         eventually(lambda: readiness(server)[0] == 200, "it is ready again")
+        eventually(lambda: "journal" not in critical(server), "the condition has ended")
         ids += [id_of(put(peer, bytes(SIZE))) for _ in range(100)]
         _, said = server.stop(signal.SIGKILL)
         assert "nothing is acknowledged" in said

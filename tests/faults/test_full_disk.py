@@ -12,7 +12,17 @@ import pytest
 
 from tests.crash.rounds import Rounds
 from tests.faults.disks import ext4, fill, tmpfs
-from tests.faults.serving import OUT_OF_MEMORY, id_of, jobs, put, put_until_full, readiness, serving, states
+from tests.faults.serving import (
+    OUT_OF_MEMORY,
+    critical,
+    id_of,
+    jobs,
+    put,
+    put_until_full,
+    readiness,
+    serving,
+    states,
+)
 from tests.support.peer import Peer, eventually
 
 SEGMENT_SIZES = (65_536, 262_144, 1_048_576, 10_485_760)
@@ -122,6 +132,7 @@ def test_put_is_accepted_after_another_program_has_freed_space(small_disk: Path)
         fill(filler)
         ids += put_until_full(peer, 1000)
         assert put(peer, bytes(1000)) == OUT_OF_MEMORY
+        eventually(lambda: critical(server)["disk"].endswith("puts are refused."), "the dashboard says so")
         filler.unlink()
         ids += [id_of(put(peer, bytes(1000))) for _ in range(200)]
         eventually(lambda: readiness(server)[0] == 200, "it is ready")

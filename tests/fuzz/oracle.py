@@ -13,6 +13,7 @@ from typing import Final
 
 from greenstalk_server.core.tags import Tags
 from greenstalk_server.protocol import codec
+from greenstalk_server.protocol import replies as wire
 from greenstalk_server.protocol.codec import Command, ProtocolError
 from greenstalk_server.protocol.costs import OUTPUT_SLICE
 from tests.core.model import DEFAULT, SECOND, ModelClient, ModelJob
@@ -255,7 +256,7 @@ class Oracle:
             assert reply == put.refusal
             return
         self._check_legal(put.command, reply)
-        assert (reply == codec.DRAINING) == self.is_draining
+        assert (reply == wire.DRAINING) == self.is_draining
         if reply.startswith(b"INSERTED "):
             tags = put.command[7] if len(put.command) == codec.TAGGED_LENGTH else Tags()
             expected = self._put_in_model(number, put.command, tags, int(reply.split()[1]))
@@ -342,7 +343,7 @@ class Oracle:
         """A batch ends with the body that makes it longer than a slice."""
         found = self._on_reserve(model, number, command, reply)
         if not found.startswith(b"RESERVED"):
-            return codec.reserved_batch(0) if found == codec.TIMED_OUT else found
+            return wire.reserved_batch(0) if found == wire.TIMED_OUT else found
         jobs = [found]
         size = len(self.bodies[int(found.split()[1])])
         while len(jobs) < command[1] and size <= OUTPUT_SLICE and model.next_for(model.clients[number]) is not None:
@@ -350,15 +351,15 @@ class Oracle:
             assert isinstance(id, int)
             jobs.append(self._found(b"RESERVED", id))
             size += len(self.bodies[id])
-        return codec.reserved_batch(len(jobs)) + b"".join(jobs)
+        return wire.reserved_batch(len(jobs)) + b"".join(jobs)
 
     def _on_delete_batch(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         deleted = sum([model.delete(number, id) for id in command[1]])
-        return codec.deleted_batch(deleted, len(command[1]) - deleted)
+        return wire.deleted_batch(deleted, len(command[1]) - deleted)
 
     def _on_touch_all(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         held = [job.id for job in model.clients[number].reserved]
-        return codec.counted(b"TOUCHED_ALL", sum([model.touch(number, id) for id in held]))
+        return wire.counted(b"TOUCHED_ALL", sum([model.touch(number, id) for id in held]))
 
     def _on_flush_tube(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         states = STATES if command[0] == b"flush-tube" else ("buried",)
@@ -368,22 +369,22 @@ class Oracle:
         deleted = sum([model.delete_job(id, is_forced=True) for id in jobs])
         if command[0] == b"flush-tube":
             model.forget_keys(tube)
-        return codec.counted(b"FLUSHED", deleted)
+        return wire.counted(b"FLUSHED", deleted)
 
     _on_flush_buried = _on_flush_tube
 
     def _on_truncate(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         deleted = model.truncate(command[1].decode())
         if deleted is None:
-            return codec.NOT_FOUND
+            return wire.NOT_FOUND
         model.forget_keys(command[1].decode())
-        return codec.counted(b"TRUNCATED", deleted)
+        return wire.counted(b"TRUNCATED", deleted)
 
     def _on_peek_reserved(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return self._first(sorted(model.reserved(model.clients[number].used), key=lambda job: job.id))
 
     def _on_reprioritize(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        words = {"DONE": codec.REPRIORITIZED, "HELD": codec.ALREADY_RESERVED, "NOT_FOUND": codec.NOT_FOUND}
+        words = {"DONE": wire.REPRIORITIZED, "HELD": wire.ALREADY_RESERVED, "NOT_FOUND": wire.NOT_FOUND}
         return words[model.reprioritize(*command[1:])]
 
     def _on_wait(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
@@ -397,7 +398,7 @@ class Oracle:
         return outcome.encode() + id + CRLF
 
     def _on_meta(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        return codec.counted(b"META", len(command[1]))
+        return wire.counted(b"META", len(command[1]))
 
     def _on_drain(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         """Only an access rule allows the command, and there are none."""
@@ -407,26 +408,26 @@ class Oracle:
 
     def _on_reserve_job(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         is_done = model.reserve_job(number, command[1])
-        return self._found(b"RESERVED", command[1]) if is_done else codec.NOT_FOUND
+        return self._found(b"RESERVED", command[1]) if is_done else wire.NOT_FOUND
 
     def _on_delete(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        return codec.DELETED if model.delete(number, command[1]) else codec.NOT_FOUND
+        return wire.DELETED if model.delete(number, command[1]) else wire.NOT_FOUND
 
     def _on_release(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        return codec.RELEASED if model.release(number, *command[1:]) else codec.NOT_FOUND
+        return wire.RELEASED if model.release(number, *command[1:]) else wire.NOT_FOUND
 
     def _on_bury(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        return codec.BURIED if model.bury(number, *command[1:]) else codec.NOT_FOUND
+        return wire.BURIED if model.bury(number, *command[1:]) else wire.NOT_FOUND
 
     def _on_touch(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        return codec.TOUCHED if model.touch(number, command[1]) else codec.NOT_FOUND
+        return wire.TOUCHED if model.touch(number, command[1]) else wire.NOT_FOUND
 
     def _on_kick(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         state = "buried" if model.buried(model.clients[number].used) else "delayed"
         return b"KICKED %d\r\n" % model.kick(number, state, command[1])
 
     def _on_kick_job(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        return codec.KICKED if model.kick_job(command[1]) else codec.NOT_FOUND
+        return wire.KICKED if model.kick_job(command[1]) else wire.NOT_FOUND
 
     def _on_peek(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return self._first([model.jobs[command[1]]] if command[1] in model.jobs else [])
@@ -442,7 +443,7 @@ class Oracle:
         return self._first(model.buried(model.clients[number].used))
 
     def _first(self, jobs: list[ModelJob]) -> bytes:
-        return self._found(b"FOUND", jobs[0].id) if jobs else codec.NOT_FOUND
+        return self._found(b"FOUND", jobs[0].id) if jobs else wire.NOT_FOUND
 
     def _on_use(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         model.use(number, command[1].decode())
@@ -457,13 +458,13 @@ class Oracle:
 
     def _on_ignore(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         count = model.ignore(number, command[1].decode())
-        return b"WATCHING %d\r\n" % count if count else codec.NOT_IGNORED
+        return b"WATCHING %d\r\n" % count if count else wire.NOT_IGNORED
 
     def _on_pause_tube(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         _, name, delay, is_valid = command
         if not is_valid:
             return b"BAD_FORMAT\r\n"
-        return codec.PAUSED if model.pause_tube(name.decode(), delay) else codec.NOT_FOUND
+        return wire.PAUSED if model.pause_tube(name.decode(), delay) else wire.NOT_FOUND
 
     def _on_list_tube_used(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         return b"USING %b\r\n" % model.clients[number].used.encode()
@@ -487,7 +488,7 @@ class Oracle:
     def _on_stats_tube(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         name = command[1].decode()
         if name not in model.tubes():
-            return codec.NOT_FOUND
+            return wire.NOT_FOUND
         jobs = [job for job in model.jobs.values() if job.tube == name]
         facts = {f"current-jobs-{state}": sum(job.state == state for job in jobs) for state in STATES}
         facts["pause-time-left"] = model.seconds_to(model.paused.get(name, 0))
@@ -496,7 +497,7 @@ class Oracle:
     def _on_stats_job(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         job = model.jobs.get(command[1])
         if job is None:
-            return codec.NOT_FOUND
+            return wire.NOT_FOUND
         runs_out = job.state in ("reserved", "delayed")
         facts: dict[str, object] = {"id": job.id, "tube": job.tube, "state": job.state, "pri": job.pri}
         facts |= {"delay": job.delay // SECOND, "ttr": job.ttr // SECOND}
@@ -512,7 +513,7 @@ class Oracle:
     def _on_stats_group(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         name = command[1].decode()
         if name not in model.groups():
-            return codec.NOT_FOUND
+            return wire.NOT_FOUND
         states = [job.state for job in model.members(name)]
         facts: dict[str, object] = {"name": name, **{state: states.count(state) for state in STATES}}
         return _agreeing(reply, facts | {"waiting-jobs": len(model.awaiting(name))})

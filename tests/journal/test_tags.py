@@ -1,4 +1,4 @@
-"""Tags in the journal: their size, and what restarts, compaction, failed writes and losses of power leave of them."""
+"""Tags in the journal: their size, and their state after restarts, compaction, failed writes and power loss."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def rest(bench: TaggedBench) -> None:
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_restart_shows_the_same(tmp_path: Path, seed: int, is_compacted: bool) -> None:
+def test_restart_restores_groups_and_keys(tmp_path: Path, seed: int, is_compacted: bool) -> None:
     files = Directory(str(tmp_path))
     bench = TaggedBench(cast(Disk, files), seeded(seed))
     for _ in range(60):

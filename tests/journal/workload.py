@@ -202,7 +202,7 @@ class History:
     def check_groups(self, broker: Broker) -> None:
         """Assert that all jobs of each group are there, or none; but a job may have been deleted since."""
         for group in self.groups:
-            is_deleted = {id: any(snapshot is None for _, snapshot in self.jobs[id]) for id in group}
+            is_deleted = {id: any(one is None or one.is_truncated for _, one in self.jobs[id]) for id in group}
             there = [id for id in group if id in broker.jobs]
             assert not there or all(id in there or is_deleted[id] for id in group), f"of {group} there is only {there}"
 

@@ -53,12 +53,12 @@ def test_sighup_applies_the_changed_file(file: Path) -> None:
         file.write_text('[policies.mail]\ntubes = ["mail"]\nmax_job_size = 2\n[policies.sms]\ntubes = ["sms"]\n')
         line = hang_up(daemon, log)
         assert line.endswith(
-            f" INFO applied the policies of {file} (SIGHUP): 2; changes of other options need a restart\n"
+            f" INFO applied the policies and thresholds of {file} (SIGHUP), policies: 2; other changes need a restart\n"
         )
         assert put(daemon).startswith(b"INSERTED")
         assert put(daemon, b"hello") == b"JOB_TOO_BIG"
         file.write_text("")
-        assert "(SIGHUP): 0; " in hang_up(daemon, log)
+        assert "(SIGHUP), policies: 0; " in hang_up(daemon, log)
         assert put(daemon, b"hello").startswith(b"INSERTED")
 
 
@@ -67,7 +67,7 @@ def test_sighup_applies_the_changed_file_to_existing_jobs(file: Path) -> None:
     with serve(file) as daemon:
         ids = [int(put(daemon).split()[1]) for _ in range(3)]
         file.write_text('[policies.mail]\ntubes = ["mail"]\nexpire_after = 0.001\n')
-        assert "(SIGHUP): 1; " in hang_up(daemon, Log(daemon.process))
+        assert "(SIGHUP), policies: 1; " in hang_up(daemon, Log(daemon.process))
         eventually(lambda: daemon.ask(b"peek %d\r\n" % ids[-1]) == b"NOT_FOUND", "the jobs expire")
         assert [daemon.ask(b"peek %d\r\n" % id) for id in ids] == [b"NOT_FOUND"] * 3
 
@@ -89,7 +89,9 @@ def test_sighup_with_a_mistake_keeps_the_policies(file: Path, text: str | None, 
         else:
             file.write_text(text)
         line = hang_up(daemon, Log(daemon.process))
-        assert line.partition(" ERROR ")[2].startswith(f"keeping the present policies: {reason.format(file)}")
+        assert line.partition(" ERROR ")[2].startswith(
+            f"keeping the present policies and thresholds: {reason.format(file)}"
+        )
         assert put(daemon) == b"JOB_TOO_BIG"
         assert daemon.stop()[1].count("ERROR") == 0
 
@@ -127,5 +129,5 @@ def test_file_that_the_user_cannot_read_keeps_the_policies(file: Path) -> None:
     file.write_text('[policies.mail]\ntubes = ["mail"]\nmax_job_size = 1\n')
     with serve(file, "-u", "nobody") as daemon:
         line = hang_up(daemon, Log(daemon.process))
-        assert f"ERROR keeping the present policies: --config {file}: Permission denied; " in line
+        assert f"ERROR keeping the present policies and thresholds: --config {file}: Permission denied; " in line
         assert put(daemon) == b"JOB_TOO_BIG"

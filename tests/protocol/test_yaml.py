@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from greenstalk_server.protocol.codec import stats
+from greenstalk_server.protocol.replies import stats
 from greenstalk_server.protocol.stats import server_stats
 from tests.support.talk import Talk
 from tests.support.world import make_broker

@@ -28,7 +28,7 @@ from greenstalk_server.journal.startup import recover
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.protocol.codec import stats as as_reply
+from greenstalk_server.protocol.replies import stats as as_reply
 from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK

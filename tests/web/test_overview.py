@@ -121,14 +121,34 @@ def test_rates_and_values_derived_from_them(queue: Queue) -> None:
     assert tubes(client)["mail"]["drain"] == "growing"
 
 
-def test_tube_without_consumers_is_marked(queue: Queue, client: FlaskClient) -> None:
+def evaluate(queue: Queue, client: FlaskClient, seconds: int) -> None:
+    """Let *seconds* pass, in which the conditions are evaluated as often as in a server."""
+    attention = client.application.extensions["dashboard"].attention
+    for _ in range(seconds):
+        attention.tick()
+        queue.now += SECOND
+    attention.tick()
+
+
+def test_tube_without_consumers_is_marked_after_a_while(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
-    queue.put("later", delay=60)
+    queue.put("later", delay=3600)
+    evaluate(queue, client, 290)
+    assert tubes(client)["mail"]["attention"] == ""
+    evaluate(queue, client, 20)
     assert {name: row["attention"] for name, row in tubes(client).items()} == {
         "default": "", "later": "", "mail": "no consumers",
     }  # fmt: skip
     queue.broker.watch(queue.connect(), b"mail")
+    evaluate(queue, client, 5)
     assert tubes(client)["mail"]["attention"] == ""
+
+
+def test_tubes_are_sorted_by_attention(queue: Queue, client: FlaskClient) -> None:
+    queue.put("a", delay=3600)
+    queue.put("b")
+    evaluate(queue, client, 310)
+    assert list(tubes(client, sort="attention", desc="1")) == ["b", "a", "default"]
 
 
 def test_pause_counts_down(queue: Queue, client: FlaskClient) -> None:
@@ -152,7 +172,6 @@ def test_pause_counts_down(queue: Queue, client: FlaskClient) -> None:
         ({"sort": "oldest"}, ["c", "b", "a", "default"]),  # tubes without an age sort last in both directions
         ({"sort": "pause", "desc": "1"}, ["c", "a", "b", "default"]),
         ({"sort": "buried", "desc": "1"}, ["a", "b", "c", "default"]),  # equal values sort by name
-        ({"sort": "attention", "desc": "1"}, ["b", "c", "a", "default"]),
     ],
 )
 def test_tubes_are_sorted(queue: Queue, client: FlaskClient, query: dict[str, str], expected: list[str]) -> None:
@@ -362,15 +381,17 @@ def test_draining_is_shown(queue: Queue, client: FlaskClient) -> None:
 
 
 def test_journal_trouble_is_shown(queue: Queue, client: FlaskClient) -> None:
-    assert not page(client).is_shown("trouble")
+    evaluate(queue, client, 0)
+    assert "Nothing needs attention" in page(client).text
     queue.broker.journal.trouble = "[Errno 28] No space left on device: <disk>"
+    evaluate(queue, client, 1)
     shown = page(client)
-    assert shown.is_shown("trouble")
-    assert "Puts are refused" in shown.text
-    assert "No space left on device: <disk>" in shown.text
-    state = live(client)
-    assert state["fields"]["trouble-reason"] == queue.broker.journal.trouble
-    assert state["shown"]["trouble"]
+    assert "Needs attention 1 critical" in " ".join(shown.text.split())
+    assert "No space left on device: <disk>. Puts are refused" in shown.text
+    assert "No space left on device: &lt;disk&gt;. Puts are refused" in live(client)["parts"]["attention"]
+    queue.broker.journal.trouble = None
+    evaluate(queue, client, 1)
+    assert "Nothing needs attention" in page(client).text
 
 
 def test_overview_does_not_change_the_queue(queue: Queue, client: FlaskClient) -> None:

@@ -32,6 +32,7 @@ from flask import Flask
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.attention import Attention
 from greenstalk_server.web.api.connections import Connections
 from greenstalk_server.web.api.framework.router import Api
 from greenstalk_server.web.api.jobs import Jobs
@@ -41,6 +42,7 @@ from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tubes import Tubes
+from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.audit import Audit
@@ -63,6 +65,7 @@ class Parts:
     *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
     """
 
+    attention: Monitor
     options: WebOptions
     broker: Broker
     clock: Clock
@@ -84,7 +87,7 @@ class Parts:
 def init_app(app: Flask, parts: Parts) -> None:
     """Add the API to *app*."""
     broker, clock, commit, operations = parts.broker, parts.clock, parts.commit, parts.operations
-    tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store)
+    tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store, parts.attention)
     api = Api(broker, _security(parts.options))
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
@@ -93,6 +96,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
+    api.add(Attention(parts.attention))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
     api.init_app(app)
 

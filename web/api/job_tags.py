@@ -1,4 +1,4 @@
-"""The tags of jobs in the API: as a job shows them, and as a put names them."""
+"""The tags of jobs in the API: in the representation of a job, and in a put."""
 
 from __future__ import annotations
 
@@ -18,33 +18,40 @@ class JobTags(ResponseModel):
     """The tags of a job."""
 
     idempotency_key: Annotated[TubeName | None, Meta(description="Key that only one job of its tube may have.")]
-    idempotency_ttl: Annotated[Count, Meta(description="Seconds for which that key outlives the job.")]
+    idempotency_ttl: Annotated[Count, Meta(description="Seconds that the idempotency key outlives the job.")]
     group: Annotated[TubeName | None, Meta(description="The group that the job belongs to.")]
-    after: Annotated[TubeName | None, Meta(description="The group whose jobs must be gone before it becomes ready.")]
+    after: Annotated[TubeName | None, Meta(description="The group that must be empty before the job becomes ready.")]
     concurrency_key: Annotated[
         TubeName | None, Meta(description="Key that limits how many jobs are reserved at a time.")
     ]
-    concurrency_limit: Annotated[int | None, Meta(description="That number.")]
+    concurrency_limit: Annotated[
+        int | None, Meta(description="Maximum number of reserved jobs with the concurrency key.")
+    ]
 
 
 class PutTags(RequestModel):
-    """Tags of a job to put. A job that would wait for its own group is refused."""
+    """Tags of a job to put. `group` and `after` must differ."""
 
     idempotency_key: Annotated[
-        TubeName | UnsetType, Meta(description="If a job of the tube has this key, nothing is put.")
+        TubeName | UnsetType, Meta(description="If a job of the tube has this key, no job is added.")
     ] = UNSET
     idempotency_ttl: Annotated[
-        int, Meta(ge=0, le=MAX_SECONDS, description="Seconds for which the key stays taken once the job is deleted.")
+        int, Meta(ge=0, le=MAX_SECONDS, description="Seconds that the key stays taken after the job is deleted.")
     ] = 0
     group: Annotated[TubeName | UnsetType, Meta(description="The group that the job belongs to.")] = UNSET
     after: Annotated[
-        TubeName | UnsetType, Meta(description="The group whose jobs must be gone before the job becomes ready.")
+        TubeName | UnsetType, Meta(description="The group that must be empty before the job becomes ready.")
     ] = UNSET
     concurrency_key: Annotated[
         TubeName | UnsetType, Meta(description="Key that limits how many jobs are reserved at a time.")
     ] = UNSET
     concurrency_limit: Annotated[
-        int, Meta(ge=1, le=MAX_SECONDS, description="That number. The smallest one of all jobs with the key counts.")
+        int,
+        Meta(
+            ge=1,
+            le=MAX_SECONDS,
+            description="Maximum number of reserved jobs with the key; the smallest limit of its jobs applies.",
+        ),
     ] = 1
 
 
@@ -64,11 +71,11 @@ def tags_out(job: Job) -> JobTags | None:
 
 
 def tags_in(wanted: PutTags | UnsetType, field: str) -> Tags | None:
-    """Return the tags that *wanted*, the value of *field*, names; None if it names none."""
+    """Return the tags in *wanted*, the value of *field*; None if it is unset."""
     if wanted is UNSET:
         return None
     if wanted.group is not UNSET and wanted.group == wanted.after:
-        refuse(f"{field}.after", "must be another group than that of the job")
+        refuse(f"{field}.after", "must differ from the group of the job")
     key = _bytes(wanted.idempotency_key)
     limiter = _bytes(wanted.concurrency_key)
     return Tags(

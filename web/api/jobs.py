@@ -123,7 +123,7 @@ class Job(ResponseModel):
     ]
     dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
     held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
-    tags: Annotated[JobTags | None, Meta(description="Its tags; null if it has none.")]
+    tags: Annotated[JobTags | None, Meta(description="Tags of the job; null if it has none.")]
     size: Annotated[Count, Meta(description="Bytes of the body.")]
     encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
     body: Annotated[
@@ -172,8 +172,8 @@ class JobPut(ResponseModel):
     is_duplicate: Annotated[
         bool | UnsetType,
         Meta(
-            description="True if nothing was put, because the idempotency key is taken, or a policy (`unique`) allows"
-            " the tube one job with this body: `id` is that job, which may be finished. Otherwise absent."
+            description="True if no job was added, because the idempotency key is taken or a policy (`unique`) allows"
+            " the tube only one job with this body: `id` is the existing job, which may be finished. Otherwise absent."
         ),
     ] = UNSET
 
@@ -462,7 +462,7 @@ class Jobs:
         return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
 
     def _parse_put(self, new: NewJob, prefix: str) -> Put:
-        """Return *new*, whose fields are named in errors with *prefix*."""
+        """Return *new* as a Put. Errors name its fields with *prefix*."""
         body = body_in(new.body, new.encoding, self._broker.max_job_size, f"{prefix}body")
         return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body, tags_in(new.tags, f"{prefix}tags"))
 

@@ -114,7 +114,7 @@ class Bury(Leased):
 
 
 class LeaseBatch(RequestModel):
-    """The leases."""
+    """Leases whose jobs to delete."""
 
     tokens: Annotated[
         tuple[Token, ...],
@@ -123,9 +123,9 @@ class LeaseBatch(RequestModel):
 
 
 class DeletedBatch(ResponseModel):
-    """The outcome for several leases."""
+    """The outcome of a batch of deletions."""
 
-    deleted: Annotated[Count, Meta(description="Jobs that were deleted.")]
+    deleted: Annotated[Count, Meta(description="Number of jobs that were deleted.")]
     lost: Annotated[
         list[Token],
         Meta(
@@ -215,7 +215,7 @@ class Leases:
     def delete_batch_leased(self, body: LeaseBatch) -> DeletedBatch:
         """Delete several jobs once their work is done.
 
-        Leases that have ended are no error: the response lists them.
+        A lease that has ended is not an error: the response lists its token in `lost`.
         """
         pace, lost = Pace(), list[str]()
         for token in body.tokens:

@@ -90,7 +90,7 @@ class ServerFigures(ResponseModel):
     extensions: Annotated[
         list[str],
         Meta(
-            description="Extensions of the beanstalk protocol that are on: their commands, and `fractions` of seconds.",
+            description="Protocol extensions that are on: their commands, `fractions`, `tags` and `weights`.",
             examples=[["delete-batch", "fractions"]],
         ),
     ]

@@ -19,6 +19,7 @@ from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName, tube_of
+from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.job_list import count_jobs
@@ -208,7 +209,7 @@ class Outcome(ResponseModel):
 
 
 class Flushed(ResponseModel):
-    """The number of jobs that a flush has deleted."""
+    """The number of jobs that a flush deleted."""
 
     tube: TubeName
     jobs: Count
@@ -271,6 +272,7 @@ class Tubes:
         operations: Operations,
         history: History,
         store: Store,
+        attention: Attention,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -279,6 +281,7 @@ class Tubes:
         self._history: History = history
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._store: Store = store
+        self._attention: Attention = attention
 
     @endpoint("GET", "/tubes")
     def list_tubes(self, query: ListTubes) -> TubeList:
@@ -361,10 +364,10 @@ class Tubes:
 
     @endpoint("POST", "/tube/flush", errors=NO_TUBE)
     def flush_tube(self, query: OfTube) -> Flushed:
-        """Delete all jobs that a tube has now, in every state, also those that clients hold.
+        """Delete all jobs that a tube has now, in every state, including those that clients hold.
 
-        This cannot be undone. Jobs put during the request stay. If the tube has so many jobs that they cannot be
-        deleted in 20 seconds, repeat the request until it returns 0 jobs.
+        This cannot be undone. Jobs that are put during the request are kept. The request ends after 20 seconds: if the
+        tube has more jobs than it can delete in that time, repeat the request until it returns 0 jobs.
         """
         flushed = self._operations.flush(tube_of(self._broker, query.tube))
         wait_until_durable(self._commit)
@@ -397,14 +400,18 @@ class Tubes:
 
     def _key(self, tube: CoreTube, query: ListTubes, now: int) -> _Key:
         rank = SORTS[query.sort].rank if query.sort != BY_NAME else None
-        value = rank(TubeView(tube, self._history, now, self._dead_letter_tubes)) if rank is not None else 0
+        value = rank(self._view(tube, now)) if rank is not None else 0
         if value is None:
             return True, 0, tube.name.decode()
         return False, _finite(-value if query.desc else value), tube.name.decode()
 
+    def _view(self, tube: CoreTube, now: int) -> TubeView:
+        worst = self._attention.worst_of(tube.name)
+        return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
+
     def tube_model(self, tube: CoreTube, now: int) -> Tube:
         """Return *tube* as the API shows it."""
-        stats, seen = tube_stats(tube, now), TubeView(tube, self._history, now, self._dead_letter_tubes)
+        stats, seen = tube_stats(tube, now), self._view(tube, now)
         return Tube(
             name=stats.name,
             ready=stats.current_jobs_ready,

@@ -16,6 +16,7 @@ from typing import Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, job_stats
@@ -23,6 +24,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import ON_DISK
 from greenstalk_server.web.jobs.body_format import row_preview
+from greenstalk_server.web.jobs.tags_text import hold_reason, is_awaiting, key_words
 from greenstalk_server.web.policy_queries import expires_at
 
 PAGE_SIZE: Final = 100
@@ -52,7 +54,8 @@ class JobColumn:
 DEAD_LETTERS: Final = "dead-letters"
 ATTEMPTS: Final = "attempts"
 EXPIRY: Final = "expiry"
-"""Names of groups of columns that a list has only if they apply under the policy of its tube."""
+TAGS: Final = "tags"
+"""Names of groups of columns that a list has only if they apply under the policy of its tube, or to its first jobs."""
 
 
 _PRI: Final = JobColumn(
@@ -72,7 +75,10 @@ _TIMEOUTS: Final = JobColumn(
     "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, *_: text.number(stats.timeouts)
 )
 _READY_IN: Final = JobColumn(
-    "Ready in", "left", "Time until the delay ends", lambda stats, *_: text.duration(stats.time_left)
+    "Ready in",
+    "left",
+    "Time until the delay ends",
+    lambda stats, job, now: text.NONE if is_awaiting(job) else text.duration(stats.time_left),
 )
 _TTR_LEFT: Final = JobColumn(
     "TTR left",
@@ -89,6 +95,14 @@ _ATTEMPTS: Final = JobColumn(
 _EXPIRES: Final = JobColumn(
     "Expires in", "expires", "Time until the tube's policy removes the job", lambda _, job, now: _expires_in(job, now)
 )
+_KEYS: Final = JobColumn(
+    "Keys", "tag-words", "The idempotency key, group, awaited group and concurrency key of the put",
+    lambda _, job, now: key_words(job) or text.NONE,
+)  # fmt: skip
+_HELD_BACK: Final = JobColumn(
+    "Held back", "held-back", "The reason why no worker can reserve the job now",
+    lambda _, job, now: hold_reason(job) or text.NONE,
+)  # fmt: skip
 _DEAD_LETTER: Final = (
     JobColumn(
         "From", "source", "The tube that the job came from", lambda _, job, now: _of(job, lambda d: d.source.decode())
@@ -152,22 +166,24 @@ class JobList:
     is_truncated: bool
 
 
-def policy_columns(tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
-    """Return the groups of columns that the policies of *tube* add to the list of its jobs in *state*."""
+def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
+    """Return the groups of columns that policies, or tags of the first jobs, add to the list of *tube* in *state*."""
     policy = tube.rules.policy if tube.rules is not None else None
     groups = [DEAD_LETTERS] if is_dead_letter else []
     if policy is not None:
         expires = {READY: policy.expire_after, DELAYED: policy.expire_after, BURIED: policy.buried_expire_after}
         groups += [ATTEMPTS] if policy.max_attempts and not is_dead_letter else []
         groups += [EXPIRY] if expires.get(state) else []
+    if any(isinstance(job, TaggedJob) for job in islice(jobs_in_order(broker, tube, state), PAGE_SIZE)):
+        groups.append(TAGS)
     return tuple(groups)
 
 
 def job_columns(state: int, sees_bodies: bool, groups: Collection[str] = ()) -> tuple[JobColumn, ...]:
     """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*.
 
-    *groups* names the columns that policies add. For dead letters, the attempts in their former tube replace the counts
-    of this tube.
+    *groups* names the columns that policies and tags add. For dead letters, the attempts in their former tube replace
+    the counts of this tube.
     """
     columns = [column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY]
     if ATTEMPTS in groups:
@@ -177,6 +193,9 @@ def job_columns(state: int, sees_bodies: bool, groups: Collection[str] = ()) -> 
         columns[:0] = _DEAD_LETTER
     if EXPIRY in groups:
         columns.insert(columns.index(_SIZE), _EXPIRES)
+    if TAGS in groups:
+        at = columns.index(_SIZE)
+        columns[at:at] = (_KEYS, _HELD_BACK) if state in (READY, DELAYED) else (_KEYS,)
     return tuple(columns)
 
 

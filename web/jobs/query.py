@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tube import is_tube_name
 
 MAX_LENGTH: Final = 1000
@@ -71,7 +72,15 @@ _NUMBERS: Final[Mapping[str, tuple[_Kind, _Get]]] = {
 }
 _STATES: Final = {STATE_NAMES[state]: state for state in (READY, RESERVED, DELAYED, BURIED)}
 
-NAMES: Final = ("id", "tube", "state", "body", *list(_NUMBERS)[1:])
+_KEYS: Final[Mapping[str, Callable[[Tags], bytes]]] = {
+    "idp": lambda tags: tags.idempotency_key,
+    "grp": lambda tags: tags.group,
+    "aft": lambda tags: tags.after,
+    "con": lambda tags: tags.concurrency_key,
+}
+"""The tags of a put, which the protocol names as queries do."""
+
+NAMES: Final = ("id", "tube", "state", "body", *list(_NUMBERS)[1:], *_KEYS)
 """Names of terms."""
 
 _TERM: Final = re.compile(
@@ -102,9 +111,9 @@ class NumberMatch:
 
 @dataclass(frozen=True, slots=True)
 class TextMatch:
-    """A comparison with text: the name of a state or tube, or a substring of a body.
+    """A comparison with text: the name of a state or tube, a key, or a substring of a body.
 
-    is_loose        for a tube, *text* is a prefix of the name; for a body, the case of A-Z and a-z is ignored.
+    is_loose        for a tube or a key, *text* is a prefix; for a body, the case of A-Z and a-z is ignored.
     """
 
     text: str
@@ -263,11 +272,12 @@ def _value(word: str, name: str, given: str, is_loose: bool) -> NumberMatch | Te
         if given not in _STATES:
             raise QueryError(f"“{word}”: the state must be one of {', '.join(_STATES)}.")
         return TextMatch(given)
-    if name == "tube":
+    if name == "tube" or name in _KEYS:
         beginning = given.removesuffix("*")
         if not is_tube_name(beginning.encode(errors="replace")):
             allowed = "1 to 200 characters of A–Z, a–z, 0–9 and -+/;.$_()"
-            raise QueryError(f"“{word}”: a tube name has {allowed}; a prefix ends with *.")
+            what = "tube name" if name == "tube" else "key"
+            raise QueryError(f"“{word}”: a {what} has {allowed}; a prefix ends with *.")
         return TextMatch(beginning, is_loose=beginning != given)
     return _numbers(word, given.lower(), _NUMBERS[name][0])
 
@@ -322,6 +332,11 @@ def _text_test(term: Term) -> Test:
     if term.name == "state":
         state = _STATES[term.value.text]
         return lambda job, _: job.state == state
+    if term.name in _KEYS:
+        get = _KEYS[term.name]
+        if is_loose:
+            return lambda job, _: isinstance(job, TaggedJob) and get(tags_of(job)).startswith(given)
+        return lambda job, _: isinstance(job, TaggedJob) and get(tags_of(job)) == given
     if is_loose:
         return lambda job, _: job.tube.name.startswith(given)
     return lambda job, _: job.tube.name == given

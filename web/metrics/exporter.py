@@ -6,7 +6,6 @@ reading and formatting work in batches and yield to the event loop in between.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
@@ -28,7 +27,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.attention.measures import KINDS, SEVERITIES
+from greenstalk_server.web.attention.monitor import Attention, free_bytes
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
@@ -98,6 +98,7 @@ class Metrics:
         broker: Broker,
         clock: Clock,
         requests: RequestTimes,
+        attention: Attention,
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
     ) -> None:
@@ -105,6 +106,7 @@ class Metrics:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
+        self._attention: Attention = attention
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
         self._ledger: Ledger = Ledger(broker, clock)
@@ -128,6 +130,7 @@ class Metrics:
             self._journal(),
             role_metrics(self._role()) if self._role is not None else (),
             self._bodies(),
+            self._conditions(),
             self._http(),
         )
         for metric in chain(self._server(), self._connections(), tubes, times, *whole):
@@ -174,7 +177,7 @@ class Metrics:
         yield GaugeMetricFamily(
             f"{PREFIX}journal_bytes", "Size of the journal on disk; 0 without a journal.", stats.bytes_on_disk
         )
-        if (free := self._free()) is not None:
+        if self._directory is not None and (free := free_bytes(self._directory)) is not None:
             yield GaugeMetricFamily(f"{PREFIX}journal_disk_free_bytes", "Free space on the journal's disk.", free)
         yield GaugeMetricFamily(
             f"{PREFIX}journal_trouble",
@@ -183,16 +186,6 @@ class Metrics:
         )
         syncs = (stats.syncs, stats.sync_time)
         yield _histogram("journal_sync_seconds", "Duration of syncs of the journal.", *syncs, SYNC_BIT_LENGTHS)
-
-    def _free(self) -> int | None:
-        """Return the bytes that the server's user can still write to the journal's disk; None if unknown. Switches."""
-        if self._directory is None:
-            return None
-        try:
-            disk = run_in_thread(os.statvfs, self._directory)
-        except OSError:  # readyz and the log report a missing directory
-            return None
-        return disk.f_bavail * disk.f_frsize
 
     def _bodies(self) -> Iterator[Metric]:
         """Yield the metrics of the memory limit, if there is one."""
@@ -216,6 +209,24 @@ class Metrics:
             "1 while puts are refused because of the memory limit.",
             int(not bodies.has_room(0)),
         )
+
+    def _conditions(self) -> Iterator[Metric]:
+        """Yield the conditions that need attention: the number of each kind, and the worst ones with their tubes."""
+        counts = self._attention.counts
+        numbers = GaugeMetricFamily(
+            f"{PREFIX}attention_conditions", "Active conditions that need attention.", labels=("condition",)
+        )
+        for kind in KINDS:
+            numbers.add_metric((kind.name,), sum([counts[kind.name, severity] for severity in SEVERITIES]))
+        yield numbers
+        active = GaugeMetricFamily(
+            f"{PREFIX}attention",
+            "1 for each active condition. The tube is empty for the server.",
+            labels=("condition", "severity", "tube", "limit"),
+        )
+        for measure, _ in self._attention.conditions:
+            active.add_metric((measure.kind.name, measure.severity, measure.tube.decode(), measure.detail), 1)
+        yield active
 
     def _http(self) -> Iterator[Metric]:
         metric = HistogramMetricFamily(

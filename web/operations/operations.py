@@ -86,9 +86,10 @@ class Put:
 class Added:
     """The outcome of a put.
 
-    id              the new job, or, if *is_duplicate*, the earlier job with the same body. That job may be finished.
-    is_duplicate    the put added nothing, because the policy of the tube requires unique bodies (`unique`), or the
-                    idempotency key is taken.
+    id              the new job, or, if *is_duplicate*, the earlier job with the same idempotency key or body. That job
+                    may be finished.
+    is_duplicate    the put added nothing, because its idempotency key is taken, or because the policy of the tube
+                    requires unique bodies (`unique`).
     """
 
     id: int
@@ -155,11 +156,11 @@ class Operations:
         return cleared
 
     def flush(self, tube: Tube) -> int:
-        """Delete all jobs that *tube* has now, also those that clients hold; return how many. May switch.
+        """Delete all jobs that *tube* has now, including those that clients hold; return how many. May switch.
 
         First free the idempotency keys of the tube that have outlived their jobs.
 
-        A pass may miss a job that changes its state meanwhile, so passes repeat until one finds none, or until
+        A pass may miss a job whose state changes during the pass, so passes repeat until one finds no job, or until
         MAX_REQUEST_TIME is over.
         """
         below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
@@ -379,7 +380,7 @@ class Operations:
         raise PutRefused(why, "Nothing was put.", status=status)
 
     def _flush_reserved(self, tube: Tube, below: int) -> int:
-        """Delete the jobs of *tube* with ids under *below* that clients hold; return how many. May switch."""
+        """Delete the jobs of *tube* with ids below *below* that clients hold; return how many. May switch."""
         flushed, pace = 0, Pace()
         for client in (*self._broker.clients, *self._broker.closing_clients):
             for job in [*client.reserved.values()]:

@@ -117,20 +117,22 @@ class Actions:
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
     def tube_put(self) -> Response:
-        """`tube`, `pri`, `delay`, `ttr`, `body`: put a job. CRLF, which browsers send, becomes LF in the body."""
+        """`tube`, `pri`, `delay`, `ttr`, `body`, and optional tags: put a job. CRLF in the body becomes LF."""
         new = Put(
             fields.tube_name(request.form),
             fields.number(request.form, "pri", 0, MAX_NUMBER),
             fields.number(request.form, "delay", 0, MAX_NUMBER),
             fields.number(request.form, "ttr", 1, MAX_NUMBER),
             request.form.get("body", "").replace("\r\n", "\n").encode(errors="replace"),
+            fields.tags(request.form),
         )
         if len(new.body) > self._broker.max_job_size:
             allowed = text.size(self._broker.max_job_size)
             raise BadRequest(f"“body” must be at most {allowed}, but has {text.number(len(new.body))} bytes.")
         added = self._operations.put(new)
         notice = "duplicate" if added.is_duplicate else "put"
-        return self._to_tube(new.tube, "delayed" if new.delay else "ready", notice, added.id)
+        job = self._broker.jobs.get(added.id)  # None if this is a duplicate of a finished job
+        return self._to_tube(new.tube, STATE_NAMES[job.state if job is not None else READY], notice, added.id)
 
     # Jobs
 

@@ -18,6 +18,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import ActorRef, resolve_actors, tube_names
 from greenstalk_server.web.fields import STATES
 from greenstalk_server.web.jobs.job_list import REASON_TEXTS, attempts_text, count_jobs
+from greenstalk_server.web.jobs.tags_text import hold_reason, is_awaiting, tag_entries
 from greenstalk_server.web.policy_queries import expires_at
 
 EVENTS: Final[dict[int, tuple[str, str]]] = {
@@ -42,6 +43,7 @@ UNNAMED_ORIGINS: Final[Mapping[int, str]] = {
     job_history.MOVED: "from the dashboard",
     job_history.DEAD_LETTERED: "by a policy",
     job_history.REDRIVEN: "by an admin",
+    job_history.UNBLOCKED: "the group that it waited for has no jobs left",
 }
 """The origin of the kinds of events that name no client."""
 
@@ -189,8 +191,12 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
             ("Time to run", text.duration(stats.ttr)),
             ("TTR left", text.duration(stats.time_left) if job.state == RESERVED else text.NONE),
             ("Delay", text.duration(stats.delay) if stats.delay else text.NONE),
-            ("Delay left", text.duration(stats.time_left) if job.state == DELAYED else text.NONE),
+            (
+                "Delay left",
+                text.duration(stats.time_left) if job.state == DELAYED and not is_awaiting(job) else text.NONE,
+            ),
             *_policy_entries(job, now),
+            *tag_entries(job),
             ("Reserved", _times(stats.reserves)),
             ("Timed out", _times(stats.timeouts)),
             ("Released", _times(stats.releases)),
@@ -213,7 +219,10 @@ def _pause_left(stats: TubeStats) -> str:
 def _state_time(job: Job, stats: JobStats, events: list[job_history.Event], now: int) -> tuple[str, str, str]:
     """Return the figure for the time that *job* has spent in its state, or will still spend in it."""
     if job.state == READY:
-        return "Ready for", _since(job.ready_since, now), f"ttr {text.duration(stats.ttr)}"
+        note = hold_reason(job) or f"ttr {text.duration(stats.ttr)}"
+        return "Ready for", _since(job.ready_since, now), note
+    if is_awaiting(job):
+        return "Held back", text.NONE, hold_reason(job)
     if job.state == DELAYED:
         return "Ready in", text.duration(stats.time_left), ""
     if job.state == RESERVED:

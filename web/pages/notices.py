@@ -15,7 +15,7 @@ from greenstalk_server.web.fields import Fields
 
 _JOB_NOTICES: Final[dict[str, str]] = {
     "put": "Job {} was put.",
-    "duplicate": "Nothing was put: job {} has the same body, and a policy of the tube allows only one (unique).",
+    "duplicate": "Nothing was put: job {} has the same idempotency key, or the same body (policy unique).",
     "kicked-job": "Job {} was kicked and is ready.",
     "buried-job": "Job {} was buried.",
     "released-job": "Job {} was released from its client and is ready.",

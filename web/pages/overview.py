@@ -19,6 +19,8 @@ from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web import text
+from greenstalk_server.web.attention.measures import KINDS, Condition
+from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates
 from greenstalk_server.web.pages import sparkline
@@ -45,12 +47,20 @@ class TubeView:
     top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
     """
 
-    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "history", "now", "top", "tube")
+    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "top", "tube")
 
-    def __init__(self, tube: Tube, history: History, now: int, dead_letter_tubes: DeadLetterTubes) -> None:
+    def __init__(
+        self,
+        tube: Tube,
+        history: History,
+        now: int,
+        dead_letter_tubes: DeadLetterTubes,
+        worst: Condition | None,
+    ) -> None:
         self.tube: Tube = tube
         self.history: History = history
         self._dead_letter_tubes: DeadLetterTubes = dead_letter_tubes
+        self._worst: Condition | None = worst
         self.now: int = now
         self.top: float = 0.0
         self._rates: Rates | None = None
@@ -77,12 +87,14 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """The reason why it needs attention: an entry of ATTENTION, or empty."""
+        """Its worst condition, or a fact about it that is no problem: an entry of ATTENTION, or empty."""
+        if self._worst is not None:
+            return self._worst.measure.kind.label
         if hold := hold_label(self.tube, self.now):
             return "at max. reserved" if hold == "max_reserved" else "at rate limit"
         if self.tube.job_count and self._dead_letter_tubes.has(self.tube):
             return "dead letters"
-        return "no consumers" if self.is_idle else ""
+        return ""
 
     @property
     def oldest_age(self) -> int | None:
@@ -159,14 +171,20 @@ def _most(values: list[float]) -> float:
     return max((value for value in values if not isnan(value)), default=0.0)
 
 
-ATTENTION: Final = ("", "at rate limit", "at max. reserved", "dead letters", "no consumers")
-"""Reasons for which a tube needs attention, the most urgent last."""
+ATTENTION: Final = (
+    "",
+    "at rate limit",
+    "at max. reserved",
+    "dead letters",
+    *[kind.label for kind in reversed(KINDS) if kind.rest],
+)
+"""Texts of the column, the most urgent last: facts about a tube, then the conditions that need attention."""
 
 COLUMNS: Final = (
     Column(
         "Attention",
         "attention",
-        "The tube has ready jobs, but no client watches it; or a policy holds them; or it has dead letters",
+        "The worst condition of the tube; else whether a policy holds its jobs, or it has dead letters",
         lambda view: view.attention,
         lambda view: ATTENTION.index(view.attention),
         "badge",
@@ -373,7 +391,6 @@ class Overview:
     is_filtered_out no tube matches the filter.
     is_unused       there is no job, and none was ever put.
     is_draining     the server refuses puts because it drains.
-    trouble         why the journal cannot be written and puts are refused; empty if there is no such error.
     """
 
     server: Mapping[str, str]
@@ -384,7 +401,6 @@ class Overview:
     is_filtered_out: bool
     is_unused: bool
     is_draining: bool
-    trouble: str
 
     def live_state(self) -> dict[str, Any]:
         """Return the contents in the form that live.hub sends."""
@@ -393,7 +409,6 @@ class Overview:
                 **self.server,
                 "summary": self.summary,
                 "filtered-query": text.spelled(self.query),
-                "trouble-reason": self.trouble,
             },
             "rows": {"tubes": self.tubes},
             "shown": {
@@ -401,7 +416,6 @@ class Overview:
                 "filtered-out": self.is_filtered_out,
                 "unused": self.is_unused,
                 "draining": self.is_draining,
-                "trouble": bool(self.trouble),
             },
         }
 
@@ -413,11 +427,18 @@ _Ranked = tuple[bool, float, bytes, Tube]
 class OverviewBuilder:
     """Builds the overview of *broker*."""
 
-    def __init__(self, broker: Broker, history: History, role: Callable[[], ClusterStatus] | None = None) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        history: History,
+        role: Callable[[], ClusterStatus] | None = None,
+        attention: Attention | None = None,
+    ) -> None:
         self._broker: Broker = broker
         self._history: History = history
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._role: Callable[[], ClusterStatus] | None = role
+        self._attention: Attention | None = attention
 
     def build(self, query: str, order: Order, now: int) -> Overview:
         """Return the overview with the first tubes in *order* whose name contains *query*, ignoring case.
@@ -446,7 +467,6 @@ class OverviewBuilder:
             is_filtered_out=not rows,
             is_unused=not stats.total_jobs and not broker.jobs,
             is_draining=broker.is_draining,
-            trouble=broker.journal.trouble or "",
         )
 
     def _first(self, query: str, order: Order, now: int, pace: Pace) -> tuple[int, list[Tube]]:
@@ -476,7 +496,8 @@ class OverviewBuilder:
         ]
 
     def _view(self, tube: Tube, now: int) -> TubeView:
-        return TubeView(tube, self._history, now, self._dead_letter_tubes)
+        worst = self._attention.worst_of(tube.name) if self._attention is not None else None
+        return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
 
     def _matching(self, query: str) -> Iterator[list[Tube]]:
         """Yield the tubes whose names contain *query*, in batches."""

@@ -172,7 +172,7 @@ def job_list_values(
 ) -> dict[str, Any]:
     """Return the values that list the jobs of *tube* in *state*: `jobs`, `columns`, `q`, `q_error`. May switch.
 
-    *groups* names the columns that policies add.
+    *groups* names the columns that policies and tags add.
     """
     columns = job_columns(state, visitor().sees_bodies, groups)
     shown: dict[str, Any] = {"q": args.get("q", "").strip(), "q_error": "", "columns": columns}

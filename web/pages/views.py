@@ -16,17 +16,19 @@ from greenstalk_server.core.job import READY, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
+from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
-from greenstalk_server.web.jobs.job_list import policy_columns
+from greenstalk_server.web.jobs.job_list import column_groups
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
+from greenstalk_server.web.pages.attention import Panel, attention_panel
 from greenstalk_server.web.pages.details import job_details, tube_details
 from greenstalk_server.web.pages.edit import edit_page, initial_form
 from greenstalk_server.web.pages.export import body_file
@@ -67,12 +69,14 @@ class Views:
         examples: tuple[Example, ...],
         store: Store,
         role: Callable[[], ClusterStatus] | None,
+        attention: Attention,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
-        self._builder: OverviewBuilder = OverviewBuilder(broker, history, role)
+        self._attention: Attention = attention
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
         self._examples: tuple[Example, ...] = examples
         self._store: Store = store
 
@@ -97,6 +101,7 @@ class Views:
         return render_cooperatively(
             "overview.html",
             overview=shown,
+            attention=self._attention_panel(),
             reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
             heads=_heads(shown.query, shown.order),
@@ -111,7 +116,9 @@ class Views:
 
     def overview_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/`. May switch."""
-        return self._overview(args, now).live_state()
+        state = self._overview(args, now).live_state()
+        parts = render_blocks("overview.html", ("attention",), {"attention": self._attention_panel()})
+        return state | {"parts": parts}
 
     def tube(self) -> str:
         """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
@@ -209,7 +216,7 @@ class Views:
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
-        groups = _column_groups(args, tube, state, policy.is_dead_letter)
+        groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
         return {
             "tube": tube_details(tube, now),
             "policy": policy,
@@ -230,6 +237,9 @@ class Views:
             "refused": "",
             "typed": "",
         }
+
+    def _attention_panel(self) -> Panel:
+        return attention_panel(self._attention, self._clock())
 
     def _overview(self, args: Fields, now: int) -> Overview:
         return self._builder.build(args.get("q", ""), _order(args), now)
@@ -286,10 +296,10 @@ def render_cooperatively(name: str, **values: Any) -> str:
     return "".join(chunks)
 
 
-def _column_groups(args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
+def _column_groups(broker: Broker, args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
     """Return the groups of columns of the list of jobs; a live page keeps those that it was loaded with."""
     given = args.get("columns")
-    return policy_columns(tube, state, is_dead_letter) if given is None else given.split()
+    return column_groups(broker, tube, state, is_dead_letter) if given is None else given.split()
 
 
 def _kept(args: Fields, *names: str) -> dict[str, Any]:

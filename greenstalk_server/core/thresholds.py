@@ -1,0 +1,233 @@
+"""Thresholds of the conditions that need attention: the table `[attention]` of the configuration file.
+
+The keys of the table apply to the server and to every tube. A table `[attention.tubes."PATTERN"]` below it overrides
+keys for the tubes whose names match the pattern, in which `*` matches any characters. If several patterns match a tube,
+the most specific one wins for each key: an exact name before a pattern, then the larger number of literal characters. A
+threshold of 0 turns its condition off. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.patterns import PatternIndex, is_tube_pattern
+from greenstalk_server.core.units import parse_size, parse_time
+
+MAX_PATTERNS: Final = 1000
+"""Maximum number of tables below `[attention.tubes]`."""
+
+TUBES: Final = "tubes"
+
+_MINUTE: Final = 60 * SECOND
+_HOUR: Final = 3600 * SECOND
+_MAX_TIME: Final = 365 * 24 * _HOUR
+_MAX_COUNT: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The thresholds of one tube, or of the server. Times are nanoseconds; 0 turns a condition off.
+
+    no_consumers    time for which a tube has ready jobs and no client watches it.
+    oldest_ready    time for which the oldest ready job of a tube has been ready.
+    backlog_growth  ready jobs added to a tube within 15 minutes, less those removed.
+    buried_growth   buried jobs added to a tube within 15 minutes, less those removed.
+    timeouts        reservations of a tube's jobs that timed out within 15 minutes.
+    timeout_share   minimum share of these timeouts in the reservations of the 15 minutes, from 0 to 1.
+    dead_letters    jobs of a tube that became dead letters within 15 minutes.
+    held_job        time for which a worker has held a job.
+    held_back       time for which a policy has held back the ready jobs of a tube.
+    paused          time since the start of a pause of a tube with ready jobs.
+    limit_used      share of a limit that is used, from 0 to 1.
+    limit_within    time until a limit is reached, at the rate of the last 15 minutes.
+    refused         requests within 15 minutes that a limit or an access rule refused.
+    disk_free       bytes that are free on the disk of the journal.
+    disk_within     time until this disk is full, at the rate of the last hour.
+    standby_lag     time that the most recent standby is behind.
+    """
+
+    no_consumers: int = 5 * _MINUTE
+    oldest_ready: int = 15 * _MINUTE
+    backlog_growth: int = 1000
+    buried_growth: int = 10
+    timeouts: int = 10
+    timeout_share: float = 0.05
+    dead_letters: int = 1
+    held_job: int = _HOUR
+    held_back: int = 30 * _MINUTE
+    paused: int = _HOUR
+    limit_used: float = 0.9
+    limit_within: int = _HOUR
+    refused: int = 1
+    disk_free: int = 10**9
+    disk_within: int = 6 * _HOUR
+    standby_lag: int = 10 * SECOND
+
+
+DEFAULTS: Final = Thresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of the table: how to read its value (raises ValueError), and the allowed values, for "must be ..."."""
+
+    read: Callable[[object], float]
+    allowed: str
+
+
+def _time(value: object) -> int:
+    if isinstance(value, str):
+        time = parse_time(value, SECOND)
+    elif type(value) is int:
+        time = value * SECOND
+    else:
+        raise ValueError
+    if not 0 <= time <= _MAX_TIME:
+        raise ValueError
+    return time
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError
+    return value
+
+
+def _size(value: object) -> int:
+    return parse_size(value, _MAX_COUNT) if isinstance(value, str) else _count(value)
+
+
+def _share(value: object) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator]  # a number by the first test
+        raise ValueError
+    return float(value)  # type: ignore[arg-type]
+
+
+_TIME_KEY: Final = _Key(
+    _time,
+    f'a number of seconds, 0 (off) or up to {_MAX_TIME // SECOND}, or text with units in quotes ("90s", "1h30m", "7d")',
+)
+_COUNT_KEY: Final = _Key(_count, "a whole number, 0 (off) or more")
+_SIZE_KEY: Final = _Key(
+    _size, 'a whole number of bytes, 0 (off) or more, or text with a unit in quotes ("500MB", "2GiB")'
+)
+_SHARE_KEY: Final = _Key(_share, "a number from 0 to 1")
+
+_TUBE_KEYS: Final[Mapping[str, _Key]] = {
+    "no_consumers": _TIME_KEY,
+    "oldest_ready": _TIME_KEY,
+    "backlog_growth": _COUNT_KEY,
+    "buried_growth": _COUNT_KEY,
+    "timeouts": _COUNT_KEY,
+    "timeout_share": _SHARE_KEY,
+    "dead_letters": _COUNT_KEY,
+    "held_job": _TIME_KEY,
+    "held_back": _TIME_KEY,
+    "paused": _TIME_KEY,
+    "limit_used": _SHARE_KEY,
+    "limit_within": _TIME_KEY,
+}
+_KEYS: Final[Mapping[str, _Key]] = {
+    **_TUBE_KEYS,
+    "refused": _COUNT_KEY,
+    "disk_free": _SIZE_KEY,
+    "disk_within": _TIME_KEY,
+    "standby_lag": _TIME_KEY,
+}
+assert [field.name for field in fields(Thresholds)] == list(_KEYS)
+
+
+class ThresholdSet:
+    """All thresholds in force. Immutable, apart from a cache.
+
+    server      the thresholds of the server, and of tubes that no pattern matches.
+    document    the table from which they were read.
+    """
+
+    __slots__ = ("_cache", "_index", "_overrides", "document", "server")
+
+    def __init__(self, document: Mapping[str, object] | None = None) -> None:
+        """*document* is the table `[attention]`, in which `find_mistakes` finds none; None for the defaults."""
+        self.document: Mapping[str, object] = document if document is not None else {}
+        self.server: Thresholds = Thresholds(**_values(self.document))  # type: ignore[arg-type]  # read by their keys
+        tables = self.document.get(TUBES, {})
+        assert isinstance(tables, dict)
+        patterns = sorted(tables, key=lambda pattern: ("*" in pattern, pattern.count("*") - len(pattern), pattern))
+        self._overrides: list[dict[str, float]] = [_values(tables[pattern]) for pattern in patterns]
+        self._index: PatternIndex = PatternIndex()
+        for number, pattern in enumerate(patterns):
+            self._index.add(pattern, number)
+        self._cache: dict[tuple[int, ...], Thresholds] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ThresholdSet) and self.document == other.document
+
+    __hash__ = None  # type: ignore[assignment]  # as for all that compares by value and is not a key
+
+    def of_tube(self, name: bytes) -> Thresholds:
+        """Return the thresholds of the tube *name*."""
+        if not self._overrides:
+            return self.server
+        numbers = tuple(sorted(self._index.find(name)))
+        found = self._cache.get(numbers)
+        if found is None:
+            values: dict[str, float] = _values(self.document)
+            for number in reversed(numbers):
+                values |= self._overrides[number]
+            found = self._cache[numbers] = Thresholds(**values)  # type: ignore[arg-type]
+        return found
+
+
+def find_mistakes(document: object) -> list[tuple[str, str]]:
+    """Return each mistake in *document*, the table `[attention]`: the dotted key below it, and a complete message."""
+    if not isinstance(document, dict):
+        return [("", "attention: must be a table: write [attention], and its keys below it")]
+    mistakes = _mistakes("attention", document, {**_KEYS, TUBES: _Key(_count, "")})
+    tables = document.get(TUBES, {})
+    if not isinstance(tables, dict):
+        return [*mistakes, (TUBES, 'attention.tubes: must be tables, each headed [attention.tubes."PATTERN"]')]
+    if len(tables) > MAX_PATTERNS:
+        mistakes.append((TUBES, f"attention.tubes: must be at most {MAX_PATTERNS} tables, not {len(tables)}"))
+    for pattern, table in tables.items():
+        place = f'attention.tubes."{pattern}"'
+        if not is_tube_pattern(pattern):
+            text = f"attention.tubes: {pattern[:60]!r} cannot match any tube; * matches any characters"
+            mistakes.append((f"{TUBES}.{pattern}", text))
+        elif not isinstance(table, dict):
+            mistakes.append((f"{TUBES}.{pattern}", f"{place}: must be a table of thresholds"))
+        else:
+            found = _mistakes(place, table, _TUBE_KEYS)
+            mistakes += [(f"{TUBES}.{pattern}.{key}", message) for key, message in found]
+    return mistakes
+
+
+def _mistakes(place: str, table: Mapping[str, object], keys: Mapping[str, _Key]) -> list[tuple[str, str]]:
+    """Return the mistakes in the keys of *table*, which stands at *place* and may have *keys*."""
+    mistakes = []
+    for name, value in table.items():
+        key = keys.get(name)
+        if name == TUBES and key is not None:
+            continue
+        if key is None:
+            if name in _KEYS:
+                hint = "is a threshold of the server: write it below [attention]"
+            else:
+                hint = f"did you mean {difflib.get_close_matches(name[:60], keys, n=1, cutoff=0.0)[0]}?"
+            mistakes.append((name, f"{place}: unknown key {name[:60]!r}: {hint}"))
+            continue
+        try:
+            key.read(value)
+        except ValueError:
+            shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+            mistakes.append((name, f"{place}.{name} {shown[:60]}: must be {key.allowed}"))
+    return mistakes
+
+
+def _values(table: object) -> dict[str, float]:
+    """Return the values of the known keys in *table*."""
+    assert isinstance(table, dict)
+    return {name: _KEYS[name].read(value) for name, value in table.items() if name in _KEYS}

@@ -1,0 +1,202 @@
+"""The replies of the wire format as bytes. `codec` parses the commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Final
+
+from greenstalk_server.core.job import STATE_NAMES
+from greenstalk_server.core.tags import DELETED as DUPLICATE_OF_DELETED
+from greenstalk_server.protocol.extended_stats import (
+    GroupStats,
+    JobExtension,
+    ServerExtension,
+    StatsExtension,
+    TaggedJobExtension,
+    TubeExtension,
+)
+from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
+
+CRLF: Final = b"\r\n"
+
+BURIED: Final = b"BURIED\r\n"
+DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
+DELETED: Final = b"DELETED\r\n"
+DRAINING: Final = b"DRAINING\r\n"
+EXPECTED_CRLF: Final = b"EXPECTED_CRLF\r\n"
+INTERNAL_ERROR: Final = b"INTERNAL_ERROR\r\n"
+JOB_TOO_BIG: Final = b"JOB_TOO_BIG\r\n"
+KICKED: Final = b"KICKED\r\n"
+NOT_FOUND: Final = b"NOT_FOUND\r\n"
+NOT_IGNORED: Final = b"NOT_IGNORED\r\n"
+NOT_DRAINING: Final = b"NOT_DRAINING\r\n"
+OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY\r\n"
+PAUSED: Final = b"PAUSED\r\n"
+REPRIORITIZED: Final = b"REPRIORITIZED\r\n"
+ALREADY_RESERVED: Final = b"ALREADY_RESERVED\r\n"
+RELEASED: Final = b"RELEASED\r\n"
+TIMED_OUT: Final = b"TIMED_OUT\r\n"
+TOUCHED: Final = b"TOUCHED\r\n"
+
+
+def inserted(id: int) -> bytes:
+    """Return the reply to a put that created job *id*."""
+    return b"INSERTED %d\r\n" % id
+
+
+def duplicate(id: int, state: int, pri: int) -> bytes:
+    """Return the reply to a put that is a duplicate of job *id*; *state* and *pri* as in core.tags.Duplicate."""
+    word = b"DELETED" if state == DUPLICATE_OF_DELETED else STATE_NAMES[state].upper().encode()
+    return b"INSERTED %d %b\r\n" % (id, word) if pri < 0 else b"INSERTED %d %b %d\r\n" % (id, word, pri)
+
+
+def reserved(id: int, body: bytes) -> bytes:
+    """Return the reply to a reserve of the job *id*. Joining saves 0.2 us and one copy over formatting."""
+    return b"".join((b"RESERVED %d %d\r\n" % (id, len(body)), body, CRLF))
+
+
+def found(id: int, body: bytes) -> bytes:
+    """Return the reply to a peek that found the job *id*."""
+    return b"".join((b"FOUND %d %d\r\n" % (id, len(body)), body, CRLF))
+
+
+def job_line(word: bytes, id: int, body: bytes, values: list[bytes]) -> bytes:
+    """Return the first line of a RESERVED or FOUND reply, as *word* says, with *values* after the size."""
+    return b"%b %d %d %b\r\n" % (word, id, len(body), b" ".join(values))
+
+
+def reserved_line(id: int, body: bytes) -> bytes:
+    """Return the first line of the reply to a reserve of the job *id*."""
+    return b"RESERVED %d %d\r\n" % (id, len(body))
+
+
+def found_line(id: int, body: bytes) -> bytes:
+    """Return the first line of the reply to a peek that found the job *id*."""
+    return b"FOUND %d %d\r\n" % (id, len(body))
+
+
+def ok_line(size: int) -> bytes:
+    """Return the first line of a reply with *size* bytes of YAML."""
+    return b"OK %d\r\n" % size
+
+
+def using(name: bytes) -> bytes:
+    """Return the reply to use and list-tube-used."""
+    return b"USING %b\r\n" % name
+
+
+def watching(count: int) -> bytes:
+    """Return the reply to watch and ignore."""
+    return b"WATCHING %d\r\n" % count
+
+
+def reserved_batch(count: int) -> bytes:
+    """Return the first line of the reply to reserve-batch."""
+    return b"RESERVED_BATCH %d\r\n" % count
+
+
+def deleted_batch(deleted: int, missing: int) -> bytes:
+    """Return the reply to delete-batch."""
+    return b"DELETED_BATCH %d %d\r\n" % (deleted, missing)
+
+
+def counted(word: bytes, count: int) -> bytes:
+    """Return the reply to touch-all, a flush, truncate or meta: *word* and a number."""
+    return b"%b %d\r\n" % (word, count)
+
+
+def finished(word: bytes, id: int) -> bytes:
+    """Return the reply to a wait for the job *id*; *word* is DELETED or BURIED."""
+    return b"%b %d\r\n" % (word, id)
+
+
+def kicked(count: int) -> bytes:
+    """Return the reply to kick."""
+    return b"KICKED %d\r\n" % count
+
+
+def name_list(names: Iterable[bytes]) -> bytes:
+    """Return the reply to list-tubes and list-tubes-watched."""
+    lines = b"\n- ".join(names)
+    return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
+
+
+def stats(snapshot: ServerStats | TubeStats | JobStats | GroupStats, extension: StatsExtension | None = None) -> bytes:
+    """Return the reply to stats, stats-tube, stats-job or stats-group, with the keys of *extension* at its end."""
+    lines = _lines(snapshot)
+    if isinstance(snapshot, ServerStats):
+        lines.append(f'greenstalk-version: "{snapshot.version}"\n')
+    if extension is not None:
+        lines += _lines(extension)
+    return _ok(("---\n" + "".join(lines)).encode())
+
+
+def _lines(snapshot: ServerStats | TubeStats | JobStats | GroupStats | StatsExtension) -> list[str]:
+    """Return a line for each key of *snapshot* whose value is not None."""
+    values = [(key, getattr(snapshot, name)) for name, key in _KEYS[type(snapshot)]]
+    return [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
+
+
+def _ok(data: bytes) -> bytes:
+    return b"OK %d\r\n%b\r\n" % (len(data), data)
+
+
+_KEYS: Final = {
+    kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
+    for kind in (
+        ServerStats,
+        LimitedServerStats,
+        TubeStats,
+        JobStats,
+        ServerExtension,
+        TubeExtension,
+        JobExtension,
+        TaggedJobExtension,
+        GroupStats,
+    )
+}
+
+BEANSTALKD_VERSION: Final = "1.99"
+"""The `version` in `stats`, which clients compare with a version of beanstalkd to find out what the server supports.
+
+It is larger than every version of beanstalkd, both as a decimal fraction (1.13 is less than 1.8) and as dotted numbers.
+It has no suffix, since some libraries (Perl's version, RubyGems) reject text behind a `+`.
+"""
+
+_UNQUOTED: Final = frozenset(("state", "id"))
+
+_plain: Final = re.compile(
+    r"""
+    (?! (?: [Nn][Uu][Ll][Ll] | [Tt][Rr][Uu][Ee] | [Ff][Aa][Ll][Ss][Ee]
+          | [Yy] | [Yy][Ee][Ss] | [Nn] | [Nn][Oo] | [Oo][Nn] | [Oo][Ff][Ff]
+          | [-+]? 0 [Bb] [01_]* | [-+]? 0 [Oo] [0-7_]* | [-+]? 0 [Xx] [0-9A-Fa-f_]*  # integers
+          | (?: [-+]? [0-9.] | [-+] _ ) [0-9_.]* (?: [Ee] [-+]? [0-9_]* )?           # integers and fractions
+          | [-+]? [.] (?: [Ii][Nn][Ff] | [Nn][Aa][Nn] )
+          | [0-9]{4} - [0-9]{1,2} - [0-9]{1,2}                                       # dates
+        ) \Z )
+    [A-Za-z0-9+/;.$_()] [-A-Za-z0-9+/;.$_()]*
+    """,
+    re.VERBOSE,
+)
+"""Text that YAML 1.1 and 1.2 both read unchanged without quotes: the characters of a tube's name, but nothing that
+either version, or a less strict reader (Psych, LibYAML), takes for null, a boolean, a number or a date."""
+
+
+def _scalar(key: str, value: object) -> str:
+    """Return *value* in YAML: text unquoted as in beanstalkd 1.12 if possible, else quoted as in 1.13."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    if not isinstance(value, str) or key in _UNQUOTED:
+        return str(value)
+    if key == "version":
+        return f'"{BEANSTALKD_VERSION}"'
+    return value if _plain.fullmatch(value) else _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    """Return *text* in double quotes. YAML accepts the escapes that Python's unicode_escape produces."""
+    return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'

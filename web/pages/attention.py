@@ -1,0 +1,90 @@
+"""The panel “Needs attention” of the overview: the active conditions as text and links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from flask import url_for
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web import text
+from greenstalk_server.web.attention.measures import CRITICAL, KINDS, SEVERITIES, Condition
+from greenstalk_server.web.attention.monitor import Attention, KindCount
+
+MAX_PER_KIND: Final = 5
+"""Tubes with conditions of one kind and severity that the panel shows one by one; it counts the others."""
+
+SAME_DAY: Final = 12 * 3600 * SECOND
+"""Nanoseconds for which a time is shown without its date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One condition: *since* is its time in UTC, *datetime* the same for programs, *lasting* its age."""
+
+    severity: str
+    sentence: str
+    href: str
+    since: str
+    datetime: str
+    lasting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The contents of the panel.
+
+    summary         the number of conditions; empty if there are none.
+    more            text and link for the conditions that `items` leaves out, by kind.
+    is_evaluated    whether all tubes have been evaluated since the start.
+    """
+
+    items: list[Item]
+    summary: str
+    more: list[tuple[str, str]]
+    is_evaluated: bool
+
+
+def attention_panel(attention: Attention, now: int) -> Panel:
+    """Return the panel with the conditions of *attention* at the time *now*."""
+    shown, seen = list[Condition](), Counter[KindCount]()
+    for condition in attention.conditions:
+        key = condition.measure.kind.name, condition.measure.severity
+        if seen[key] < MAX_PER_KIND or not condition.measure.tube:
+            seen[key] += 1
+            shown.append(condition)
+    left_out, severities = Counter[str](), Counter[str]()
+    for (kind, severity), count in attention.counts.items():
+        left_out[kind] += count - seen[kind, severity]
+        severities[severity] += count
+    return Panel(
+        items=[_item(condition, now) for condition in shown],
+        summary=_summary(severities),
+        more=[_rest(kind.rest, left_out[kind.name]) for kind in KINDS if kind.rest and left_out[kind.name]],
+        is_evaluated=bool(attention.evaluated_at),
+    )
+
+
+def _summary(counts: Counter[str]) -> str:
+    texts = [text.counted(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
+    return ", ".join(texts).replace("criticals", CRITICAL)
+
+
+def _item(condition: Condition, now: int) -> Item:
+    measure, since = condition
+    at = text.instant(since)
+    return Item(
+        severity=measure.severity,
+        sentence=measure.sentence,
+        href=url_for(measure.link.endpoint, **measure.link.args),
+        since=at if now - since > SAME_DAY else at.partition(" ")[2],
+        datetime=at.removesuffix(" UTC").replace(" ", "T") + "Z",
+        lasting=text.duration(max(0, now - since) // SECOND // 60 * 60) if now - since >= 60 * SECOND else "just now",
+    )
+
+
+def _rest(rest: str, count: int) -> tuple[str, str]:
+    words = rest if count > 1 else rest.replace("have ", "has ", 1).replace("are ", "is ", 1)
+    return f"{text.counted(count, 'more tube')} {words}.", url_for("overview", sort="attention", desc="1")
