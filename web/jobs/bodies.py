@@ -77,8 +77,10 @@ def load_job_with_body(broker: Broker, find: Callable[[], Job]) -> tuple[Job, by
     """
     for _ in range(MAX_TRIES):
         job = find()
-        body = load_body(broker, job)
-        if broker.jobs.get(job.id) is job:
+        body = load_bodies(broker, (job,)).get(job.id)
+        if broker.jobs.get(job.id) is job:  # else the read may have failed because the job was deleted
+            if body is None:
+                raise BodyLost(job)
             return job, body
     raise Conflict(
         f"Job {job.id} changed repeatedly while its body was read from the disk. Nothing was changed. Try again."
