@@ -61,14 +61,6 @@ def load_bodies(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
     return broker.bodies.look(jobs)
 
 
-def load_body(broker: Broker, job: Job) -> bytes:
-    """Return the body of *job*; raise BodyLost if it cannot be read. May switch."""
-    body = load_bodies(broker, (job,)).get(job.id)
-    if body is None:
-        raise BodyLost(job)
-    return body
-
-
 def load_job_with_body(broker: Broker, find: Callable[[], Job]) -> tuple[Job, bytes]:
     """Return the current job that *find* returns, and its body. May switch.
 
