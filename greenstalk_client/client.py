@@ -376,7 +376,7 @@ class Client(greenstalk.Client[TBody]):
         """Make the server accept puts again. Requires an access rule with `administer = true`."""
         self._send_cmd(b"undrain", b"NOT_DRAINING")
 
-    # How greenstalk sends commands and reads replies
+    # Commands and replies
 
     def _send_cmd(self, cmd: bytes, expected: bytes) -> list[bytes]:
         self._sock.sendall(cmd + b"\r\n")

@@ -28,7 +28,7 @@ MAX_RUN_RATIO: Final = 1000
 
 
 class Weighting:
-    """How one client chooses among its tubes.
+    """The rule by which one client chooses among its tubes.
 
     mode    FIFO, WEIGHTED or WEIGHTED_FAIR.
     weights weights by tube name, 2 to MAX_WEIGHT; all other tubes have the weight 1.

@@ -34,33 +34,30 @@ def as_ours(reply: str) -> str:
     return _NAME.sub(lambda match: f"{match[1]}: {_quoted_if_needed(match[2])}", reply)
 
 
-EXTENSION_KEYS = frozenset(
-    (
-        "binlog-enabled",
-        "binlog-file-count",
-        "binlog-total-bytes",
-        "time-reserved",
-        "total-reserves",
-        "total-timeouts",
-        "total-buries",
-        "bury-rate",
-        "processing-time-ewma",
-        "processing-time-min",
-        "processing-time-max",
-        "processing-time-samples",
-        "processing-time-p50",
-        "processing-time-p95",
-        "processing-time-p99",
-        "queue-time-ewma",
-        "queue-time-min",
-        "queue-time-max",
-        "queue-time-samples",
-        "oldest-ready-id",
-        "oldest-ready-age",
-        "oldest-delayed-age",
-        "oldest-buried-age",
-    )
+TUBE_KEYS = (
+    "total-reserves",
+    "total-timeouts",
+    "total-buries",
+    "bury-rate",
+    "processing-time-ewma",
+    "processing-time-min",
+    "processing-time-max",
+    "processing-time-samples",
+    "processing-time-p50",
+    "processing-time-p95",
+    "processing-time-p99",
+    "queue-time-ewma",
+    "queue-time-min",
+    "queue-time-max",
+    "queue-time-samples",
+    "oldest-ready-id",
+    "oldest-ready-age",
+    "oldest-delayed-age",
+    "oldest-buried-age",
 )
+"""Keys of stats-tube that tuber's terminal UI and its Ruby client read."""
+
+EXTENSION_KEYS = frozenset((*TUBE_KEYS, "binlog-enabled", "binlog-file-count", "binlog-total-bytes", "time-reserved"))
 """Keys of stats that our server adds unless it is strict."""
 
 
