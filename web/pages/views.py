@@ -52,10 +52,17 @@ from greenstalk_server.web.pages.search import job_list_values
 from greenstalk_server.web.pages.tube_policy import tube_policy
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_text
 
-TUBE_PARTS: Final = ("badges", "figures", "pager", "no_jobs", "pause", "policy", "facts")
+TUBE_PARTS: Final = {
+    "tube_summary.html": ("badges", "figures"),
+    "tube_jobs.html": ("pager", "no_jobs"),
+    "tube_actions.html": ("pause",),
+    "tube_policy.html": ("policy", "facts"),
+}
+"""Blocks of the templates of a tube's page, each within an element with its name in `data-part`."""
+
 JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "dead_letter", "facts")
 JOB_PARTS_OF_ADMINS: Final = (*JOB_PARTS, "actions")
-"""Blocks of tube.html and job.html, each within an element with its name in `data-part`."""
+"""Blocks of job.html, each within an element with its name in `data-part`."""
 
 
 class Views:
@@ -134,13 +141,16 @@ class Views:
         """Return the live state of `/tube`. May switch."""
         values = self._tube_values(args, now)
         tube, jobs = values["tube"], values["jobs"]
+        parts: dict[str, str] = {}
+        for template, names in TUBE_PARTS.items():
+            parts |= render_blocks(template, names, values)
         return {
             "fields": {f"count-{tab.state}": tab.count for tab in tube.tabs}
             | {f"note-{tab.state}": tab.note for tab in tube.tabs}
             | {"summary": jobs.summary},
             "rows": {"jobs": jobs.rows},
             "shown": {"jobs": bool(jobs.rows)},
-            "parts": render_blocks("tube.html", TUBE_PARTS, values),
+            "parts": parts,
         }
 
     def job(self) -> str:
