@@ -53,6 +53,7 @@ from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
+from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -144,6 +145,7 @@ def create_dashboard(
     policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
+    tube_filter = TubeFilter(broker, tasks, searches)
     parts = api.Parts(
         attention=attention,
         options=options,
@@ -167,9 +169,9 @@ def create_dashboard(
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates).init_app(
-        app, live
-    )
+    views.Views(
+        broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter
+    ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
