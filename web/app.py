@@ -31,6 +31,7 @@ from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.request_times import RequestTimes
+from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases
@@ -75,6 +76,7 @@ class Dashboard:
     live: LiveHub
     policies: Policies
     tasks: Tasks
+    worker_rates: WorkerRates
 
     def start(self) -> None:
         """Load the templates, and begin to sample the history and to evaluate the conditions. Does not switch.
@@ -88,6 +90,7 @@ class Dashboard:
         cache.save()
         self.history.start()
         self.attention.start()
+        self.worker_rates.start()
 
     def stop(self) -> None:
         """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
@@ -124,6 +127,7 @@ def create_dashboard(
     store = Store(options.directory)
     live = LiveHub(app, clock)
     history = History(broker, clock)
+    worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
         clock,
@@ -163,7 +167,9 @@ def create_dashboard(
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention).init_app(app, live)
+    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates).init_app(
+        app, live
+    )
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
@@ -179,6 +185,7 @@ def create_dashboard(
         live=live,
         policies=policies,
         tasks=tasks,
+        worker_rates=worker_rates,
     )
     app.extensions["dashboard"] = dashboard
     return dashboard
@@ -196,6 +203,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.globals["zip"] = zip
     app.jinja_env.finalize = text.finalize
     app.jinja_env.filters["breakable"] = text.breakable
+    app.jinja_env.filters["middle"] = text.middle
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(_template_values)
