@@ -39,6 +39,7 @@ from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.policies import Policies
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
+from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages import errors, theme, views
 from greenstalk_server.web.pages.actions import Actions
@@ -53,6 +54,7 @@ from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
+from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.template_cache import TemplateCache
 
@@ -139,6 +141,7 @@ def create_dashboard(
     )
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
+    tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
@@ -164,7 +167,9 @@ def create_dashboard(
         searches=searches,
         store=store,
         tasks=tasks,
+        tube_changes=tube_changes,
     )
+    TubeChangePages(broker, tasks, tube_changes).init_app(app)
     for part in (bulk, exports, samples, Charts(broker, history), Actions(broker, clock, commit, operations)):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):

@@ -128,6 +128,8 @@ class Views:
             commands=COMMANDS,
             longest_filter=MAX_FILTER_LENGTH,
             first_job=self._examples,
+            max_number=fields.MAX_NUMBER,
+            max_reason_length=MAX_REASON_LENGTH,
         )
 
     def overview_state(self, args: Fields, now: int) -> State:
