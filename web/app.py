@@ -41,7 +41,7 @@ from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
-from greenstalk_server.web.pages import errors, theme, views
+from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
@@ -181,7 +181,7 @@ def create_dashboard(
     AuditPages(audit, tasks).init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
     api.init_app(app, parts)
-    theme.init_app(app)
+    preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,

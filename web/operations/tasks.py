@@ -212,7 +212,7 @@ class Tasks:
             )
         task = self.find(request.args, "id")
         return render_template(
-            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.instant(task.started_at)
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)
         )
 
     def live(self, args: Fields, now: int) -> State:
