@@ -224,6 +224,8 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/tube": [f"/tube?{query}{more}" for query in by_state for more in ("", "&q=pri:10", "&sample=mine")],
         "/tube/errors": ["/tube/errors?tube=mail", "/tube/errors?tube=mail&state=ready&field=marker"],
         "/tube/history": ["/tube/history?tube=mail"],
+        "/tubes/find": ["/tubes/find?q=m", "/tubes/find?pattern=*"],
+        "/tubes/change": [f"/tubes/change?task={id}" for id in tasks],
     }
 
 
