@@ -1,10 +1,10 @@
 """A queue with problems: 45 tubes, 30 connections, and some 220,000 jobs.
 
-    billing.invoices    ready jobs grow old: its one worker holds a job
-    imports             failed jobs with three kinds of errors, the commonest one a KeyError
-    exports.csv         ready jobs, and no consumers
-    search.index        100,000 ready jobs
-    quiet.01 and so on  tubes without problems
+billing.invoices    ready jobs grow old: its one worker holds a job
+imports             failed jobs with three kinds of errors, the commonest one a KeyError
+exports.csv         ready jobs, and no consumers
+search.index        100,000 ready jobs
+quiet.01 and so on  tubes without problems
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Scenario:
             importer.bury(importer.reserve(timeout=0))
         self._put("search.index", [b"{}"] * BACKLOG)
         self._put("exports.csv", [b'{"format": "csv"}'] * 200)
-        orders = [json.dumps({"customer": {"id": CUSTOMER + number // CUSTOMER_JOBS}}).encode() for number in range(700)]
+        orders = [
+            json.dumps({"customer": {"id": CUSTOMER + number // CUSTOMER_JOBS}}).encode() for number in range(700)
+        ]
         self._put("orders", orders)
         self.connect(watch=["orders", "search.index"])
         self._put("billing.invoices", [b'{"invoice": 1}'] * 50)
