@@ -55,6 +55,7 @@ from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
+from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.template_cache import TemplateCache
 
@@ -149,6 +150,7 @@ def create_dashboard(
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
     tube_filter = TubeFilter(broker, tasks, searches)
+    tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
         attention=attention,
         options=options,
@@ -170,7 +172,8 @@ def create_dashboard(
         tube_changes=tube_changes,
     )
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
-    for part in (bulk, exports, samples, Charts(broker, history), Actions(broker, clock, commit, operations)):
+    actions = Actions(broker, clock, commit, operations)
+    for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)

@@ -188,7 +188,7 @@ def test_list_is_partial_while_too_many_tasks_run(
         client.get(f"/tube?tube=mail&q=-body:{number}")
     html = client.get("/tube?tube=mail&q=pri:2000").text
     assert "Only the first jobs were examined. 4 searches or changes are running" in html
-    assert "100 matching, among the first" in html
+    assert "matching, among the first" in html
     for task in tasks(app):
         task.cancel()
         until(lambda task=task: not task.is_running)  # type: ignore[misc]

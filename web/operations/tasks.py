@@ -187,6 +187,10 @@ class Tasks:
         """Return a running task whose subject *is_wanted*, or None."""
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task.subject)), None)
 
+    def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
+        """Return the task that was started last of those whose subject *is_wanted*, or None."""
+        return next((task for task in reversed(self._kept.values()) if is_wanted(task.subject)), None)
+
     def all(self) -> list[Task]:
         """Return the tasks that the current visitor may see, newest first."""
         sees_bodies = visitor().sees_bodies

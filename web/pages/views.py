@@ -41,6 +41,7 @@ from greenstalk_server.web.pages.overview import (
     COMMANDS,
     GROUPS,
     MAX_FILTER_LENGTH,
+    MAX_TUBES,
     NAME,
     SORTS,
     TOTALS,
@@ -67,6 +68,9 @@ TUBE_PARTS: Final = {
 JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "dead_letter", "facts")
 JOB_PARTS_OF_ADMINS: Final = (*JOB_PARTS, "actions")
 """Blocks of job.html, each within an element with its name in `data-part`."""
+
+MAX_BEGIN: Final = 10**9
+"""The last place at which a page of tubes may begin."""
 
 
 class Views:
@@ -112,7 +116,7 @@ class Views:
         live.register("job", self.job_state)
 
     def overview(self) -> str:
-        """Serve `/?q=&sort=&desc=`: the tubes and the server. May switch."""
+        """Serve `/?q=&sort=&desc=&from=`: a page of the tubes, and the server. May switch."""
         shown = self._overview(request.args, self._clock())
         return render_cooperatively(
             "overview.html",
@@ -122,7 +126,8 @@ class Views:
             columns=COLUMNS,
             heads=_heads(shown.query, shown.order),
             kept=_order_args(shown.order),
-            live_args=urlencode(_overview_args(shown.query, shown.order)),
+            live_args=urlencode(_overview_args(shown.query, shown.order, shown.begin)),
+            pages=_pages(shown),
             totals=TOTALS,
             groups=GROUPS,
             commands=COMMANDS,
@@ -134,9 +139,9 @@ class Views:
 
     def overview_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/`. May switch."""
-        state = self._overview(args, now).live_state()
-        parts = render_blocks("overview.html", ("attention",), {"attention": self._attention_panel()})
-        return state | {"parts": parts}
+        shown = self._overview(args, now)
+        values = {"attention": self._attention_panel(), "pages": _pages(shown)}
+        return shown.live_state() | {"parts": render_blocks("overview.html", ("attention", "pager"), values)}
 
     def tube(self) -> str:
         """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
@@ -279,7 +284,8 @@ class Views:
         return attention_panel(self._attention, self._clock())
 
     def _overview(self, args: Fields, now: int) -> Overview:
-        return self._builder.build(args.get("q", ""), _order(args), now)
+        begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
+        return self._builder.build(args.get("q", ""), _order(args), now, visitor().sees, begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +303,9 @@ class Head:
 
 def _order(args: Fields) -> Order:
     """Return the order in the fields `sort` and `desc`."""
-    key = args.get("sort") or BY_NAME
+    key = args.get("sort")
+    if not key:
+        return Order()
     if key != BY_NAME and key not in SORTS:
         raise BadRequest(f"“sort” must be one of {BY_NAME}, {', '.join(SORTS)}, not “{key[:40]}”.")
     return Order(key, args.get("desc") == "1")
@@ -314,13 +322,21 @@ def _heads(query: str, order: Order) -> list[Head]:
     return heads
 
 
-def _overview_args(query: str, order: Order) -> dict[str, Any]:
-    return ({"q": query} if query else {}) | _order_args(order)
+def _pages(shown: Overview) -> list[tuple[str, str]]:
+    """Return label and URL of the links to other pages of the tubes."""
+    places = [("First page", 0)] if shown.begin > MAX_TUBES else []
+    places += [("Previous", shown.begin - MAX_TUBES)] if shown.begin else []
+    places += [("Next", shown.following)] if shown.following else []
+    return [(label, url_for("overview", **_overview_args(shown.query, shown.order, at))) for label, at in places]
+
+
+def _overview_args(query: str, order: Order, begin: int = 0) -> dict[str, Any]:
+    return ({"q": query} if query else {}) | _order_args(order) | ({"from": begin} if begin else {})
 
 
 def _order_args(order: Order) -> dict[str, str]:
     """Return the URL arguments of *order*, without defaults."""
-    return ({"sort": order.key} if order.key != BY_NAME else {}) | ({"desc": "1"} if order.is_descending else {})
+    return {} if order == Order() else {"sort": order.key} | ({"desc": "1"} if order.is_descending else {})
 
 
 def render_cooperatively(name: str, **values: Any) -> str:
