@@ -161,7 +161,7 @@ def test_held_job_is_not_changed_without_confirmation(
     before = jobs.look()
     message = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
     assert "for at most 1\xa0min more" in message
-    assert f"Back to job {jobs[HELD].id}" in message
+    assert f"Job {jobs[HELD].id} was not " in message and "Held by a client" in message, "the page of the job"
     assert jobs.look() == before
 
 
