@@ -45,6 +45,7 @@ from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
+from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.notices import notice
@@ -172,6 +173,7 @@ def create_dashboard(
         tasks=tasks,
         tube_changes=tube_changes,
     )
+    CommandPages(broker, options).init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
