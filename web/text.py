@@ -117,7 +117,7 @@ def verbatim(value: str) -> Markup:
 
 
 def breakable(name: str) -> Markup:
-    """Return *name* as HTML that breaks after separators, not inside words; static/live.js does the same."""
+    """Return *name* as HTML that breaks after separators, not inside words."""
     return Markup("<wbr>").join(_WORDS.findall(name))
 
 
