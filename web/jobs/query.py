@@ -242,6 +242,17 @@ class Query:
         ]
 
 
+def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
+    """Return beginnings of terms to suggest in a search field, and the states.
+
+    is_of_tube      the search is among the jobs of one tube in one state.
+    sees_bodies     the visitor may search bodies.
+    """
+    hidden = {"state"} | ({"tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, ERROR})
+    states = [] if is_of_tube else [f"state:{state}" for state in _STATES]
+    return [*states, *[f"{name}:" for name in NAMES if name not in hidden]]
+
+
 def parse(given: str) -> Query:
     """Parse a query; raise QueryError if it is malformed."""
     if len(given) > MAX_LENGTH:

@@ -355,7 +355,7 @@ class Bulk:
             plan=plan,
             back=self._back(plan),
             columns=visible_columns(),
-            rows=match_rows(self._broker, plan.sample, self._clock()),
+            rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
         )
 
     def run(self) -> Response:

@@ -22,7 +22,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
-from greenstalk_server.web.jobs.job_list import column_groups
+from greenstalk_server.web.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
@@ -241,18 +241,22 @@ class Views:
         state = fields.state(args, default=READY)
         policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
         groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
+        listed = job_list_values(self._broker, tube, state, args, now, groups)
+        cols = {"cols": listed["cols"]} if listed["cols"] else {}
         return {
             "tube": tube_details(tube, now),
             "tabs": page_tabs(tube.name.decode(), "Jobs"),
             "summary": self._summary(tube, now),
             "policy": policy,
             "hold": hold_text(tube, now),
-            "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
+            "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span") | cols),
             "span": args.get("span", ""),
-            **job_list_values(self._broker, tube, state, args, now, groups),
+            **listed,
+            "paths": lambda: suggested_paths(self._broker, listed["jobs"].rows),
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
                 | _kept(args, "after", "q", "span")
+                | cols
             ),
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
