@@ -115,7 +115,7 @@ def test_errors_are_grouped_commonest_first(queue: Queue, client: FlaskClient) -
         ("No error in the body", "1"),
     ]
     page = read(client)
-    assert "7 jobs with 4 errors" in page.text
+    assert "7 jobs in 4 groups" in page.text
     assert "no route to host 2" in page.text, "the sample is the job that failed last"
     assert page.runs_only_our_scripts()
 

@@ -169,6 +169,11 @@ class Query:
         return any(term.is_about_bodies for term in self.terms)
 
     @property
+    def is_about_errors(self) -> bool:
+        """Whether the query selects jobs by their errors or by the reasons of dead letters."""
+        return any(term.name.partition(".")[0] in (ERROR, REASON) for term in self.terms)
+
+    @property
     def tube(self) -> str:
         """Name of the only tube whose jobs can match; empty if there is no such restriction."""
         return next((text for name, text in self._exactly() if name == "tube"), "")

@@ -57,6 +57,7 @@ class GroupRow:
     """A group of failed jobs as the page shows it.
 
     title       the normalised error, or in words why there is none.
+    sample      the error of the sample as its body has it; empty if *title* is the same.
     share       per cent of all jobs that were grouped, at least 1.
     query       the query that selects its jobs.
     q           that query without the terms of the tube and the state.
@@ -220,7 +221,7 @@ def _row(found: ErrorGroups, group: ErrorGroup, now: int) -> GroupRow:
         first=_seen(group.first_at, now),
         last=_seen(group.last_at, now),
         sample_id=group.sample_id,
-        sample=group.sample,
+        sample=group.sample if group.sample != group.error else "",
         sample_start=row_preview(group.sample_start),
         query=str(query),
         q=str(Query(tuple(term for term in query.terms if term not in place))),
@@ -238,7 +239,7 @@ def _summary(found: ErrorGroups) -> str:
     if not found.groups:
         return ""
     groups = len(found.groups) + found.other_groups
-    return f"{text.counted(found.total, 'job')} with {text.counted(groups, 'error')}"
+    return f"{text.counted(found.total, 'job')} in {text.counted(groups, 'group')}"
 
 
 def _others(found: ErrorGroups) -> str:
