@@ -126,7 +126,7 @@ def test_first_and_last_time_are_those_of_the_burials(queue: Queue, client: Flas
     put(queue, failing("late"))
     queue.now += 60 * SECOND
     text = " ".join(read(client).text.split())
-    assert "First 1 h 1 min ago Last 1 min ago" in text
+    assert "First 2027-01-15 08:00:00 UTC, 1 h 1 min ago Last 2027-01-15 09:00:00 UTC, 1 min ago" in text
 
 
 def test_visitor_chooses_the_field_and_the_state(queue: Queue, client: FlaskClient) -> None:

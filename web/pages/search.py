@@ -6,7 +6,7 @@ share one task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -16,21 +16,13 @@ from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.job_list import (
-    body_preview,
-    error_preview,
-    field_cell,
-    job_columns,
-    list_jobs,
-    suggested_paths,
-)
+from greenstalk_server.web.jobs.job_list import body_preview, error_preview, field_cell, suggested_paths
 from greenstalk_server.web.jobs.json_fields import Path, columns_text
-from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, list_matching, read_query
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import MAX_SEARCHED, Query, QueryError, suggested_terms
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.tasks import Task, Tasks, live_state, progress_texts
@@ -205,31 +197,6 @@ def _field_column(path: Path) -> Column:
 
 def _error_or_body(job: Job) -> str:
     return error_preview(job) if job.state == BURIED or job.dead_letter else body_preview(job)
-
-
-def job_list_values(
-    broker: Broker, tube: Tube, state: int, args: fields.Fields, now: int, groups: Collection[str]
-) -> dict[str, Any]:
-    """Return the values that list the jobs of *tube* in *state*: in template names. May switch.
-
-    *groups* names the columns that policies and tags add.
-    """
-    paths = fields.columns(args)
-    columns = job_columns(state, visitor().sees_bodies, groups, paths)
-    shown: dict[str, Any] = {
-        "q": args.get("q", "").strip(),
-        "q_error": "",
-        "columns": columns,
-        "cols": columns_text(paths),
-        "terms": suggested_terms(is_of_tube=True, sees_bodies=visitor().sees_bodies),
-    }
-    try:
-        query = read_query({"q": shown["q"]})
-    except QueryError as error:
-        query, shown["q_error"] = Query(), str(error)
-    if query.terms:
-        return shown | {"jobs": list_matching(broker, tube, state, query, now, columns)}
-    return shown | {"jobs": list_jobs(broker, tube, state, fields.cursor(args), now, columns)}
 
 
 def search_of(task: Task) -> Search:
