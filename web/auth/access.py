@@ -30,6 +30,14 @@ class Visitor:
     sees_audit: bool = False
     is_known: bool = True
 
+    def sees(self, tube: bytes) -> bool:
+        """Return whether the visitor may see *tube* and its jobs."""
+        return self.is_known
+
+    def operates(self, tube: bytes) -> bool:
+        """Return whether the visitor may change the jobs of *tube*, and pause it."""
+        return self.is_admin
+
 
 NOBODY: Final = Visitor("", "", is_admin=False, sees_bodies=False, is_known=False)
 

@@ -284,7 +284,8 @@ class Blocks:
 
         A point is known if the server has one. If the tube has none then, it was idle, unless its series began later.
         """
-        pace, points = Pace(), dict[int, Point]()
+        points = dict[int, Point]()
+        pace = Pace()
         for block in range(first // self._tier.length, (first + count - 1) // self._tier.length + 1):
             pace.yield_if_due()
             try:

@@ -35,6 +35,7 @@ from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archiv
 from greenstalk_server.web.metrics.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
 from greenstalk_server.web.metrics.restored import Restored
 from greenstalk_server.web.metrics.rings import (
+    HOUR,
     NO_COUNTS,
     NO_DEPTHS,
     SERIES,
@@ -152,12 +153,31 @@ class History(BrokerListener):
         return self._rates(self._total)
 
     def spark(self, name: bytes | None, series: str, points: int = 60) -> list[float]:
-        """Return the mean rate *series* (see rings.RATES) in each of the last *points* ten seconds; NaN is unknown.
+        """Return *series* (see rings.SERIES) in each of the last *points* ten seconds, oldest first; NaN is unknown.
 
-        At most 60 points, oldest first. *name* None is the whole server. Empty if the tube has no series.
+        At most 60 points. *name* None is the whole server. Empty if the tube has no series.
         """
         found = self._series(name)
-        return found.rings.rate_by_ten(self._calendar, SERIES.index(series))[-points:] if found is not None else []
+        return found.rings.by_ten(self._calendar, SERIES.index(series))[-points:] if found is not None else []
+
+    def last_hour(self, name: bytes, series: str) -> list[float]:
+        """Return *series* in each of the last 60 minutes, oldest first; NaN is unknown. Does not switch.
+
+        Minutes from before a restart of the server are not in memory, and are unknown. Empty if the tube has no series.
+        """
+        found, current = self._series(name), MINUTES.block(self._second)
+        if found is None:
+            return []
+        minute = self._second // MINUTES.step
+        if found.last_hour is None or found.last_hour[0] != minute:
+            chunks: dict[tuple[int, bytes], bytes | bytearray] = {}
+            for owner, each in ((SERVER, self._server), (name, found)):
+                chunks[current, owner] = each.chunk(MINUTES)
+                if each.previous is not None and each.previous[0] == current - 1:
+                    chunks[current - 1, owner] = each.previous[1]
+            found.last_hour = minute, Blocks(MINUTES, name, chunks).points(minute - HOUR.points, HOUR.points)
+        place = SERIES.index(series)
+        return [nan if point is None else point.series()[place] for point in found.last_hour[1]]
 
     def has(self, name: bytes) -> bool:
         """Return whether the tube *name* has current series. The tube itself may be gone."""
@@ -357,6 +377,8 @@ class History(BrokerListener):
         for name, entry in ((SERVER, self._total), *entries):
             assert entry.series is not None
             chunks[name] = entry.series.take_chunk(tier)
+            if tier is MINUTES:
+                entry.series.previous = tier.block(second), chunks[name]
         if chunks[SERVER]:
             self._archive.seal(tier, tier.block(second), chunks)
 

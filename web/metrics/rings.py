@@ -145,10 +145,10 @@ class Rings:
         values = self._values(series, now)
         return [value if is_known else nan for value, is_known in zip(values, known, strict=True)]
 
-    def rate_by_ten(self, calendar: Calendar, series: int) -> list[float]:
-        """Return the mean rate of series number *series* in each ten seconds that have ended, oldest first.
+    def by_ten(self, calendar: Calendar, series: int) -> list[float]:
+        """Return series number *series* in each ten seconds that have ended, oldest first: at least 59 values.
 
-        The last ten minutes have at least 59 of these; NaN where no second is known.
+        A rate is a mean; other values are those at the end of the ten seconds. NaN is unknown.
         """
         now, counted = calendar.current, calendar.known(0)
         values, first = self._values(series, now), -now % TEN
@@ -156,7 +156,10 @@ class Rings:
         found = []
         for at in range(first, SECONDS - TEN + 1, TEN):
             count = sum(counted[at : at + TEN])
-            found.append(sum(values[at : at + TEN]) / count if count and at + TEN > known_from else nan)
+            if not count or at + TEN <= known_from:
+                found.append(nan)
+            else:
+                found.append(sum(values[at : at + TEN]) / count if series < len(RATES) else values[at + TEN - 1])
         return found
 
     def _values(self, series: int, now: int) -> Sequence[float]:

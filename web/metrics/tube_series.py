@@ -86,10 +86,23 @@ class Series:
 
     rings           the seconds of the last ten minutes.
     minute, hour    the current minute and hour. The hour lacks the current minute.
+    previous        the number of the hour before the current one, and its minutes; None if they are not known.
+    last_hour       the number of a minute, and the 60 points before it; None if nothing has asked for them.
     active_minutes  minutes with activity, since the series began.
     """
 
-    __slots__ = ("_hours", "_minutes", "_runs", "_waits", "active_minutes", "hour", "minute", "rings")
+    __slots__ = (
+        "_hours",
+        "_minutes",
+        "_runs",
+        "_waits",
+        "active_minutes",
+        "hour",
+        "last_hour",
+        "minute",
+        "previous",
+        "rings",
+    )
 
     def __init__(self, second: int) -> None:
         self.rings: Rings = Rings(second)
@@ -97,6 +110,8 @@ class Series:
         self.hour: Interval = Interval(begins=True)
         self._minutes: bytearray = bytearray()  # of the current hour
         self._hours: bytearray = bytearray()  # of the current day
+        self.previous: tuple[int, bytes] | None = None
+        self.last_hour: tuple[int, list[Point | None]] | None = None
         self.active_minutes: int = 0
         self._waits: Sketch = {}  # times of the current ten seconds
         self._runs: Sketch = {}
