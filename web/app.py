@@ -34,6 +34,7 @@ from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.request_times import RequestTimes
+from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
@@ -42,12 +43,14 @@ from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.policies import Policies
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
+from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
-from greenstalk_server.web.pages import errors, theme, views
+from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
+from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.notices import notice
@@ -57,6 +60,9 @@ from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
+from greenstalk_server.web.pages.tube_changes import TubeChangePages
+from greenstalk_server.web.pages.tube_errors import TubeErrors
+from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -81,6 +87,7 @@ class Dashboard:
     live: LiveHub
     policies: Policies
     tasks: Tasks
+    worker_rates: WorkerRates
 
     def start(self) -> None:
         """Load the templates, and begin to sample the history and to evaluate the conditions. Does not switch.
@@ -95,6 +102,7 @@ class Dashboard:
         self.history.start()
         self.attention.start()
         self.alerts.start()
+        self.worker_rates.start()
 
     def stop(self) -> None:
         """End the live streams, the alerts, and the waits and leases of HTTP reserves. Does not switch."""
@@ -132,6 +140,7 @@ def create_dashboard(
     store = Store(options.directory)
     live = LiveHub(app, clock)
     history = History(broker, clock)
+    worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
         clock,
@@ -151,6 +160,7 @@ def create_dashboard(
     )
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
+    tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
@@ -158,6 +168,8 @@ def create_dashboard(
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
     alert_changes = AlertChanges(alerts, audit)
+    tube_filter = TubeFilter(broker, tasks, searches)
+    tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
         alerts=alert_changes,
         attention=attention,
@@ -177,18 +189,24 @@ def create_dashboard(
         searches=searches,
         store=store,
         tasks=tasks,
+        tube_changes=tube_changes,
     )
-    for part in (bulk, exports, samples, Charts(broker, history), Actions(broker, clock, commit, operations)):
+    CommandPages(broker, options).init_app(app)
+    TubeChangePages(broker, tasks, tube_changes).init_app(app)
+    actions = Actions(broker, clock, commit, operations)
+    for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention).init_app(app, live)
+    views.Views(
+        broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter
+    ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     api.init_app(app, parts)
-    theme.init_app(app)
+    preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,
@@ -200,6 +218,7 @@ def create_dashboard(
         live=live,
         policies=policies,
         tasks=tasks,
+        worker_rates=worker_rates,
     )
     app.extensions["dashboard"] = dashboard
     return dashboard
@@ -217,6 +236,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.globals["zip"] = zip
     app.jinja_env.finalize = text.finalize
     app.jinja_env.filters["breakable"] = text.breakable
+    app.jinja_env.filters["middle"] = text.middle
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(_template_values)

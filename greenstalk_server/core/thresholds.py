@@ -45,6 +45,7 @@ class Thresholds:
     limit_used      share of a limit that is used, from 0 to 1.
     limit_within    time until a limit is reached, at the rate of the last 15 minutes.
     refused         requests within 15 minutes that a limit or an access rule refused.
+    memory_used     share of the memory of the machine, or of its control group, that is used, from 0 to 1.
     disk_free       bytes that are free on the disk of the journal.
     disk_within     time until this disk is full, at the rate of the last hour.
     standby_lag     time that the most recent standby is behind.
@@ -63,6 +64,7 @@ class Thresholds:
     limit_used: float = 0.9
     limit_within: int = _HOUR
     refused: int = 1
+    memory_used: float = 0.95
     disk_free: int = 10**9
     disk_within: int = 6 * _HOUR
     standby_lag: int = 10 * SECOND
@@ -118,6 +120,7 @@ _TUBE_KEYS: Final[Mapping[str, Key]] = {
 _KEYS: Final[Mapping[str, Key]] = {
     **_TUBE_KEYS,
     "refused": _COUNT_KEY,
+    "memory_used": _SHARE_KEY,
     "disk_free": _SIZE_KEY,
     "disk_within": _TIME_KEY,
     "standby_lag": _TIME_KEY,
@@ -152,7 +155,7 @@ class ThresholdSet:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ThresholdSet) and self.document == other.document
 
-    __hash__ = None  # type: ignore[assignment]  # as for all that compares by value and is not a key
+    __hash__ = None  # type: ignore[assignment]  # compared by value, and never a key
 
     def of_tube(self, name: bytes) -> Thresholds:
         """Return the thresholds of the tube *name*."""

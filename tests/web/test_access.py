@@ -223,7 +223,10 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/static/<path:filename>": [],
         "/task": ["/task", *[f"/task?id={id}" for id in tasks]],
         "/tube": [f"/tube?{query}{more}" for query in by_state for more in ("", "&q=pri:10", "&sample=mine")],
+        "/tube/errors": ["/tube/errors?tube=mail", "/tube/errors?tube=mail&state=ready&field=marker"],
         "/tube/history": ["/tube/history?tube=mail"],
+        "/tubes/find": ["/tubes/find?q=m", "/tubes/find?pattern=*"],
+        "/tubes/change": [f"/tubes/change?task={id}" for id in tasks],
     }
 
 
@@ -273,7 +276,7 @@ def test_bodies_appear_where_they_are_not_hidden(queue: Queue, ids: dict[str, in
     client = queue.app().test_client()
     save_sample(client)
     places = {rule for rule, times in shown(client, ids).items() if times}
-    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube"}
+    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube", "/tube/errors"}
 
 
 def test_hidden_body_cannot_be_downloaded(queue: Queue, ids: dict[str, int]) -> None:

@@ -272,6 +272,13 @@ def test_several_workers_that_hold_for_long_are_counted() -> None:
             "Jobs use 990 bytes of the 1.0 kB that --memory-limit allows: puts are refused.",
         ),
         (
+            "memory", WARNING, {"machine_memory": (15_200_000_000, 16_000_000_000)}, {"machine_memory": (15, 16)},
+            (
+                "15.2 GB of the machine's 16.0 GB of memory are in use. When no memory is left, the kernel kills"
+                " processes."
+            ),
+        ),
+        (
             "limit", WARNING,
             {"limits": (("--max-jobs", "job", 90, Growth(WINDOW, (0,)), 100),)},
             {"limits": (("--max-jobs", "job", 89, Growth(WINDOW, (0,)), 100),)},

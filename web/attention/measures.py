@@ -87,7 +87,7 @@ class Measure(NamedTuple):
     """A value that is near its threshold or above.
 
     tube        empty for the server.
-    detail      tells apart several conditions of one kind and tube: the name of a limit.
+    detail      distinguishes several conditions of one kind and tube: the name of a limit.
     ratio       the value divided by the threshold, at least 1 for a fact; the condition holds from 1 on.
     delay       nanoseconds for which the condition must hold until it is active.
     value, threshold    in the unit of the kind: seconds, jobs, bytes or a share.
@@ -181,6 +181,7 @@ class ServerSample(NamedTuple):
     disk_free       bytes that are free on the disk of the journal; None if unknown.
     disk_growth     the growth of `disk_free` in the last hour, negative while the disk fills.
     memory          bytes that jobs use, and the memory limit; None without a limit.
+    machine_memory  bytes of the machine's memory in use, and in all; None if unknown.
     is_memory_full  puts are refused because of the memory limit.
     limits          the limits of the server: name of the option, name of the unit, amount used, its growth, maximum.
     refused         requests that were refused within the window, by name of the limit.
@@ -193,6 +194,7 @@ class ServerSample(NamedTuple):
     disk_growth: Growth = Growth(0, (0,))
     memory: tuple[int, int] | None = None
     memory_growth: Growth = Growth(0, (0,))
+    machine_memory: tuple[int, int] | None = None
     is_memory_full: bool = False
     limits: tuple[tuple[str, str, int, Growth, int], ...] = ()
     refused: Mapping[str, int] = MappingProxyType({})
@@ -220,8 +222,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
                 thresholds.buried_growth,
                 f"{text.counted(growth.buried, 'more job')} of {name} {_are(growth.buried)} buried than 15 minutes ago:"
                 f" {text.number(sample.now.buried)} in all.",
-                state="buried",
-            )
+            )._replace(link=Link("tube_errors", {"tube": sample.name.decode(), "state": "buried"}))
         )
     if _is_near(growth.timeouts, thresholds.timeouts):
         found += _timeouts(tube, growth, thresholds)
@@ -235,7 +236,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
                 thresholds.dead_letters,
                 f"{text.counted(growth.dead_letters, 'job')} of {name} {became} {WHOLE_WINDOW}"
                 f"{where if sample.dead_letter else ''}.",
-            )._replace(link=Link("tube", {"tube": (sample.dead_letter or sample.name).decode()}))
+            )._replace(link=Link("tube_errors", {"tube": (sample.dead_letter or sample.name).decode()}))
         )
     if sample.held is not None and _is_near(sample.held.time, thresholds.held_job):
         found.append(_held_job(tube, sample.held, thresholds))
@@ -256,7 +257,7 @@ def _timeouts(tube: _Tube, growth: TubeTrend, thresholds: Thresholds) -> Iterato
 
 
 def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
-    """Yield the measures of a tube with ready jobs. A measure that explains why they wait replaces `oldest_ready`."""
+    """Yield the measures of a tube with ready jobs. A measure with the cause of the wait replaces `oldest_ready`."""
     tube = _Tube(sample.name)
     if sample.paused:
         if sample.paused >= thresholds.paused > 0:
@@ -365,20 +366,7 @@ def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measur
             " writes succeed."
         )
         found.append(_of_server(JOURNAL, CRITICAL, 1, 1, sentence, "journal"))
-    if sample.memory is not None:
-        taken, most = sample.memory
-        left = time_until(most - taken, sample.memory_growth.values[0], sample.memory_growth.time)
-        near = _limit(b"", "--memory-limit", "byte", "Jobs use", taken, most, left, thresholds)
-        if near is not None or sample.is_memory_full:
-            sentence = f"Jobs use {text.rough_size(taken)} of the {text.rough_size(most)} that --memory-limit allows"
-            if sample.is_memory_full:
-                sentence += ": puts are refused."
-            else:
-                sentence += f"; at this rate puts are refused in {_time(left)}." if left is not None else "."
-            ratio = 1.0 if sample.is_memory_full or near is None else near.ratio
-            severity = CRITICAL if sample.is_memory_full or near is None else near.severity
-            measure = _of_server(MEMORY, severity, taken / most, thresholds.limit_used, sentence, "process")
-            found.append(measure._replace(ratio=ratio))
+    found += _memory(sample, thresholds)
     for name, unit, used, growth, most in sample.limits:
         left = time_until(most - used, growth.values[0], growth.time)
         near = _limit(b"", name, unit, "The server has", used, most, left, thresholds)
@@ -400,6 +388,32 @@ def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measur
             sentence = f"The most recent standby is {value:,.0f} s behind: a takeover would take that much longer."
             found.append(_of_server(STANDBY, WARNING, value, threshold, sentence, "journal"))
     return found
+
+
+def _memory(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:
+    if sample.memory is not None:
+        taken, most = sample.memory
+        left = time_until(most - taken, sample.memory_growth.values[0], sample.memory_growth.time)
+        near = _limit(b"", "--memory-limit", "byte", "Jobs use", taken, most, left, thresholds)
+        if near is not None or sample.is_memory_full:
+            sentence = f"Jobs use {text.rough_size(taken)} of the {text.rough_size(most)} that --memory-limit allows"
+            if sample.is_memory_full:
+                sentence += ": puts are refused."
+            else:
+                sentence += f"; at this rate puts are refused in {_time(left)}." if left is not None else "."
+            ratio = 1.0 if sample.is_memory_full or near is None else near.ratio
+            severity = CRITICAL if sample.is_memory_full or near is None else near.severity
+            measure = _of_server(MEMORY, severity, taken / most, thresholds.limit_used, sentence, "process")
+            yield measure._replace(ratio=ratio)
+    if sample.machine_memory is not None and thresholds.memory_used:
+        used, total = sample.machine_memory
+        if used / total >= LEAST_RATIO * thresholds.memory_used:
+            sentence = (
+                f"{text.rough_size(used)} of the machine's {text.rough_size(total)} of memory are in use. When no"
+                " memory is left, the kernel kills processes."
+            )
+            measure = _of_server(MEMORY, WARNING, used / total, thresholds.memory_used, sentence, "process")
+            yield measure._replace(detail="machine")
 
 
 def _disk(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:

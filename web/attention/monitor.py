@@ -1,7 +1,8 @@
 """Evaluates the conditions every few seconds, in slices.
 
-The server is evaluated once a second, the free disk space every 5 seconds. A round over all tubes begins 5 seconds
-after the last one has ended, or a millisecond per tube if that is longer. It yields to the event loop every few tubes.
+The server is evaluated once a second, the free disk space and the machine's memory every 5 seconds. A round over all
+tubes begins 5 seconds after the last one has ended, or a millisecond per tube if that is longer. It yields to the
+event loop every few tubes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from greenstalk_server.core.policy import Overflow
 from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.memory import MemoryUse, memory_use
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.attention.measures import (
     OF_CONSUMERS,
@@ -59,6 +61,9 @@ TUBE_INTERVAL: Final = SECOND // 1000
 
 DISK_INTERVAL: Final = 5 * SECOND
 """Nanoseconds between two readings of the free disk space."""
+
+MEMORY_INTERVAL: Final = 5 * SECOND
+"""Nanoseconds between two readings of the machine's memory."""
 
 DISK_WINDOW: Final = 3600 * SECOND
 
@@ -129,6 +134,8 @@ class Attention:
         self._tube_counts: Counter[KindCount] = Counter()
         self._disk_free: int | None = None
         self._disk_read_at: int = 0
+        self._machine_memory: MemoryUse | None = None
+        self._memory_read_at: int = 0
         self._round_began_at: int = 0
 
     def start(self) -> None:
@@ -186,6 +193,8 @@ class Attention:
         stats = journal.stats()
         if self._directory is not None and (stats.is_full or now - self._disk_read_at >= DISK_INTERVAL):
             self._disk_read_at, self._disk_free = now, free_bytes(self._directory)
+        if not self._memory_read_at or now - self._memory_read_at >= MEMORY_INTERVAL:
+            self._memory_read_at, self._machine_memory = now, memory_use()
         bodies = broker.bodies
         sample = ServerSample(
             trouble=journal.trouble or "",
@@ -194,6 +203,7 @@ class Attention:
             disk_growth=self._growth("disk", now, self._disk_free or 0, DISK_WINDOW),
             memory=(bodies.taken, bodies.limit) if bodies is not None and bodies.limit else None,
             memory_growth=self._growth("memory", now, bodies.taken if bodies is not None else 0),
+            machine_memory=self._machine_memory,
             is_memory_full=bodies is not None and not bodies.has_room(0),
             limits=tuple(
                 [

@@ -23,7 +23,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.fields import Fields, own_path
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.audit import Audit
 
@@ -68,9 +68,10 @@ class Task:
     needs_bodies    the task shows parts of job bodies.
     who, started_at the visitor who started the task, and when.
     ended_at        when the task ended; 0 while it runs.
-    total, scanned  jobs to scan, and jobs scanned so far.
-    matched         jobs that matched so far.
-    done            jobs changed so far.
+    noun            what the task scans: `job` or `tube`.
+    total, scanned  jobs or tubes to scan, and those scanned so far.
+    matched         jobs or tubes that matched so far.
+    done            jobs or tubes changed so far.
     skipped         jobs skipped so far, because the change was not possible.
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
@@ -95,6 +96,7 @@ class Task:
         self.done: int = 0
         self.skipped: int = 0
         self.verb: str = "changed"
+        self.noun: str = "job"
         self.facts: tuple[Fact, ...] = ()
         self.message: str = ""
         self.back: Callable[[], str] | None = None
@@ -154,6 +156,7 @@ class Tasks:
         needs_bodies: bool = False,
         back: Callable[[], str] | None = None,
         verb: str = "changed",
+        noun: str = "job",
         facts: tuple[Fact, ...] = (),
     ) -> Task:
         """Start *work* for the current visitor; raise ServiceUnavailable if too many tasks run. Does not switch.
@@ -169,7 +172,7 @@ class Tasks:
                 + ". Wait for one to end, or cancel one."
             )
         task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
-        task.back, task.verb, task.facts = back, verb, facts
+        task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
         self._kept[task.id] = task
         self._forget_old(endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
@@ -183,6 +186,10 @@ class Tasks:
     def running(self, is_wanted: Callable[[object], bool]) -> Task | None:
         """Return a running task whose subject *is_wanted*, or None."""
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task.subject)), None)
+
+    def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
+        """Return the task that was started last of those whose subject *is_wanted*, or None."""
+        return next((task for task in reversed(self._kept.values()) if is_wanted(task.subject)), None)
 
     def all(self) -> list[Task]:
         """Return the tasks that the current visitor may see, newest first."""
@@ -209,7 +216,7 @@ class Tasks:
             )
         task = self.find(request.args, "id")
         return render_template(
-            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.instant(task.started_at)
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)
         )
 
     def live(self, args: Fields, now: int) -> State:
@@ -217,10 +224,14 @@ class Tasks:
         return live_state(self.find(args, "id"), now)
 
     def cancel(self) -> Response:
-        """Form `id`: cancel a task. Changes that are already made stay. May switch."""
+        """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
+
+        Changes that are already made stay.
+        """
         task = self.find(request.form, "id")
         self.stop(task)
-        return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
+        own = url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id)
+        return redirect(own_path(request.form, "back", url_for("overview")) if request.form.get("back") else own, 303)
 
     def stop(self, task: Task) -> None:
         """Cancel *task* if it is running, and wait up to a second for its end. May switch."""
@@ -262,7 +273,7 @@ def progress_texts(task: Task, now: int) -> dict[str, str]:
     seconds = ((task.ended_at or now) - task.started_at) // SECOND
     return {
         "task-state": task.state,
-        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, 'job')}",
+        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, task.noun)}",
         "task-percent": str(100 * task.scanned // task.total if task.total else 0),
         "task-matched": text.number(task.matched),
         "task-done": text.number(task.done),

@@ -1,0 +1,58 @@
+"""The memory of the machine, or of the control group (cgroup v2) that limits this process. Linux only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+MEMINFO: Final = Path("/proc/meminfo")
+CGROUP: Final = Path("/proc/self/cgroup")
+CGROUPS: Final = Path("/sys/fs/cgroup")
+
+
+class MemoryUse(NamedTuple):
+    """Bytes in use and the maximum. Memory that the kernel can reclaim, such as the page cache, is not in use."""
+
+    used: int
+    total: int
+
+
+def memory_use(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> MemoryUse | None:
+    """Return the use of the machine's memory or of a control group's limit, whichever has the larger share.
+
+    None if the system does not report it. The files are in memory, so reading them does not block.
+    """
+    found = [*_machine(meminfo), *_control_groups(cgroup, cgroups)]
+    return max(found, key=lambda use: use.used / use.total, default=None)
+
+
+def _machine(meminfo: Path) -> Iterator[MemoryUse]:
+    try:
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, ValueError, KeyError, IndexError):
+        return
+    if total > 0:
+        yield MemoryUse(max(0, total - available), total)
+
+
+def _control_groups(cgroup: Path, cgroups: Path) -> Iterator[MemoryUse]:
+    """Yield the use of each control group with a limit: that of this process, and the groups that contain it."""
+    try:
+        lines = cgroup.read_text().splitlines()
+    except OSError:
+        return
+    name = next((line[3:] for line in lines if line.startswith("0::")), "")
+    group = cgroups / name.strip("/")
+    while group.is_relative_to(cgroups):
+        try:
+            total = int((group / "memory.max").read_text())  # `max` without a limit
+            used = int((group / "memory.current").read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            reclaimable = int(stat.get("inactive_file", 0))
+        except (OSError, ValueError):
+            total = 0
+        if total > 0:
+            yield MemoryUse(max(0, used - reclaimable), total)
+        group = group.parent
