@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flask import Flask, make_response, redirect, render_template, request, url_for
+from markupsafe import Markup
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
@@ -61,8 +62,8 @@ class ConditionRow:
     severity: str
     sentence: str
     href: str
-    since: str
-    receivers: list[tuple[str, str]]
+    since: Markup
+    receivers: list[tuple[str, str | Markup]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class SilenceRow:
     id: int
     tubes: str
     kind: str
-    until: str
+    until: Markup
     left: str
     who: str
     reason: str
@@ -83,7 +84,7 @@ class SilenceRow:
 class DeliveryRow:
     """An attempt to send a message."""
 
-    at: str
+    at: Markup
     receiver: str
     summary: str
     attempt: str
@@ -166,7 +167,7 @@ class AlertPages:
             ],
             "log": [
                 DeliveryRow(
-                    text.instant(delivery.at),
+                    text.time_tag(delivery.at),
                     delivery.receiver,
                     delivery.summary,
                     text.number(delivery.attempt),
@@ -215,19 +216,20 @@ class AlertPages:
                 measure.severity,
                 measure.sentence,
                 url_for(measure.link.endpoint, **measure.link.args),
-                text.instant(condition.since),
+                text.time_tag(condition.since),
                 [(name, self._sent(post, condition, now)) for name, post in self._alerts.posts.items()],
             )
 
-    def _sent(self, post: Post, condition: Condition, now: int) -> str:
+    def _sent(self, post: Post, condition: Condition, now: int) -> str | Markup:
         """Return what the receiver of *post* knows of *condition*."""
         measure, receiver = condition.measure, post.receiver
         if not receiver.wants(measure.kind.name, measure.severity, measure.tube):
             return "not sent to this receiver"
         alert = post.book.alerts.get((measure.kind.name, measure.tube, measure.detail))
-        sent = f"sent {text.instant(alert.sent_at)}" if alert is not None and alert.sent_at else ""
+        sent = Markup("sent {}").format(text.time_tag(alert.sent_at)) if alert is not None and alert.sent_at else ""
         if (silence := self._alerts.silences.covers(measure.kind.name, measure.tube, now)) is not None:
-            return f"{sent + ', now ' if sent else ''}silenced until {text.instant(silence.until)}"
+            until = Markup("silenced until {}").format(text.time_tag(silence.until))
+            return Markup("{}, now {}").format(sent, until) if sent else until
         if sent:
             return sent
         if alert is None:
@@ -279,7 +281,7 @@ def _silence(silence: Silence, now: int) -> SilenceRow:
         silence.id,
         silence.tubes or "all tubes and the server",
         KIND_LABELS.get(silence.kind, silence.kind) or "all",
-        text.instant(silence.until),
+        text.time_tag(silence.until),
         text.duration(max(0, silence.until - now) // SECOND),
         silence.who,
         silence.reason,
