@@ -41,7 +41,7 @@ from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
-from greenstalk_server.web.pages import errors, theme, views
+from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
@@ -57,6 +57,7 @@ from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
+from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -149,6 +150,7 @@ def create_dashboard(
     policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
+    tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
         attention=attention,
@@ -177,14 +179,14 @@ def create_dashboard(
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates).init_app(
-        app, live
-    )
+    views.Views(
+        broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter
+    ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
     api.init_app(app, parts)
-    theme.init_app(app)
+    preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,

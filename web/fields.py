@@ -25,6 +25,10 @@ STATES: Final = (READY, RESERVED, DELAYED, BURIED)
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _CURSOR: Final = re.compile(r"([0-9]{1,40})-([0-9]{1,20})")
 
+# A path that a browser resolves to the same site. It has no second slash at the start, no backslash (browsers treat it
+# as a slash), and no space or control character (browsers drop some of them).
+_PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
+
 Fields = Mapping[str, str]
 
 
@@ -86,6 +90,13 @@ def line(fields: Fields, name: str, most: int) -> str:
     if len(given) > most:
         raise BadRequest(f"“{name}” must have at most {most} characters, but has {text.number(len(given))}.")
     return given
+
+
+def own_path(fields: Fields, name: str, home: str) -> str:
+    """Return the field *name* if it is a path of this dashboard, whose first page is at *home*; else return *home*."""
+    given = fields.get(name, "")
+    prefix = home if home.endswith("/") else f"{home}/"
+    return given if _PATH.fullmatch(given) and (given == home or given.startswith(prefix)) else home
 
 
 def state(fields: Fields, states: Sequence[int] = STATES, default: int | None = None) -> int:

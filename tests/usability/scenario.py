@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from types import TracebackType
 from typing import Final, Self
+from urllib.request import urlopen
 
 import greenstalk
 
@@ -22,6 +24,8 @@ QUIET_TUBES: Final = 39
 BACKLOG: Final = 100_000
 FAILED: Final = {"KeyError": 300, "TimeoutError": 40, "ValueError": 10}
 """Number of buried jobs of `imports` by class of their error."""
+
+PROBLEMS: Final = frozenset({"billing.invoices", "imports", "exports.csv", "search.index"})
 
 CUSTOMER: Final = 316430
 """A customer with 7 jobs in `orders`."""
@@ -66,6 +70,17 @@ class Scenario:
         client = greenstalk.Client(("127.0.0.1", self._daemon.port), use=use, watch=watch, encoding=None)
         self._clients.append(client)
         return client
+
+    def wait_for_conditions(self) -> None:
+        """Wait until every problem is on the overview."""
+        until = time.monotonic() + TIMEOUT
+        while True:
+            with urlopen(f"{self._daemon.dashboard}api/v1/attention", timeout=TIMEOUT) as response:  # noqa: S310  http
+                tubes = {one["tube"] for one in json.load(response)["conditions"]}
+            if tubes >= PROBLEMS:
+                return
+            assert time.monotonic() < until, f"conditions for {tubes} only"
+            time.sleep(0.2)
 
     def _fill(self) -> None:
         for number in range(QUIET_TUBES):

@@ -75,6 +75,9 @@ class Connection(ResponseModel):
     ]
     watched: Annotated[Count, Meta(description="The number of tubes that it watches.")]
     held: Annotated[Count, Meta(description="The number of jobs that it holds.")]
+    finished: Annotated[
+        Count, Meta(description="The number of jobs that it deleted, released or buried while it held them.")
+    ]
     waiting_since: Annotated[
         Instant | None, Meta(description="Start of its current reserve, or wait for a job; null if it has none.")
     ]
@@ -196,6 +199,7 @@ def _connection_model(client: Client, tubes: int) -> Connection:
         watches=[name.decode() for name in islice(client.watched, tubes)],
         watched=len(client.watched),
         held=len(client.reserved),
+        finished=client.finished,
         waiting_since=instant(client.waiting_since) if client.is_waiting else None,
         waits_until=instant(until) if until is not None else None,
     )

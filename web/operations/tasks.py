@@ -23,7 +23,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.fields import Fields, own_path
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.audit import Audit
 
@@ -216,7 +216,7 @@ class Tasks:
             )
         task = self.find(request.args, "id")
         return render_template(
-            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.instant(task.started_at)
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)
         )
 
     def live(self, args: Fields, now: int) -> State:
@@ -224,10 +224,14 @@ class Tasks:
         return live_state(self.find(args, "id"), now)
 
     def cancel(self) -> Response:
-        """Form `id`: cancel a task. Changes that are already made stay. May switch."""
+        """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
+
+        Changes that are already made stay.
+        """
         task = self.find(request.form, "id")
         self.stop(task)
-        return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
+        own = url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id)
+        return redirect(own_path(request.form, "back", url_for("overview")) if request.form.get("back") else own, 303)
 
     def stop(self, task: Task) -> None:
         """Cancel *task* if it is running, and wait up to a second for its end. May switch."""

@@ -27,6 +27,7 @@ from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.jobs.query import Query, Term, TextMatch
 from greenstalk_server.web.operations.tasks import DONE, Task, Tasks, progress_texts
 from greenstalk_server.web.pages.actions import find_tube
+from greenstalk_server.web.pages.tube_summary import page_tabs
 from greenstalk_server.web.pages.views import render_cooperatively
 from greenstalk_server.web.policy_queries import DeadLetterTubes
 
@@ -160,6 +161,7 @@ class TubeErrors:
         kept: dict[str, Any] = {"tube": name, "state": found.query.state, "field": ".".join(found.path)}
         return {
             "tube_name": name,
+            "tabs": page_tabs(name, "Errors"),
             "is_dead_letter": self._dead_letter_tubes.has(tube),
             "state": found.query.state,
             "states": [STATE_NAMES[state] for state in STATES],

@@ -28,6 +28,7 @@ from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
+from greenstalk_server.web.operations.tasks import Task, live_state, progress_texts
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
 from greenstalk_server.web.pages.attention import Panel, attention_panel
 from greenstalk_server.web.pages.details import job_details, tube_details
@@ -51,7 +52,7 @@ from greenstalk_server.web.pages.overview import (
     TubeView,
 )
 from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
-from greenstalk_server.web.pages.search import job_list_values
+from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.pages.tube_policy import tube_policy
 from greenstalk_server.web.pages.tube_summary import TubeSummary, page_tabs, tube_summary
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_text
@@ -85,6 +86,7 @@ class Views:
         role: Callable[[], ClusterStatus] | None,
         attention: Attention,
         worker_rates: WorkerRates,
+        tube_filter: TubeFilter,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -93,6 +95,7 @@ class Views:
         self._attention: Attention = attention
         self._history: History = history
         self._worker_rates: WorkerRates = worker_rates
+        self._filter: TubeFilter = tube_filter
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
         self._examples: tuple[Example, ...] = examples
         self._store: Store = store
@@ -152,12 +155,12 @@ class Views:
 
     def tube_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/tube`. May switch."""
-        values = self._tube_values(args, now)
-        tube, jobs = values["tube"], values["jobs"]
+        values = self._tube_values(args, now, is_live=True)
+        tube, jobs, task = values["tube"], values["jobs"], values["filtered"].task
         parts: dict[str, str] = {}
         for template, names in TUBE_PARTS.items():
             parts |= render_blocks(template, names, values)
-        return {
+        state: State = {
             "fields": {f"count-{tab.state}": tab.count for tab in tube.tabs}
             | {f"note-{tab.state}": tab.note for tab in tube.tabs}
             | {"summary": jobs.summary}
@@ -166,6 +169,10 @@ class Views:
             "shown": {"jobs": bool(jobs.rows)},
             "parts": parts,
         }
+        if task is not None:
+            for kind, changes in live_state(task, now).items():
+                state[kind] |= changes
+        return state
 
     def job(self) -> str:
         """Serve `/job?id=`: a job and its body. May switch."""
@@ -235,12 +242,14 @@ class Views:
         reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
         return {name: reason for name, reason in reasons.items() if reason}
 
-    def _tube_values(self, args: Fields, now: int) -> dict[str, Any]:
-        """Return the values of tube.html, for the page and for its live parts. May switch."""
+    def _tube_values(self, args: Fields, now: int, *, is_live: bool = False) -> dict[str, Any]:
+        """Return the values of tube.html, for the page, or for its live parts if *is_live*. May switch."""
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
         groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
+        listed = self._filter.values(tube, state, args, now, groups, may_start=not is_live)
+        task: Task | None = listed["filtered"].task
         return {
             "tube": tube_details(tube, now),
             "tabs": page_tabs(tube.name.decode(), "Jobs"),
@@ -249,11 +258,13 @@ class Views:
             "hold": hold_text(tube, now),
             "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
             "span": args.get("span", ""),
-            **job_list_values(self._broker, tube, state, args, now, groups),
+            **listed,
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
-                | _kept(args, "after", "q", "span")
+                | _kept(args, "after", "q", "span", "from")
+                | ({"task": task.id} if task is not None else {})
             ),
+            "texts": progress_texts(task, now) if task is not None else {},
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
             "max_reason_length": MAX_REASON_LENGTH,
