@@ -37,6 +37,7 @@ from greenstalk_server.web.api.connections import Connections
 from greenstalk_server.web.api.framework.router import Api
 from greenstalk_server.web.api.jobs import Jobs
 from greenstalk_server.web.api.leases import Leases
+from greenstalk_server.web.api.marks import Marks
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
@@ -46,6 +47,7 @@ from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.marks import Marks as MarkRecorder
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases as LeaseManager
@@ -79,6 +81,7 @@ class Parts:
     history: History
     leases: LeaseManager
     live: LiveHub
+    marks: MarkRecorder
     policies: PolicyOperations
     samples: SamplePages
     searches: Searches
@@ -101,6 +104,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
     api.add(Attention(parts.attention))
+    api.add(Marks(parts.marks, clock, parts.audit))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
     api.init_app(app)
 

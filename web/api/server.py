@@ -13,7 +13,15 @@ from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
-from greenstalk_server.web.api.tubes import HistoryQuery, ListTubes, RatesPerSecond, Series, Tubes, rates_model
+from greenstalk_server.web.api.tubes import (
+    HistoryQuery,
+    ListTubes,
+    RatesPerSecond,
+    Series,
+    Tubes,
+    rates_model,
+    series_model,
+)
 from greenstalk_server.web.api.values import (
     Count,
     Instant,
@@ -28,7 +36,6 @@ from greenstalk_server.web.api.values import (
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.pages.audit import (
     END_OF_TIME,
@@ -38,7 +45,6 @@ from greenstalk_server.web.pages.audit import (
     find_entries,
     require_audit_access,
 )
-from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
@@ -187,8 +193,8 @@ class Server:
 
     @endpoint("GET", "/server/history")
     def get_server_history(self, query: HistoryQuery) -> Series:
-        """Get the recent history of all tubes together."""
-        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
+        """Get the history of all tubes together."""
+        return series_model(self._history, None, query)
 
     @endpoint(
         "GET",

@@ -109,13 +109,19 @@ class History(BrokerListener):
         clock: Clock,
         archive: Archive | None = None,
         is_leader: Callable[[], bool] = lambda: True,
+        on_restored: Callable[[], None] = lambda: None,
     ) -> None:
-        """*archive* is None for one in memory. *is_leader* says whether this server may write to it."""
+        """*archive* is None for one in memory.
+
+        is_leader       returns whether this server may write to the archive.
+        on_restored     called once the archive was read, before the first sample. May switch.
+        """
         now = clock()
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._archive: Archive = archive if archive is not None else Archive(MemoryStore())
         self._is_leader: Callable[[], bool] = is_leader
+        self._on_restored: Callable[[], None] = on_restored
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
         self._minute_seconds: int = 0  # seconds of the current minute that were counted
@@ -407,6 +413,7 @@ class History(BrokerListener):
             entry.active_at = self._second
             self._fresh.pop(name, None)
             self._proven[name] = entry
+        self._on_restored()
 
     # Eviction
 

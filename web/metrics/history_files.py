@@ -57,10 +57,10 @@ class HistoryFiles:
 
     # Logs
 
-    def load(self) -> list[tuple[Tier, int, list[bytes]]]:
+    def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
         found = []
-        for tier, block, is_log in self._list():
-            if not is_log:
+        for each, block, is_log in self._list():
+            if each is not tier or not is_log:
                 continue
             path = self._path(tier, block, ".log")
             if self._path(tier, block).exists():
@@ -73,8 +73,8 @@ class HistoryFiles:
                     "history: %s is damaged after %d frames, %d bytes are ignored", path, len(frames), len(data) - end
                 )
             self._ends[path] = end
-            found.append((tier, block, frames))
-        return sorted(found, key=lambda each: each[1])
+            found.append((block, frames))
+        return sorted(found)
 
     def append(self, tier: Tier, block: int, number: int, frame: bytes) -> None:
         path = self._path(tier, block, ".log")
