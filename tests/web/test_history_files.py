@@ -162,6 +162,7 @@ def test_restart_after_hours_closes_the_hour_of_then(server: Server) -> None:
     assert len(known) == 2
     assert known[-1] == pytest.approx(sum(rates) / 30)  # type: ignore[arg-type]
     assert later.series(DAY)[-330:-300] == rates
+    later.wait()
     assert not list((server.directory / "history").glob("minutes-*.log")), "the log has become a block"
     again = later.restart(3600)
     assert [value for value in again.series(NINETY_DAYS) if value is not None] == known

@@ -173,7 +173,8 @@ def test_history(queue: Queue, program: Program) -> None:
 def test_marks(queue: Queue, program: Program) -> None:
     now = queue.now
     first = program.do("POST", "/marks", {"text": " deployed  4.2 "}, 201)
-    assert first == {"at": "2027-01-15T08:00:00Z", "text": "deployed 4.2", "kind": "note", "tube": None, "who": "api-token"}
+    assert (first["at"], first["text"], first["kind"]) == ("2027-01-15T08:00:00Z", "deployed 4.2", "note")
+    assert (first["tube"], first["who"]) == (None, "api-token")
     program.do("POST", "/marks", {"text": "import began", "tube": "mail", "at": "2027-01-14T08:00:00+01:00"}, 201)
     program.do("POST", "/marks", {"text": "of another tube", "tube": "other"}, 201)
     assert texts(program) == ["import began", "deployed 4.2", "of another tube"], "oldest first"
