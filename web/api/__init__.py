@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from flask import Flask
 
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.alerts import Alerts
@@ -41,6 +42,7 @@ from greenstalk_server.web.api.leases import Leases
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
+from greenstalk_server.web.api.servers import Servers
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
 from greenstalk_server.web.api.tubes import Tubes
@@ -60,6 +62,7 @@ from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.servers import Servers as ServerList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,10 @@ class Parts:
     leases: LeaseManager
     live: LiveHub
     policies: PolicyOperations
+    role: Callable[[], ClusterStatus] | None
     samples: SamplePages
     searches: Searches
+    servers: ServerList
     store: Store
     tasks: TaskManager
     tube_changes: TubeChangeOperations
@@ -105,7 +110,8 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Samples(parts.store, parts.samples))
     api.add(Attention(parts.attention))
     api.add(Alerts(parts.alerts))
-    api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
+    api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))
+    api.add(Servers(parts.servers))
     api.init_app(app)
 
 
