@@ -31,8 +31,10 @@ from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
+from greenstalk_server.web.metrics.archive import Archive
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.history_files import HistoryFiles
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
@@ -113,8 +115,9 @@ class Dashboard:
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the audit entries that are not on disk yet. Switches."""
+        """Write the audit entries and the points of the history that are not on disk yet. Switches."""
         self.audit.flush()
+        self.history.flush()
 
 
 def create_dashboard(
@@ -141,7 +144,12 @@ def create_dashboard(
     guard.Guard(options, broker.facts.hostname, clock, audit).init_app(app)
     store = Store(options.directory)
     live = LiveHub(app, clock)
-    history = History(broker, clock)
+    history = History(
+        broker,
+        clock,
+        Archive(HistoryFiles(options.directory)) if options.directory is not None else None,
+        is_leader=lambda: role is None or role().is_active,
+    )
     worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
