@@ -32,6 +32,8 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "saved-policy": lambda _: "The policy was saved. The server is applying it to existing jobs.",
     "removed-policy": lambda _: "The policy was deleted.",
     "saved-sample": lambda _: "The template was saved.",
+    "saved-search": lambda _: "The search was saved.",
+    "deleted-search": lambda _: "The saved search was deleted.",
     "deleted-sample": lambda _: "The template was deleted.",
     "resumed": lambda _: "Resumed.",
     "kicked": lambda n: f"{text.counted(n, 'job')} kicked." if n else "No job was kicked: none was in this state.",
