@@ -41,6 +41,7 @@ from greenstalk_server.web.api.jobs import Jobs
 from greenstalk_server.web.api.leases import Leases
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
+from greenstalk_server.web.api.saved_searches import SavedSearches
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.servers import Servers
 from greenstalk_server.web.api.tasks import Tasks
@@ -61,6 +62,7 @@ from greenstalk_server.web.operations.tube_changes import TubeChanges as TubeCha
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
+from greenstalk_server.web.pages.saved_searches import SavedSearches as SavedSearchPages
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.servers import Servers as ServerList
 
@@ -88,6 +90,7 @@ class Parts:
     policies: PolicyOperations
     role: Callable[[], ClusterStatus] | None
     samples: SamplePages
+    saved_searches: SavedSearchPages
     searches: Searches
     servers: ServerList
     store: Store
@@ -108,6 +111,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
+    api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))
     api.add(Alerts(parts.alerts))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))
