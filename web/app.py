@@ -171,6 +171,7 @@ def create_dashboard(
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
+        tube_errors=tube_errors,
     )
     CommandPages(broker, options).init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)

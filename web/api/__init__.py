@@ -42,6 +42,7 @@ from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
+from greenstalk_server.web.api.tube_errors import Errors
 from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
@@ -58,6 +59,7 @@ from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.tube_errors import TubeErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,7 @@ class Parts:
     searches: Searches
     store: Store
     tasks: TaskManager
+    tube_errors: TubeErrors
     tube_changes: TubeChangeOperations
 
 
@@ -95,6 +98,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
+    api.add(Errors(broker, parts.tube_errors))
     api.add(Policies(parts.policies, commit))
     api.add(TubeChanges(parts.tube_changes))
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
