@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flask import Flask, request
@@ -21,17 +22,22 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
+from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.assets import static_folder, template_folder
+from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth import guard
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
+from greenstalk_server.web.metrics.archive import Archive
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.history_files import HistoryFiles
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
+from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases
@@ -43,6 +49,7 @@ from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
+from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
 from greenstalk_server.web.pages.commands import CommandPages
@@ -74,6 +81,7 @@ class Dashboard:
     """
 
     app: Flask
+    alerts: Alerts
     attention: Attention
     audit: Audit
     history: History
@@ -95,16 +103,19 @@ class Dashboard:
         cache.save()
         self.history.start()
         self.attention.start()
+        self.alerts.start()
         self.worker_rates.start()
 
     def stop(self) -> None:
-        """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
+        """End the live streams, the alerts, and the waits and leases of HTTP reserves. Does not switch."""
         self.live.stop()
+        self.alerts.stop()
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the audit entries that are not on disk yet. Switches."""
+        """Write the audit entries and the points of the history that are not on disk yet. Switches."""
         self.audit.flush()
+        self.history.flush()
 
 
 def create_dashboard(
@@ -131,13 +142,27 @@ def create_dashboard(
     guard.Guard(options, broker.facts.hostname, clock, audit).init_app(app)
     store = Store(options.directory)
     live = LiveHub(app, clock)
-    history = History(broker, clock)
+    history = History(
+        broker,
+        clock,
+        Archive(HistoryFiles(options.directory)) if options.directory is not None else None,
+        is_leader=lambda: role is None or role().is_active,
+    )
     worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
         clock,
         thresholds=options.thresholds,
         limits=options.limits,
+        role=role,
+        directory=options.directory,
+    )
+    alerts = Alerts(
+        attention,
+        clock,
+        options.receivers,
+        source=role().journal if role is not None else broker.facts.hostname,
+        path_of=partial(_path_of, app),
         role=role,
         directory=options.directory,
     )
@@ -150,9 +175,11 @@ def create_dashboard(
     policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
+    alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
+        alerts=alert_changes,
         attention=attention,
         options=options,
         broker=broker,
@@ -185,12 +212,14 @@ def create_dashboard(
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
-    Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
+    AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
+    Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     api.init_app(app, parts)
     preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,
+        alerts=alerts,
         attention=attention,
         audit=audit,
         history=history,
@@ -235,11 +264,20 @@ def _template_values() -> dict[str, Any]:
     navigation      endpoint and label of each page that the visitor may see.
     """
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
+    if sees_alerts():
+        pages.append(("alerts", "Alerts"))
     return {
         "notice": notice(request.args),
         "visitor": visitor(),
         "navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages,
     }
+
+
+def _path_of(app: Flask, link: Link) -> str:
+    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    args = {name: value for name, value in link.args.items() if name != "_anchor"}
+    anchor = link.args.get("_anchor", "")
+    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
 
 
 def _nothing_to_commit() -> bool:

@@ -32,6 +32,7 @@ from flask import Flask
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.alerts import Alerts
 from greenstalk_server.web.api.attention import Attention
 from greenstalk_server.web.api.connections import Connections
 from greenstalk_server.web.api.framework.router import Api
@@ -47,6 +48,7 @@ from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.operations.alerts import AlertChanges
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases as LeaseManager
@@ -69,6 +71,7 @@ class Parts:
     *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
     """
 
+    alerts: AlertChanges
     attention: Monitor
     options: WebOptions
     broker: Broker
@@ -105,6 +108,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
     api.add(Attention(parts.attention))
+    api.add(Alerts(parts.alerts))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
     api.init_app(app)
 

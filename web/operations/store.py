@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gevent.lock import BoundedSemaphore
 
-from greenstalk_server.journal.files import open_regular, sync_directory
 from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class Store:
                 return
             version, document = self._version, json.dumps(self._document(), ensure_ascii=False).encode()
             try:
-                run_in_thread(_replace, self._path, document)
+                run_in_thread(replace_document, self._path, document)
             except OSError as error:
                 self._report(f"{NAME} cannot be written: {error}")
             else:
@@ -156,7 +155,7 @@ class Store:
 
     def _load(self, path: Path) -> None:
         try:
-            document = json.loads(_read(path))
+            document = json.loads(read_document(path, MAX_DOCUMENT_SIZE))
             _check(document)
             samples = [Sample(**values) for values in document["samples"]]
             reasons = {tube: Reason(**values) for tube, values in document["pauses"].items()}
@@ -171,12 +170,8 @@ class Store:
             self._reasons = reasons
 
     def _set_aside(self, path: Path, why: Exception) -> None:
-        aside = path.with_name(f"{NAME}.damaged")
-        log.error(
-            "dashboard: %s is damaged (%s): renaming it to %s; templates and pause reasons are lost", path, why, aside
-        )
         try:
-            path.replace(aside)
+            set_aside(path, why, "templates and pause reasons are lost")
         except OSError as error:
             self._report(f"{NAME} cannot be moved: {error}")
 
@@ -207,24 +202,3 @@ def _check(document: Any) -> None:
         if not all(type(values[key]) is int for key in numbers):
             raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
     json.dumps(document, ensure_ascii=False).encode()  # fails on a lone surrogate, which JSON can hold as an escape
-
-
-def _read(path: Path) -> bytes:
-    """Return the content of the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
-    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        document = file.read(MAX_DOCUMENT_SIZE + 1)
-    if len(document) > MAX_DOCUMENT_SIZE:
-        raise ValueError(f"it has more than {MAX_DOCUMENT_SIZE:,} bytes")
-    return document
-
-
-def _replace(path: Path, document: bytes) -> None:
-    """Atomically replace the content of *path* with *document*, and sync. Blocks; raises OSError."""
-    new = path.with_name(f"{NAME}.new")
-    new.unlink(missing_ok=True)  # may be left over from a crash
-    with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-        file.write(document)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_directory(path.parent)
