@@ -206,6 +206,7 @@ def create_dashboard(
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
+        tube_errors=tube_errors,
     )
     CommandPages(broker, options).init_app(app)
     saved_searches.init_app(app)

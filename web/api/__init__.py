@@ -46,6 +46,7 @@ from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.servers import Servers
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
+from greenstalk_server.web.api.tube_errors import Errors
 from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
@@ -64,6 +65,7 @@ from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.saved_searches import SavedSearches as SavedSearchPages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.servers import Servers as ServerList
 
 
@@ -95,6 +97,7 @@ class Parts:
     servers: ServerList
     store: Store
     tasks: TaskManager
+    tube_errors: TubeErrors
     tube_changes: TubeChangeOperations
 
 
@@ -106,6 +109,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
+    api.add(Errors(broker, parts.tube_errors))
     api.add(Policies(parts.policies, commit))
     api.add(TubeChanges(parts.tube_changes))
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
