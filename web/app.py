@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flask import Flask, request
@@ -21,7 +22,9 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
+from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.assets import static_folder, template_folder
+from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth import guard
 from greenstalk_server.web.auth.access import visitor
@@ -36,6 +39,7 @@ from greenstalk_server.web.metrics.history_files import HistoryFiles
 from greenstalk_server.web.metrics.marks import START, Marks
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
+from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases
@@ -47,7 +51,9 @@ from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
+from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
+from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.history import HistoryPages
@@ -56,11 +62,14 @@ from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
+from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.servers import ServerPages, sees_servers
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.pages.tube_filter import TubeFilter
+from greenstalk_server.web.servers import Servers
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -77,6 +86,7 @@ class Dashboard:
     """
 
     app: Flask
+    alerts: Alerts
     attention: Attention
     audit: Audit
     history: History
@@ -98,11 +108,13 @@ class Dashboard:
         cache.save()
         self.history.start()
         self.attention.start()
+        self.alerts.start()
         self.worker_rates.start()
 
     def stop(self) -> None:
-        """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
+        """End the live streams, the alerts, and the waits and leases of HTTP reserves. Does not switch."""
         self.live.stop()
+        self.alerts.stop()
         self.leases.stop()
 
     def flush(self) -> None:
@@ -158,6 +170,16 @@ def create_dashboard(
         role=role,
         directory=options.directory,
     )
+    alerts = Alerts(
+        attention,
+        clock,
+        options.receivers,
+        source=role().journal if role is not None else broker.facts.hostname,
+        path_of=partial(_path_of, app),
+        role=role,
+        directory=options.directory,
+    )
+    servers = Servers(broker, clock, history, attention, options.peers, role)
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
     tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
@@ -166,10 +188,15 @@ def create_dashboard(
     exports = Exports(broker, clock)
     policies = Policies(broker, clock, audit, tasks, marks)
     samples = Samples(store, audit)
+    saved_searches = SavedSearches(store, audit)
     searches = Searches(broker, clock, tasks)
+    alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
+        alerts=alert_changes,
+        servers=servers,
+        role=role,
         attention=attention,
         options=options,
         broker=broker,
@@ -185,11 +212,15 @@ def create_dashboard(
         marks=marks,
         policies=policies,
         samples=samples,
+        saved_searches=saved_searches,
         searches=searches,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
+        tube_errors=tube_errors,
     )
+    CommandPages(broker, options).init_app(app)
+    saved_searches.init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (bulk, exports, samples, tube_errors, HistoryPages(broker, history, marks, audit), actions):
@@ -201,12 +232,15 @@ def create_dashboard(
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
-    Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
+    AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
+    ServerPages(servers).init_app(app, live)
+    Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     api.init_app(app, parts)
     preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,
+        alerts=alerts,
         attention=attention,
         audit=audit,
         history=history,
@@ -235,7 +269,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.filters["middle"] = text.middle
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(_template_values)
+    app.context_processor(partial(_template_values, options))
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
     if options.trusted_proxies:
@@ -243,7 +277,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     return app
 
 
-def _template_values() -> dict[str, Any]:
+def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
     notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
@@ -251,6 +285,10 @@ def _template_values() -> dict[str, Any]:
     navigation      endpoint and label of each page that the visitor may see.
     """
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
+    if sees_alerts():
+        pages.append(("alerts", "Alerts"))
+    if options.peers() and sees_servers():
+        pages.append(("servers", "Servers"))
     return {
         "notice": notice(request.args),
         "visitor": visitor(),
@@ -266,6 +304,13 @@ def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] 
         status = role()
         started = f"{status.name} took over, epoch {status.epoch}, version {broker.facts.version}"
     marks.add(started, kind=START)
+
+
+def _path_of(app: Flask, link: Link) -> str:
+    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    args = {name: value for name, value in link.args.items() if name != "_anchor"}
+    anchor = link.args.get("_anchor", "")
+    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
 
 
 def _nothing_to_commit() -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import gevent
-from flask import Flask, Request, redirect, render_template, request, url_for
+from flask import Flask, redirect, render_template, request, url_for
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest, Conflict, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
@@ -293,6 +294,13 @@ class Plan:
         return self.tube or str(self.hit + self.held)
 
     @property
+    def form_values(self) -> dict[str, object]:
+        """The values of a form that starts this change."""
+        values: dict[str, object] = {"q": str(self.query), "action": self.change.key, **self.change.audit_details()}
+        values |= {"scope": "all"} if self.ids is None else {"scope": "ticked", "id": self.ids}
+        return values | ({"rate": f"{self.rate:g}"} if self.rate else {})
+
+    @property
     def facts(self) -> tuple[Fact, ...]:
         """The facts for the task's page."""
         found = [Fact("Query", self.predicate)]
@@ -337,9 +345,9 @@ class Bulk:
             query = read_query(request.form)
         except QueryError as error:
             raise BadRequest(f"“q” is not a valid query. {error}") from error
-        change = _change(request.form)
-        rate = _rate(request.form) if change.key == "redrive" else 0.0
-        task = self.dry_run(self.plan(change, query, _ticked(request), rate))
+        change = read_change(request.form)
+        rate = read_rate(request.form) if change.key == "redrive" else 0.0
+        task = self.dry_run(self.plan(change, query, ticked_ids(request.form), rate))
         task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
@@ -355,7 +363,7 @@ class Bulk:
             plan=plan,
             back=self._back(plan),
             columns=visible_columns(),
-            rows=match_rows(self._broker, plan.sample, self._clock()),
+            rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
         )
 
     def run(self) -> Response:
@@ -407,6 +415,8 @@ class Bulk:
     def _back(self, plan: Plan) -> str:
         """Return the target of the page's Cancel link."""
         if plan.tube.encode() in self._broker.tubes:
+            if plan.ids is None and plan.query.is_about_errors:
+                return url_for("tube_errors", tube=plan.tube, state=plan.query.state or None)
             return url_for("tube", tube=plan.tube, state=plan.query.state or None)
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
 
@@ -529,7 +539,8 @@ def _so_far(task: Task) -> str:
     return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
 
 
-def _change(form: fields.Fields) -> Change:
+def read_change(form: fields.Fields) -> Change:
+    """Return the change in the fields `action` and `to`, `pri` or `delay`; raise BadRequest if one is invalid."""
     key = form.get("action", "")
     if key not in ACTIONS:
         raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
@@ -539,7 +550,7 @@ def _change(form: fields.Fields) -> Change:
     return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
 
 
-def _rate(form: fields.Fields) -> float:
+def read_rate(form: fields.Fields) -> float:
     """Return the field `rate` in jobs per second; 0 if it is empty."""
     given = form.get("rate", "").strip()
     if not given:
@@ -561,14 +572,14 @@ def _target(form: fields.Fields) -> bytes:
     return name
 
 
-def _ticked(request: Request) -> tuple[int, ...] | None:
+def ticked_ids(form: MultiDict[str, str]) -> tuple[int, ...] | None:
     """Return the ticked ids without duplicates; None if the field `scope` selects all matching jobs."""
-    scope = request.form.get("scope", "")
+    scope = form.get("scope", "")
     if scope == "all":
         return None
     if scope != "ticked":
         raise BadRequest("“scope” must be ticked or all.")
-    ids = request.form.getlist("id")
+    ids = form.getlist("id")
     if not ids:
         raise BadRequest("No job was ticked. Tick some jobs, or choose all that match.")
     if len(ids) > MAX_TICKED:

@@ -134,8 +134,15 @@ class TubePlan:
 
     @property
     def title(self) -> str:
-        """`Pause 12 tubes`; without the count before the dry run."""
-        return f"{self.change.label} {text.counted(len(self.tubes), 'tube')}"
+        """`Pause 12 tubes`, `Kick 40 buried jobs of 3 tubes`."""
+        tubes = text.counted(len(self.tubes), "tube")
+        jobs = f"{text.counted(self.jobs, self.change.jobs_noun)} of " if self.change.key == KICK else ""
+        return f"{self.change.label} {jobs}{tubes}"
+
+    @property
+    def form_values(self) -> dict[str, str | int]:
+        """The values of a form that starts this change."""
+        return {"pattern": self.pattern, "action": self.change.key} | self.change.audit_details()
 
     @property
     def facts(self) -> tuple[Fact, ...]:

@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf, isnan, nan
 from typing import Final
 
-from flask import current_app, url_for
+from flask import url_for
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -131,10 +131,9 @@ class PageTab:
 def page_tabs(tube: str, current: str) -> list[PageTab]:
     """Return the tabs of the pages of *tube*; *current* is the label of the current one."""
     here = url_for("tube", tube=tube)
-    has_errors = "tube_errors" in current_app.view_functions
     tabs = (
         ("Jobs", here),
-        ("Errors", url_for("tube_errors", tube=tube) if has_errors else f"{here}&state=buried"),
+        ("Errors", url_for("tube_errors", tube=tube)),
         ("History", url_for("tube_history", tube=tube)),
         ("Policy", f"{here}#policy"),
     )
