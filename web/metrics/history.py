@@ -9,6 +9,10 @@ Archive, which writes the points of all tubes once a minute and once an hour.
 
 Bounds: at most MAX_TUBES tubes have series; `_make_room` chooses them. Series outlive their tube.
 
+Memory, measured: 10 kB for a tube that is used once, 30 kB for one with a job every ten seconds, 48 kB with a job per
+second and 73 kB with twenty, half of it the sketches of the current hour. On disk a tube with constant jobs takes 36 kB
+for a day of minutes and 56 kB for 90 days of hours.
+
 Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, the seconds of that time
 are unknown, and their events are in no point. A minute or an hour with a gap has the rates of its known seconds.
 """
