@@ -62,10 +62,12 @@ from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.servers import ServerPages, sees_servers
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.pages.tube_filter import TubeFilter
+from greenstalk_server.web.servers import Servers
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -167,6 +169,7 @@ def create_dashboard(
         role=role,
         directory=options.directory,
     )
+    servers = Servers(broker, clock, history, attention, options.peers, role)
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
     tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
@@ -182,6 +185,8 @@ def create_dashboard(
     tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
         alerts=alert_changes,
+        servers=servers,
+        role=role,
         attention=attention,
         options=options,
         broker=broker,
@@ -201,6 +206,7 @@ def create_dashboard(
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
+        tube_errors=tube_errors,
     )
     CommandPages(broker, options).init_app(app)
     saved_searches.init_app(app)
@@ -216,6 +222,7 @@ def create_dashboard(
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
+    ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     api.init_app(app, parts)
     preferences.init_app(app)
@@ -251,7 +258,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.filters["middle"] = text.middle
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(_template_values)
+    app.context_processor(partial(_template_values, options))
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
     if options.trusted_proxies:
@@ -259,7 +266,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     return app
 
 
-def _template_values() -> dict[str, Any]:
+def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
     notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
@@ -269,6 +276,8 @@ def _template_values() -> dict[str, Any]:
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
     if sees_alerts():
         pages.append(("alerts", "Alerts"))
+    if options.peers() and sees_servers():
+        pages.append(("servers", "Servers"))
     return {
         "notice": notice(request.args),
         "visitor": visitor(),

@@ -201,6 +201,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
     return {
         "/": ["/"],
         "/alerts": ["/alerts"],
+        "/servers": ["/servers"],
         "/audit": ["/audit"],
         "/audit/export": ["/audit/export?format=jsonl", "/audit/export?format=csv"],
         "/bulk": [f"/bulk?task={id}" for id in tasks],

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from flask import Flask
 
+from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.alerts import Alerts
@@ -42,8 +43,10 @@ from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.saved_searches import SavedSearches
 from greenstalk_server.web.api.server import Server
+from greenstalk_server.web.api.servers import Servers
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
+from greenstalk_server.web.api.tube_errors import Errors
 from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
@@ -62,6 +65,8 @@ from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.saved_searches import SavedSearches as SavedSearchPages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.tube_errors import TubeErrors
+from greenstalk_server.web.servers import Servers as ServerList
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +90,14 @@ class Parts:
     leases: LeaseManager
     live: LiveHub
     policies: PolicyOperations
+    role: Callable[[], ClusterStatus] | None
     samples: SamplePages
     saved_searches: SavedSearchPages
     searches: Searches
+    servers: ServerList
     store: Store
     tasks: TaskManager
+    tube_errors: TubeErrors
     tube_changes: TubeChangeOperations
 
 
@@ -101,6 +109,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
+    api.add(Errors(broker, parts.tube_errors))
     api.add(Policies(parts.policies, commit))
     api.add(TubeChanges(parts.tube_changes))
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
@@ -109,7 +118,8 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))
     api.add(Alerts(parts.alerts))
-    api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
+    api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))
+    api.add(Servers(parts.servers))
     api.init_app(app)
 
 

@@ -234,6 +234,8 @@ class AlertPages:
             return sent
         if alert is None:
             return "one of the conditions that are only counted" if post.book.more else "not sent yet"
+        if post.failures:
+            return "not accepted yet"
         left = receiver.wait - (now - condition.since)
         return f"is sent if it lasts for {text.duration(left // SECOND + 1)} more" if left > 0 else "being sent"
 
