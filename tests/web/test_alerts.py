@@ -86,7 +86,7 @@ class Rounds:
         self.silences = Silences()
 
     def is_silenced(self, kind: str, tube: bytes) -> bool:
-        return self.silences.covers(kind, tube, self.now) is not None
+        return self.silences.has(kind, tube, self.now)
 
     def at(self, seconds: float, *conditions: Condition) -> list[str]:
         """Do a round *seconds* after the start; return the items that were sent: `begin mail`, `end mail`."""
@@ -254,6 +254,8 @@ def test_scope_of_a_silence(tubes: str, kind: str, is_covered: bool) -> None:
     silences = Silences()
     silences.add(tubes, kind, 60, "", "", START)
     assert (silences.covers("buried_growth", b"mail", START) is not None) is is_covered
+    assert silences.has("buried_growth", b"mail", START) is is_covered
+    assert not silences.has("buried_growth", b"mail", START + 60 * SECOND)
 
 
 def test_pattern_of_tubes_does_not_cover_the_server() -> None:

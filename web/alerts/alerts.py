@@ -28,6 +28,7 @@ from greenstalk_server.web.alerts.silences import Silence, Silences
 from greenstalk_server.web.alerts.state import Delivery, State
 from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
+from greenstalk_server.web.metrics.tube_counters import in_batches
 from greenstalk_server.web.outbound import Request, RequestFailed, Response, Secrets, send
 
 INTERVAL: Final = 2.0
@@ -156,7 +157,7 @@ class Alerts:
 
     def is_silenced(self, kind: str, tube: bytes) -> bool:
         """Whether conditions of this *kind* and *tube* are silenced now."""
-        return self.silences.covers(kind, tube, self._clock()) is not None
+        return self.silences.has(kind, tube, self._clock())
 
     def waiting(self, name: str) -> int:
         """Return the number of conditions that the receiver *name* should have been sent by now."""
@@ -222,7 +223,7 @@ class Alerts:
             for book in books:
                 book.take(condition, self.is_silenced)
         now = self._clock()
-        for post in list(self.posts.values()):
+        for post in in_batches(list(self.posts.values()), 1):
             post.book.end_round(now)
             if not post.is_sending and now >= post.next_try:
                 batch = post.book.due(now, self.is_silenced)
