@@ -61,6 +61,7 @@ from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
+from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.servers import ServerPages, sees_servers
 from greenstalk_server.web.pages.standby import create_standby_app
@@ -178,6 +179,7 @@ def create_dashboard(
     exports = Exports(broker, clock)
     policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
+    saved_searches = SavedSearches(store, audit)
     searches = Searches(broker, clock, tasks)
     alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
@@ -200,12 +202,15 @@ def create_dashboard(
         live=live,
         policies=policies,
         samples=samples,
+        saved_searches=saved_searches,
         searches=searches,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
+        tube_errors=tube_errors,
     )
     CommandPages(broker, options).init_app(app)
+    saved_searches.init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):

@@ -41,10 +41,12 @@ from greenstalk_server.web.api.jobs import Jobs
 from greenstalk_server.web.api.leases import Leases
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
+from greenstalk_server.web.api.saved_searches import SavedSearches
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.servers import Servers
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
+from greenstalk_server.web.api.tube_errors import Errors
 from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
@@ -61,7 +63,9 @@ from greenstalk_server.web.operations.tube_changes import TubeChanges as TubeCha
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
+from greenstalk_server.web.pages.saved_searches import SavedSearches as SavedSearchPages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.servers import Servers as ServerList
 
 
@@ -88,10 +92,12 @@ class Parts:
     policies: PolicyOperations
     role: Callable[[], ClusterStatus] | None
     samples: SamplePages
+    saved_searches: SavedSearchPages
     searches: Searches
     servers: ServerList
     store: Store
     tasks: TaskManager
+    tube_errors: TubeErrors
     tube_changes: TubeChangeOperations
 
 
@@ -103,11 +109,13 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
+    api.add(Errors(broker, parts.tube_errors))
     api.add(Policies(parts.policies, commit))
     api.add(TubeChanges(parts.tube_changes))
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
+    api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))
     api.add(Alerts(parts.alerts))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))

@@ -32,6 +32,8 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "saved-policy": lambda _: "The policy was saved. The server is applying it to existing jobs.",
     "removed-policy": lambda _: "The policy was deleted.",
     "saved-sample": lambda _: "The template was saved.",
+    "saved-search": lambda _: "The search was saved.",
+    "deleted-search": lambda _: "The saved search was deleted.",
     "deleted-sample": lambda _: "The template was deleted.",
     "silenced": lambda n: f"Silence {n} was set.",
     "ended-silence": lambda _: "The silence was ended.",
