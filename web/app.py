@@ -17,6 +17,7 @@ from typing import Any
 
 from flask import Flask, request
 from jinja2 import StrictUndefined
+from werkzeug.routing import BuildError
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
@@ -307,10 +308,16 @@ def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] 
 
 
 def _path_of(app: Flask, link: Link) -> str:
-    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    """Return the path of the page to which *link* leads, below the address of the dashboard; `/` if there is none.
+
+    The link may come from a file that another version has written.
+    """
     args = {name: value for name, value in link.args.items() if name != "_anchor"}
     anchor = link.args.get("_anchor", "")
-    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    try:
+        return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    except BuildError:
+        return "/"
 
 
 def _nothing_to_commit() -> bool:
