@@ -74,6 +74,7 @@ class Dashboard:
     leases: Leases
     live: LiveHub
     policies: Policies
+    store: Store
     tasks: Tasks
 
     def start(self) -> None:
@@ -178,6 +179,7 @@ def create_dashboard(
         leases=leases,
         live=live,
         policies=policies,
+        store=store,
         tasks=tasks,
     )
     app.extensions["dashboard"] = dashboard
@@ -213,7 +215,9 @@ def _template_values() -> dict[str, Any]:
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
     """
-    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
+    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    if visitor().sees_all:
+        pages.append(("policies", "Policies"))
     return {
         "notice": notice(request.args),
         "visitor": visitor(),

@@ -103,5 +103,6 @@ def init_app(app: Flask, parts: Parts) -> None:
 
 def _security(options: WebOptions) -> list[str]:
     """Return the keys of openapi.SECURITY that the server accepts; empty if the API is open."""
-    has_token, has_password = options.api_token or options.api_viewer_token, options.password or options.viewer_password
+    has_token = options.api_token or options.api_operator_token or options.api_viewer_token
+    has_password = options.password or options.operator_password or options.viewer_password or options.users
     return [name for name, is_accepted in (("bearer", has_token), ("basic", has_password)) if is_accepted]

@@ -21,6 +21,7 @@ from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web import text
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import ON_DISK
 from greenstalk_server.web.jobs.body_format import row_preview
@@ -105,7 +106,8 @@ _HELD_BACK: Final = JobColumn(
 )  # fmt: skip
 _DEAD_LETTER: Final = (
     JobColumn(
-        "From", "source", "The tube that the job came from", lambda _, job, now: _of(job, lambda d: d.source.decode())
+        "From", "source", "The tube that the job came from",
+        lambda _, job, now: _of(job, lambda d: visitor().name_of(d.source)),
     ),
     JobColumn(
         "Reason", "reason", "The reason for the move", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])

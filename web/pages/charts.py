@@ -18,6 +18,7 @@ from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.web import fields, text
+from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.metrics.history import Columns, History
 from greenstalk_server.web.metrics.rings import HOUR, SPANS, Span
 from greenstalk_server.web.metrics.rings import TIMES as TIMED
@@ -172,12 +173,13 @@ class Charts:
     def tube_history(self) -> Response:
         """Serve `/tube/history?tube=&span=`: the series of a tube that may no longer exist."""
         span, name = _span(strict=True), fields.tube_name(request.args)
-        if not self._history.has(name):
+        if not self._history.has(name) or not visitor().sees(name):
             find_tube(self._broker, request.args)
         return jsonify(history_json(self._history.columns(name, span)))
 
     def server_history(self) -> Response:
         """Serve `/server/history?span=`: the series of the whole server."""
+        require_full_view("The history of the server")
         return jsonify(history_json(self._history.columns(None, _span(strict=True))))
 
     def tube_charts(self, name: str) -> Panel:

@@ -108,9 +108,17 @@ class Searches:
         return live_state(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now)}}
 
     def start(self, query: Query) -> Task:
-        """Start the search for *query*, or return the running task with the same query. Does not switch."""
-        running = self._tasks.running(lambda subject: isinstance(subject, Search) and subject.query == query)
-        if running is not None:
+        """Start the search for *query*, or return the running task with the same query. Does not switch.
+
+        Visitors share a task only if they may see the same tubes.
+        """
+        who = visitor()
+
+        def is_same(task: Task) -> bool:
+            subject = task.subject
+            return isinstance(subject, Search) and subject.query == query and task.who.shares_rights_with(who)
+
+        if (running := self._tasks.running(is_same)) is not None:
             return running
         search = Search(query)
         return self._tasks.start(
@@ -162,8 +170,9 @@ def visible_columns() -> tuple[Column, ...]:
 
 
 def match_rows(broker: Broker, ids: list[int], now: int) -> list[list[str]]:
-    """Return a row for each of the jobs *ids* that still exists: the id, then the columns."""
-    columns, jobs = visible_columns(), [job for id in ids if (job := broker.jobs.get(id)) is not None]
+    """Return a row for each of the jobs *ids* that still exists, and that the visitor may see: the id, the columns."""
+    columns, sees = visible_columns(), visitor().sees
+    jobs = [job for id in ids if (job := broker.jobs.get(id)) is not None and sees(job.tube.name)]
     return [[str(job.id), *[column.text(job, now) for column in columns]] for job in jobs]
 
 
