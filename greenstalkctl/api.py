@@ -115,6 +115,7 @@ class Task:
     """The progress of a bulk change or a dry run on the server; `message` says why it failed, or skipped jobs.
 
     effect          the counts of a policy's dry run; empty for other tasks.
+    tubes, jobs     the tubes that a change of many tubes affects, and their jobs; None and 0 for other tasks.
     """
 
     id: str
@@ -124,6 +125,8 @@ class Task:
     matched: int
     skipped: int
     effect: Mapping[str, Any]
+    tubes: int | None
+    jobs: int
 
 
 class Api:
@@ -225,6 +228,11 @@ class Api:
         body |= {"to": change.target} if change.target is not None else {}
         body |= {"ids": ids} if ids is not None else {}
         return self._parse(_task, self._http_client.request("POST", "/bulk", body=body).data)
+
+    def start_tube_change(self, verb: str, pattern: str, body: Mapping[str, object]) -> Task:
+        """Start to count the tubes that match *pattern* and that *verb* (`pause`, `resume`, `kick`) would change."""
+        query = {"pattern": pattern}
+        return self._parse(_task, self._http_client.request("POST", f"/tubes/{verb}", query, body or None).data)
 
     def run(self, task_id: str) -> Task:
         """Start the change that a dry run has counted. It changes jobs that still match, but none put since then."""
@@ -384,6 +392,7 @@ def _put_id(data: Mapping[str, Any]) -> PutId:
 
 
 def _task(data: Mapping[str, Any]) -> Task:
+    tubes = data.get("tubes")
     return Task(
         id=str(data["id"]),
         state=data["state"],
@@ -392,6 +401,8 @@ def _task(data: Mapping[str, Any]) -> Task:
         matched=int(data["matched"]),
         skipped=int(data.get("skipped", 0)),
         effect=_effect(data.get("effect") or {}),
+        tubes=int(tubes["tubes"]) if tubes else None,
+        jobs=int(tubes["jobs"]) if tubes else 0,
     )
 
 

@@ -11,7 +11,7 @@ from greenstalkctl import address, units
 from greenstalkctl.api import PAGE_SIZE
 from greenstalkctl.errors import CommandError
 from greenstalkctl.policy_document import POLICY_NAME
-from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME
+from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME, TUBE_PATTERN
 from greenstalkctl.settings import Settings
 
 _COMPLETION_SECONDS: Final = 1.0
@@ -36,6 +36,18 @@ class TubeName(click.ParamType[str]):
                 return [CompletionItem(name) for name in queue.tubes() if name.startswith(incomplete)]
         except CommandError:
             return []
+
+
+class TubePattern(click.ParamType[str]):
+    """A pattern of tube names, in which `*` matches any characters."""
+
+    name = "pattern"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not TUBE_PATTERN.fullmatch(value):
+            allowed = "1 to 200 letters, digits and -+/;.$_()*"
+            self.fail(f"{value!r} is not a valid pattern of tube names: it has {allowed}.", param, ctx)
+        return value
 
 
 class Key(click.ParamType[str]):
@@ -155,6 +167,7 @@ class Rate(click.FloatRange):
 
 
 TUBE: Final = TubeName()
+PATTERN: Final = TubePattern()
 KEY: Final = Key()
 POLICY: Final = PolicyName()
 JOB_IDS: Final = JobIds()

@@ -34,6 +34,7 @@ MAX_TUBES: Final = 1_000_000
 """Maximum number of tubes in a list; a longer list is refused, to protect our memory."""
 
 TUBE_NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
+TUBE_PATTERN: Final = re.compile(r"[-A-Za-z0-9+/;.$_()*]{1,200}")
 
 
 _Types: TypeAlias = dict[str, type | tuple[type, ...]]

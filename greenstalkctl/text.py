@@ -59,9 +59,9 @@ def document(data: Any) -> str:
     return json.dumps(data).replace("\x7f", "\\u007f")
 
 
-def plural(count: int) -> str:
+def plural(count: int, noun: str = "job") -> str:
     """Return *count* with its noun, as in "3 jobs"."""
-    return "1 job" if count == 1 else f"{count} jobs"
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _indented(text: str) -> str:

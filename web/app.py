@@ -31,6 +31,7 @@ from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.request_times import RequestTimes
+from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases
@@ -38,6 +39,7 @@ from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.policies import Policies
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
+from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages import errors, theme, views
 from greenstalk_server.web.pages.actions import Actions
@@ -52,6 +54,7 @@ from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.standby import create_standby_app
+from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -76,6 +79,7 @@ class Dashboard:
     policies: Policies
     store: Store
     tasks: Tasks
+    worker_rates: WorkerRates
 
     def start(self) -> None:
         """Load the templates, and begin to sample the history and to evaluate the conditions. Does not switch.
@@ -89,6 +93,7 @@ class Dashboard:
         cache.save()
         self.history.start()
         self.attention.start()
+        self.worker_rates.start()
 
     def stop(self) -> None:
         """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
@@ -125,6 +130,7 @@ def create_dashboard(
     store = Store(options.directory)
     live = LiveHub(app, clock)
     history = History(broker, clock)
+    worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
         clock,
@@ -135,6 +141,7 @@ def create_dashboard(
     )
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
+    tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
@@ -159,12 +166,16 @@ def create_dashboard(
         searches=searches,
         store=store,
         tasks=tasks,
+        tube_changes=tube_changes,
     )
+    TubeChangePages(broker, tasks, tube_changes).init_app(app)
     for part in (bulk, exports, samples, Charts(broker, history), Actions(broker, clock, commit, operations)):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention).init_app(app, live)
+    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates).init_app(
+        app, live
+    )
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
@@ -181,6 +192,7 @@ def create_dashboard(
         policies=policies,
         store=store,
         tasks=tasks,
+        worker_rates=worker_rates,
     )
     app.extensions["dashboard"] = dashboard
     return dashboard
@@ -198,6 +210,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.globals["zip"] = zip
     app.jinja_env.finalize = text.finalize
     app.jinja_env.filters["breakable"] = text.breakable
+    app.jinja_env.filters["middle"] = text.middle
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(_template_values)

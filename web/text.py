@@ -13,6 +13,12 @@ NONE: Final = "–"
 NBSP: Final = "\N{NO-BREAK SPACE}"
 """Separates a number from its unit, so that a narrow cell does not break between them."""
 
+LONGEST_UNCUT: Final = 20
+"""Characters of the longest name that is never cut: it has room in every layout."""
+
+NAME_END: Final = 10
+"""Characters at the end of a longer name that are never cut."""
+
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -98,6 +104,17 @@ def verbatim(value: str) -> Markup:
 def breakable(name: str) -> Markup:
     """Return *name* as HTML that breaks after separators, not inside words; static/live.js does the same."""
     return Markup("<wbr>").join(_WORDS.findall(name))
+
+
+def middle(name: str) -> Markup:
+    """Return *name* as HTML that is cut in its middle where it has no room; static/live.js does the same.
+
+    The end of a long name is an element of its own, which is never cut. The title has the whole name.
+    """
+    if len(name) <= LONGEST_UNCUT:
+        return Markup('<span class="name" title="{}">{}</span>').format(name, name)
+    start, end = name[:-NAME_END], name[-NAME_END:]
+    return Markup('<span class="name long" title="{}"><span>{}</span><span>{}</span></span>').format(name, start, end)
 
 
 def boolean(value: bool) -> str:

@@ -256,9 +256,10 @@ class Broker(PutControl):
             return False
         tube = job.tube
         if job.state == RESERVED:
-            if job.holder is not client:
+            if client is None or job.holder is not client:
                 return False
             self._remove_reserved(job, now)
+            client.finished += 1
             tube.note_run(now - job.reserved_at)
             if tube.rules is not None:
                 self._keep_key(job, tube.rules, now)

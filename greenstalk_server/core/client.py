@@ -35,6 +35,7 @@ class Client:
     tube_set        shared set of the watched tubes. None if they are few, if there are too many sets, and after a watch
                     or ignore until the next reserve.
     weighting       weights and reserve mode; None until the client sets one of them.
+    finished        number of its reservations that ended with a delete, release or bury.
     reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
                     subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
@@ -57,6 +58,7 @@ class Client:
         "address",
         "awaited_id",
         "connected_at",
+        "finished",
         "hang_up",
         "is_closed",
         "is_http",
@@ -84,6 +86,7 @@ class Client:
         self.address: str = ""
         self.name: str = ""
         self.connected_at: int = 0
+        self.finished: int = 0
         self.hang_up: Callable[[], None] = ignore_call
         self.used: Tube = tube
         self.watched: dict[bytes, Tube] = {tube.name: tube}

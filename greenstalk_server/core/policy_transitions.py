@@ -383,10 +383,11 @@ class PolicyTransitions(TagTransitions):
     def _end_run(self, job: Job, kind: int, by: int, now: int) -> None:
         """Detach the reserved *job* from its holder at the request of client *by*; *kind* is the event to record."""
         assert job.holder is not None
-        holder, tube = job.holder.number, job.tube
+        holder, tube = job.holder, job.tube
         self._remove_reserved(job, now)
+        holder.finished += 1
         tube.note_run(now - job.reserved_at)
-        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder)
+        job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder.number)
         job.events = job_history.add(job.events, kind, now, by)
         job.former_state = job.former_deadline = 0
 

@@ -5,18 +5,32 @@ from __future__ import annotations
 import click
 
 from greenstalkctl.api import Api
-from greenstalkctl.params import DURATION, TUBE
+from greenstalkctl.errors import InvalidUsage
+from greenstalkctl.params import DURATION, PATTERN, TUBE
 from greenstalkctl.selection import tube_not_found
 from greenstalkctl.settings import Command, Settings
+from greenstalkctl.tube_change import change_tubes
 
 
-@click.command(cls=Command, short_help="Pause a tube.")
-@click.argument("tube", type=TUBE, help="The tube to pause.")
-@click.argument("time", type=DURATION, help="Duration: seconds, or for example 500ms, 5m, 1h30m, 2d.")
+@click.command(cls=Command, short_help="Pause a tube, or tubes by a pattern.")
+@click.argument("tube", type=TUBE, help="The tube to pause; omit it with --pattern.")
+@click.argument("time", type=DURATION, required=False, help="Duration: seconds, or for example 500ms, 5m, 1h30m, 2d.")
+@click.option("--pattern", type=PATTERN, help="Pause all tubes that match, such as 'billing.*'; needs --api.")
 @click.option("--reason", default="", help="Reason shown on the tube's page; needs --api.")
-@click.pass_obj
-def pause(settings: Settings, tube: str, time: float, reason: str) -> None:
-    """Pause TUBE for TIME: workers cannot reserve its jobs, but jobs can be put."""
+@click.pass_context
+def pause(ctx: click.Context, tube: str, time: float | None, pattern: str | None, reason: str) -> None:
+    """Pause TUBE for TIME: workers cannot reserve its jobs, but jobs can be put.
+
+    With --pattern, pause all tubes that match, after a confirmation.
+    """
+    settings = ctx.ensure_object(Settings)
+    if (time is None) == (pattern is None):
+        raise InvalidUsage("give either TUBE TIME, or --pattern PATTERN TIME")
+    if pattern is not None:  # the only word is the time
+        seconds = DURATION.convert(tube, None, ctx)
+        change_tubes(settings, "pause", pattern, {"seconds": seconds, "reason": reason}, "ready job")
+        return
+    assert time is not None
     with settings.open_api("reasons for a pause") if reason else settings.open_queue() as queue:
         is_done = queue.pause(tube, time, reason) if isinstance(queue, Api) else queue.pause(tube, time)
         if not is_done:
@@ -24,11 +38,18 @@ def pause(settings: Settings, tube: str, time: float, reason: str) -> None:
     settings.out.show({"tube": tube, "pause": time}, f"{tube} is paused for {time} s")
 
 
-@click.command(cls=Command, short_help="End the pause of a tube.")
-@click.argument("tube", type=TUBE, help="The paused tube.")
+@click.command(cls=Command, short_help="End the pause of a tube, or of tubes by a pattern.")
+@click.argument("tube", type=TUBE, required=False, help="The paused tube.")
+@click.option("--pattern", type=PATTERN, help="Resume all tubes that match, such as 'billing.*'; needs --api.")
 @click.pass_obj
-def resume(settings: Settings, tube: str) -> None:
-    """End the pause of TUBE."""
+def resume(settings: Settings, tube: str | None, pattern: str | None) -> None:
+    """End the pause of TUBE. With --pattern, end the pauses of all tubes that match, after a confirmation."""
+    if (tube is None) == (pattern is None):
+        raise InvalidUsage("give either TUBE or --pattern PATTERN")
+    if pattern is not None:
+        change_tubes(settings, "resume", pattern, {}, "ready job")
+        return
+    assert tube is not None
     with settings.open_queue() as queue:
         if not queue.pause(tube, 0):
             raise tube_not_found(queue, tube)

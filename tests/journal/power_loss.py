@@ -59,6 +59,7 @@ def crash_repeatedly(bench: AnyBench, times: int) -> AnyBench:
             run_forever(bench)
         bench = restarted(bench)
         bench.check_recorded()
+        bench.broker.check()
     return bench
 
 

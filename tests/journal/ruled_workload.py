@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Any, Final
 
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import parse_policy
-from tests.journal.disk import Disk
-from tests.journal.workload import SMALL_SEGMENT, Bench
-from tests.support.world import START
+from tests.journal.workload import Bench
 
 ONCE: Final[dict[str, Any]] = {"tubes": ["mail"], "unique": "body", "unique_for": 20}
 """Policies in force from the first job on, since a job gets a recorded key only when it is put, moved or edited."""
@@ -37,20 +33,9 @@ class RuledBench(Bench):
     exactly the recorded jobs.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        random: Random,
-        now: int = START,
-        max_size: int = SMALL_SEGMENT,
-        sync_interval: int = 0,
-        *,
-        is_memory_short: bool = False,
-        bodies: Bodies | None = None,
-    ) -> None:
-        super().__init__(disk, random, now, max_size, sync_interval, is_memory_short=is_memory_short, bodies=bodies)
-        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
-        self.broker.random = random.random
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.broker.random = self.random.random
         self.change_policies()
         while self.broker.is_sweeping:  # the first put into "mail" gets a key
             self.now += 1

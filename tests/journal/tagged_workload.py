@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.tags import Tags
-from tests.journal.disk import Disk
-from tests.journal.workload import ELSEWHERE, SMALL_SEGMENT, TUBES, Bench
-from tests.support.world import START
+from tests.journal.workload import ELSEWHERE, TUBES, Bench
 
 KEYS: Final = (b"a", b"b", b"c", b"k" * 200)
 GROUPS: Final = (b"first", b"second", b"third")
@@ -19,20 +15,6 @@ GROUPS: Final = (b"first", b"second", b"third")
 
 class TaggedBench(Bench):
     """A bench whose clients put jobs with tags, and whose workers finish them."""
-
-    def __init__(
-        self,
-        disk: Disk,
-        random: Random,
-        now: int = START,
-        max_size: int = SMALL_SEGMENT,
-        sync_interval: int = 0,
-        *,
-        is_memory_short: bool = False,
-        bodies: Bodies | None = None,
-    ) -> None:
-        super().__init__(disk, random, now, max_size, sync_interval, is_memory_short=is_memory_short, bodies=bodies)
-        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
 
     def verbs(self) -> tuple[Callable[[], object], ...]:
         tagged = (self.put_tagged,) * 10

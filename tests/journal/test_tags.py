@@ -16,8 +16,8 @@ from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Directory
-from tests.journal.disk import Chance, Disk, PowerLostError, power_lost_at, seeded
-from tests.journal.power_loss import SHARES, run_forever
+from tests.journal.disk import Chance, Disk, seeded
+from tests.journal.power_loss import SHARES, crash_repeatedly
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.test_ruled_restart import jobs_of, kept_keys_of, orders_of
 from tests.journal.workload import JobSnapshot, recovered
@@ -183,15 +183,5 @@ def test_power_loss_at_any_call_loses_nothing_acknowledged(sync_interval: int, i
 @pytest.mark.parametrize("seed", range(2))
 def test_repeated_power_loss_loses_nothing(seed: int) -> None:
     """Each server starts on the disk that the last crash left."""
-    random = seeded(seed)
-    bench = TaggedBench(Disk(), random)
-    for number in range(60):
-        bench.disk.before = power_lost_at(random.randrange(4, 60 if number % 3 else 12))
-        with pytest.raises(PowerLostError):
-            run_forever(bench)
-        disk = bench.disk.crash(Chance(random, random.choice(SHARES)))
-        bench.check_after_crash(disk.crash(Chance(random, 1.0)))
-        bench = TaggedBench(disk, random, bench.now)
-        bench.check_recorded()
-        bench.broker.check()
+    bench = crash_repeatedly(TaggedBench(Disk(), seeded(seed)), 60)
     assert any(isinstance(job, TaggedJob) for job in bench.broker.jobs.values())

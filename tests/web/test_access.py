@@ -223,6 +223,8 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/task": ["/task", *[f"/task?id={id}" for id in tasks]],
         "/tube": [f"/tube?{query}{more}" for query in by_state for more in ("", "&q=pri:10", "&sample=mine")],
         "/tube/history": ["/tube/history?tube=mail"],
+        "/tubes/find": ["/tubes/find?q=m", "/tubes/find?pattern=*"],
+        "/tubes/change": [f"/tubes/change?task={id}" for id in tasks],
     }
 
 

@@ -101,6 +101,16 @@ TABLE: dict[str, list[Probe]] = {
     "GET /bulk": [Probe("/bulk?task={dry_run}")],
     "GET /policies": [Probe("/policies"), Probe("/policies?q={tube}")],
     "GET /policy": [Probe("/policy?name=hidden"), Probe("/policy"), Probe("/policy?task={preview}")],
+    "GET /tubes/change": [Probe("/tubes/change?task={tubes}")],
+    "GET /tubes/find": [Probe("/tubes/find?q={tube}"), Probe("/tubes/find?q=o"), Probe("/tubes/find?pattern={tube}"),
+                        Probe("/tubes/find?pattern=*")],
+    "POST /tubes/preview": [form("/tubes/preview", pattern="{tube}", action="pause", seconds="9"),
+                            form("/tubes/preview", pattern="*", action="kick", state="buried")],
+    "POST /tubes/run": [form("/tubes/run", task="{tubes}")],
+    "GET /api/v1/tubes/find": [api("/tubes/find?q={tube}"), api("/tubes/find?q=o")],
+    "POST /api/v1/tubes/pause": [api("/tubes/pause?pattern=*&dry_run=false", {"seconds": 9})],
+    "POST /api/v1/tubes/resume": [api("/tubes/resume?pattern=*&dry_run=false")],
+    "POST /api/v1/tubes/kick": [api("/tubes/kick?pattern=*&dry_run=false")],
     "GET /audit": [Probe("/audit"), Probe("/audit?tube={tube}")],
     "GET /audit/export": [Probe("/audit/export?format=jsonl"), Probe("/audit/export?format=csv")],
     "GET /metrics": [Probe("/metrics")],
@@ -329,7 +339,8 @@ class World:
         found = post("/api/v1/searches", json={"q": "tube:covert.* MaRkEr"}, headers=self.as_admin)
         dry_run = post("/api/v1/bulk", json={"action": "delete", "tube": HIDDEN}, headers=self.as_admin)
         preview = post("/api/v1/policies/new/dry-run", json={"tubes": ["covert.*"]}, headers=self.as_admin)
-        assert [response.status_code for response in (found, dry_run, preview)] == [202] * 3
+        tubes = post("/api/v1/tubes/pause?pattern=covert.*", json={"seconds": 9}, headers=self.as_admin)
+        assert [response.status_code for response in (found, dry_run, preview, tubes)] == [202] * 4
         reserved = post("/api/v1/reserve", json={"tubes": ["covert.payroll"]}, headers=self.as_admin).json["jobs"][0]
         self.store = self.dashboard.store
         letter = self.letters["billing.invoice"]
@@ -341,11 +352,11 @@ class World:
         self.hidden = common | {
             "tube": HIDDEN, "id": str(hidden_ready), "held": str(payroll[1]), "buried": str(payroll[2]),
             "letter": str(letter), "number": str(self.hidden_client.number), "task": found.json["id"],
-            "dry_run": dry_run.json["id"], "preview": preview.json["id"], "token": reserved["token"],
+            "dry_run": dry_run.json["id"], "preview": preview.json["id"], "tubes": tubes.json["id"], "token": reserved["token"],
         }  # fmt: skip
         self.absent = common | {
             "tube": ABSENT, **dict.fromkeys(("id", "held", "buried", "letter"), str(gone)), "number": "999",
-            "task": "0" * 16, "dry_run": "0" * 16, "preview": "0" * 16, "token": "A" * 44,
+            "task": "0" * 16, "dry_run": "0" * 16, "preview": "0" * 16, "tubes": "0" * 16, "token": "A" * 44,
         }  # fmt: skip
         self.wait_for_tasks()
 

@@ -44,9 +44,10 @@ def refusal(client: FlaskClient, path: str, status: int) -> str:
 
 
 def ids(shown: Page) -> list[int]:
-    """Return the ids that the job list links to."""
-    links = [attributes.get("href") or "" for tag, attributes in shown.elements if tag == "a"]
-    return [int(link.removeprefix("/job?id=")) for link in links if link.startswith("/job?id=")]
+    """Return the ids in the job list."""
+    return [
+        int(attributes["data-key"]) for tag, attributes in shown.elements if tag == "tr" and attributes.get("data-key")
+    ]
 
 
 def next_page(shown: Page) -> str | None:

@@ -44,7 +44,8 @@ def find(client: FlaskClient, q: str, **more: str | int) -> Page:
 
 
 def ids(page: Page) -> list[int]:
-    return [int(attributes["data-key"] or 0) for tag, attributes in page.elements if "data-key" in attributes]
+    rows = [attributes for tag, attributes in page.elements if tag == "tr" and "data-key" in attributes]
+    return [int(attributes["data-key"] or 0) for attributes in rows]
 
 
 def task_id(page: Page) -> str:

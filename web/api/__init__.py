@@ -41,6 +41,7 @@ from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.tasks import Tasks
+from greenstalk_server.web.api.tube_changes import TubeChanges
 from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
@@ -52,6 +53,7 @@ from greenstalk_server.web.operations.operations import Operations
 from greenstalk_server.web.operations.policies import Policies as PolicyOperations
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
+from greenstalk_server.web.operations.tube_changes import TubeChanges as TubeChangeOperations
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
@@ -82,6 +84,7 @@ class Parts:
     searches: Searches
     store: Store
     tasks: TaskManager
+    tube_changes: TubeChangeOperations
 
 
 def init_app(app: Flask, parts: Parts) -> None:
@@ -93,7 +96,8 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)
     api.add(Policies(parts.policies, commit))
-    api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk))
+    api.add(TubeChanges(parts.tube_changes))
+    api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
     api.add(Attention(parts.attention))

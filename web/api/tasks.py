@@ -31,6 +31,7 @@ from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Cha
 from greenstalk_server.web.operations.policies import Effect
 from greenstalk_server.web.operations.tasks import Task as CoreTask
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
+from greenstalk_server.web.operations.tube_changes import SAMPLE_SIZE, TubeChanges, TubePlan
 from greenstalk_server.web.pages.search import INITIAL_WAIT, MAX_MATCHES, Search, Searches, search_of
 
 MIN_RATE: Final = 0.001
@@ -39,11 +40,13 @@ MAX_RATE: Final = 1_000_000.0
 
 TaskId = Annotated[str, Meta(description="The id of a task.", max_length=64, examples=["8f14e45fceea167a"])]
 
-Kind = Literal["search", "dry-run", "change", "policy-dry-run"]
+Kind = Literal["search", "dry-run", "change", "policy-dry-run", "tubes-dry-run", "tubes-change"]
 Action = Literal["kick", "bury", "delete", "move", "pri", "delay", "redrive"]
+TubeAction = Literal["pause", "resume", "kick"]
 Progress = Literal["running", "done", "cancelled", "failed"]
 
 _ACTIONS: Final[Mapping[str, Action]] = {action: action for action in get_args(Action)}
+_TUBE_ACTIONS: Final[Mapping[str, TubeAction]] = {action: action for action in get_args(TubeAction)}
 _STATES: Final[Mapping[str, Progress]] = {state: state for state in get_args(Progress)}
 """The words of operations.bulk and operations.tasks; a test compares them."""
 
@@ -79,8 +82,27 @@ class PolicyEffect(ResponseModel):
     warnings: Annotated[list[str], Meta(description="Loops of dead letters that the policy would cause.")]
 
 
+class AffectedTube(ResponseModel):
+    """A tube that a change affects."""
+
+    tube: TubeName
+    jobs: Annotated[Count, Meta(description="Its jobs: those to kick, otherwise the ready ones.")]
+
+
+class CountedTubes(ResponseModel):
+    """The tubes that a change of many tubes affects, and the task that makes the change."""
+
+    action: TubeAction
+    pattern: str
+    matched: Annotated[Count, Meta(description="Tubes that match the pattern and that you may operate.")]
+    tubes: Annotated[Count, Meta(description="Tubes that the change would affect.")]
+    jobs: Annotated[Count, Meta(description="The jobs of these tubes: those to kick, otherwise the ready ones.")]
+    sample: Annotated[list[AffectedTube], Meta(description=f"Up to {SAMPLE_SIZE} of them, most jobs first.")]
+    run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
+
+
 class Task(ResponseModel):
-    """A piece of long work, and its progress."""
+    """A piece of long work, and its progress. A change of many tubes scans tubes instead of jobs."""
 
     id: TaskId
     kind: Kind
@@ -96,6 +118,9 @@ class Task(ResponseModel):
     message: Annotated[str, Meta(description="Why the task ended early, or which jobs it skipped.")]
     counted: Annotated[Counted | None, Meta(description="The counts of a dry run; null for other tasks.")]
     effect: Annotated[PolicyEffect | None, Meta(description="The counts of a policy's dry run; null for other tasks.")]
+    tubes: Annotated[
+        CountedTubes | None, Meta(description="The counts of a change of many tubes; null for other tasks.")
+    ]
 
 
 class TaskList(ResponseModel):
@@ -176,12 +201,21 @@ BUSY: Final = {503: "The server is draining, or the maximum number of tasks is r
 class Tasks:
     """Tasks: searches, bulk changes and dry runs, which run on the server and report progress."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: TaskManager, searches: Searches, bulk: Bulk) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        tasks: TaskManager,
+        searches: Searches,
+        bulk: Bulk,
+        tube_changes: TubeChanges,
+    ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._tasks: TaskManager = tasks
         self._searches: Searches = searches
         self._bulk: Bulk = bulk
+        self._tube_changes: TubeChanges = tube_changes
 
     @endpoint("POST", "/searches", status=202, errors=HIDDEN | BUSY, is_change=False)
     def search_jobs(self, body: NewSearch) -> Task:
@@ -237,9 +271,12 @@ class Tasks:
     def run_task(self, task: TaskId, body: CarryOut = DEFAULT_RUN) -> Task:
         """Carry out a dry run: make the change that it counted.
 
-        The change is made at most once, to the jobs that now match the same query and were put before the dry run.
+        The change is made at most once, to the jobs that now match the same query and were put before the dry run, or
+        to the tubes that the dry run found.
         """
         dry_run = self._find(task)
+        if isinstance(dry_run.subject, TubePlan):
+            return self._started(self._tube_changes.start_run(dry_run))
         plan = self._bulk.runnable_plan(dry_run)
         if plan.run is None:
             self._bulk.refuse_unfinished(dry_run)
@@ -307,6 +344,8 @@ def task_model(task: CoreTask) -> Task:
     kind: Kind = "dry-run" if is_dry_run else "change"
     if isinstance(subject, Search | Effect):
         kind = "search" if isinstance(subject, Search) else "policy-dry-run"
+    if isinstance(subject, TubePlan):
+        kind = "tubes-change" if subject.run is task else "tubes-dry-run"
     return Task(
         id=task.id,
         kind=kind,
@@ -322,6 +361,7 @@ def task_model(task: CoreTask) -> Task:
         message=task.message,
         counted=_counted(subject) if isinstance(subject, Plan) and is_dry_run else None,
         effect=_effect(subject) if isinstance(subject, Effect) else None,
+        tubes=_counted_tubes(subject) if isinstance(subject, TubePlan) else None,
     )
 
 
@@ -332,6 +372,19 @@ def _counted(plan: Plan) -> Counted:
         held=plan.held,
         as_they_are=plan.others,
         sample=list(plan.sample),
+        run=plan.run.id if plan.run is not None else None,
+    )
+
+
+def _counted_tubes(plan: TubePlan) -> CountedTubes:
+    sample = sorted(plan.sample, key=lambda one: (-one[0], one[1]))
+    return CountedTubes(
+        action=_TUBE_ACTIONS[plan.change.key],
+        pattern=plan.pattern,
+        matched=plan.matched,
+        tubes=len(plan.tubes),
+        jobs=plan.jobs,
+        sample=[AffectedTube(tube=name.decode(), jobs=jobs) for jobs, name in sample if visitor().sees(name)],
         run=plan.run.id if plan.run is not None else None,
     )
 

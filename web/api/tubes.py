@@ -32,6 +32,7 @@ from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
 from greenstalk_server.web.policy_queries import DeadLetterTubes, visible_setting
+from greenstalk_server.web.tube_queries import MAX_FOUND, find_tubes
 
 Sort = Literal[
     "name", "attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "put-rate", "reserve-rate",
@@ -165,6 +166,28 @@ class ListTubes(RequestModel):
     desc: Annotated[bool, Meta(description="Largest first.")] = False
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
+
+
+class FindTubes(RequestModel):
+    """The tubes to find."""
+
+    q: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=MAX_FILTER_LENGTH,
+            description="Characters of the name; case is ignored.",
+            examples=["bilma"],
+        ),
+    ]
+    limit: Annotated[int, Meta(ge=1, le=MAX_FOUND, description="The maximum number of tubes to return.")] = 20
+
+
+class FoundTubes(ResponseModel):
+    """The names of the tubes found, best matches first."""
+
+    tubes: list[TubeName]
+    matched: Annotated[Count, Meta(description="All tubes that match.")]
 
 
 class Pause(RequestModel):
@@ -303,6 +326,15 @@ class Tubes:
             pace.yield_if_due()
         following = dump(_Place(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None
         return TubeList(tubes=tubes, next_cursor=following)
+
+    @endpoint("GET", "/tubes/find")
+    def find_tubes(self, query: FindTubes) -> FoundTubes:
+        """Find tubes by a part of the name, or by characters of the name in their order.
+
+        `bilma` finds `billing.mail`. The best matches come first.
+        """
+        tubes, matched = find_tubes(self._broker, query.q, query.limit)
+        return FoundTubes(tubes=tubes, matched=matched)
 
     @endpoint("GET", "/tube", errors=NO_TUBE)
     def get_tube(self, query: OfTube) -> TubeWithPolicy:

@@ -1,13 +1,14 @@
 r"""The query language: predicates over jobs as text that fits in a URL: `tube:mail state:buried age:>2h "no route"`.
 
     query   = [ term *( SPACE term ) ]              a job must match all terms; an empty query matches every job
-    term    = [ "-" ] [ name ":" ] value            "-" negates; a value without a name is searched in bodies
-    value   = [ "~" ] ( bare / quoted )             "~" ignores the case of A-Z and a-z; for bodies only
+    term    = [ "-" ] [ name [ "." path ] ":" ] value   "-" negates; a value without a name is searched in bodies
+    value   = [ "~" ] ( bare / quoted )             "~" ignores the case of A-Z and a-z; for bodies and errors only
     bare    = 1*( any character except space and quote )
     quoted  = DQUOTE *( char / "\\" char ) DQUOTE
 
-The value of a numeric term, such as `age`, is a comparison: `5`, `>5`, `>=5`, `<5`, `<=5` or `1..5`. Durations are
-compared in whole seconds, as pages show them. Parsing is strict, so that a typo is reported, not searched for as text.
+A name may be followed by the path of a JSON field: `body.customer.id:316430` (see body_terms). The value of a numeric
+term, such as `age`, is a comparison: `5`, `>5`, `>=5`, `<5`, `<=5` or `1..5`. Durations are compared in whole seconds,
+as pages show them. Parsing is strict, so that a typo is reported, not searched for as text.
 There are no regular expressions, because the time to match one is unbounded.
 
 Pure: this module knows jobs, but neither HTTP nor the broker.
@@ -22,8 +23,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.web.jobs import body_terms
+from greenstalk_server.web.jobs.body_terms import BODY, ERROR, FieldMatch, is_about_json
 
 MAX_LENGTH: Final = 1000
 """Maximum characters of a query."""
@@ -80,11 +84,15 @@ _KEYS: Final[Mapping[str, Callable[[Tags], bytes]]] = {
 }
 """The tags of a put, which the protocol names as queries do."""
 
-NAMES: Final = ("id", "tube", "state", "body", *list(_NUMBERS)[1:], *_KEYS)
-"""Names of terms."""
+REASON: Final = "reason"
+ANY: Final = "*"
+"""The reason for which a job became a dead letter: one of REASON_NAMES, or ANY."""
+
+NAMES: Final = ("id", "tube", "state", BODY, ERROR, REASON, *list(_NUMBERS)[1:], *_KEYS)
+"""Names of terms. A path may follow `body` and `error`."""
 
 _TERM: Final = re.compile(
-    r'\s*+(?P<minus>-?)(?:(?P<name>[A-Za-z]+):)?(?P<tilde>~?)(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]*))(?=\s|$)',
+    r'\s*+(?P<minus>-?)(?:(?P<name>[A-Za-z]++|(?i:body|error)\.[^\s":]++):)?(?P<tilde>~?)(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]*))(?=\s|$)',
     re.DOTALL,
 )
 _BARE: Final = re.compile(r'[^\s"~][^\s"]*')
@@ -125,8 +133,12 @@ class Term:
     """One condition."""
 
     name: str
-    value: NumberMatch | TextMatch
+    value: NumberMatch | TextMatch | FieldMatch
     is_negated: bool = False
+
+    @property
+    def is_about_bodies(self) -> bool:
+        return self.name == BODY or isinstance(self.value, FieldMatch)
 
     def __str__(self) -> str:
         return f"{'-' if self.is_negated else ''}{self.name}:{_written(self.name, self.value)}"
@@ -154,7 +166,7 @@ class Query:
     @property
     def needs_bodies(self) -> bool:
         """Whether the matches depend on bodies, so that a search reveals parts of them."""
-        return any(term.name == "body" for term in self.terms)
+        return any(term.is_about_bodies for term in self.terms)
 
     @property
     def tube(self) -> str:
@@ -195,7 +207,7 @@ class Query:
 
         The function takes less than a microsecond per term.
         """
-        terms = [term for term in self.terms if term.name != "body"]
+        terms = [term for term in self.terms if not term.is_about_bodies]
         tests = [term.test() for term in sorted(terms, key=lambda term: isinstance(term.value, NumberMatch))]
         if len(tests) == 1:
             return tests[0]
@@ -210,7 +222,7 @@ class Query:
 
     def body_test(self) -> BodyTest | None:
         """Return a function that tests a body against all terms about bodies; None if there are no such terms."""
-        tests = [term.body_test() for term in self.terms if term.name == "body"]
+        tests = [term.body_test() for term in self.terms if term.is_about_bodies]
         if len(tests) < 2:
             return tests[0] if tests else None
 
@@ -250,24 +262,35 @@ def parse(given: str) -> Query:
 
 def _term(match: re.Match[str]) -> Term:
     word = match[0].strip()[:60]
-    name = (match["name"] or "body").lower()
+    head, dot, path = (match["name"] or BODY).partition(".")
+    name = head.lower() + dot + path
     is_quoted = match["quoted"] is not None
     given = re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL) if is_quoted else match["bare"]
-    if name not in NAMES:
+    if head.lower() not in NAMES:
         raise QueryError(
             f"“{word}”: “{name}:” is unknown; use {', '.join(f'{known}:' for known in NAMES)}. To search bodies for"
             f" these characters, put them in quotes."
         )
     if not given:
         raise QueryError(f"“{word}” lacks a value.")
-    if match["tilde"] and name != "body":
-        raise QueryError(f"“{word}”: “~” (ignore case) works only with body:.")
+    if match["tilde"] and name != BODY and not is_about_json(name):
+        raise QueryError(f"“{word}”: “~” (ignore case) works only with body: and error:.")
+    if is_about_json(name):
+        try:
+            found = body_terms.read_match(word, name, given, is_quoted, bool(match["tilde"]))
+        except ValueError as error:
+            raise QueryError(str(error)) from error
+        return Term(name, found, bool(match["minus"]))
     return Term(name, _value(word, name, given, bool(match["tilde"])), bool(match["minus"]))
 
 
 def _value(word: str, name: str, given: str, is_loose: bool) -> NumberMatch | TextMatch:
-    if name == "body":
+    if name == BODY:
         return TextMatch(given, is_loose)
+    if name == REASON:
+        if given not in (*REASON_NAMES[1:], ANY):
+            raise QueryError(f"“{word}”: the reason must be one of {', '.join(REASON_NAMES[1:])}, or {ANY} for any.")
+        return TextMatch(given)
     if name == "state":
         if given not in _STATES:
             raise QueryError(f"“{word}”: the state must be one of {', '.join(_STATES)}.")
@@ -295,16 +318,24 @@ def _numbers(word: str, given: str, kind: _Kind) -> NumberMatch:
     raise QueryError(f"“{word}” must be a comparison with a number, such as {kind.examples}.")
 
 
-def _written(name: str, value: NumberMatch | TextMatch) -> str:
+def _written(name: str, value: NumberMatch | TextMatch | FieldMatch) -> str:
+    if isinstance(value, FieldMatch):
+        is_bare = not value.is_quoted and _BARE.fullmatch(value.text)
+        return ("~" if value.is_loose else "") + (value.text if is_bare else quoted(value.text))
     if isinstance(value, TextMatch):
-        if name != "body":
+        if name != BODY:
             return value.text + ("*" if value.is_loose else "")
-        escaped = value.text.replace("\\", "\\\\").replace('"', '\\"')
-        return ("~" if value.is_loose else "") + (value.text if _BARE.fullmatch(value.text) else f'"{escaped}"')
+        return ("~" if value.is_loose else "") + (value.text if _BARE.fullmatch(value.text) else quoted(value.text))
     units = _NUMBERS[name][0].units
     if value.sign == "..":
         return f"{_amount(value.low, units)}..{_amount(value.high, units)}"
     return f"{value.sign.removeprefix('=')}{_amount(value.low, units)}"
+
+
+def quoted(value: str) -> str:
+    """Return *value* in quotes, as a term has it."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _amount(number: int, units: Mapping[str, int]) -> str:
@@ -332,6 +363,9 @@ def _text_test(term: Term) -> Test:
     if term.name == "state":
         state = _STATES[term.value.text]
         return lambda job, _: job.state == state
+    if term.name == REASON:
+        number = REASON_NAMES.index(term.value.text) if term.value.text != ANY else 0
+        return lambda job, _: bool(job.dead_letter) and number in (0, DeadLetter.unpack(job.dead_letter).reason)
     if term.name in _KEYS:
         get = _KEYS[term.name]
         if is_loose:
@@ -343,6 +377,8 @@ def _text_test(term: Term) -> Test:
 
 
 def _body_test(term: Term) -> BodyTest:
+    if isinstance(term.value, FieldMatch):
+        return body_terms.body_test(term.name, term.value)
     assert isinstance(term.value, TextMatch)
     given = term.value.text.encode(errors="replace")
     if term.value.is_loose:

@@ -68,9 +68,10 @@ class Task:
     needs_bodies    the task shows parts of job bodies.
     who, started_at the visitor who started the task, and when.
     ended_at        when the task ended; 0 while it runs.
-    total, scanned  jobs to scan, and jobs scanned so far.
-    matched         jobs that matched so far.
-    done            jobs changed so far.
+    noun            what the task scans: `job` or `tube`.
+    total, scanned  jobs or tubes to scan, and those scanned so far.
+    matched         jobs or tubes that matched so far.
+    done            jobs or tubes changed so far.
     skipped         jobs skipped so far, because the change was not possible.
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
@@ -95,6 +96,7 @@ class Task:
         self.done: int = 0
         self.skipped: int = 0
         self.verb: str = "changed"
+        self.noun: str = "job"
         self.facts: tuple[Fact, ...] = ()
         self.message: str = ""
         self.back: Callable[[], str] | None = None
@@ -163,6 +165,7 @@ class Tasks:
         needs_bodies: bool = False,
         back: Callable[[], str] | None = None,
         verb: str = "changed",
+        noun: str = "job",
         facts: tuple[Fact, ...] = (),
     ) -> Task:
         """Start *work* for the current visitor; raise ServiceUnavailable if too many tasks run. Does not switch.
@@ -178,7 +181,7 @@ class Tasks:
                 + ". Wait for one to end, or cancel one."
             )
         task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
-        task.back, task.verb, task.facts = back, verb, facts
+        task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
         self._kept[task.id] = task
         self._forget_old(endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
@@ -283,7 +286,7 @@ def progress_texts(task: Task, now: int) -> dict[str, str]:
     seconds = ((task.ended_at or now) - task.started_at) // SECOND
     return {
         "task-state": task.state,
-        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, 'job')}",
+        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, task.noun)}",
         "task-percent": str(100 * task.scanned // task.total if task.total else 0),
         "task-matched": text.number(task.matched),
         "task-done": text.number(task.done),

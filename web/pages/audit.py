@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from flask import Flask, Response, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Forbidden
 
 from greenstalk_server.core.job import MAX_ID, SECOND
+from greenstalk_server.core.patterns import to_regex
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.audit import Audit, Entry
@@ -43,6 +45,10 @@ FIELDS: Final = ("who", "what", "tube", "id", "since", "until")
 JOB_CHANGES: Final = {"tube/clear": "delete", "job/copy": "put"}
 """The change that an action makes to jobs, for actions whose path does not name it."""
 
+STARTS: Final = ("bulk/run", "tubes/run")
+ENDS: Final = ("bulk/end", "tubes/end")
+"""Entries at the start and at the end of a task that changes many jobs or tubes."""
+
 END_OF_TIME: Final = 2**63
 
 
@@ -52,7 +58,7 @@ class Filter:
 
     who             the user.
     what            the action's path, or the change that it makes to one or more jobs.
-    tube            the tube, or the tube that jobs were moved to.
+    tube            the tube, the tube that jobs were moved to, or a pattern that matches it.
     id              the job's id; 0 for any.
     since, until    in nanoseconds since the epoch; *until* is excluded.
     """
@@ -67,14 +73,18 @@ class Filter:
     def passes(self, entry: Entry) -> bool:
         details = entry.details
         actions = (entry.what, JOB_CHANGES.get(entry.what, ""), details.get("action", ""))
-        tubes = (details.get("tube", ""), details.get("to", ""))
+        tubes = (details.get("tube", ""), details.get("to", ""), details.get("pattern", ""))
         return (
             self.since <= entry.at < self.until
             and self.who.lower() in entry.who.lower()
             and any(self.what.lower() in str(action) for action in actions)
-            and any(self.tube.lower() in str(tube).lower() for tube in tubes)
+            and (any(self.tube.lower() in str(tube).lower() for tube in tubes) or self._is_matched(tubes[-1]))
             and (not self.id or self.id in (details.get("id"), details.get("of")))
         )
+
+    def _is_matched(self, pattern: str | int) -> bool:
+        """Return whether *pattern*, by which tubes were changed, matches the tube of the filter."""
+        return bool(pattern) and re.fullmatch(to_regex(str(pattern)), self.tube) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +220,19 @@ def find_entries(audit: Audit, wanted: Filter, before: int, limit: int) -> tuple
 
 
 def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
-    """Return *entries*, newest first, with the start and end of each bulk change merged into one entry.
+    """Return *entries*, newest first, with the start and end of each change of many jobs or tubes merged into one.
 
     The merged entry is the end entry, plus the details and the time of the start entry.
     """
-    starts = {entry.details["task"]: entry for entry in entries if entry.what == "bulk/run"}
+    starts = {entry.details["task"]: entry for entry in entries if entry.what in STARTS}
     found = []
     for entry in entries:
         start = starts.get(entry.details.get("task", ""))
-        if entry.what == "bulk/end" and start is not None:
+        if entry.what in ENDS and start is not None:
             del starts[entry.details["task"]]
             details = {("counted" if name == "jobs" else name): value for name, value in start.details.items()}
             found.append(replace(entry, details=details | entry.details | {"started": text.instant(start.at)}))
-        elif entry.what != "bulk/run" or start is entry:
+        elif entry.what not in STARTS or start is entry:
             found.append(entry)
     return found
 

@@ -252,7 +252,7 @@ def _link(span: Span, page: str) -> str:
 
 def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:
     series = {line.key: columns.series[line.key] for line in chart.lines}
-    thin = {key: _downsample(values) for key, values in series.items() if _has_any(key, values)}
+    thin = {key: downsample(values) for key, values in series.items() if _has_any(key, values)}
     top = max((value for values in thin.values() for value in values if not isnan(value)), default=0.0)
     lines = [
         DrawnLine(
@@ -284,9 +284,9 @@ def _rows(chart: Chart, columns: Columns, series: dict[str, list[float]]) -> lis
     return rows
 
 
-def _downsample(values: Sequence[float]) -> list[float]:
+def downsample(values: Sequence[float]) -> list[float]:
     """Return at most SVG_POINTS points, each the maximum of its group; NaN if the whole group is unknown."""
-    by = -(-len(values) // SVG_POINTS)
+    by = max(1, -(-len(values) // SVG_POINTS))
     groups = [values[at : at + by] for at in range(0, len(values), by)]
     return [max((value for value in group if not isnan(value)), default=nan) for group in groups]
 

@@ -66,7 +66,6 @@ class TubeDetails:
     tabs: list[Tab]
     pause_left: str
     is_idle: bool
-    figures: list[tuple[str, str, str]]
     entries: list[tuple[str, str]]
 
 
@@ -150,10 +149,6 @@ def tube_details(tube: Tube, now: int) -> TubeDetails:
         ],
         pause_left=_pause_left(stats),
         is_idle=bool(stats.current_jobs_ready and not stats.current_watching),
-        figures=[
-            ("Workers watching", text.number(stats.current_watching), f"{text.number(stats.current_waiting)} waiting"),
-            ("Put", text.number(stats.total_jobs), f"{text.number(stats.cmd_delete)} deleted"),
-        ],
         entries=[
             ("Clients that watch it", text.number(stats.current_watching)),
             ("Clients waiting for a job", text.number(stats.current_waiting)),

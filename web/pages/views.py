@@ -25,6 +25,7 @@ from greenstalk_server.web.jobs.body_format import describe_body
 from greenstalk_server.web.jobs.job_list import column_groups
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
@@ -46,14 +47,16 @@ from greenstalk_server.web.pages.overview import (
     Order,
     Overview,
     OverviewBuilder,
+    TubeView,
 )
 from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
 from greenstalk_server.web.pages.search import job_list_values
 from greenstalk_server.web.pages.tube_policy import tube_policy
+from greenstalk_server.web.pages.tube_summary import TubeSummary, page_tabs, tube_summary
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_text
 
 TUBE_PARTS: Final = {
-    "tube_summary.html": ("badges", "figures"),
+    "tube_summary.html": ("badges", "trend", "workers"),
     "tube_jobs.html": ("pager", "no_jobs"),
     "tube_actions.html": ("pause",),
     "tube_policy.html": ("policy", "facts"),
@@ -77,12 +80,15 @@ class Views:
         store: Store,
         role: Callable[[], ClusterStatus] | None,
         attention: Attention,
+        worker_rates: WorkerRates,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._attention: Attention = attention
+        self._history: History = history
+        self._worker_rates: WorkerRates = worker_rates
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
         self._examples: tuple[Example, ...] = examples
         self._store: Store = store
@@ -119,6 +125,8 @@ class Views:
             commands=COMMANDS,
             longest_filter=MAX_FILTER_LENGTH,
             first_job=self._examples,
+            max_number=fields.MAX_NUMBER,
+            max_reason_length=MAX_REASON_LENGTH,
         )
 
     def overview_state(self, args: Fields, now: int) -> State:
@@ -147,7 +155,8 @@ class Views:
         return {
             "fields": {f"count-{tab.state}": tab.count for tab in tube.tabs}
             | {f"note-{tab.state}": tab.note for tab in tube.tabs}
-            | {"summary": jobs.summary},
+            | {"summary": jobs.summary}
+            | values["summary"].live_fields(),
             "rows": {"jobs": jobs.rows},
             "shown": {"jobs": bool(jobs.rows)},
             "parts": parts,
@@ -229,6 +238,8 @@ class Views:
         groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
         return {
             "tube": tube_details(tube, now),
+            "tabs": page_tabs(tube.name.decode(), "Jobs"),
+            "summary": self._summary(tube, now),
             "policy": policy,
             "hold": hold_text(tube, now),
             "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
@@ -247,6 +258,11 @@ class Views:
             "refused": "",
             "typed": "",
         }
+
+    def _summary(self, tube: Tube, now: int) -> TubeSummary:
+        worst = self._attention.worst_of(tube.name)
+        view = TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
+        return tube_summary(self._broker, view, self._worker_rates)
 
     def _attention_panel(self) -> Panel:
         return attention_panel(self._attention, self._clock())

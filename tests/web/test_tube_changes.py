@@ -1,0 +1,284 @@
+"""Changes of many tubes: the dry run finds the tubes, and the run changes exactly these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.auth.access import Visitor
+from greenstalk_server.web.operations import tube_changes
+from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task
+from greenstalk_server.web.operations.tube_changes import TubePlan
+from tests.support.daemon import TIMEOUT
+
+from .conftest import Queue
+from .table import Page
+from .test_actions import SAME_ORIGIN
+
+TUBES = ("billing.mail", "billing.sms", "billing", "other")
+
+
+@pytest.fixture
+def buried(queue: Queue) -> dict[str, list[int]]:
+    """Buried jobs in each tube: 1 in the first, 2 in the second, and so on; each tube also has a ready job."""
+    found = {}
+    for count, tube in enumerate(TUBES, start=1):
+        found[tube] = queue.put(tube, count=count)
+        for id in found[tube]:
+            queue.broker.bury_job(id, queue.now)
+        queue.put(tube)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def context(app: Flask) -> Any:
+    """Provide the request context that `task` needs."""
+    with app.test_request_context():
+        app.preprocess_request()
+        yield
+
+
+def task(client: FlaskClient, id: str) -> Task:
+    found: Task = client.application.extensions["dashboard"].tasks.find({"task": id})
+    found.wait(TIMEOUT)
+    assert not found.is_running
+    return found
+
+
+def preview(client: FlaskClient, pattern: str, action: str, **form: str) -> str:
+    response = client.post("/tubes/preview", data={"pattern": pattern, "action": action, **form}, headers=SAME_ORIGIN)
+    assert response.status_code == 303, Page(response.text).text
+    id = response.headers["Location"].removeprefix("/tubes/change?task=")
+    task(client, id)
+    return id
+
+
+def run(client: FlaskClient, id: str) -> Task:
+    response = client.post("/tubes/run", data={"task": id}, headers=SAME_ORIGIN)
+    assert response.status_code == 303, Page(response.text).text
+    return task(client, response.headers["Location"].removeprefix("/task?id="))
+
+
+def paused(queue: Queue) -> set[str]:
+    return {name.decode() for name, tube in queue.broker.tubes.items() if tube.paused_until}
+
+
+def buried_counts(queue: Queue) -> dict[str, int]:
+    return {tube: len(queue.broker.tubes[tube.encode()].buried) for tube in TUBES}
+
+
+def words(client: FlaskClient, path: str) -> str:
+    return " ".join(Page(client.get(path).text).text.split())
+
+
+def test_pause_and_resume_by_pattern(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
+    id = preview(client, "billing.*", "pause", seconds="600", reason="the relay is down")
+    assert paused(queue) == set()
+    shown = words(client, f"/tubes/change?task={id}")
+    assert "Pause 2 tubes?" in shown and "with 2 ready jobs" in shown and "the relay is down" in shown
+    assert "billing.mail" in shown and "billing.sms" in shown and "other" not in shown
+    done = run(client, id)
+    assert (done.state, done.done, done.verb, done.message) == (DONE, 2, "paused", "")
+    assert paused(queue) == {"billing.mail", "billing.sms"}
+    assert queue.broker.tubes[b"billing.sms"].pause == 600 * SECOND
+    assert "the relay is down" in client.get("/tube?tube=billing.sms").text
+    queue.broker.pause_tube(b"other", SECOND, queue.now)
+    id = preview(client, "billing*", "resume")
+    assert "1 tube match and would not change: not paused" in words(client, f"/tubes/change?task={id}")
+    assert run(client, id).done == 2
+    assert paused(queue) == {"other"}
+
+
+def test_kick_is_limited_to_the_jobs_that_were_counted(
+    queue: Queue, client: FlaskClient, buried: dict[str, list[int]]
+) -> None:
+    id = preview(client, "*", "kick")
+    assert "Kick 4 tubes, with 10 buried jobs" in words(client, f"/tubes/change?task={id}")
+    (late,) = queue.put("billing")
+    queue.broker.bury_job(late, queue.now)
+    done = run(client, id)
+    assert (done.done, done.verb) == (10, "jobs kicked")
+    assert buried_counts(queue) == {"billing.mail": 0, "billing.sms": 0, "billing": 1, "other": 0}
+    queue.broker.check()
+
+
+def test_tube_created_after_the_dry_run_is_not_changed(queue: Queue, client: FlaskClient) -> None:
+    queue.put("billing.a")
+    id = preview(client, "billing.*", "pause", seconds="60")
+    queue.put("billing.b")
+    assert run(client, id).done == 1
+    assert paused(queue) == {"billing.a"}
+
+
+def test_tube_deleted_after_the_dry_run_is_skipped(queue: Queue, client: FlaskClient) -> None:
+    (gone,) = queue.put("billing.a")
+    queue.put("billing.b")
+    id = preview(client, "billing.*", "pause", seconds="60")
+    queue.broker.delete_job(gone, queue.now)
+    done = run(client, id)
+    assert (done.done, done.skipped) == (1, 1)
+    assert "1 tube skipped" in done.message
+
+
+def test_change_runs_at_most_once(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
+    id = preview(client, "other", "kick")
+    first = run(client, id)
+    assert run(client, id) is first
+    assert "already been started" in words(client, f"/tubes/change?task={id}")
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"pattern": "", "action": "resume"}, "“pattern”"),
+        ({"pattern": "a b", "action": "resume"}, "“pattern”"),
+        ({"pattern": "*" * 201, "action": "resume"}, "“pattern”"),
+        ({"pattern": "*", "action": "delete"}, "“action”"),
+        ({"pattern": "*", "action": "pause"}, "“seconds”"),
+        ({"pattern": "*", "action": "pause", "seconds": "0"}, "“seconds”"),
+        ({"pattern": "*", "action": "pause", "seconds": "5", "reason": "x" * 201}, "“reason”"),
+        ({"pattern": "*", "action": "kick", "state": "ready"}, "“state”"),
+    ],
+)
+def test_bad_form_is_refused(client: FlaskClient, form: dict[str, str], field: str) -> None:
+    response = client.post("/tubes/preview", data=form, headers=SAME_ORIGIN)
+    assert response.status_code == 400
+    assert field in Page(response.text).text
+
+
+def test_no_tube_matches(client: FlaskClient) -> None:
+    shown = words(client, f"/tubes/change?task={preview(client, 'none.*', 'resume')}")
+    assert "Resume 0 tubes?" in shown and "Go back" in shown
+
+
+def test_audit_merges_start_and_end(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
+    done = run(client, preview(client, "billing*", "kick"))
+    shown = words(client, "/audit")
+    assert shown.count("tubes/end") == 1 and "tubes/run" not in shown
+    assert "pattern billing*" in shown and "tubes 3" in shown and "jobs 6" in shown and "counted 3" in shown
+    assert f"/task?id={done.id}" in client.get("/audit").text
+    assert "tubes/end" in words(client, "/audit?what=kick&tube=billing.sms")
+    assert "tubes/end" not in words(client, "/audit?what=kick&tube=other")
+
+
+def test_only_tubes_that_the_visitor_operates(
+    queue: Queue, client: FlaskClient, buried: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = preview(client, "*i*", "pause", seconds="60")  # without `other` and `default`
+    monkeypatch.setattr(Visitor, "operates", lambda self, tube: tube.startswith(b"billing."))
+    id = preview(client, "*", "pause", seconds="60")
+    plan = task(client, id).subject
+    assert isinstance(plan, TubePlan) and (set(plan.tubes), plan.matched) == ({b"billing.mail", b"billing.sms"}, 2)
+    done = run(client, everything)  # the dry run of another visitor
+    assert (done.done, done.skipped) == (2, 1)
+    assert paused(queue) == {"billing.mail", "billing.sms"}
+
+
+def test_tube_that_the_visitor_does_not_see_is_not_listed(
+    client: FlaskClient, buried: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = preview(client, "*", "pause", seconds="60")
+    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube != b"other")
+    assert '"other"' not in client.get(f"/tubes/change?task={id}").text
+    assert '"billing"' in client.get(f"/tubes/change?task={id}").text
+
+
+def test_cancelled_change_keeps_what_it_has_done(
+    queue: Queue, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        queue.put(f"tube.{number}")
+    id = preview(client, "tube.*", "pause", seconds="60")
+    pause_tube, calls = queue.broker.pause_tube, list[bytes]()
+
+    def pause_then_cancel(name: bytes, delay: int, now: int) -> bool:
+        calls.append(name)
+        if len(calls) == 10:
+            plan = client.application.extensions["dashboard"].tasks.find({"task": id}).subject
+            plan.run.cancel()
+        return pause_tube(name, delay, now)
+
+    monkeypatch.setattr(queue.broker, "pause_tube", pause_then_cancel)
+    done = run(client, id)
+    assert (done.state, done.done) == (CANCELLED, 10)
+    assert len(paused(queue)) == 10
+
+
+def test_too_many_tubes_are_refused(queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tube_changes, "MAX_TUBES", 3)
+    for number in range(5):
+        queue.put(f"tube.{number}")
+    id = preview(client, "tube.*", "pause", seconds="60")
+    assert task(client, id).state == FAILED
+    response = client.post("/tubes/run", data={"task": id}, headers=SAME_ORIGIN)
+    assert response.status_code == 409
+    assert paused(queue) == set()
+
+
+def test_sample_has_the_tubes_with_the_most_jobs(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tube_changes, "SAMPLE_SIZE", 2)
+    for count in (3, 9, 1, 5):
+        queue.put(f"tube.{count}", count=count)
+    id = preview(client, "tube.*", "pause", seconds="60")
+    shown = words(client, f"/tubes/change?task={id}")
+    assert "2 of 4 tubes, those with the most jobs first" in shown
+    assert shown.index("tube. 9" if "tube. 9" in shown else "tube.9") < shown.index("5")
+
+
+def test_other_task_is_not_a_change_of_tubes(client: FlaskClient, queue: Queue) -> None:
+    queue.put("mail")
+    client.get("/search?q=pri:1")
+    (search,) = client.application.extensions["dashboard"].tasks.all()
+    assert client.get(f"/tubes/change?task={search.id}").status_code == 404
+
+
+def test_failing_journal_stops_the_change(visit: Callable[..., FlaskClient], queue: Queue) -> None:
+    app = queue.app(commit=lambda: False)
+    client = app.test_client()
+    queue.put("tube.a")
+    with app.test_request_context():
+        app.preprocess_request()
+        done = run(client, preview(client, "tube.*", "pause", seconds="60"))
+    assert (done.state, done.done) == (FAILED, 1)
+    assert "disk does not keep up" in done.message
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("billing", ["billing", "billing.sms", "billing.mail"]),
+        ("sms", ["billing.sms"]),
+        ("BILMA", ["billing.mail"]),
+        ("gm", ["billing.mail", "billing.sms"]),
+        ("x", []),
+        ("", []),
+        (".*", []),
+    ],
+)
+def test_tubes_are_found_by_characters_in_order(
+    client: FlaskClient, buried: dict[str, list[int]], query: str, found: list[str]
+) -> None:
+    assert client.get("/tubes/find", query_string={"q": query}).json == {"tubes": found}
+
+
+def test_tubes_are_counted_by_pattern(client: FlaskClient, buried: dict[str, list[int]]) -> None:
+    def count(pattern: str) -> str:
+        return client.get("/tubes/find", query_string={"pattern": pattern}).json["text"]  # type: ignore[index]
+
+    assert (count("billing*"), count("other"), count("none")) == ("3 tubes match", "1 tube matches", "0 tubes match")
+    assert client.get("/tubes/find?pattern=a b").status_code == 400
+
+
+def test_tubes_that_the_visitor_does_not_see_are_not_found(
+    client: FlaskClient, buried: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube != b"billing")
+    assert client.get("/tubes/find?q=billing").json == {"tubes": ["billing.sms", "billing.mail"]}
+    assert client.get("/tubes/find?pattern=billing*").json == {"text": "2 tubes match"}

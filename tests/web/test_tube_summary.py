@@ -1,0 +1,179 @@
+"""The summary of a tube's page: figures, workers, and the chart of the last hour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.worker_rates import INTERVAL, KEPT, WorkerRates
+from greenstalk_server.web.pages.overview import TubeView
+from greenstalk_server.web.pages.tube_summary import MAX_WORKERS, drain_text, find_workers
+from greenstalk_server.web.policy_queries import DeadLetterTubes
+
+from .conftest import Queue
+from .table import Page
+
+
+def worker(queue: Queue, tube: str) -> Client:
+    """Connect a client that has reserved before, and watches only *tube*."""
+    client = queue.connect()
+    queue.broker.watch(client, tube.encode())
+    queue.broker.ignore(client, b"default")
+    queue.broker.note_worker(client)
+    return client
+
+
+def finish(queue: Queue, client: Client, tube: str, count: int) -> None:
+    """Have *client* reserve and delete *count* jobs of *tube*."""
+    for id in queue.put(tube, count=count):
+        queue.broker.reserve_job(client, id, queue.now)
+        assert queue.broker.delete(client, id, queue.now)
+
+
+def view(queue: Queue, history: History, tube: str = "mail") -> TubeView:
+    found = queue.broker.tubes[tube.encode()]
+    return TubeView(found, history, queue.now, DeadLetterTubes(queue.broker), None)
+
+
+def test_each_end_of_a_reservation_by_its_worker_is_counted(queue: Queue) -> None:
+    client, broker = worker(queue, "mail"), queue.broker
+    deleted, released, buried, expired, kept = queue.put("mail", count=5)
+    for id in (deleted, released, buried, expired, kept):
+        broker.reserve_job(client, id, queue.now)
+    broker.delete(client, deleted, queue.now)
+    broker.release(client, released, 0, 0, queue.now)
+    broker.bury(client, buried, 0, queue.now)
+    assert client.finished == 3
+    queue.now += 61 * SECOND
+    broker.tick(queue.now)
+    assert client.finished == 3, "timeouts do not count"
+
+
+def test_throughput_is_that_of_the_last_minute(queue: Queue) -> None:
+    client, rates = worker(queue, "mail"), WorkerRates(queue.broker, queue.clock)
+    finish(queue, client, "mail", 30)
+    queue.now += INTERVAL * SECOND
+    assert rates.per_minute(client, queue.now) == 120
+    for _ in range(KEPT):
+        rates.tick()
+        queue.now += INTERVAL * SECOND
+    assert rates.per_minute(client, queue.now) == 0
+    finish(queue, client, "mail", 10)
+    assert rates.per_minute(client, queue.now) == 8
+
+
+def test_throughput_of_a_new_worker_is_no_peak(queue: Queue) -> None:
+    rates = WorkerRates(queue.broker, queue.clock)
+    queue.now += 3600 * SECOND
+    client = worker(queue, "mail")
+    finish(queue, client, "mail", 1)
+    assert rates.per_minute(client, queue.now) == 6
+
+
+def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
+    rates = WorkerRates(queue.broker, queue.clock)
+    waiting, busy, stuck, other = (worker(queue, "mail") for _ in range(4))
+    (first,) = queue.put("mail")
+    queue.broker.reserve_job(stuck, first, queue.now)
+    queue.now += 40 * SECOND
+    second, (elsewhere,) = queue.put("mail")[0], queue.put("other")
+    queue.broker.reserve_job(busy, second, queue.now)
+    queue.broker.reserve_job(other, elsewhere, queue.now)
+    queue.broker.wait(waiting, None, queue.now)
+    queue.now += 5 * SECOND
+    found = find_workers(queue.broker, queue.broker.tubes[b"mail"], rates, queue.now)
+    assert [(row.number, row.job, row.doing) for row in found.rows] == [
+        (str(stuck.number), str(first), "for 45\xa0s"),
+        (str(waiting.number), "", "waiting for 5\xa0s"),
+        (str(busy.number), str(second), "for 5\xa0s"),
+        (str(other.number), "", "busy with another tube"),
+    ]
+    assert found.summary == "4: 2 working, 1 waiting"
+    assert found.more == ""
+
+
+def test_other_workers_are_counted(queue: Queue) -> None:
+    rates = WorkerRates(queue.broker, queue.clock)
+    for _ in range(MAX_WORKERS + 12):
+        worker(queue, "mail")
+    found = find_workers(queue.broker, queue.broker.tubes[b"mail"], rates, queue.now)
+    assert len(found.rows) == MAX_WORKERS
+    assert found.more == "12 others"
+
+
+def test_producers_are_not_workers_of_the_default_tube(queue: Queue) -> None:
+    queue.connect()
+    reserving = queue.connect()
+    queue.broker.note_worker(reserving)
+    found = find_workers(queue.broker, queue.broker.default_tube, WorkerRates(queue.broker, queue.clock), queue.now)
+    assert [row.number for row in found.rows] == [str(reserving.number)]
+
+
+@pytest.mark.parametrize(
+    ("puts", "deletes", "expected"),
+    [
+        (40, 10, ("growing", "by 3.0/s")),
+        (10, 40, ("drains in 10\xa0s", "")),
+        (20, 20, ("steady", "")),
+        (0, 0, ("steady", "nothing deleted")),
+    ],
+)
+def test_backlog_says_whether_the_tube_drains(queue: Queue, puts: int, deletes: int, expected: tuple[str, str]) -> None:
+    client = worker(queue, "mail")
+    old = queue.put("mail", count=30 + max(0, deletes - puts))
+    queue.now += 3600 * SECOND
+    history = History(queue.broker, queue.clock)
+    new = queue.put("mail", count=puts)
+    for id in [*old, *new][:deletes]:
+        queue.broker.delete(None, id, queue.now)
+    for _ in range(10):
+        queue.now += SECOND
+        history.tick()
+    assert client.watched
+    assert drain_text(view(queue, history)) == expected
+
+
+def test_backlog_without_consumers_never_drains(queue: Queue) -> None:
+    history = History(queue.broker, queue.clock)
+    queue.put("mail")
+    assert drain_text(view(queue, history)) == ("never drains", "no consumers")
+    queue.broker.pause_tube(b"mail", 60 * SECOND, queue.now)
+    assert drain_text(view(queue, history)) == ("paused", "")
+
+
+def live(client: FlaskClient, **args: str) -> dict[str, Any]:
+    response = client.get("/live", query_string={"page": "tube", **args})
+    assert response.status_code == 200
+    return response.json or {}
+
+
+def test_summary_is_live(queue: Queue, app: Flask, client: FlaskClient) -> None:
+    holder = worker(queue, "mail")
+    (id,) = queue.put("mail")
+    page = Page(client.get("/tube?tube=mail").text)
+    assert "never drains" not in page.text
+    queue.broker.reserve_job(holder, id, queue.now)
+    queue.now += 7 * SECOND
+    state = live(client, tube="mail")
+    assert f">job {id}</a> for 7\xa0s" in state["parts"]["workers"]
+    assert state["fields"]["figure-oldest"] == "–"
+    assert set(state["parts"]) >= {"badges", "trend", "workers"}
+    assert app.extensions["dashboard"].worker_rates.per_minute(holder, queue.now) == 0
+
+
+def test_chart_describes_itself(queue: Queue, app: Flask, client: FlaskClient) -> None:
+    history = app.extensions["dashboard"].history
+    for _ in range(3):
+        queue.put("mail", count=20)
+        for _ in range(10):
+            queue.now += SECOND
+            history.tick()
+    page = Page(client.get("/tube?tube=mail").text)
+    labels = [attributes.get("aria-label") for _, attributes in page.elements if attributes.get("class") == "drawings"]
+    assert labels == ["Now: ready 60, put 2.0, reserved 0. Highest: ready, last hour 60, per second 2.0."]

@@ -1,0 +1,164 @@
+r"""Query terms about JSON bodies: `body.PATH:` compares fields, `error:` and `error.PATH:` normalised errors. Pure.
+
+    body.kind:order         text, a number, true, false or null: equal to the field, or to an element of an array
+    body.kind:"1..5 *"      quoted: equal to a field that is text
+    body.kind:ord*r         with asterisks: each stands for any characters; a lone asterisk finds fields of any value
+    body.kind:~order        contains this text, ignoring the case of letters
+    body.total:>99.5        a comparison with a number: >, >=, <, <= or 1..5; only numbers match
+
+Numbers are compared exactly, whatever their size. The same forms, without comparisons, compare the normalised error of
+a job (see job_errors) with the given text, which is normalised too.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, TypeGuard
+
+from greenstalk_server.web.jobs.job_errors import MAX_ERROR, error_of, normalized
+from greenstalk_server.web.jobs.json_fields import (
+    Path,
+    PathError,
+    find_values,
+    parse_body,
+    parse_path,
+    scalars,
+    value_text,
+)
+
+BODY: Final = "body"
+ERROR: Final = "error"
+
+_NUMBER: Final = r"[+-]?[0-9]{1,500}+(?:\.[0-9]{1,500}+)?(?:[eE][+-]?[0-9]{1,4}+)?"
+_COMPARED: Final = re.compile(rf"(>=|<=|>|<)({_NUMBER})")
+_BETWEEN: Final = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
+_PLAIN: Final = re.compile(_NUMBER)
+_SIGNS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+ValueTest = Callable[[object], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldMatch:
+    """A comparison with a field or an error.
+
+    is_quoted       *text* is exactly the text of the field; asterisks and comparisons have no meaning.
+    is_loose        the field contains *text*, ignoring case.
+    """
+
+    text: str
+    is_quoted: bool = False
+    is_loose: bool = False
+
+
+def is_about_json(name: str) -> bool:
+    """Return whether a term with this *name* is one of this module."""
+    return name == ERROR or name.startswith((f"{BODY}.", f"{ERROR}."))
+
+
+def read_match(word: str, name: str, given: str, is_quoted: bool, is_loose: bool) -> FieldMatch:
+    """Return the comparison *given* in *word*, a term *name*; raise ValueError if it is invalid."""
+    head, _, path = name.partition(".")
+    if name != head:
+        try:
+            parse_path(path)
+        except PathError as error:
+            raise ValueError(str(error)) from error
+    if head == ERROR:
+        return _read_error(word, given, is_quoted, is_loose)
+    if not is_quoted and not is_loose:
+        _refuse_bad_number(word, given)
+    return FieldMatch(given, is_quoted and not is_loose, is_loose)
+
+
+def _read_error(word: str, given: str, is_quoted: bool, is_loose: bool) -> FieldMatch:
+    found = normalized(given)
+    if not found:
+        raise ValueError(f"“{word}” lacks a value.")
+    may_be_pattern = not is_quoted and not is_loose
+    if may_be_pattern and "*" in given and len(given) > MAX_ERROR:
+        raise ValueError(f"“{word}”: a pattern of an error has at most {MAX_ERROR} characters.")
+    is_pattern = may_be_pattern and "*" in found
+    return FieldMatch(found, is_quoted=not is_pattern and not is_loose, is_loose=is_loose)
+
+
+def _refuse_bad_number(word: str, given: str) -> None:
+    if given[0] in "<>" and _COMPARED.fullmatch(given) is None:
+        raise ValueError(f"“{word}” must be a comparison with a number, such as >5, >=5, <5.5, <=5 or 1..5.")
+    between = _BETWEEN.fullmatch(given)
+    if between is not None and Decimal(between[1]) > Decimal(between[2]):
+        raise ValueError(f"“{word}”: the smaller number must come first.")
+
+
+def body_test(name: str, match: FieldMatch) -> Callable[[bytes], bool]:
+    """Return a function that tests a body against *match*, the comparison of a term *name*."""
+    head, _, given = name.partition(".")
+    path = parse_path(given) if given else ()
+    if head == ERROR:
+        return _error_test(path, match)
+    is_match = _value_test(match)
+    if match == FieldMatch("*"):
+        return lambda body: bool(find_values(parse_body(body), path))
+    return lambda body: any(map(is_match, scalars(find_values(parse_body(body), path))))
+
+
+def _error_test(path: Path, match: FieldMatch) -> Callable[[bytes], bool]:
+    if match.is_loose:
+        lowered = match.text.lower()
+        return lambda body: lowered in error_of(body, path).lower()
+    if match.is_quoted:
+        return lambda body: error_of(body, path) == match.text
+    is_like = glob(match.text)
+    return lambda body: bool(error := error_of(body, path)) and is_like(error)
+
+
+def _value_test(match: FieldMatch) -> ValueTest:
+    """Return a function that tests a scalar value of a field."""
+    given = match.text
+    if match.is_loose:
+        lowered = given.lower()
+        return lambda value: isinstance(value, str) and lowered in value.lower()
+    if match.is_quoted:
+        return lambda value: value == given
+    if compared := _COMPARED.fullmatch(given):
+        compare, number = _SIGNS[compared[1]], Decimal(compared[2])
+        return lambda value: _is_number(value) and compare(value, number)
+    if between := _BETWEEN.fullmatch(given):
+        low, high = Decimal(between[1]), Decimal(between[2])
+        return lambda value: _is_number(value) and low <= value <= high
+    if "*" in given:
+        is_like = glob(given)
+        return lambda value: is_like(value_text(value))
+    if _PLAIN.fullmatch(given):
+        wanted = Decimal(given)
+        return lambda value: value == given or (_is_number(value) and value == wanted)
+    return lambda value: value_text(value) == given
+
+
+def _is_number(value: object) -> TypeGuard[int | Decimal]:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+
+def glob(pattern: str) -> Callable[[str], bool]:
+    """Return a function that matches whole texts with *pattern*, in which `*` stands for any characters.
+
+    The function takes time proportional to the text and to the number of asterisks at most.
+    """
+    first, *middle, last = pattern.split("*")
+
+    def is_like(given: str) -> bool:
+        if len(given) < len(first) + len(last) or not (given.startswith(first) and given.endswith(last)):
+            return False
+        at, end = len(first), len(given) - len(last)
+        for part in middle:
+            at = given.find(part, at, end)
+            if at < 0:
+                return False
+            at += len(part)
+        return True
+
+    return is_like
