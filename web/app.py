@@ -23,9 +23,10 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
 from greenstalk_server.web.assets import static_folder, template_folder
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth import guard
 from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
+from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.exporter import Metrics
@@ -53,6 +54,7 @@ from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.signin import SignIn
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.template_cache import TemplateCache
@@ -77,6 +79,7 @@ class Dashboard:
     leases: Leases
     live: LiveHub
     policies: Policies
+    sessions: Sessions
     store: Store
     tasks: Tasks
     worker_rates: WorkerRates
@@ -101,8 +104,9 @@ class Dashboard:
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the audit entries that are not on disk yet. Switches."""
+        """Write the audit entries and sessions that are not on disk yet. Switches."""
         self.audit.flush()
+        self.sessions.flush()
 
 
 def create_dashboard(
@@ -126,7 +130,9 @@ def create_dashboard(
     requests = RequestTimes()
     requests.init_app(app)  # before the guard, so that refused requests are timed too
     audit = Audit(clock, options.directory)
-    guard.Guard(options, broker.facts.hostname, clock, audit).init_app(app)
+    guard = Guard(options, broker.facts.hostname, clock, audit, has_login=True)
+    guard.init_app(app)
+    sign_in = SignIn(guard, audit, clock)
     store = Store(options.directory)
     live = LiveHub(app, clock)
     history = History(broker, clock)
@@ -164,6 +170,7 @@ def create_dashboard(
         policies=policies,
         samples=samples,
         searches=searches,
+        sign_in=sign_in,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
@@ -178,6 +185,7 @@ def create_dashboard(
     )
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
+    sign_in.init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
     api.init_app(app, parts)
     theme.init_app(app)
@@ -190,6 +198,7 @@ def create_dashboard(
         leases=leases,
         live=live,
         policies=policies,
+        sessions=guard.sessions,
         store=store,
         tasks=tasks,
         worker_rates=worker_rates,
@@ -200,7 +209,7 @@ def create_dashboard(
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:
     """Return a Flask app with the settings and template filters of the dashboard, without routes."""
-    app = guard.Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     # A job body may arrive with CRLF line ends, or in base64, and then has at most twice its size.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]

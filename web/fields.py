@@ -25,7 +25,16 @@ STATES: Final = (READY, RESERVED, DELAYED, BURIED)
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _CURSOR: Final = re.compile(r"([0-9]{1,40})-([0-9]{1,20})")
 
+# A path that a browser resolves to the same site. It has no second slash at the start, no backslash (browsers treat it
+# as a slash), and no space or control character (browsers drop some of them).
+_LOCAL_PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
+
 Fields = Mapping[str, str]
+
+
+def is_local_path(path: str, root: str) -> bool:
+    """Return whether *path* is a path at or below *root*, the path of the overview, and so leads to no other site."""
+    return _LOCAL_PATH.fullmatch(path) is not None and path.startswith(root)
 
 
 def tube_name(fields: Fields) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
+from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.roles import BUILT_IN_ROLES, Role, User
 from greenstalk_server.core.thresholds import ThresholdSet
@@ -26,6 +27,7 @@ class WebOptions:
     roles           roles by name, with the built-in ones.
     users           users with passwords of their own.
     metrics_token   bearer token for `/metrics` alone. With it `/metrics` is not open.
+    session_idle_time, session_lifetime     nanoseconds until an unused session ends, and until any session ends.
     is_read_only    refuse every change.
     hides_bodies    hide job bodies from everybody.
     hosts           accepted Host names besides those that `guard.Guard` always accepts: the host it is bound to.
@@ -48,6 +50,8 @@ class WebOptions:
     metrics_token: str | None = field(default=None, repr=False)
     roles: Mapping[str, Role] = field(default_factory=lambda: BUILT_IN_ROLES)
     users: Collection[User] = ()
+    session_idle_time: int = 12 * 3600 * SECOND
+    session_lifetime: int = 7 * 86400 * SECOND
     is_read_only: bool = False
     hides_bodies: bool = False
     hosts: Collection[str] = ()

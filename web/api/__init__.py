@@ -40,6 +40,7 @@ from greenstalk_server.web.api.leases import Leases
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.server import Server
+from greenstalk_server.web.api.sessions import Sessions
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
 from greenstalk_server.web.api.tubes import Tubes
@@ -58,6 +59,7 @@ from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.signin import SignIn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,7 @@ class Parts:
     live: LiveHub
     policies: PolicyOperations
     samples: SamplePages
+    sign_in: SignIn
     searches: Searches
     store: Store
     tasks: TaskManager
@@ -100,6 +103,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
+    api.add(Sessions(parts.sign_in))
     api.add(Attention(parts.attention))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live))
     api.init_app(app)

@@ -24,6 +24,12 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.options import WebOptions
 
+SHARED: Final = " password"
+"""End of the source of an account with a shared password, after the role."""
+
+USER: Final = "user"
+"""Source of an account of the configuration file."""
+
 MAX_HASHING: Final = 2
 """Password hashes verified at the same time."""
 
@@ -52,6 +58,11 @@ class Account:
     roles: tuple[str, ...]
     source: str
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the credential is a shared password, which any number of users may know."""
+        return self.source.endswith(SHARED)
+
 
 class Accounts:
     """The accounts of one server."""
@@ -76,7 +87,7 @@ class Accounts:
         self._remembered: OrderedDict[bytes, int] = OrderedDict()
 
     @property
-    def accept_passwords(self) -> bool:
+    def have_passwords(self) -> bool:
         """Whether there is any password."""
         return bool(self._shared or self._users)
 
@@ -99,20 +110,20 @@ class Accounts:
         user = self._users.get(name)
         if user is None:
             if (role := self._shared_role(name, password)) is not None:
-                return Account(name, (role,), f"{role} password")
+                return Account(name, (role,), f"{role}{SHARED}")
             if self._users:
                 self._is_hash_of(self._unknown, name, password)  # as slow as for a user, so names cannot be probed
             return None
         if not self._is_hash_of(user.password_hash, name, password):
             return None
-        return Account(user.name, (user.role,), "user")
+        return Account(user.name, (user.role,), USER)
 
     def credential(self, account: Account) -> str:
         """Return a secret that changes when the credential of *account* changes; empty if it no longer exists."""
-        if account.source == "user":
+        if account.source == USER:
             user = self._users.get(account.name)
             return user.password_hash if user is not None and (user.role,) == account.roles else ""
-        role = account.source.removesuffix(" password")
+        role = account.source.removesuffix(SHARED)
         return self._shared[role].hex() if role in self._shared else ""
 
     def _shared_role(self, name: str, password: str) -> str | None:

@@ -5,19 +5,22 @@ The checks, in this order:
 1. The Host is allowed.
 2. A request that changes something comes from one of our own pages.
 3. A request that changes nothing is not sent by a page of another site to load an image, a script, a frame or the like.
-4. The password is right.
+4. The visitor has a session, or sends the right password.
 5. The path is under the prefix.
 6. A request that changes something comes from an admin, or from an operator if the endpoint is open to operators.
 
 The guard does not know which tube a request is about. Views, operations and tasks ask the Visitor for that: `sees` and
 `operates` (web.auth.access).
 
+A page that a browser requests without either redirects to the login page. Programs get 401 and a challenge for basic
+auth. Browsers do not get the challenge, so they show no prompt of their own.
+
 For an API request with a bearer token, the token replaces checks 1 to 4, since no browser adds a token to a request.
 
-An API request without a token needs the password, if one is set. If there are only API tokens, the request is refused,
-unless it is for one of PAGES_OF_API, which are checked like other pages. If there are neither passwords nor API tokens,
-check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without Sec-Fetch-Site and Origin,
-as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
+An API request without a token needs the password or a session, if a password is set. If there are only API tokens, the
+request is refused, unless it is for one of PAGES_OF_API, which are checked like other pages. If there are neither
+passwords nor API tokens, check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without
+Sec-Fetch-Site and Origin, as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ import hmac
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from typing import Final, NoReturn
+from urllib.parse import urlsplit
 
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Request, Response, abort, g, redirect, request, url_for
 from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
 from werkzeug.routing import MapAdapter
@@ -37,9 +42,12 @@ from werkzeug.routing import MapAdapter
 from greenstalk_server.core.roles import ADMIN, OPERATOR, VIEWER, united
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import NOBODY, Visitor, is_api_request, visitor
-from greenstalk_server.web.auth.accounts import Accounts, digest
+from greenstalk_server.web.auth.accounts import Account, Accounts, digest
+from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
+from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.fields import is_local_path
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
 
@@ -59,8 +67,19 @@ SECURITY_HEADERS: Final = {
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-WITHOUT_PASSWORD: Final = frozenset({"static", "theme", "healthz", "readyz"})
-"""Endpoints that show nothing about jobs: files that the login error page needs, and health checks."""
+OIDC_ENDPOINTS: Final = ("oidc_start", "oidc_callback")
+"""Endpoints of the sign-in with OpenID Connect."""
+
+LOGIN: Final = "login"
+"""Endpoint of the login page."""
+
+WITHOUT_PASSWORD: Final = frozenset(
+    {"static", "theme", "healthz", "readyz", LOGIN, "sign_in", "logout", *OIDC_ENDPOINTS}
+)
+"""Endpoints that show nothing about jobs: sign-in and sign-out, files that the login page needs, and health checks."""
+
+WITHOUT_USE: Final = frozenset({"live", "events", "api_watch"})
+"""Endpoints that pages request by themselves. They do not prove that somebody uses the session."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
 """Endpoints that accept every Host, since platforms call them by any name."""
@@ -68,7 +87,7 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
-OPEN_TO_VIEWERS: Final = frozenset({"theme", "api_search_jobs", "api_dry_run_policy"})
+OPEN_TO_VIEWERS: Final = frozenset({"theme", "sign_in", "logout", "api_search_jobs", "api_dry_run_policy"})
 """Endpoints whose POST requests viewers may send too: they set a cookie, or start a search or a dry run."""
 
 OPEN_TO_OPERATORS: Final = frozenset(
@@ -109,6 +128,9 @@ TOKEN_NAMES: Final = {ADMIN: "api-token", OPERATOR: "api-operator-token", VIEWER
 METRICS: Final = "metrics"
 """Name of a visitor with the metrics token."""
 
+MAX_NEXT_LENGTH: Final = 4000
+"""Characters of the address of the page to which the login page leads back."""
+
 MAX_NAME_LENGTH: Final = 200
 """Characters of a login name; longer names are cut."""
 
@@ -137,7 +159,8 @@ class Guard:
     password only to the name for which it was entered. So a dashboard behind a proxy needs no list of names.
     """
 
-    def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit) -> None:
+    def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit, *, has_login: bool) -> None:
+        """Read the sessions in the directory of *options*. Blocks. *has_login*: the app has a login page."""
         self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in (hostname, *options.hosts))})
         self.accounts: Accounts = Accounts(options, clock)
         self._metrics_token: bytes | None = digest(options.metrics_token) if options.metrics_token else None
@@ -150,7 +173,15 @@ class Guard:
             )
             if token
         }
-        self._needs_password: bool = self.accounts.accept_passwords
+        self.sessions: Sessions = Sessions(
+            clock,
+            self.accounts.credential,
+            idle_time=options.session_idle_time,
+            lifetime=options.session_lifetime,
+            directory=options.directory if has_login else None,
+        )
+        self._has_login: bool = has_login
+        self._needs_password: bool = self.accounts.have_passwords
         self._options: WebOptions = options
         # Three counts, so that a misconfigured scraper or program locks out only itself.
         self._failed_logins: FailedLogins = FailedLogins(clock)
@@ -188,7 +219,7 @@ class Guard:
         if takes_token:
             g.visitor = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
-            g.visitor = self._log_in() if self._needs_password else self._visitor("", (ADMIN,))
+            g.visitor = self._authenticate() if self._needs_password else self._visitor("", (ADMIN,))
 
     def _check_api(self, is_change: bool) -> None:
         """Check a request for the API.
@@ -200,10 +231,13 @@ class Guard:
             g.visitor = self._check_api_token(token)
             return
         if self._needs_password:
-            try:
-                g.visitor = self._log_in()
-            except Unauthorized:
-                raise self._unauthorized() from None
+            if (session := self.current_session()) is not None:
+                g.visitor = self.visitor_of(session)
+            else:
+                try:
+                    g.visitor = self._log_in()
+                except Unauthorized:
+                    raise self._unauthorized() from None
         elif self._has_api_tokens:
             raise self._unauthorized()
         else:
@@ -253,13 +287,71 @@ class Guard:
                 + (hint if is_api_request() and origin is None else "")
             )
 
+    def _authenticate(self) -> Visitor:
+        """Return the visitor of a page, by the session or the password. May switch.
+
+        Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser without either to the login page.
+        """
+        if "Authorization" not in request.headers and self._has_login:
+            session = self.current_session()
+            if session is not None:
+                return self.visitor_of(session)
+            if _is_navigation():
+                abort(redirect(self._login_url(), 303))
+        return self._log_in()
+
+    def current_session(self) -> Session | None:
+        """Return the session of the current request, or None; other credentials take precedence."""
+        token = read_cookie(SESSION)
+        if not token or "Authorization" in request.headers:
+            return None
+        return self.sessions.find(token, is_use=request.endpoint not in WITHOUT_USE)
+
+    def _login_url(self) -> str:
+        """Return the address of the login page that leads back to the current page, or to the page of the form."""
+        if request.method in SAFE_METHODS:
+            here = f"{request.script_root}{request.full_path.removesuffix('?')}"
+        else:
+            form = urlsplit(request.headers.get("Referer", ""))
+            here = f"{form.path}?{form.query}" if form.netloc == request.host and form.query else form.path
+        home = f"{request.script_root}/"
+        is_worth_keeping = is_local_path(here, home) and here != home and len(here) <= MAX_NEXT_LENGTH
+        ended = "1" if read_cookie(SESSION) else None
+        return url_for(LOGIN, next=here if is_worth_keeping else None, ended=ended)
+
+    def sign_in(self, name: str, password: str) -> Account | None:
+        """Return the account of *name* and *password*, or None if they are wrong. May switch.
+
+        Raise TooManyRequests after too many failures from the same address.
+        """
+        address, name = _address(), name[:MAX_NAME_LENGTH]
+        _refuse_locked(self._failed_logins, address)
+        account = self.accounts.verify(name, password)
+        if account is None:
+            self._note_failure(name, address)
+        return account
+
+    def visitor_of(self, session: Session) -> Visitor:
+        """Return the visitor whose session is *session*."""
+        account = session.account
+        return replace(
+            self._visitor(account.name, account.roles),
+            has_session=True,
+            lasts=partial(self.sessions.is_live, session),
+        )
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether a visitor must sign in."""
+        return self._needs_password
+
     def _log_in(self) -> Visitor:
         """Check the password; return the visitor. Raise Unauthorized, or TooManyRequests after too many failures."""
         address = _address()
         _refuse_locked(self._failed_logins, address)
         login = _basic()
         if login is None or login.type != "basic" or login.password is None:
-            raise _challenge(f"This dashboard asks for {self._credentials()}.")
+            raise self._challenge(f"This dashboard asks for {self._credentials()}.")
         name = (login.username or "")[:MAX_NAME_LENGTH]
         account = self.accounts.verify(name, login.password)
         if account is None:
@@ -275,10 +367,12 @@ class Guard:
                 return Visitor(METRICS, address, is_admin=False, sees_bodies=False)
             self._failed_metrics_tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
-            raise _challenge("The bearer token is not the one for the metrics.", "bearer")
+            raise self._challenge("The bearer token is not the one for the metrics.", "bearer")
         if self._needs_password and "Authorization" in request.headers:
             return self._log_in()
-        raise _challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
+        if (session := self.current_session()) is not None:
+            return self.visitor_of(session)
+        raise self._challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
 
     def _check_api_token(self, token: str) -> Visitor:
         """Check *token*; return its visitor. Raise Unauthorized, or TooManyRequests after too many failures.
@@ -306,21 +400,34 @@ class Guard:
         accepted = ["“Authorization: Bearer TOKEN”"] if self._has_api_tokens else []
         accepted += ["the dashboard's password, by HTTP basic auth"] if self._needs_password else []
         challenges = [_authenticate("bearer")] if self._has_api_tokens else []
-        challenges += [_authenticate("basic")] if self._needs_password else []
+        challenges += [_authenticate("basic")] if self._needs_password and not self._shows_prompt() else []
         if not accepted:
             return Unauthorized("This server has no API token. Send the request without the Authorization header.")
         return Unauthorized(f"The API needs {', or '.join(accepted)}.", www_authenticate=challenges or None)
 
     def _fail(self, name: str, address: str) -> NoReturn:
         """Record a failed login by *name*, and raise Unauthorized."""
+        self._note_failure(name, address)
+        if self.accounts.need_name:
+            raise self._challenge("The name or the password is wrong.")
+        raise self._challenge("The password is wrong. The user name does not matter.")
+
+    def _challenge(self, message: str, kind: str = "basic") -> Unauthorized:
+        """Return the error for missing or wrong credentials, with a challenge unless a browser would show a prompt."""
+        if kind == "basic" and self._shows_prompt():
+            return Unauthorized(message)
+        return Unauthorized(message, www_authenticate=_authenticate(kind))
+
+    def _shows_prompt(self) -> bool:
+        """Return whether a browser would answer a challenge for basic auth with a prompt, though it could sign in."""
+        return self._has_login and "Authorization" not in request.headers and _is_browser()
+
+    def _note_failure(self, name: str, address: str) -> None:
         g.visitor = _unverified_visitor(name)
         is_locked = self._failed_logins.fail(address)
         self._audit.note_refusal("login/locked" if is_locked else "login/failed")
         if is_locked:
             log.warning("dashboard: %d failed logins from %s; refusing its logins for a minute", MAX_FAILURES, address)
-        if self.accounts.need_name:
-            raise _challenge("The name or the password is wrong.")
-        raise _challenge("The password is wrong. The user name does not matter.")
 
     def _credentials(self) -> str:
         return "a name and a password" if self.accounts.need_name else "a password; any user name will do"
@@ -395,6 +502,17 @@ def _address() -> str:
     return (request.remote_addr or "")[:100]
 
 
+def _is_browser() -> bool:
+    """Return whether a browser sent the current request. All browsers call themselves Mozilla."""
+    return "Sec-Fetch-Mode" in request.headers or request.headers.get("User-Agent", "").startswith("Mozilla/")
+
+
+def _is_navigation() -> bool:
+    """Return whether a browser shows the response to the current request as a page."""
+    mode = request.headers.get("Sec-Fetch-Mode", "navigate")  # omitted on plain HTTP, except to loopback addresses
+    return _is_browser() and mode == "navigate" and "text/html" in request.headers.get("Accept", "")
+
+
 def _basic() -> Authorization | None:
     """Return the credentials of the current request, or None. Not for bearer tokens: see `_bearer`."""
     try:
@@ -417,10 +535,6 @@ def _cannot_be_form() -> bool:
         or request.mimetype == "application/json"
         or REQUESTED_WITH in request.headers
     )
-
-
-def _challenge(message: str, kind: str = "basic") -> Unauthorized:
-    return Unauthorized(message, www_authenticate=_authenticate(kind))
 
 
 def _authenticate(kind: str) -> WWWAuthenticate:

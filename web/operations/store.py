@@ -141,7 +141,7 @@ class Store:
                 return
             version, document = self._version, json.dumps(self._document(), ensure_ascii=False).encode()
             try:
-                run_in_thread(_replace, self._path, document)
+                run_in_thread(replace_document, self._path, document)
             except OSError as error:
                 self._report(f"{NAME} cannot be written: {error}")
             else:
@@ -156,7 +156,7 @@ class Store:
 
     def _load(self, path: Path) -> None:
         try:
-            document = json.loads(_read(path))
+            document = json.loads(read_document(path))
             _check(document)
             samples = [Sample(**values) for values in document["samples"]]
             reasons = {tube: Reason(**values) for tube, values in document["pauses"].items()}
@@ -209,7 +209,7 @@ def _check(document: Any) -> None:
     json.dumps(document, ensure_ascii=False).encode()  # fails on a lone surrogate, which JSON can hold as an escape
 
 
-def _read(path: Path) -> bytes:
+def read_document(path: Path) -> bytes:
     """Return the content of the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
     with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         document = file.read(MAX_DOCUMENT_SIZE + 1)
@@ -218,9 +218,9 @@ def _read(path: Path) -> bytes:
     return document
 
 
-def _replace(path: Path, document: bytes) -> None:
+def replace_document(path: Path, document: bytes) -> None:
     """Atomically replace the content of *path* with *document*, and sync. Blocks; raises OSError."""
-    new = path.with_name(f"{NAME}.new")
+    new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)  # may be left over from a crash
     with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         file.write(document)

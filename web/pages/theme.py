@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from flask import Flask, redirect, request, url_for
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
+
+from greenstalk_server.web.fields import is_local_path
 
 COOKIE: Final = "theme"
 THEMES: Final = ("light", "dark")
@@ -15,10 +16,6 @@ AUTO: Final = "auto"
 
 COOKIE_LIFETIME: Final = 365 * 86400
 """Seconds."""
-
-# A path that a browser resolves to the same site. It has no second slash at the start, no backslash (browsers treat it
-# as a slash), and no space or control character (browsers drop some of them).
-_PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 
 
 def init_app(app: Flask) -> None:
@@ -33,7 +30,8 @@ def set_theme() -> Response:
     if wanted not in (*THEMES, AUTO):
         raise BadRequest(f"“theme” must be one of {', '.join((*THEMES, AUTO))}, not “{wanted[:40]}”.")
     back = request.form.get("back", "")
-    response = redirect(back if _is_ours(back) else url_for("overview"), 303)
+    home = url_for("overview")
+    response = redirect(back if is_local_path(back, home) else home, 303)
     path = request.script_root or "/"
     if wanted == AUTO:
         response.delete_cookie(COOKIE, path=path)
@@ -41,11 +39,6 @@ def set_theme() -> Response:
         is_secure = request.is_secure
         response.set_cookie(COOKIE, wanted, COOKIE_LIFETIME, path=path, secure=is_secure, httponly=True, samesite="Lax")
     return response
-
-
-def _is_ours(back: str) -> bool:
-    """Return whether *back* is a path of this dashboard, not of another site."""
-    return _PATH.fullmatch(back) is not None and back.startswith(url_for("overview"))
 
 
 def _values() -> dict[str, Any]:
