@@ -23,7 +23,7 @@
   const tenths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
   const hundredths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   const short = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 2 });
-  const utc = { hour: "2-digit", minute: "2-digit", timeZone: "UTC" }; // like all times of the dashboard
+  const utc = { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone }; // of static/times.js, like all times of the dashboard
   const toTheMinute = new Intl.DateTimeFormat("en-GB", utc);
   const toTheSecond = new Intl.DateTimeFormat("en-GB", { ...utc, second: "2-digit" });
   const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -56,7 +56,7 @@
   }
 
   function time(at) {
-    return `${toTheSecond.format(at * 1000)} UTC`;
+    return `${toTheSecond.format(at * 1000)} ${times.name(at * 1000)}`;
   }
 
   // Colours come from the stylesheet: those of the legend's entries, and of a plot's text and border.
@@ -131,7 +131,7 @@
         height: HEIGHT,
         padding: [8, 32, 0, 0], // half the width of the last time label
         legend: { show: false },
-        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), times.timeZone),
         cursor: { sync: { key: "charts" }, y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
           x: { time: true, range: () => [this.begin, this.times.at(-1)] },
@@ -186,7 +186,7 @@
         line.querySelector(".legend-value").textContent = shown(this.columns[number][at], this.unit);
       });
       const ends = [this.begin, this.times.at(-1)].map((end) => toTheMinute.format(end * 1000));
-      when.textContent = isPointed ? time(this.times[at]) : `${ends.join(" to ")} UTC`;
+      when.textContent = isPointed ? time(this.times[at]) : `${ends.join(" to ")} ${times.name(this.times.at(-1) * 1000)}`;
     }
 
     label() {

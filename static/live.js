@@ -352,6 +352,9 @@ function setArg(params, name, value) {
 // Applies a filter field while the visitor types, and adds it to the page's URL and to the links that keep it.
 function narrow(input) {
   const here = new URL(location.href);
+  for (const params of [here.searchParams, args]) {
+    params.delete("from"); // the place of a page in the old list
+  }
   setArg(here.searchParams, input.name, input.value);
   history.replaceState(null, "", here.pathname + here.search);
   for (const link of document.querySelectorAll("a[data-narrowed]")) {

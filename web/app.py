@@ -42,10 +42,11 @@ from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
-from greenstalk_server.web.pages import errors, theme, views
+from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
+from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.notices import notice
@@ -57,6 +58,8 @@ from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.signin import SignIn
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
+from greenstalk_server.web.pages.tube_errors import TubeErrors
+from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -154,6 +157,8 @@ def create_dashboard(
     policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
     searches = Searches(broker, clock, tasks)
+    tube_filter = TubeFilter(broker, tasks, searches)
+    tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
         attention=attention,
         options=options,
@@ -175,20 +180,22 @@ def create_dashboard(
         tasks=tasks,
         tube_changes=tube_changes,
     )
+    CommandPages(broker, options).init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
-    for part in (bulk, exports, samples, Charts(broker, history), Actions(broker, clock, commit, operations)):
+    actions = Actions(broker, clock, commit, operations)
+    for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
-    views.Views(broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates).init_app(
-        app, live
-    )
+    views.Views(
+        broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter
+    ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     sign_in.init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
     api.init_app(app, parts)
-    theme.init_app(app)
+    preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,

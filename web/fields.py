@@ -27,14 +27,9 @@ _CURSOR: Final = re.compile(r"([0-9]{1,40})-([0-9]{1,20})")
 
 # A path that a browser resolves to the same site. It has no second slash at the start, no backslash (browsers treat it
 # as a slash), and no space or control character (browsers drop some of them).
-_LOCAL_PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
+_PATH: Final = re.compile(r"/(?![/\\])[^\\\x00-\x20\x7f]*")
 
 Fields = Mapping[str, str]
-
-
-def is_local_path(path: str, root: str) -> bool:
-    """Return whether *path* is a path at or below *root*, the path of the overview, and so leads to no other site."""
-    return _LOCAL_PATH.fullmatch(path) is not None and path.startswith(root)
 
 
 def tube_name(fields: Fields) -> bytes:
@@ -95,6 +90,13 @@ def line(fields: Fields, name: str, most: int) -> str:
     if len(given) > most:
         raise BadRequest(f"“{name}” must have at most {most} characters, but has {text.number(len(given))}.")
     return given
+
+
+def own_path(fields: Fields, name: str, home: str) -> str:
+    """Return the field *name* if it is a path of this dashboard, whose first page is at *home*; else return *home*."""
+    given = fields.get(name, "")
+    prefix = home if home.endswith("/") else f"{home}/"
+    return given if _PATH.fullmatch(given) and (given == home or given.startswith(prefix)) else home
 
 
 def state(fields: Fields, states: Sequence[int] = STATES, default: int | None = None) -> int:

@@ -78,6 +78,21 @@ def instant(nanoseconds: int) -> str:
     return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def time_tag(nanoseconds: int, form: str = "full") -> Markup:
+    """Return a time in nanoseconds since the Unix epoch as HTML, which static/times.js shows in the visitor's zone.
+
+    *form* is `full`, as `instant` returns it, or `clock` for the time of day only.
+    """
+    return tag_instant(instant(nanoseconds), form)
+
+
+def tag_instant(at: str, form: str = "full") -> Markup:
+    """Return the time *at*, which `instant` has returned, as `time_tag` does."""
+    day, clock, _ = at.split()
+    shown = at if form == "full" else f"{clock} UTC"
+    return Markup('<time datetime="{}T{}Z" data-format="{}">{}</time>').format(day, clock, form, shown)
+
+
 def spelled(value: str) -> str:
     """Return *value* with bidirectional control characters spelled out: `⟨U+202E⟩`.
 

@@ -28,7 +28,7 @@ MARKER = b'{"marker":"tHe-mArKeR"}'
 TRACES = ("tHe-mArKeR", MARKER.hex(), MARKER.hex(" "), base64.b64encode(MARKER).decode(), "bWFya2Vy")
 """The body as it could appear: as text, in hexadecimal, in base64."""
 
-OPEN_TO_VIEWERS = ("/theme", "/login", "/logout")
+OPEN_TO_VIEWERS = ("/theme", "/zone", "/login", "/logout")
 
 
 def posts(app: Flask) -> list[str]:
@@ -160,7 +160,7 @@ def test_visitor_who_may_not_change_anything_sees_no_forms(
             if tag == "form":
                 seen[attributes["action"], attributes.get("method")] = path
             assert "formaction" not in attributes, path
-    assert {action for action, method in seen if method == "post"} <= {"/theme", "/login"}
+    assert {action for action, method in seen if method == "post"} <= {"/theme", "/zone", "/login"}
 
 
 def test_admin_sees_forms(queue: Queue, ids: dict[str, int]) -> None:
@@ -224,6 +224,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/static/<path:filename>": [],
         "/task": ["/task", *[f"/task?id={id}" for id in tasks]],
         "/tube": [f"/tube?{query}{more}" for query in by_state for more in ("", "&q=pri:10", "&sample=mine")],
+        "/tube/errors": ["/tube/errors?tube=mail", "/tube/errors?tube=mail&state=ready&field=marker"],
         "/tube/history": ["/tube/history?tube=mail"],
         "/tubes/find": ["/tubes/find?q=m", "/tubes/find?pattern=*"],
         "/tubes/change": [f"/tubes/change?task={id}" for id in tasks],
@@ -276,7 +277,7 @@ def test_bodies_appear_where_they_are_not_hidden(queue: Queue, ids: dict[str, in
     client = queue.app().test_client()
     save_sample(client)
     places = {rule for rule, times in shown(client, ids).items() if times}
-    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube"}
+    assert places >= {"/job", "/job/body", "/job/form", "/export", "/tube", "/tube/errors"}
 
 
 def test_hidden_body_cannot_be_downloaded(queue: Queue, ids: dict[str, int]) -> None:

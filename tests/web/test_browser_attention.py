@@ -146,10 +146,10 @@ def test_conditions_appear_live_with_links_to_the_jobs(chromium: Browser, troubl
         assert places == {
             "mail": ("/tube", {"tube": "mail"}),
             "capped": ("/tube", {"tube": "capped"}),
-            "reports": ("/tube", {"tube": "reports", "state": "buried"}),
+            "reports": ("/tube/errors", {"tube": "reports", "state": "buried"}),
             "late": ("/tube", {"tube": "late", "state": "reserved"}),
             "paused": ("/tube", {"tube": "paused"}),
-            "failing": ("/tube", {"tube": "failing.dead"}),
+            "failing": ("/tube/errors", {"tube": "failing.dead"}),
         }
         tab.page.goto(daemon.dashboard)
         follow(tab, sentence(tab, "slow").first)

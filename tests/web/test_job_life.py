@@ -20,7 +20,10 @@ def history_entries(client: FlaskClient, id: int) -> list[str]:
     """Return the text of each entry of the job's history."""
     html = client.get("/job", query_string={"id": id}).text
     entries = re.findall(r"<li.*?</li>", html[html.index('<ol class="life">') : html.index("</ol>")], re.DOTALL)
-    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", entry)).replace("\xa0", " ").split()) for entry in entries]
+    return [
+        " ".join(unescape(re.sub(r"<[^>]*>", " ", entry)).replace("\xa0", " ").split()).replace(" ,", ",")
+        for entry in entries
+    ]
 
 
 def test_history_lists_events_since_the_put(queue: Queue, client: FlaskClient) -> None:
@@ -35,7 +38,7 @@ def test_history_lists_events_since_the_put(queue: Queue, client: FlaskClient) -
     queue.now += SECOND
     broker.edit_job(id, queue.now, pri=9)
     broker.edit_job(id, queue.now, tube=b"other")
-    by = f"by connection {worker.number} , {worker.address}"
+    by = f"by connection {worker.number}, {worker.address}"
     assert history_entries(client, id) == [
         "Put 2027-01-15 08:00:00 UTC, 16 s ago",
         f"Reserved {by} 2027-01-15 08:00:10 UTC, 6 s ago",
@@ -71,7 +74,7 @@ def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient)
     queue.broker.note_worker(gone)
     queue.broker.disconnect(gone, queue.now)
     entries = history_entries(client, id)
-    assert entries[2].startswith(f"Timed out while held by connection {slow.number} , {slow.address} ")
+    assert entries[2].startswith(f"Timed out while held by connection {slow.number}, {slow.address} ")
     assert entries[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
     for _ in range(MAX_RECENT_WORKERS + 1):  # enough others to evict its address
         other = queue.connect()

@@ -14,6 +14,7 @@ from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
+from greenstalk_server.web.auth.access import Visitor
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.overview import (
@@ -184,8 +185,8 @@ def test_tubes_are_sorted(queue: Queue, client: FlaskClient, query: dict[str, st
     assert [row[0] for row in live(client, **query)["rows"]["tubes"]] == expected
     shown = page(client, **query)
     [head] = [attributes for _, attributes in shown.elements if "aria-sort" in attributes]
-    assert head["class"] == query.get("sort", "name")
-    assert head["aria-sort"] == ("descending" if query.get("desc") else "ascending")
+    assert head["class"] == query.get("sort", "attention")
+    assert head["aria-sort"] == ("descending" if query.get("desc") or not query else "ascending")
 
 
 def test_sort_links_keep_the_filter_and_the_filter_form_keeps_the_order(queue: Queue, client: FlaskClient) -> None:
@@ -299,14 +300,40 @@ def test_invalid_names_from_a_journal_are_escaped(queue: Queue, client: FlaskCli
     assert [attributes["src"] for tag, attributes in shown.elements if tag == "img"] == ["/static/favicon.svg"]
 
 
-def test_first_page_of_many_tubes_is_sorted_by_name(queue: Queue, client: FlaskClient) -> None:
+def links(shown: Page) -> dict[str, str]:
+    """Return the relation and URL of the links to other pages of the tubes."""
+    anchors = [attributes for tag, attributes in shown.elements if tag == "a" and "rel" in attributes]
+    return {anchor["rel"] or "": anchor["href"] or "" for anchor in anchors}
+
+
+def sees_all(tube: bytes) -> bool:
+    return True
+
+
+def test_many_tubes_are_paged_by_name(queue: Queue, client: FlaskClient) -> None:
     for number in reversed(range(250)):
         queue.put(f"x{number:03}")
     shown = page(client)
     assert [row[0] for row in shown.tubes] == ["default"] + [f"x{number:03}" for number in range(MAX_TUBES - 1)]
-    assert "first 100 of 251 tubes, by name" in shown.text
-    assert "first 100 of 250 tubes that match, by name" in page(client, q="X").text
+    assert "1–100 of 251 tubes, those that need attention first" in shown.text
+    assert "1–100 of 250 tubes that match, by name" in page(client, q="X", sort="name").text
+    assert links(shown) == {"next": "/?from=100"}
+    second = page(client, q="x", sort="name", desc="1", **{"from": "100"})
+    assert [row[0] for row in second.tubes] == [f"x{number:03}" for number in range(149, 49, -1)]
+    assert "101–200 of 250 tubes that match, by name, descending" in second.text
+    kept = "/?q=x&sort=name&desc=1"
+    assert links(second) == {"prev": kept, "next": f"{kept}&from=200"}
+    last = page(client, **{"from": "200"})
+    assert [row[0] for row in last.tubes] == [f"x{number:03}" for number in range(199, 250)]
+    assert links(last) == {"start": "/", "prev": "/?from=100"}
+    beyond = page(client, **{"from": "5000"})
+    assert beyond.tubes == last.tubes, "the last page if there are fewer tubes"
+    state = live(client, **{"from": "200"})
+    assert state["rows"]["tubes"] == last.tubes
+    assert "First page" in state["parts"]["pager"]
+    assert client.get("/?from=x").status_code == 400
     found = page(client, q="x24")
+    assert links(found) == {}
     assert [row[0] for row in found.tubes] == [f"x{number}" for number in range(240, 250)]
     assert "10 of 251 tubes" in found.text
 
@@ -319,7 +346,7 @@ def test_scan_of_ten_thousand_tubes_lets_others_run(
         queue.put(f"x{number:05}")
     builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
     with visiting(client.application), LoopIterations() as turns:
-        assert len(builder.build(query, order, queue.now).tubes) == MAX_TUBES
+        assert len(builder.build(query, order, queue.now, sees_all).tubes) == MAX_TUBES
     steps = math.ceil(10_001 / TUBE_BATCH)
     assert turns.count >= steps + MAX_TUBES + steps  # ranking, rendering the page, and the totals
 
@@ -327,16 +354,16 @@ def test_scan_of_ten_thousand_tubes_lets_others_run(
 def test_tube_dropped_during_the_scan_is_omitted(queue: Queue, client: FlaskClient) -> None:
     ids = queue.put("a") + queue.put("b")
     builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
-    first = builder._first
+    first = builder._page
 
     def first_then_drop_one(*args: Any) -> Any:
         found = first(*args)
         queue.broker.delete(None, ids[1], queue.now)
         return found
 
-    builder._first = first_then_drop_one  # type: ignore[assignment, method-assign]
+    builder._page = first_then_drop_one  # type: ignore[assignment, method-assign]
     with visiting(client.application):
-        assert [row[0] for row in builder.build("", Order(), queue.now).tubes] == ["a", "default"]
+        assert [row[0] for row in builder.build("", Order(), queue.now, sees_all).tubes] == ["a", "default"]
 
 
 def test_filter_without_a_match_links_to_all_tubes(queue: Queue, client: FlaskClient) -> None:
@@ -404,3 +431,27 @@ def test_overview_does_not_change_the_queue(queue: Queue, client: FlaskClient) -
     assert live(client) == before
     assert queue.broker.kick(queue.broker.tubes[b"mail"], BURIED, 1, queue.now) == 0
     queue.broker.check()
+
+
+def test_tubes_that_the_visitor_does_not_see_are_left_out(
+    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tube in ("mail", "secret"):
+        queue.put(tube)
+    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube == b"mail")
+    assert names(client) == ["mail"]
+    assert "1 tube" in page(client).text and "0 of 1 tube" in page(client, q="secret").text
+
+
+def test_tubes_that_need_attention_are_first(queue: Queue, client: FlaskClient) -> None:
+    attention = client.application.extensions["dashboard"].attention
+    for tube in ("a", "b", "c"):
+        queue.connect()
+        queue.broker.watch(queue.connect(), tube.encode())
+    queue.put("z", count=5)
+    for _ in range(100):
+        queue.now += 10 * SECOND
+        attention.tick()
+    assert names(client) == ["z", "a", "b", "c", "default"]
+    assert names(client, sort="attention") == ["a", "b", "c", "default", "z"]
+    assert names(client, sort="name") == ["a", "b", "c", "default", "z"]

@@ -78,6 +78,9 @@ class Connection(ResponseModel):
     ]
     watched: Annotated[Count, Meta(description="The number of tubes that it watches.")]
     held: Annotated[Count, Meta(description="The number of jobs that it holds.")]
+    finished: Annotated[
+        Count, Meta(description="The number of jobs that it deleted, released or buried while it held them.")
+    ]
     waiting_since: Annotated[
         Instant | None, Meta(description="Start of its current reserve, or wait for a job; null if it has none.")
     ]
@@ -199,6 +202,7 @@ def _connection_model(client: Client, tubes: int) -> Connection:
         watches=[name.decode() for name in islice(watched, tubes)],
         watched=len(watched),
         held=len(visible_jobs(client)),
+        finished=client.finished,
         waiting_since=instant(client.waiting_since) if client.is_waiting else None,
         waits_until=instant(until) if until is not None else None,
     )

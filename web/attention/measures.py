@@ -222,8 +222,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
                 thresholds.buried_growth,
                 f"{text.counted(growth.buried, 'more job')} of {name} {_are(growth.buried)} buried than 15 minutes ago:"
                 f" {text.number(sample.now.buried)} in all.",
-                state="buried",
-            )
+            )._replace(link=Link("tube_errors", {"tube": sample.name.decode(), "state": "buried"}))
         )
     if _is_near(growth.timeouts, thresholds.timeouts):
         found += _timeouts(tube, growth, thresholds)
@@ -237,7 +236,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
                 thresholds.dead_letters,
                 f"{text.counted(growth.dead_letters, 'job')} of {name} {became} {WHOLE_WINDOW}"
                 f"{where if sample.dead_letter else ''}.",
-            )._replace(link=Link("tube", {"tube": (sample.dead_letter or sample.name).decode()}))
+            )._replace(link=Link("tube_errors", {"tube": (sample.dead_letter or sample.name).decode()}))
         )
     if sample.held is not None and _is_near(sample.held.time, thresholds.held_job):
         found.append(_held_job(tube, sample.held, thresholds))

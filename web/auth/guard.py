@@ -47,7 +47,7 @@ from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
-from greenstalk_server.web.fields import is_local_path
+from greenstalk_server.web.fields import own_path
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
 
@@ -74,7 +74,7 @@ LOGIN: Final = "login"
 """Endpoint of the login page."""
 
 WITHOUT_PASSWORD: Final = frozenset(
-    {"static", "theme", "healthz", "readyz", LOGIN, "sign_in", "logout", *OIDC_ENDPOINTS}
+    {"static", "theme", "zone", "healthz", "readyz", LOGIN, "sign_in", "logout", *OIDC_ENDPOINTS}
 )
 """Endpoints that show nothing about jobs: sign-in and sign-out, files that the login page needs, and health checks."""
 
@@ -87,14 +87,14 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
-OPEN_TO_VIEWERS: Final = frozenset({"theme", "sign_in", "logout", "api_search_jobs", "api_dry_run_policy"})
+OPEN_TO_VIEWERS: Final = frozenset({"theme", "zone", "sign_in", "logout", "api_search_jobs", "api_dry_run_policy"})
 """Endpoints whose POST requests viewers may send too: they set a cookie, or start a search or a dry run."""
 
 OPEN_TO_OPERATORS: Final = frozenset(
     {
         *("tube_pause", "tube_resume", "tube_kick", "tube_clear", "tube_put"),
         *("job_kick", "job_bury", "job_release", "job_delete", "job_move", "job_edit", "job_copy", "job_redrive"),
-        *("sample_save", "sample_delete", "task_cancel", "bulk_preview", "bulk_run"),
+        *("sample_save", "sample_delete", "task_cancel", "bulk_preview", "bulk_run", "commands"),
         *("api_pause_tube", "api_resume_tube", "api_kick_tube", "api_clear_tube", "api_flush_tube"),
         *("api_put_jobs", "api_change_job", "api_delete_job", "api_kick_job", "api_bury_job", "api_release_job"),
         *("api_redrive_job", "api_move_job", "api_copy_job", "api_save_sample", "api_delete_sample"),
@@ -315,9 +315,9 @@ class Guard:
             form = urlsplit(request.headers.get("Referer", ""))
             here = f"{form.path}?{form.query}" if form.netloc == request.host and form.query else form.path
         home = f"{request.script_root}/"
-        is_worth_keeping = is_local_path(here, home) and here != home and len(here) <= MAX_NEXT_LENGTH
+        where = own_path({"next": here[:MAX_NEXT_LENGTH]}, "next", home)
         ended = "1" if read_cookie(SESSION) else None
-        return url_for(LOGIN, next=here if is_worth_keeping else None, ended=ended)
+        return url_for(LOGIN, next=where if where == here != home else None, ended=ended)
 
     def sign_in(self, name: str, password: str) -> Account | None:
         """Return the account of *name* and *password*, or None if they are wrong. May switch.

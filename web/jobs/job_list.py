@@ -158,6 +158,7 @@ class JobList:
     following       the value of the request field `after` for the next page; empty on the last page.
     is_first        the page begins with the first job.
     is_truncated    this is the last page, and some jobs in this state are on no page.
+    is_complete     every job in this state was examined for the list.
     """
 
     state: str
@@ -166,6 +167,7 @@ class JobList:
     following: str
     is_first: bool
     is_truncated: bool
+    is_complete: bool = True
 
 
 def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:

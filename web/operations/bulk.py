@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import gevent
-from flask import Flask, Request, redirect, render_template, request, url_for
+from flask import Flask, redirect, render_template, request, url_for
+from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
@@ -302,6 +303,13 @@ class Plan:
         return self.tube or str(self.hit + self.held)
 
     @property
+    def form_values(self) -> dict[str, object]:
+        """The values of a form that starts this change."""
+        values: dict[str, object] = {"q": str(self.query), "action": self.change.key, **self.change.audit_details()}
+        values |= {"scope": "all"} if self.ids is None else {"scope": "ticked", "id": self.ids}
+        return values | ({"rate": f"{self.rate:g}"} if self.rate else {})
+
+    @property
     def facts(self) -> tuple[Fact, ...]:
         """The facts for the task's page."""
         found = [Fact("Query", self.predicate)]
@@ -346,9 +354,9 @@ class Bulk:
             query = read_query(request.form)
         except QueryError as error:
             raise BadRequest(f"“q” is not a valid query. {error}") from error
-        change = _change(request.form)
-        rate = _rate(request.form) if change.key == "redrive" else 0.0
-        task = self.dry_run(self.plan(change, query, _ticked(request), rate))
+        change = read_change(request.form)
+        rate = read_rate(request.form) if change.key == "redrive" else 0.0
+        task = self.dry_run(self.plan(change, query, ticked_ids(request.form), rate))
         task.wait(INITIAL_WAIT)
         return redirect(url_for("bulk", task=task.id), 303)
 
@@ -548,7 +556,8 @@ def _so_far(task: Task) -> str:
     return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
 
 
-def _change(form: fields.Fields) -> Change:
+def read_change(form: fields.Fields) -> Change:
+    """Return the change in the fields `action` and `to`, `pri` or `delay`; raise BadRequest if one is invalid."""
     key = form.get("action", "")
     if key not in ACTIONS:
         raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
@@ -558,7 +567,7 @@ def _change(form: fields.Fields) -> Change:
     return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
 
 
-def _rate(form: fields.Fields) -> float:
+def read_rate(form: fields.Fields) -> float:
     """Return the field `rate` in jobs per second; 0 if it is empty."""
     given = form.get("rate", "").strip()
     if not given:
@@ -580,14 +589,14 @@ def _target(form: fields.Fields) -> bytes:
     return name
 
 
-def _ticked(request: Request) -> tuple[int, ...] | None:
+def ticked_ids(form: MultiDict[str, str]) -> tuple[int, ...] | None:
     """Return the ticked ids without duplicates; None if the field `scope` selects all matching jobs."""
-    scope = request.form.get("scope", "")
+    scope = form.get("scope", "")
     if scope == "all":
         return None
     if scope != "ticked":
         raise BadRequest("“scope” must be ticked or all.")
-    ids = request.form.getlist("id")
+    ids = form.getlist("id")
     if not ids:
         raise BadRequest("No job was ticked. Tick some jobs, or choose all that match.")
     if len(ids) > MAX_TICKED:

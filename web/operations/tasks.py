@@ -23,7 +23,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.fields import Fields, own_path
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.audit import Audit
 
@@ -197,6 +197,15 @@ class Tasks:
         """Return a running task that *is_wanted*, or None."""
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task)), None)
 
+    def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
+        """Return the task that was started last of those whose subject *is_wanted*, or None.
+
+        It was started by a visitor with the same rights as the current one.
+        """
+        who = visitor()
+        found = (task for task in reversed(self._kept.values()) if task.who.shares_rights_with(who))
+        return next((task for task in found if is_wanted(task.subject)), None)
+
     def all(self) -> list[Task]:
         """Return the tasks that the current visitor may see, newest first."""
         who = visitor()
@@ -226,7 +235,7 @@ class Tasks:
             )
         task = self.find(request.args, "id")
         return render_template(
-            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.instant(task.started_at)
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)
         )
 
     def live(self, args: Fields, now: int) -> State:
@@ -234,10 +243,14 @@ class Tasks:
         return live_state(self.find(args, "id"), now)
 
     def cancel(self) -> Response:
-        """Form `id`: cancel a task. Changes that are already made stay. May switch."""
+        """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
+
+        Changes that are already made stay.
+        """
         task = self.find(request.form, "id")
         self.stop(task)
-        return redirect(url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id), 303)
+        own = url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id)
+        return redirect(own_path(request.form, "back", url_for("overview")) if request.form.get("back") else own, 303)
 
     def stop(self, task: Task) -> None:
         """Cancel *task* if it is running, and wait up to a second for its end. May switch."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flask import url_for
+from markupsafe import Markup
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web import text
@@ -23,13 +24,12 @@ SAME_DAY: Final = 12 * 3600 * SECOND
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One condition: *since* is its time in UTC, *datetime* the same for programs, *lasting* its age."""
+    """One condition: *since* is the time of its start, as HTML, *lasting* its age."""
 
     severity: str
     sentence: str
     href: str
-    since: str
-    datetime: str
+    since: Markup
     lasting: str
 
 
@@ -97,13 +97,11 @@ def href_of(measure: Measure) -> str:
 
 def _item(condition: Condition, now: int) -> Item:
     measure, since = condition
-    at = text.instant(since)
     return Item(
         severity=measure.severity,
         sentence=sentence_of(measure),
         href=href_of(measure),
-        since=at if now - since > SAME_DAY else at.partition(" ")[2],
-        datetime=at.removesuffix(" UTC").replace(" ", "T") + "Z",
+        since=text.time_tag(since, "full" if now - since > SAME_DAY else "clock"),
         lasting=text.duration(max(0, now - since) // SECOND // 60 * 60) if now - since >= 60 * SECOND else "just now",
     )
 

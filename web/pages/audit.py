@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from flask import Flask, Response, render_template, request, url_for
+from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, Forbidden
 
 from greenstalk_server.core.job import MAX_ID, SECOND
@@ -95,7 +96,7 @@ class Row:
     details         the other names and values.
     """
 
-    at: str
+    at: Markup
     who: str
     address: str
     what: str
@@ -167,8 +168,11 @@ class AuditPages:
             links.append((f"policy {policy}", url_for("policy", name=policy)))
         if self._tasks.has(str(rest.get("task", ""))):
             links.append(("task", url_for("task", id=rest.pop("task"))))
+        started = rest.pop("started", "")
         details = [(name, str(value)) for name, value in rest.items()]
-        return Row(text.instant(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+        if started:
+            details.append(("started", text.tag_instant(str(started))))
+        return Row(text.time_tag(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
 
 
 def require_audit_access() -> None:

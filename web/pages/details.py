@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from markupsafe import Markup
+
 from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
@@ -85,7 +87,7 @@ class Holder:
 class HistoryItem:
     """An event of a job. *by* is None if no connection caused it; *note* is any other information about its origin."""
 
-    at: str
+    at: Markup
     ago: str
     what: str
     state: str
@@ -188,7 +190,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
             ("Body", text.number(job.size), "byte" if job.size == 1 else "bytes"),
         ],
         entries=[
-            ("Put at", text.instant(job.created_at)),
+            ("Put at", text.time_tag(job.created_at)),
             ("Time to run", text.duration(stats.ttr)),
             ("TTR left", text.duration(stats.time_left) if job.state == RESERVED else text.NONE),
             ("Delay", text.duration(stats.delay) if stats.delay else text.NONE),
@@ -236,6 +238,10 @@ def _since(at: int, now: int) -> str:
     return text.duration(max(0, now - at) // SECOND)
 
 
+def _at_and_ago(at: int, now: int) -> Markup:
+    return Markup("{}, {} ago").format(text.time_tag(at), _since(at, now))
+
+
 def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
     client = job.holder
     if client is None:
@@ -276,8 +282,8 @@ def _dead_letter(job: Job, now: int) -> DeadLetterDetails | None:
         entries=[
             ("Reason", REASON_TEXTS[found.reason]),
             ("Attempts there", text.number(found.attempts)),
-            ("First", f"{text.instant(found.first_at)}, {_since(found.first_at, now)} ago"),
-            ("Last", f"{text.instant(found.last_at)}, {_since(found.last_at, now)} ago"),
+            ("First", _at_and_ago(found.first_at, now)),
+            ("Last", _at_and_ago(found.last_at, now)),
         ],
     )
 
@@ -287,10 +293,12 @@ def _policy_entries(job: Job, now: int) -> list[tuple[str, str]]:
     rules, at = job.tube.rules, expires_at(job)
     found = [("Attempts", attempts_text(job))] if rules is not None and rules.policy.max_attempts else []
     if at != NEVER:
-        found.append(("Expires", f"{text.instant(at)}, in {text.duration(max(0, at - now) // SECOND)}"))
+        left = text.duration(max(0, at - now) // SECOND)
+        found.append(("Expires", Markup("{}, in {}").format(text.time_tag(at), left)))
     elif rules is not None and rules.policy.expire_after and job.state == RESERVED:
         expiry = rules.expiry_of(job)
-        found.append(("Expires", f"{text.instant(expiry)}, or when its reservation ends after that"))
+        rest = Markup("{}, or when its reservation ends after that")
+        found.append(("Expires", rest.format(text.time_tag(expiry))))
     return found
 
 
@@ -310,7 +318,7 @@ def _event_item(event: job_history.Event, known: dict[int, ActorRef], job: Job, 
 
 
 def _history_item(at: int, what: str, state: str, by: ActorRef | None, note: str, now: int) -> HistoryItem:
-    return HistoryItem(text.instant(at), f"{_since(at, now)} ago", what, state, by, note)
+    return HistoryItem(text.time_tag(at), f"{_since(at, now)} ago", what, state, by, note)
 
 
 def _forgotten(job: Job, events: list[job_history.Event]) -> str:

@@ -6,8 +6,10 @@ scanned in batches, so that ten thousand tubes do not stall the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from heapq import merge
+from itertools import islice
 from math import ceil, inf, isnan
 from typing import Any, Final
 
@@ -29,7 +31,7 @@ from greenstalk_server.web.pages import sparkline
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_label
 
 MAX_TUBES: Final = 100
-"""Tubes per page: about 2 ms of rendering. Use the filter or another sort order to find the others."""
+"""Tubes per page: about 2 ms of rendering."""
 
 MAX_FILTER_LENGTH: Final = 200
 """Characters of a filter: the length of the longest tube name."""
@@ -38,6 +40,7 @@ TUBE_BATCH: Final = 256
 """Tubes scanned per batch, between two yields to the event loop: about 0.2 ms."""
 
 BY_NAME: Final = "name"
+ATTENTION_KEY: Final = "attention"
 
 SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 20
@@ -89,7 +92,7 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """Its worst condition, or a fact about it that is no problem: an entry of ATTENTION, or empty."""
+        """Its worst condition, or a fact about it that is no problem; may be empty."""
         if self._worst is not None:
             return self._worst.measure.kind.label
         if hold := hold_label(self.tube, self.now):
@@ -97,6 +100,11 @@ class TubeView:
         if self.tube.job_count and self._dead_letter_tubes.has(self.tube):
             return "dead letters"
         return ""
+
+    @property
+    def severity(self) -> int:
+        """The rank of its worst condition, the most urgent highest; 0 if it has none."""
+        return SEVERITIES[self._worst.measure.kind.label] if self._worst is not None else 0
 
     @property
     def oldest_age(self) -> int | None:
@@ -173,35 +181,47 @@ def _most(values: list[float]) -> float:
     return max((value for value in values if not isnan(value)), default=0.0)
 
 
-ATTENTION: Final = (
-    "",
-    "at rate limit",
-    "at max. reserved",
-    "dead letters",
-    *[kind.label for kind in reversed(KINDS) if kind.rest],
-)
-"""Texts of the column, the most urgent last: facts about a tube, then the conditions that need attention."""
+SEVERITIES: Final = {kind.label: rank for rank, kind in enumerate([kind for kind in reversed(KINDS) if kind.rest], 1)}
+"""Ranks of the conditions of tubes, the most urgent highest."""
 
 COLUMNS: Final = (
     Column(
         "Attention",
-        "attention",
+        ATTENTION_KEY,
         "The worst condition of the tube; else whether a policy holds its jobs, or it has dead letters",
         lambda view: view.attention,
-        lambda view: ATTENTION.index(view.attention),
+        lambda view: view.severity,
         "badge",
     ),
     _number("Ready", "ready", "Jobs that a worker can reserve now", lambda tube: tube.ready.count),
-    _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
-    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
-    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
-    _number("Buried", "buried", "Jobs set aside until they are kicked", lambda tube: len(tube.buried)),
-    _number("Waiting", "waiting", "Workers waiting for a job of this tube", lambda tube: tube.waiting_count),
+    Column(
+        "Oldest",
+        "oldest",
+        "How long the oldest ready job has been ready",
+        lambda view: _seconds(view.oldest_age),
+        lambda view: view.oldest_age,
+    ),
     _rate("Put/s", "put", "Jobs put"),
     _rate("Reserved/s", "reserve", "Jobs reserved"),
     _rate("Deleted/s", "delete", "Jobs deleted"),
-    _rate("Buried/s", "bury", "Jobs buried"),
-    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
+    Column(
+        "Drains in",
+        "drain",
+        "Time until no job is ready, at the put and delete rates of the last ten seconds",
+        _drain,
+        lambda view: view.drain_time,
+    ),
+    _number("Buried", "buried", "Jobs set aside until they are kicked", lambda tube: len(tube.buried)),
+    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
+    _number("Waiting", "waiting", "Workers waiting for a job of this tube", lambda tube: tube.waiting_count),
+    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
+    Column(
+        "Pause",
+        "pause",
+        "Time until jobs of this tube can be reserved again",
+        lambda view: _seconds(view.pause_left),
+        lambda view: view.pause_left,
+    ),
     Column(
         "Puts",
         "trend",
@@ -210,28 +230,11 @@ COLUMNS: Final = (
         None,
         "path",
     ),
-    Column(
-        "Oldest",
-        "oldest",
-        "How long the oldest ready job has been ready",
-        lambda view: _seconds(view.oldest_age),
-        lambda view: view.oldest_age,
-    ),
-    Column(
-        "Drains in",
-        "drain",
-        "Time until no job is ready, at the put and delete rates of the last ten seconds",
-        _drain,
-        lambda view: view.drain_time,
-    ),
-    Column(
-        "Pause",
-        "pause",
-        "Time until jobs of this tube can be reserved again",
-        lambda view: _seconds(view.pause_left),
-        lambda view: view.pause_left,
-    ),
+    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
+    _rate("Buried/s", "bury", "Jobs buried"),
+    _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
 )
+"""The columns, the most important first: a narrow window shows these without scrolling."""
 
 NAME: Final = Column("Tube", BY_NAME, "By name", lambda view: view.tube.name.decode(), None)
 """The first column."""
@@ -363,10 +366,10 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The column by which tubes are sorted, and the direction."""
+    """The column by which tubes are sorted, and the direction. By default the worst attention is first."""
 
-    key: str = BY_NAME
-    is_descending: bool = False
+    key: str = ATTENTION_KEY
+    is_descending: bool = True
 
     @property
     def direction(self) -> str:
@@ -378,6 +381,8 @@ class Order:
         """The order in words: `by name`, `by “Ready”, largest first`."""
         if self.key == BY_NAME:
             return "by name, descending" if self.is_descending else "by name"
+        if self.key == ATTENTION_KEY:
+            return "those that need attention first" if self.is_descending else "those that need attention last"
         which = "largest" if self.is_descending else "smallest"
         return f"by “{SORTS[self.key].label}”, {which} first"
 
@@ -388,6 +393,8 @@ class Overview:
 
     server          every field of ServerStats, and the other fields of GROUPS and TOTALS, as text.
     tubes           a row per tube: the name, then the COLUMNS in order.
+    begin           place of the first row in the list of all tubes that match, from 0.
+    following       place of the first row of the next page; 0 if there is none.
     summary         the number of tubes shown, the total, and the order.
     query           the filter, without surrounding spaces.
     is_filtered_out no tube matches the filter.
@@ -397,6 +404,8 @@ class Overview:
 
     server: Mapping[str, str]
     tubes: list[list[str]]
+    begin: int
+    following: int
     summary: str
     query: str
     order: Order
@@ -426,6 +435,16 @@ _Ranked = tuple[bool, float, bytes, Tube]
 """A sort key, then the tube. Tubes without a value sort last, and tubes with equal values sort by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A page of tubes, the place at which it begins, and the numbers of tubes that match and that the visitor sees."""
+
+    tubes: list[Tube]
+    begin: int
+    matched: int
+    total: int
+
+
 class OverviewBuilder:
     """Builds the overview of *broker*."""
 
@@ -442,15 +461,16 @@ class OverviewBuilder:
         self._role: Callable[[], ClusterStatus] | None = role
         self._attention: Attention | None = attention
 
-    def build(self, query: str, order: Order, now: int) -> Overview:
-        """Return the overview with the first tubes in *order* whose name contains *query*, ignoring case.
+    def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
+        """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.
 
-        May switch.
+        *sees* tells whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
+        are fewer tubes. May switch.
         """
         broker, pace = self._broker, Pace()
         query = query.strip()[:MAX_FILTER_LENGTH]
-        matched, first = self._first(query, order, now, pace)
-        rows, shown, top = [], [self._view(tube, now) for tube in first], 0.0
+        page = self._page(query, order, now, sees, begin, pace)
+        rows, shown, top = [], [self._view(tube, now) for tube in page.tubes], 0.0
         for view in shown:
             top = max(top, _most(view.puts))
             pace.yield_if_due()
@@ -460,10 +480,13 @@ class OverviewBuilder:
                 rows.append(tube_texts(view))
                 pace.yield_if_due()
         stats, rates = visible_figures(broker, self._history, now)
+        following = page.begin + len(page.tubes)
         return Overview(
             server=server_texts(stats) | self._more_texts(rates),
             tubes=rows,
-            summary=_summary(len(rows), matched, stats.current_tubes, query, order),
+            begin=page.begin,
+            following=following if following < page.matched else 0,
+            summary=_summary(page, len(rows), query, order),
             query=query,
             order=order,
             is_filtered_out=not rows,
@@ -471,19 +494,24 @@ class OverviewBuilder:
             is_draining=broker.is_draining,
         )
 
-    def _first(self, query: str, order: Order, now: int, pace: Pace) -> tuple[int, list[Tube]]:
-        """Return how many tubes match *query*, and the first MAX_TUBES of them in *order*. May switch."""
+    def _page(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int, pace: Pace) -> _Page:
+        """Return the page that begins at place *begin*, or the last page if there are fewer tubes. May switch."""
+        wanted = query.lower().encode(errors="replace")
         is_reversed = order.is_descending and order.key == BY_NAME
-        matched, best = 0, list[_Ranked]()
-        for tubes in self._matching(query):
-            matched += len(tubes)
-            ranked = self._ranked(tubes, order, now)
-            if len(best) == MAX_TUBES:
-                worst = best[-1]
-                ranked = [one for one in ranked if (one > worst if is_reversed else one < worst)]
-            best = sorted([*best, *ranked], reverse=is_reversed)[:MAX_TUBES]
+        all_tubes, batches, total, matched = list(self._broker.tubes.values()), list[list[_Ranked]](), 0, 0
+        for at in range(0, len(all_tubes), TUBE_BATCH):
+            seen = [tube for tube in all_tubes[at : at + TUBE_BATCH] if sees(tube.name)]
+            tubes = [tube for tube in seen if wanted in tube.name.lower()] if wanted else seen
+            total, matched = total + len(seen), matched + len(tubes)
+            batches.append(sorted(self._ranked(tubes, order, now), reverse=is_reversed))
             pace.yield_if_due()
-        return matched, [ranked[-1] for ranked in best]
+        begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
+        page = _Page([], begin, matched, total)
+        for place, ranked in enumerate(islice(merge(*batches, reverse=is_reversed), begin + MAX_TUBES)):
+            if place >= begin:
+                page.tubes.append(ranked[-1])
+            pace.yield_if_due()
+        return page
 
     def _ranked(self, tubes: list[Tube], order: Order, now: int) -> list[_Ranked]:
         """Return *tubes* with their sort keys."""
@@ -500,17 +528,6 @@ class OverviewBuilder:
     def _view(self, tube: Tube, now: int) -> TubeView:
         worst = self._attention.worst_of(tube.name) if self._attention is not None else None
         return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
-
-    def _matching(self, query: str) -> Iterator[list[Tube]]:
-        """Yield the tubes that the visitor may see and whose names contain *query*, in batches."""
-        who = visitor()
-        wanted = query.lower().encode(errors="replace")
-        all_tubes = list(self._broker.tubes.values())
-        for begin in range(0, len(all_tubes), TUBE_BATCH):
-            tubes = all_tubes[begin : begin + TUBE_BATCH]
-            if not who.sees_all:
-                tubes = [tube for tube in tubes if who.sees(tube.name)]
-            yield [tube for tube in tubes if wanted in tube.name.lower()] if wanted else tubes
 
     def _more_texts(self, rates: Rates) -> dict[str, str]:
         """Return the fields of the server that the reply to "stats" lacks."""
@@ -584,8 +601,11 @@ def role_texts(role: ClusterStatus | None) -> dict[str, str]:
     }
 
 
-def _summary(shown: int, matched: int, total: int, query: str, order: Order) -> str:
-    if shown < matched:
-        what = f"{text.counted(matched, 'tube')} that match" if query else text.counted(matched, "tube")
-        return f"first {shown} of {what}, {order.description}"
-    return f"{text.number(matched)} of {text.counted(total, 'tube')}" if query else text.counted(total, "tube")
+def _summary(page: _Page, shown: int, query: str, order: Order) -> str:
+    if len(page.tubes) < page.matched:
+        what = f"{text.counted(page.matched, 'tube')} that match" if query else text.counted(page.matched, "tube")
+        first, last = text.number(page.begin + 1), text.number(page.begin + shown)
+        return f"{first}–{last} of {what}, {order.description}"
+    if query:
+        return f"{text.number(page.matched)} of {text.counted(page.total, 'tube')}"
+    return text.counted(page.total, "tube")

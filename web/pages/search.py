@@ -6,7 +6,7 @@ share one task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -16,12 +16,11 @@ from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
-from greenstalk_server.web.jobs.job_list import body_preview, job_columns, list_jobs
-from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, list_matching, read_query
+from greenstalk_server.web.jobs.job_list import body_preview
+from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import MAX_SEARCHED, Query, QueryError
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.tasks import Task, Tasks, live_state, progress_texts
@@ -174,24 +173,6 @@ def match_rows(broker: Broker, ids: list[int], now: int) -> list[list[str]]:
     columns, sees = visible_columns(), visitor().sees
     jobs = [job for id in ids if (job := broker.jobs.get(id)) is not None and sees(job.tube.name)]
     return [[str(job.id), *[column.text(job, now) for column in columns]] for job in jobs]
-
-
-def job_list_values(
-    broker: Broker, tube: Tube, state: int, args: fields.Fields, now: int, groups: Collection[str]
-) -> dict[str, Any]:
-    """Return the values that list the jobs of *tube* in *state*: `jobs`, `columns`, `q`, `q_error`. May switch.
-
-    *groups* names the columns that policies and tags add.
-    """
-    columns = job_columns(state, visitor().sees_bodies, groups)
-    shown: dict[str, Any] = {"q": args.get("q", "").strip(), "q_error": "", "columns": columns}
-    try:
-        query = read_query({"q": shown["q"]})
-    except QueryError as error:
-        query, shown["q_error"] = Query(), str(error)
-    if query.terms:
-        return shown | {"jobs": list_matching(broker, tube, state, query, now, columns)}
-    return shown | {"jobs": list_jobs(broker, tube, state, fields.cursor(args), now, columns)}
 
 
 def search_of(task: Task) -> Search:

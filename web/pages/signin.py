@@ -22,7 +22,7 @@ from greenstalk_server.web.auth.accounts import Account
 from greenstalk_server.web.auth.cookies import SESSION, delete_cookie, read_cookie, set_cookie
 from greenstalk_server.web.auth.guard import MAX_NAME_LENGTH, Guard
 from greenstalk_server.web.auth.sessions import Session, Sessions
-from greenstalk_server.web.fields import Fields, is_local_path
+from greenstalk_server.web.fields import Fields, own_path
 from greenstalk_server.web.operations.audit import Audit
 
 MAX_ROWS: Final = 200
@@ -220,9 +220,9 @@ class SignIn:
 
 def next_path(given: Fields) -> str:
     """Return the path in the field `next` if it is one of this dashboard, else that of the overview."""
-    where, home = given.get("next", ""), url_for("overview")
-    own = tuple(url_for(name) for name in ("login", "logout"))
-    return where if is_local_path(where, home) and not where.startswith(own) else home
+    home = url_for("overview")
+    where = own_path(given, "next", home)
+    return home if where.startswith(tuple(url_for(name) for name in ("login", "logout"))) else where
 
 
 def require_admin_view() -> None:

@@ -61,7 +61,7 @@ class TubeChangePages:
 
     def preview(self) -> Response:
         """Form `pattern`, `action`, and `seconds` and `reason`, or `state`: start a dry run. Switches."""
-        task = self._changes.dry_run(_change(request.form), _pattern(request.form))
+        task = self._changes.dry_run(read_tube_change(request.form), read_pattern(request.form))
         task.wait(INITIAL_WAIT)
         return redirect(url_for("tube_change", task=task.id), 303)
 
@@ -91,7 +91,7 @@ class TubeChangePages:
         """
         if "pattern" in request.args:
             pattern = request.args["pattern"].strip()
-            matched = count_tubes(self._broker, _pattern({"pattern": pattern}))
+            matched = count_tubes(self._broker, read_pattern({"pattern": pattern}))
             return jsonify({"text": f"{text.counted(matched, 'tube')} {'matches' if matched == 1 else 'match'}"})
         query = request.args.get("q", "").strip()[:MAX_PATTERN_LENGTH]
         return jsonify({"tubes": find_tubes(self._broker, query, MAX_SUGGESTED)[0] if query else []})
@@ -107,7 +107,8 @@ def _rows(plan: TubePlan) -> list[Row]:
     return [Row(name.decode(), text.number(jobs)) for jobs, name in sample if visitor().sees(name)]
 
 
-def _pattern(form: Fields) -> str:
+def read_pattern(form: Fields) -> str:
+    """Return the field `pattern`; raise BadRequest if it is invalid."""
     pattern = form.get("pattern", "").strip()
     if not is_tube_pattern(pattern):
         raise BadRequest(
@@ -117,7 +118,8 @@ def _pattern(form: Fields) -> str:
     return pattern
 
 
-def _change(form: Fields) -> TubeChange:
+def read_tube_change(form: Fields) -> TubeChange:
+    """Return the change in the fields `action`, `seconds`, `reason` and `state`; raise BadRequest if one is invalid."""
     key = form.get("action", "")
     if key == PAUSE:
         reason = fields.line(form, "reason", MAX_REASON_LENGTH)

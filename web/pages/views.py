@@ -28,6 +28,7 @@ from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
+from greenstalk_server.web.operations.tasks import Task, live_state, progress_texts
 from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
 from greenstalk_server.web.pages.attention import Panel, attention_panel
 from greenstalk_server.web.pages.details import job_details, tube_details
@@ -40,6 +41,7 @@ from greenstalk_server.web.pages.overview import (
     COMMANDS,
     GROUPS,
     MAX_FILTER_LENGTH,
+    MAX_TUBES,
     NAME,
     SORTS,
     TOTALS,
@@ -50,7 +52,7 @@ from greenstalk_server.web.pages.overview import (
     TubeView,
 )
 from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
-from greenstalk_server.web.pages.search import job_list_values
+from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.pages.tube_policy import tube_policy
 from greenstalk_server.web.pages.tube_summary import TubeSummary, page_tabs, tube_summary
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_text
@@ -67,6 +69,9 @@ JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "dead_letter", 
 JOB_PARTS_OF_OPERATORS: Final = (*JOB_PARTS, "actions")
 """Blocks of job.html, each within an element with its name in `data-part`."""
 
+MAX_BEGIN: Final = 10**9
+"""The last place at which a page of tubes may begin."""
+
 
 class Views:
     """The pages of one broker's dashboard."""
@@ -81,6 +86,7 @@ class Views:
         role: Callable[[], ClusterStatus] | None,
         attention: Attention,
         worker_rates: WorkerRates,
+        tube_filter: TubeFilter,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -89,6 +95,7 @@ class Views:
         self._attention: Attention = attention
         self._history: History = history
         self._worker_rates: WorkerRates = worker_rates
+        self._filter: TubeFilter = tube_filter
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
         self._examples: tuple[Example, ...] = examples
         self._store: Store = store
@@ -109,7 +116,7 @@ class Views:
         live.register("job", self.job_state)
 
     def overview(self) -> str:
-        """Serve `/?q=&sort=&desc=`: the tubes and the server. May switch."""
+        """Serve `/?q=&sort=&desc=&from=`: a page of the tubes, and the server. May switch."""
         shown = self._overview(request.args, self._clock())
         return render_cooperatively(
             "overview.html",
@@ -119,7 +126,8 @@ class Views:
             columns=COLUMNS,
             heads=_heads(shown.query, shown.order),
             kept=_order_args(shown.order),
-            live_args=urlencode(_overview_args(shown.query, shown.order)),
+            live_args=urlencode(_overview_args(shown.query, shown.order, shown.begin)),
+            pages=_pages(shown),
             totals=TOTALS,
             groups=GROUPS,
             commands=COMMANDS,
@@ -131,9 +139,9 @@ class Views:
 
     def overview_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/`. May switch."""
-        state = self._overview(args, now).live_state()
-        parts = render_blocks("overview.html", ("attention",), {"attention": self._attention_panel()})
-        return state | {"parts": parts}
+        shown = self._overview(args, now)
+        values = {"attention": self._attention_panel(), "pages": _pages(shown)}
+        return shown.live_state() | {"parts": render_blocks("overview.html", ("attention", "pager"), values)}
 
     def tube(self) -> str:
         """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
@@ -147,12 +155,12 @@ class Views:
 
     def tube_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/tube`. May switch."""
-        values = self._tube_values(args, now)
-        tube, jobs = values["tube"], values["jobs"]
+        values = self._tube_values(args, now, is_live=True)
+        tube, jobs, task = values["tube"], values["jobs"], values["filtered"].task
         parts: dict[str, str] = {}
         for template, names in TUBE_PARTS.items():
             parts |= render_blocks(template, names, values)
-        return {
+        state: State = {
             "fields": {f"count-{tab.state}": tab.count for tab in tube.tabs}
             | {f"note-{tab.state}": tab.note for tab in tube.tabs}
             | {"summary": jobs.summary}
@@ -161,6 +169,10 @@ class Views:
             "shown": {"jobs": bool(jobs.rows)},
             "parts": parts,
         }
+        if task is not None:
+            for kind, changes in live_state(task, now).items():
+                state[kind] |= changes
+        return state
 
     def job(self) -> str:
         """Serve `/job?id=`: a job and its body. May switch."""
@@ -230,12 +242,14 @@ class Views:
         reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
         return {name: reason for name, reason in reasons.items() if reason}
 
-    def _tube_values(self, args: Fields, now: int) -> dict[str, Any]:
-        """Return the values of tube.html, for the page and for its live parts. May switch."""
+    def _tube_values(self, args: Fields, now: int, *, is_live: bool = False) -> dict[str, Any]:
+        """Return the values of tube.html, for the page, or for its live parts if *is_live*. May switch."""
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
         policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
         groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
+        listed = self._filter.values(tube, state, args, now, groups, may_start=not is_live)
+        task: Task | None = listed["filtered"].task
         return {
             "tube": tube_details(tube, now),
             "tabs": page_tabs(tube.name.decode(), "Jobs"),
@@ -244,11 +258,13 @@ class Views:
             "hold": hold_text(tube, now),
             "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
             "span": args.get("span", ""),
-            **job_list_values(self._broker, tube, state, args, now, groups),
+            **listed,
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
-                | _kept(args, "after", "q", "span")
+                | _kept(args, "after", "q", "span", "from")
+                | ({"task": task.id} if task is not None else {})
             ),
+            "texts": progress_texts(task, now) if task is not None else {},
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
             "samples": samples_for(self._store, args, tube.name.decode()),
             "max_reason_length": MAX_REASON_LENGTH,
@@ -268,7 +284,8 @@ class Views:
         return attention_panel(self._attention, self._clock())
 
     def _overview(self, args: Fields, now: int) -> Overview:
-        return self._builder.build(args.get("q", ""), _order(args), now)
+        begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
+        return self._builder.build(args.get("q", ""), _order(args), now, visitor().sees, begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +303,9 @@ class Head:
 
 def _order(args: Fields) -> Order:
     """Return the order in the fields `sort` and `desc`."""
-    key = args.get("sort") or BY_NAME
+    key = args.get("sort")
+    if not key:
+        return Order()
     if key != BY_NAME and key not in SORTS:
         raise BadRequest(f"“sort” must be one of {BY_NAME}, {', '.join(SORTS)}, not “{key[:40]}”.")
     return Order(key, args.get("desc") == "1")
@@ -303,13 +322,21 @@ def _heads(query: str, order: Order) -> list[Head]:
     return heads
 
 
-def _overview_args(query: str, order: Order) -> dict[str, Any]:
-    return ({"q": query} if query else {}) | _order_args(order)
+def _pages(shown: Overview) -> list[tuple[str, str]]:
+    """Return label and URL of the links to other pages of the tubes."""
+    places = [("First page", 0)] if shown.begin > MAX_TUBES else []
+    places += [("Previous", shown.begin - MAX_TUBES)] if shown.begin else []
+    places += [("Next", shown.following)] if shown.following else []
+    return [(label, url_for("overview", **_overview_args(shown.query, shown.order, at))) for label, at in places]
+
+
+def _overview_args(query: str, order: Order, begin: int = 0) -> dict[str, Any]:
+    return ({"q": query} if query else {}) | _order_args(order) | ({"from": begin} if begin else {})
 
 
 def _order_args(order: Order) -> dict[str, str]:
     """Return the URL arguments of *order*, without defaults."""
-    return ({"sort": order.key} if order.key != BY_NAME else {}) | ({"desc": "1"} if order.is_descending else {})
+    return {} if order == Order() else {"sort": order.key} | ({"desc": "1"} if order.is_descending else {})
 
 
 def render_cooperatively(name: str, **values: Any) -> str:

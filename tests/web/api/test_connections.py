@@ -48,6 +48,7 @@ def test_one_connection(queue: Queue, program: Program) -> None:
         {"id": id, "tube": "mail", "pri": 2000, "size": 4, "reserved_at": "2027-01-15T08:00:00Z", "time_left": 58}
         for id in ids
     ]
+    assert found["finished"] == 0
     assert (found["held"], found["watched"], found["watches"], found["uses"]) == (3, 2, ["default", "mail"], "default")
     assert (found["address"], found["is_worker"], found["is_producer"]) == ("10.0.0.2:4711", True, False)
     assert found["waiting_since"] == "2027-01-15T08:00:02Z"

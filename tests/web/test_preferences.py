@@ -1,9 +1,12 @@
-"""The theme: a form sets a cookie, and redirects back to the page and nowhere else."""
+"""The theme and the time zone: a form sets a cookie, and redirects back to the page and nowhere else."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 
+import greenstalk
 import pytest
 from flask.testing import FlaskClient
 
@@ -123,5 +126,73 @@ def test_each_theme_in_a_browser(
                 page.get_by_role("button", name=label, exact=True).click()
             assert page.evaluate(GROUND) == ground
             assert page.url == f"{prefixed.dashboard}audit?what=pause"
-            assert page.locator("[aria-pressed=true]").inner_text() == label
+            assert page.locator("[name=theme][aria-pressed=true]").inner_text() == label
         assert tab.console == []
+
+
+def test_zone_is_kept_until_utc(client: FlaskClient) -> None:
+    for zone, attribute in (("local", ' data-zone="local"'), ("utc", "")):
+        response = client.post("/zone", data={"zone": zone, "back": "/audit"}, headers=SAME_ORIGIN)
+        assert (response.status_code, response.headers["Location"]) == (303, "/audit")
+        assert root(client) == f' lang="en"{attribute}'
+    assert client.get_cookie("zone") is None
+    assert client.post("/zone", data={"zone": "mars"}, headers=SAME_ORIGIN).status_code == 400
+
+
+def test_all_times_follow_the_zone(chromium: Browser, prefixed: Daemon) -> None:
+    """Darwin is 9:30 hours ahead of UTC, all year."""
+    with chromium.tab(prefixed.dashboard, timezone_id="Australia/Darwin") as tab:
+        page = tab.page
+        page.goto(f"{prefixed.dashboard}tube?tube=default")
+        page.get_by_role("button", name="Pause", exact=True).click()
+        page.goto(f"{prefixed.dashboard}audit")
+        time = page.locator(".audit tbody tr", has_text="tube/pause").first.locator("time")
+        in_utc, utc = time.inner_text(), datetime.fromisoformat(time.get_attribute("datetime") or "")
+        assert in_utc == utc.strftime("%Y-%m-%d %H:%M:%S UTC")
+        assert page.inner_text("#zone-label") == "Times in UTC"
+        with page.expect_navigation():
+            page.get_by_role("button", name="Local", exact=True).click()
+        assert page.inner_text("#zone-label") == "Times in Australia/Darwin"
+        local = utc + timedelta(hours=9, minutes=30)
+        assert time.inner_text() == local.strftime("%Y-%m-%d %H:%M:%S GMT+9:30")
+        begin = local.replace(second=0)
+        page.get_by_label("From (Australia/Darwin)").fill(begin.strftime("%Y-%m-%dT%H:%M"))
+        with page.expect_navigation():
+            page.get_by_role("button", name="Filter", exact=True).click()
+        assert utc.strftime("since=%Y-%m-%dT%H%%3A%M") in page.url, "requests have UTC"
+        assert page.get_by_label("From (Australia/Darwin)").input_value() == begin.strftime("%Y-%m-%dT%H:%M")
+        assert time.count() == 1
+        page.goto(f"{prefixed.dashboard}tube?tube=default")
+        page.wait_for_function("() => /GMT\\+9:30$/.test(document.getElementById('charts-when').textContent)")
+        assert tab.console == []
+
+
+@contextmanager
+def connected(daemon: Daemon) -> Iterator[greenstalk.Client]:
+    with greenstalk.Client(("127.0.0.1", daemon.port), use="mail", watch="mail") as client:
+        yield client
+
+
+def test_live_updates_follow_the_zone(chromium: Browser, prefixed: Daemon) -> None:
+    with chromium.tab(prefixed.dashboard, timezone_id="Australia/Darwin") as tab, connected(prefixed) as worker:
+        page = tab.page
+        worker.put("x")
+        job = worker.reserve()
+        page.goto(f"{prefixed.dashboard}job?id={job.id}")
+        with page.expect_navigation():
+            page.get_by_role("button", name="Local", exact=True).click()
+        page.wait_for_selector("#live[data-state=live]")
+        worker.bury(job)
+        page.wait_for_selector(".life .what:text-is('Buried')")
+        times = page.locator("main time").all_text_contents()
+        assert len(times) >= 4
+        assert all(time.endswith(" GMT+9:30") for time in times)
+        worker.delete(job)
+        assert tab.console == []
+
+
+def test_times_are_in_utc_without_scripts(chromium: Browser, prefixed: Daemon) -> None:
+    with chromium.tab(prefixed.dashboard, java_script_enabled=False, timezone_id="Australia/Darwin") as tab:
+        tab.page.goto(f"{prefixed.dashboard}audit")
+        assert tab.page.inner_text("#zone-label") == "Times in UTC"
+        assert not tab.page.get_by_role("button", name="Local", exact=True).is_visible()

@@ -1,0 +1,1 @@
+"""Tasks of an operator on the dashboard, timed in a real browser."""

@@ -1,0 +1,360 @@
+"""The page of a tube's errors, the grouping behind it, and actions on a group."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+
+import pytest
+from flask.testing import FlaskClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenstalk_server.core.job import BURIED, READY, SECOND, STATE_NAMES
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.web.jobs import error_groups
+from greenstalk_server.web.jobs.error_groups import MAX_GROUPS, ErrorGroups
+from greenstalk_server.web.jobs.json_fields import MAX_PARSED
+from greenstalk_server.web.jobs.query import Query, parse
+from greenstalk_server.web.operations.tasks import CANCELLED, Task
+from greenstalk_server.web.pages import tube_errors
+from tests.support.daemon import TIMEOUT
+
+from .conftest import Queue
+from .table import Page
+from .test_query import holds, job
+from .turns import LoopIterations
+
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
+
+
+def put(queue: Queue, *bodies: object, tube: str = "mail", is_buried: bool = True) -> list[int]:
+    """Put a job with each body, text as it is and others as JSON, and bury it."""
+    client = queue.connect()
+    queue.broker.use(client, tube.encode())
+    ids = []
+    for body in bodies:
+        raw = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else json.dumps(body).encode()
+        ids.append(queue.broker.allocate_id())
+        assert queue.broker.put(client, ids[-1], 100, 0, 60 * SECOND, raw, queue.now) > 0
+        if is_buried:
+            assert queue.broker.bury_job(ids[-1], queue.now)
+    queue.broker.disconnect(client, queue.now)
+    return ids
+
+
+def failing(error: object, **more: object) -> dict[str, object]:
+    return {"kind": "order", "error": error, **more}
+
+
+def read(client: FlaskClient, path: str = "/tube/errors?tube=mail") -> Page:
+    response = client.get(path)
+    assert response.status_code == 200, response.text
+    return Page(response.text)
+
+
+def shown(client: FlaskClient, path: str = "/tube/errors?tube=mail") -> list[tuple[str, str]]:
+    """Return title and count of each group, in order."""
+    html = client.get(path).text
+    titles = re.findall(r'<h3 class="error-title[^"]*">(.*?)</h3>', html)
+    counts = re.findall(r'<div class="error-count">\s*<span class="value">(.*?)</span>', html)
+    return [(unescape(title), count) for title, count in zip(titles, counts, strict=True)]
+
+
+def hidden_fields(page: Page, button: str, at: int = 0) -> dict[str, str]:
+    """Return the fields of the form whose button has the value *button*, the one numbered *at*."""
+    fields: dict[str, str] = {}
+    forms = []
+    for tag, attributes in page.elements:
+        if tag == "form":
+            fields = {}
+        elif tag in ("input", "button") and attributes.get("name"):
+            fields[str(attributes["name"])] = str(attributes.get("value") or "")
+            if attributes.get("value") == button:
+                forms.append(fields)
+    return forms[at]
+
+
+def carry_out(client: FlaskClient, form: dict[str, str], **more: str) -> None:
+    """Submit *form* to the dry run, and confirm the change."""
+    preview = client.post("/bulk/preview", data=form | more, headers=SAME_ORIGIN)
+    assert preview.status_code == 303, preview.text
+    task = settled(client, preview.location.partition("task=")[2]).id
+    page = Page(client.get(preview.location).text)
+    confirm = {"confirm": "mail"} if "to confirm" in page.text else {}
+    done = client.post("/bulk/run", data={"task": task, **confirm}, headers=SAME_ORIGIN)
+    assert done.status_code == 303, done.text
+    settled(client, done.location.partition("id=")[2])
+
+
+def settled(client: FlaskClient, id: str) -> Task:
+    """Return the task *id* when it has ended."""
+    app = client.application
+    with app.test_request_context():
+        app.preprocess_request()
+        task: Task = app.extensions["dashboard"].tasks.find({"task": id})
+    task.wait(TIMEOUT)
+    assert not task.is_running
+    return task
+
+
+# Grouping
+
+
+def test_errors_are_grouped_commonest_first(queue: Queue, client: FlaskClient) -> None:
+    put(queue, *[failing(f"no route to host {number}") for number in range(3)], failing({"type": "Late"}), "plain text")
+    put(queue, *[failing("no such user 'x'") for _ in range(2)])
+    put(queue, failing("ready jobs do not count"), is_buried=False)
+    put(queue, failing("other tubes do not count"), tube="sms")
+    assert shown(client) == [
+        ("no route to host #", "3"),
+        ("no such user '…'", "2"),
+        ("Late", "1"),
+        ("No error in the body", "1"),
+    ]
+    page = read(client)
+    assert "7 jobs with 4 errors" in page.text
+    assert "no route to host 2" in page.text, "the sample is the job that failed last"
+    assert page.runs_only_our_scripts()
+
+
+def test_first_and_last_time_are_those_of_the_burials(queue: Queue, client: FlaskClient) -> None:
+    put(queue, failing("late"))
+    queue.now += 3600 * SECOND
+    put(queue, failing("late"))
+    queue.now += 60 * SECOND
+    text = " ".join(read(client).text.split())
+    assert "First 1 h 1 min ago Last 1 min ago" in text
+
+
+def test_visitor_chooses_the_field_and_the_state(queue: Queue, client: FlaskClient) -> None:
+    put(queue, *[failing(f"e{number}", job={"why": "quota"}) for number in "abc"])
+    put(queue, failing("waits", job={"why": "later"}), is_buried=False)
+    assert len(shown(client)) == 3
+    assert shown(client, "/tube/errors?tube=mail&field=job.why") == [("quota", "3")]
+    assert shown(client, "/tube/errors?tube=mail&field=job.none") == [("No error in the body", "3")]
+    assert shown(client, "/tube/errors?tube=mail&state=ready&field=job.why") == [("later", "1")]
+    page = read(client)
+    options = [attributes["value"] for tag, attributes in page.elements if tag == "option"]
+    assert options == ["buried", "ready", "delayed", "kind", "error", "job.why"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("tube=mail&field=a..b", "is not a path of a field"),
+        ("tube=mail&state=reserved", "must be one of buried, ready, delayed"),
+        ("tube=mail&state=x", "must be one of buried, ready, delayed"),
+        ("tube=a,b", "must be a tube name"),
+    ],
+)
+def test_bad_input_is_refused(queue: Queue, client: FlaskClient, args: str, message: str) -> None:
+    put(queue, failing("late"))
+    response = client.get(f"/tube/errors?{args}")
+    assert response.status_code == 400
+    assert message in unescape(response.text)
+
+
+def test_missing_tube_and_foreign_task_are_not_found(queue: Queue, client: FlaskClient) -> None:
+    put(queue, failing("late"))
+    assert client.get("/tube/errors?tube=gone").status_code == 404
+    assert client.get("/tube/errors?task=0123").status_code == 404
+    client.get("/search?q=tube:mail")
+    task = client.get("/task").text.partition('href="/task?id=')[2].partition('"')[0]
+    assert client.get(f"/tube/errors?task={task}").status_code == 404
+
+
+def test_empty_tube_says_so(queue: Queue, client: FlaskClient) -> None:
+    put(queue, "x", is_buried=False)
+    page = read(client)
+    assert "No errors" in page.text and "No job is buried." in page.text
+
+
+def dead_letter(queue: Queue, id: int, reason: int, at: int = 0) -> None:
+    queue.broker.jobs[id].dead_letter = DeadLetter(reason, b"mail", 3, at or queue.now, at or queue.now).pack()
+
+
+def test_dead_letters_of_all_states_are_grouped(queue: Queue, client: FlaskClient) -> None:
+    ids = put(queue, failing("late"), failing("late"), "x", "x", tube="mail.dead", is_buried=False)
+    for id, reason in zip(ids, (1, 2, DeadLetterReason.EXPIRED, DeadLetterReason.ATTEMPTS), strict=True):
+        dead_letter(queue, id, reason, queue.now - 5 * SECOND)
+    queue.broker.bury_job(ids[0], queue.now)
+    put(queue, "no dead letter", tube="mail.dead")
+    path = "/tube/errors?tube=mail.dead"
+    assert shown(client, path) == [
+        ("late", "2"),
+        ("No error in the body, expired", "1"),
+        ("No error in the body, out of attempts", "1"),
+        ("No error in the body", "1"),
+    ]
+    page = read(client, path)
+    assert hidden_fields(page, "redrive") == {
+        "tube": "mail.dead",
+        "q": '-state:reserved error:"late"',
+        "scope": "all",
+        "action": "redrive",
+    }
+    assert hidden_fields(page, "redrive", 1)["q"] == "-state:reserved -error:* reason:expired"
+    assert hidden_fields(page, "kick")["q"] == "-state:reserved -error:* -reason:*"
+
+
+def test_large_and_lost_bodies_are_counted(queue: Queue) -> None:
+    groups = ErrorGroups(Query(), ())
+    groups.add(job(body=b'{"error":"%s"}' % (b"x" * MAX_PARSED)), None)
+    lost = job(body=b"x")
+    groups.add(lost, None)
+    groups.close()
+    assert [(group.error, group.count) for group in groups.groups] == [("", 1)]
+    assert (groups.total, groups.unread) == (2, 1)
+
+
+def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_groups, "MAX_DISTINCT", MAX_GROUPS + 10)
+    groups = ErrorGroups(Query(), ())
+    words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(MAX_GROUPS + 30)]
+    for word in [*words, words[7]]:
+        body = json.dumps(failing(word)).encode()
+        groups.add(job(body=body), body)
+    groups.close()
+    assert len(groups.groups) == MAX_GROUPS
+    assert (groups.groups[0].error, groups.groups[0].count) == (words[7], 2)
+    assert (groups.total, groups.others, groups.other_groups) == (MAX_GROUPS + 31, 30, 10)
+
+
+def test_other_errors_are_counted_on_the_page(queue: Queue, client: FlaskClient) -> None:
+    words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(MAX_GROUPS + 2)]
+    put(queue, *[failing(word) for word in words])
+    assert len(shown(client)) == MAX_GROUPS
+    assert "2 jobs have other errors, each of them rarer than these." in read(client).text
+
+
+# Requests that share a grouping
+
+
+def test_finished_grouping_is_shown_again_for_ten_times_as_long_as_it_took(queue: Queue, client: FlaskClient) -> None:
+    put(queue, failing("late"))
+    ticks = iter(range(10**6))
+    started = queue.now
+    queue.clock = lambda: started + next(ticks) * SECOND  # type: ignore[method-assign]  # each look at the clock takes 1 s
+    client = queue.app().test_client()
+    assert shown(client) == [("late", "1")]
+    put(queue, failing("late"))
+    assert shown(client) == [("late", "1")]
+    assert shown(client, "/tube/errors?tube=mail&refresh=1") == [("late", "2")]
+    put(queue, failing("late"))
+    for _ in range(100):
+        queue.clock()
+    assert shown(client) == [("late", "3")]
+
+
+def test_quick_grouping_is_repeated_by_each_visit(queue: Queue, client: FlaskClient) -> None:
+    put(queue, failing("late"))
+    assert shown(client) == [("late", "1")]
+    put(queue, failing("late"))
+    assert shown(client) == [("late", "2")]
+
+
+def test_long_grouping_shows_its_progress_and_can_be_cancelled(
+    queue: Queue, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tube_errors, "INITIAL_WAIT", 0.0)
+    put(queue, *[failing("late")] * 5000)
+
+    def begin(path: str) -> str:
+        """Return the task of the page at *path*, which shows its progress."""
+        html = client.get(path).text
+        found = re.search(r'data-live="task" data-live-args="id=(\w+)" data-result="/tube/errors\?task=(\w+)"', html)
+        assert found is not None and found[1] == found[2]
+        assert f'content="2; url=/tube/errors?task={found[1]}"' in html
+        return found[1]
+
+    first = begin("/tube/errors?tube=mail")
+    assert begin("/tube/errors?tube=mail") == begin("/tube/errors?tube=mail&refresh=1") == first
+    assert begin("/tube/errors?tube=mail&field=error") != first
+    settled(client, first)
+    assert shown(client, f"/tube/errors?task={first}") == [("late", "5,000")]
+    other = begin("/tube/errors?tube=mail&refresh=1")
+    assert client.post("/task/cancel", data={"id": other}, headers=SAME_ORIGIN).status_code == 303
+    assert settled(client, other).state == CANCELLED
+    assert "the task was cancelled. The counts are too small." in client.get(f"/tube/errors?task={other}").text
+
+
+def test_grouping_yields_between_jobs(queue: Queue, client: FlaskClient, short_steps: None) -> None:
+    put(queue, *[failing(f"late {number}") for number in range(200)])
+    with LoopIterations() as loop:
+        assert shown(client) == [("late #", "200")]
+    assert loop.count >= 200
+
+
+# Actions on a group
+
+
+def test_retry_kicks_exactly_the_jobs_of_the_group(queue: Queue, client: FlaskClient) -> None:
+    ids = put(queue, *[failing(f'bad "{number}" \\ number {number}') for number in range(3)])
+    others = put(queue, failing('bad "…" \\ number'), failing("x"), "y")
+    page = read(client)
+    assert shown(client)[0] == ('bad "…" \\ number #', "3")
+    carry_out(client, hidden_fields(page, "kick"))
+    states = {id: STATE_NAMES[queue.broker.jobs[id].state] for id in (*ids, *others)}
+    assert states == dict.fromkeys(ids, "ready") | dict.fromkeys(others, "buried")
+
+
+def test_jobs_without_an_error_are_a_group(queue: Queue, client: FlaskClient) -> None:
+    ids = put(queue, "a", {"kind": "x"}, [1], b"\xff")
+    other = put(queue, failing("late"))[0]
+    carry_out(client, hidden_fields(read(client), "kick"))
+    assert [queue.broker.jobs[id].state for id in ids] == [READY] * 4
+    assert queue.broker.jobs[other].state == BURIED
+
+
+def test_group_is_deleted_and_moved(queue: Queue, client: FlaskClient) -> None:
+    late, quota = put(queue, failing("late 1"), failing("late 2")), put(queue, failing("quota"))
+    carry_out(client, hidden_fields(read(client), "move", 1), to="later")
+    assert queue.broker.jobs[quota[0]].tube.name == b"later"
+    carry_out(client, hidden_fields(read(client), "delete"))
+    assert [id in queue.broker.jobs for id in (*late, *quota)] == [False, False, True]
+
+
+def test_links_list_and_export_the_group(queue: Queue, client: FlaskClient) -> None:
+    put(queue, failing("late 1"), failing("late 2"), failing("quota"))
+    links = [attributes["href"] for tag, attributes in read(client).elements if tag == "a" and attributes.get("href")]
+    (jobs, *_), (csv, *_) = ([link for link in links if link and part in link] for part in ("q=error", "format=csv"))
+    assert jobs == "/tube?tube=mail&state=buried&q=error:%22late+%23%22"
+    listed = client.get(str(jobs))
+    assert listed.status_code == 200 and "2 matching, among all 3" in listed.text
+    assert client.get(str(csv)).text.count("buried") == 2
+
+
+def test_viewer_sees_errors_but_no_actions(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    put(queue, failing("late"))
+    page = read(visit(is_read_only=True))
+    assert "late" in page.text
+    assert not [
+        attributes for tag, attributes in page.elements if tag == "button" and attributes.get("name") == "action"
+    ]
+
+
+def test_visitor_who_sees_no_bodies_gets_the_list_of_jobs(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    put(queue, failing("late"))
+    response = visit(hides_bodies=True).get("/tube/errors?tube=mail")
+    assert (response.status_code, response.location) == (302, "/tube?tube=mail&state=buried")
+
+
+@given(
+    st.lists(st.sampled_from(["late 1", "late 22", 'a "b" c', "'q'", "", "x" * 400, "\u202eevil", "a\nb"]), max_size=6)
+)
+def test_queries_of_the_groups_divide_the_jobs(errors: list[str]) -> None:
+    jobs = [job(id=number, body=json.dumps(failing(error)).encode()) for number, error in enumerate(errors)]
+    groups = ErrorGroups(Query(), ())
+    for one in jobs:
+        groups.add(one, one.body)
+    groups.close()
+    found: list[int] = []
+    for group in groups.groups:
+        query = parse(str(groups.query_of(group)))
+        ids = [one.id for one in jobs if holds(query, one)]
+        assert len(ids) == group.count and group.sample_id in ids
+        found += ids
+    assert sorted(found) == [one.id for one in jobs]
