@@ -13,6 +13,26 @@ from greenstalk_server.core.thresholds import ThresholdSet
 
 
 @dataclass(frozen=True, slots=True)
+class Provider:
+    """An OpenID Connect provider.
+
+    issuer          its address, under which it publishes its configuration.
+    client_id, client_secret    identify the dashboard at the provider. Without a secret the client is public.
+    scopes          to request, separated by spaces.
+    groups_claim, name_claim    claims with the groups and with the name of a user.
+    label           its name on the login page.
+    """
+
+    issuer: str
+    client_id: str
+    client_secret: str | None = field(default=None, repr=False)
+    scopes: str = "openid profile email"
+    groups_claim: str = "groups"
+    name_claim: str = "preferred_username"
+    label: str = "single sign-on"
+
+
+@dataclass(frozen=True, slots=True)
 class WebOptions:
     """Options in effect.
 
@@ -27,6 +47,7 @@ class WebOptions:
     roles           roles by name, with the built-in ones.
     users           users with passwords of their own.
     metrics_token   bearer token for `/metrics` alone. With it `/metrics` is not open.
+    oidc            the identity provider with which users sign in; None without one.
     session_idle_time, session_lifetime     nanoseconds until an unused session ends, and until any session ends.
     is_read_only    refuse every change.
     hides_bodies    hide job bodies from everybody.
@@ -50,6 +71,7 @@ class WebOptions:
     metrics_token: str | None = field(default=None, repr=False)
     roles: Mapping[str, Role] = field(default_factory=lambda: BUILT_IN_ROLES)
     users: Collection[User] = ()
+    oidc: Provider | None = None
     session_idle_time: int = 12 * 3600 * SECOND
     session_lifetime: int = 7 * 86400 * SECOND
     is_read_only: bool = False

@@ -130,11 +130,14 @@ class Queue:
         return create_dashboard(self.broker, self.clock, WebOptions(**options), commit=commit).app
 
 
+ADMIN = Visitor("", "", is_admin=True, sees_bodies=True)
+
+
 @contextmanager
 def visiting(app: Flask) -> Iterator[None]:
     """Act as an admin within the block, for calls without a request."""
     with app.app_context():
-        g.visitor = Visitor("", "", is_admin=True, sees_bodies=True)
+        g.visitor = ADMIN
         yield
 
 

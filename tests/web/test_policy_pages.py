@@ -336,7 +336,7 @@ def test_viewer_sees_policies_but_cannot_change_or_preview_them(queue: Queue) ->
         response = client.get(path, headers=viewer)
         assert response.status_code == 200, path
         forms = [attributes for tag, attributes in Page(response.text).elements if tag == "form"]
-        assert {form["action"] for form in forms if form.get("method") == "post"} <= {"/theme"}, path
+        assert {form["action"] for form in forms if form.get("method") == "post"} <= {"/theme", "/zone"}, path
     assert "Maximum attempts" in client.get("/policy?name=mail", headers=viewer).text
     assert client.get("/policy", headers=viewer).status_code == 403
     for path in ("/policy/preview", "/policy/set", "/policy/remove", "/job/redrive", "/bulk/preview"):

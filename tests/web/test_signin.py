@@ -13,13 +13,13 @@ import gevent
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from werkzeug.security import generate_password_hash
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.roles import Rights, Role, User
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.auth import accounts, sessions
-from greenstalk_server.web.auth.accounts import hash_password
 from greenstalk_server.web.auth.sessions import MAX_PER_USER, NAME
 from greenstalk_server.web.options import WebOptions
 
@@ -32,7 +32,7 @@ SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11)", "Accept": "text/html,*/*", "Sec-Fetch-Mode": "navigate"}
 HOUR = 3600 * SECOND
 
-HASH = hash_password("tea-time")
+HASH = generate_password_hash("tea-time")
 
 
 def sign_in(client: FlaskClient, password: str = ADMIN, name: str = "ann", **more: Any) -> TestResponse:
@@ -470,7 +470,9 @@ def test_session_ends_when_the_password_changes(queue: Queue, tmp_path: Path, op
     assert dashboard.sessions.all() == []
 
 
-@pytest.mark.parametrize("user", [User("bea", hash_password("new"), "viewer"), User("bea", HASH, "operator"), None])
+@pytest.mark.parametrize(
+    "user", [User("bea", generate_password_hash("new"), "viewer"), User("bea", HASH, "operator"), None]
+)
 def test_session_ends_when_the_user_changes(queue: Queue, tmp_path: Path, user: User | None) -> None:
     client, dashboard = restarted(queue, tmp_path, users=[User("bea", HASH, "viewer")])
     name, token, _ = cookie_of(sign_in(client, "tea-time", "bea"))

@@ -16,16 +16,19 @@ from typing import Final
 
 from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import ServiceUnavailable
-from werkzeug.security import check_password_hash, generate_password_hash
+from werkzeug.security import check_password_hash
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.roles import ADMIN, OPERATOR, VIEWER, User
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
-from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.options import Provider, WebOptions
 
 SHARED: Final = " password"
 """End of the source of an account with a shared password, after the role."""
+
+OPEN_ID: Final = "OpenID Connect"
+"""Source of an account of the identity provider."""
 
 USER: Final = "user"
 """Source of an account of the configuration file."""
@@ -79,6 +82,7 @@ class Accounts:
             )
             if password
         }
+        self._oidc: Provider | None = options.oidc
         self._users: Mapping[str, User] = {user.name: user for user in options.users}
         self._unknown: str = next((user.password_hash for user in options.users), "")
         self._hashing: BoundedSemaphore = BoundedSemaphore(MAX_HASHING)
@@ -90,6 +94,11 @@ class Accounts:
     def have_passwords(self) -> bool:
         """Whether there is any password."""
         return bool(self._shared or self._users)
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is a password or an identity provider, so that visitors must sign in."""
+        return self.have_passwords or self._oidc is not None
 
     @property
     def need_name(self) -> bool:
@@ -123,6 +132,8 @@ class Accounts:
         if account.source == USER:
             user = self._users.get(account.name)
             return user.password_hash if user is not None and (user.role,) == account.roles else ""
+        if account.source == OPEN_ID:
+            return f"{self._oidc.issuer} {self._oidc.client_id}" if self._oidc is not None else ""
         role = account.source.removesuffix(SHARED)
         return self._shared[role].hex() if role in self._shared else ""
 
@@ -156,11 +167,6 @@ class Accounts:
             if len(self._remembered) > MAX_REMEMBERED:
                 self._remembered.popitem(last=False)
         return is_right
-
-
-def hash_password(password: str) -> str:
-    """Return a hash of *password* with a random salt, by scrypt. Takes 50 ms."""
-    return generate_password_hash(password)
 
 
 def digest(text: str) -> bytes:

@@ -181,7 +181,7 @@ class Guard:
             directory=options.directory if has_login else None,
         )
         self._has_login: bool = has_login
-        self._needs_password: bool = self.accounts.have_passwords
+        self._needs_password: bool = self.accounts.exist
         self._options: WebOptions = options
         # Three counts, so that a misconfigured scraper or program locks out only itself.
         self._failed_logins: FailedLogins = FailedLogins(clock)

@@ -7,7 +7,7 @@ page of this dashboard.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flask import Flask, g, make_response, redirect, render_template, request, url_for
@@ -17,7 +17,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.auth.accounts import Account
 from greenstalk_server.web.auth.cookies import SESSION, delete_cookie, read_cookie, set_cookie
 from greenstalk_server.web.auth.guard import MAX_NAME_LENGTH, Guard
@@ -128,11 +128,18 @@ class SignIn:
     def _signed_out(self, at_provider: str) -> Response:
         return make_response(self._page(url_for("overview"), is_out=True, at_provider=at_provider))
 
+    def refused(self, where: str, error: str, cause: HTTPException | None = None) -> Response:
+        """Return the login page after a sign-in at the provider that has failed because of *error*."""
+        response = make_response(self._page(where, provider_error=error), 403 if cause is None else cause.code)
+        return _with_retry_after(response, cause)
+
+    def unverified(self, name: str) -> Visitor:
+        """Return a visitor who is signed in as *name* at the provider, but has no role."""
+        return replace(visitor(), name=name)
+
     def _refused(self, where: str, name: str, error: str, cause: HTTPException | None = None) -> Response:
         response = make_response(self._page(where, name, error), 401 if cause is None else cause.code)
-        if (retry_after := getattr(cause, "retry_after", None)) is not None:
-            response.headers["Retry-After"] = str(retry_after)
-        return response
+        return _with_retry_after(response, cause)
 
     def _page(
         self,
@@ -143,6 +150,7 @@ class SignIn:
         has_ended: bool = False,
         is_out: bool = False,
         at_provider: str = "",
+        provider_error: str = "",
     ) -> str:
         accounts = self._guard.accounts
         return render_template(
@@ -153,6 +161,7 @@ class SignIn:
             has_ended=has_ended,
             is_out=is_out,
             at_provider=at_provider,
+            provider_error=provider_error,
             has_form=accounts.have_passwords,
             needs_name=accounts.need_name,
             provider=self.provider,
@@ -216,6 +225,12 @@ class SignIn:
             used=f"{text.duration(idle // 60 * 60)} ago" if idle >= 60 else "just now",
             is_own=is_own,
         )
+
+
+def _with_retry_after(response: Response, cause: HTTPException | None) -> Response:
+    if (retry_after := getattr(cause, "retry_after", None)) is not None:
+        response.headers["Retry-After"] = str(retry_after)
+    return response
 
 
 def next_path(given: Fields) -> str:
