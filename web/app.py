@@ -25,6 +25,7 @@ from greenstalk_server.web.assets import static_folder, template_folder
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.auth.guard import Guard, Guarded
+from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
@@ -50,6 +51,7 @@ from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.notices import notice
+from greenstalk_server.web.pages.oidc import OpenIdPages
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
@@ -193,6 +195,8 @@ def create_dashboard(
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
     sign_in.init_app(app)
+    if options.oidc is not None:
+        OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
     api.init_app(app, parts)
     preferences.init_app(app)
