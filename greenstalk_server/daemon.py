@@ -24,15 +24,13 @@ from gevent.lock import BoundedSemaphore
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.cluster.status import ClusterStatus
-from greenstalk_server.config.config_file import read_reloadable
+from greenstalk_server.config.config_file import Reloadable, read_reloadable
 from greenstalk_server.config.definitions import DEFINITIONS
-from greenstalk_server.config.options import PROGRAM, Options
+from greenstalk_server.config.options import PROGRAM, Options, secret_variables
 from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
-from greenstalk_server.core.policy import Policy
-from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.startup import OVERRIDDEN, recover
@@ -85,7 +83,8 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
         log.warning("%s", BUILD.advice)
     for warning in options.warnings:
         log.warning("%s", warning)
-    hide_secrets([row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"])
+    hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]
+    hide_secrets([*hidden, *secret_variables(options)])
     options = with_provider(with_password(options))
     codec.set_strict(options.strict_protocol)
     certificates = Certificates(options) if options.tls_cert is not None else None
@@ -135,7 +134,7 @@ def _serve(options: Options, environ: Mapping[str, str], resources: _Resources) 
     clock = steady_clock()
     policy_file = _PolicyFile(options)
     if resources.dashboard_factory is not None:
-        resources.dashboard_factory.thresholds = lambda: policy_file.thresholds
+        resources.dashboard_factory.settings = lambda: policy_file.settings
     broker, committer = _recovered_broker(options, clock, policy_file)
     files = DescriptorBudget(resources.max_files, broker.limit_counters)
     server = _server(options, resources, broker, clock, committer, files)
@@ -169,7 +168,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     lifetime = leadership.ProcessLifetime(candidate)
     web_server: WebServer | None = None
     if (factory := resources.dashboard_factory) is not None:
-        factory.thresholds = lambda: policy_file.thresholds
+        factory.settings = lambda: policy_file.settings
         standby_app = factory.create_standby_app(candidate.status, os.uname().nodename, steady_clock())
         web_server = factory.create_server(standby_app, DescriptorBudget(resources.max_files, LimitCounters()))
         web_server.start()
@@ -223,41 +222,40 @@ def _server(
 
 
 class _PolicyFile:
-    """The policies and thresholds of the configuration file, which SIGHUP reads again.
+    """The settings of the configuration file that SIGHUP reads again, such as the policies.
 
     path        the file; empty if there is none.
-    thresholds  those in force.
+    settings    those in force.
     """
 
     def __init__(self, options: Options) -> None:
         self.path: str = options.config_file or ""
         self._source: str = options.origins.get("config_file", "")
-        self.thresholds: ThresholdSet = options.attention
-        self._policies: Sequence[Policy] = options.policies
+        self.settings: Reloadable = Reloadable(options.policies, options.attention, options.alerts, options.servers)
         self._target: tuple[Broker, Clock] | None = None
         self._turns: BoundedSemaphore = BoundedSemaphore()
 
     def apply_to(self, broker: Broker, clock: Clock) -> None:
         """Apply the policies to *broker*, which has no jobs yet; `reload` updates the same broker."""
         self._target = (broker, clock)
-        broker.set_file_policies(self._policies, clock())
+        broker.set_file_policies(self.settings.policies, clock())
 
     def reload(self) -> None:
         """Read the file again, and apply it; if it is invalid, log that and change nothing. Switches."""
         with self._turns:
             try:
-                self._policies, self.thresholds = run_in_thread(read_reloadable, self.path, self._source)
+                self.settings = run_in_thread(read_reloadable, self.path, self._source)
             except StartError as error:
-                log.error("keeping the present policies and thresholds: %s", error)  # noqa: TRY400  the message is complete
+                log.error("keeping the present policies and other settings: %s", error)  # noqa: TRY400  the message is complete
                 return
             if self._target is not None:
                 broker, clock = self._target
-                for name in broker.set_file_policies(self._policies, clock()):
+                for name in broker.set_file_policies(self.settings.policies, clock()):
                     log.warning(OVERRIDDEN, name)
                 for loop in broker.policies.warnings():
                     log.warning("%s", loop)
-            message = "applied the policies and thresholds of %s (SIGHUP), policies: %d; other changes need a restart"
-            log.info(message, self.path, len(self._policies))
+            message = "applied the reloadable settings of %s (SIGHUP), policies: %d; other changes need a restart"
+            log.info(message, self.path, len(self.settings.policies))
 
 
 def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) -> tuple[Broker, Committer | None]:
@@ -325,9 +323,9 @@ def _handle_signals(
     """Stop the server at SIGTERM and SIGINT, drain it at SIGUSR1, and toggle the log level at SIGUSR2.
 
     With a terminal, SIGHUP means that the terminal was closed, and stops the server. Without one it reloads the
-    certificate, and the policies and thresholds of the configuration file. If there is neither, it logs that SIGHUP is
-    ignored, since an operator may expect it to reopen the log or reload the options. A SIGHUP that the parent process
-    ignores, as nohup(1) does, stays ignored.
+    certificate, and the policies, thresholds, alerts and servers of the configuration file. If there is neither, it
+    logs that SIGHUP is ignored, since an operator may expect it to reopen the log or reload the options. A SIGHUP that
+    the parent process ignores, as nohup(1) does, stays ignored.
     """
     gevent.signal_handler(signal.SIGTERM, stop)
     gevent.signal_handler(signal.SIGINT, stop)
@@ -340,7 +338,7 @@ def _handle_signals(
 
 
 def _reload(certificates: Certificates | None, policy_file: _PolicyFile) -> None:
-    """Reload the certificate, the policies and the thresholds. Switches."""
+    """Reload the certificate, and the settings of the configuration file that can be reloaded. Switches."""
     if certificates is not None:
         certificates.reload()
     if policy_file.path:

@@ -70,6 +70,38 @@
     there[next]?.focus();
   }
 
+  function row() {
+    return document.activeElement.closest("tbody tr");
+  }
+
+  function tick() {
+    row()?.querySelector("td.tick input")?.click();
+  }
+
+  // Prepares an action on the ticked rows, or on the focused row if none is ticked. The page of the preview asks for
+  // confirmation; a move needs a destination first.
+  function prepare(action) {
+    const form = document.getElementById("bulk");
+    if (form === null) {
+      return;
+    }
+    if (document.querySelector('td.tick input[form="bulk"]:checked') === null) {
+      tick();
+    }
+    if (document.querySelector('td.tick input[form="bulk"]:checked') === null) {
+      return;
+    }
+    form.elements.scope.value = "ticked";
+    form.elements.action.value = action;
+    form.elements.action.dispatchEvent(new Event("change", { bubbles: true }));
+    document.getElementById("bulk-panel").open = true;
+    if (action === "move") {
+      form.elements.to.focus();
+    } else {
+      form.requestSubmit();
+    }
+  }
+
   // A live page requests its whole state again; any other page is reloaded.
   function reload() {
     if (document.getElementById("live") === null) {
@@ -85,6 +117,10 @@
     j: () => move(1),
     k: () => move(-1),
     r: reload,
+    x: tick,
+    K: () => prepare("kick"),
+    d: () => prepare("delete"),
+    m: () => prepare("move"),
     g: () => {
       goUntil = Date.now() + GO_MS;
     },
@@ -93,10 +129,10 @@
   let isOn = !isOff();
 
   document.addEventListener("keydown", (event) => {
-    if (!isOn || help.open || event.ctrlKey || event.altKey || event.metaKey || event.isComposing) {
+    if (!isOn || event.ctrlKey || event.altKey || event.metaKey || event.isComposing) {
       return;
     }
-    if (isTyping(event.target)) {
+    if (document.querySelector("dialog[open]") !== null || isTyping(event.target)) {
       return;
     }
     const link = Date.now() < goUntil ? page(CSS.escape(event.key)) : null;

@@ -131,7 +131,12 @@ class Table {
   // Fills the cells in order, except the first, which has the key, and those with `data-keep`.
   fill(row, texts) {
     const cells = [...row.cells].filter((cell) => cell.dataset.keep === undefined).slice(1);
-    texts.forEach((text, at) => setFigure(cells[at], text));
+    texts.forEach((text, at) => {
+      setFigure(cells[at], text);
+      if (cells[at].dataset.whole !== undefined) {
+        cells[at].title = text; // the cell may truncate the text
+      }
+    });
   }
 
   // Adds a row; the next sort inserts it into the table.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from flask import Flask, request
@@ -21,7 +22,9 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import api, text
+from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.assets import static_folder, template_folder
+from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.auth.guard import Guard, Guarded
@@ -30,10 +33,13 @@ from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
+from greenstalk_server.web.metrics.archive import Archive
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.history_files import HistoryFiles
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
+from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
 from greenstalk_server.web.operations.leases import Leases
@@ -45,6 +51,7 @@ from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
+from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
 from greenstalk_server.web.pages.charts import Charts
 from greenstalk_server.web.pages.commands import CommandPages
@@ -56,12 +63,15 @@ from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
 from greenstalk_server.web.pages.samples import Samples
+from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.servers import ServerPages, sees_servers
 from greenstalk_server.web.pages.signin import SignIn
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.pages.tube_filter import TubeFilter
+from greenstalk_server.web.servers import Servers
 from greenstalk_server.web.template_cache import TemplateCache
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -78,6 +88,7 @@ class Dashboard:
     """
 
     app: Flask
+    alerts: Alerts
     attention: Attention
     audit: Audit
     history: History
@@ -101,17 +112,20 @@ class Dashboard:
         cache.save()
         self.history.start()
         self.attention.start()
+        self.alerts.start()
         self.worker_rates.start()
 
     def stop(self) -> None:
-        """End the live streams, and the waits and leases of HTTP reserves; accept no new ones. Does not switch."""
+        """End the live streams, the alerts, and the waits and leases of HTTP reserves. Does not switch."""
         self.live.stop()
+        self.alerts.stop()
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the audit entries and sessions that are not on disk yet. Switches."""
+        """Write the audit entries, sessions and points of the history that are not on disk yet. Switches."""
         self.audit.flush()
         self.sessions.flush()
+        self.history.flush()
 
 
 def create_dashboard(
@@ -140,7 +154,12 @@ def create_dashboard(
     sign_in = SignIn(guard, audit, clock)
     store = Store(options.directory)
     live = LiveHub(app, clock)
-    history = History(broker, clock)
+    history = History(
+        broker,
+        clock,
+        Archive(HistoryFiles(options.directory)) if options.directory is not None else None,
+        is_leader=lambda: role is None or role().is_active,
+    )
     worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
@@ -150,6 +169,16 @@ def create_dashboard(
         role=role,
         directory=options.directory,
     )
+    alerts = Alerts(
+        attention,
+        clock,
+        options.receivers,
+        source=role().journal if role is not None else broker.facts.hostname,
+        path_of=partial(_path_of, app),
+        role=role,
+        directory=options.directory,
+    )
+    servers = Servers(broker, clock, history, attention, options.peers, role)
     operations = Operations(broker, clock, commit, audit, store)
     tasks = Tasks(clock, audit)
     tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
@@ -158,10 +187,15 @@ def create_dashboard(
     exports = Exports(broker, clock)
     policies = Policies(broker, clock, audit, tasks)
     samples = Samples(store, audit)
+    saved_searches = SavedSearches(store, audit)
     searches = Searches(broker, clock, tasks)
+    alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
     parts = api.Parts(
+        alerts=alert_changes,
+        servers=servers,
+        role=role,
         attention=attention,
         options=options,
         broker=broker,
@@ -176,13 +210,16 @@ def create_dashboard(
         live=live,
         policies=policies,
         samples=samples,
+        saved_searches=saved_searches,
         searches=searches,
         sign_in=sign_in,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
+        tube_errors=tube_errors,
     )
     CommandPages(broker, options).init_app(app)
+    saved_searches.init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
@@ -197,12 +234,15 @@ def create_dashboard(
     sign_in.init_app(app)
     if options.oidc is not None:
         OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
-    Metrics(broker, clock, requests, attention, role, options.directory).init_app(app)
+    AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
+    ServerPages(servers).init_app(app, live)
+    Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     api.init_app(app, parts)
     preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,
+        alerts=alerts,
         attention=attention,
         audit=audit,
         history=history,
@@ -233,7 +273,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.filters["middle"] = text.middle
     app.jinja_env.filters["verbatim"] = text.verbatim
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.context_processor(_template_values)
+    app.context_processor(partial(_template_values, options))
     if options.url_prefix:
         app.wsgi_app = Prefix(app.wsgi_app, options.url_prefix)  # type: ignore[method-assign]
     if options.trusted_proxies:
@@ -241,7 +281,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     return app
 
 
-def _template_values() -> dict[str, Any]:
+def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
     notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
@@ -251,11 +291,22 @@ def _template_values() -> dict[str, Any]:
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
     if visitor().sees_all:
         pages.append(("policies", "Policies"))
+    if sees_alerts():
+        pages.append(("alerts", "Alerts"))
+    if options.peers() and sees_servers():
+        pages.append(("servers", "Servers"))
     return {
         "notice": notice(request.args),
         "visitor": visitor(),
         "navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages,
     }
+
+
+def _path_of(app: Flask, link: Link) -> str:
+    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    args = {name: value for name, value in link.args.items() if name != "_anchor"}
+    anchor = link.args.get("_anchor", "")
+    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
 
 
 def _nothing_to_commit() -> bool:

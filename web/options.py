@@ -8,6 +8,8 @@ from ipaddress import IPv4Network, IPv6Network
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.peers import Peer
+from greenstalk_server.core.receivers import Receiver
 from greenstalk_server.core.roles import BUILT_IN_ROLES, Role, User
 from greenstalk_server.core.thresholds import ThresholdSet
 
@@ -59,6 +61,8 @@ class WebOptions:
                     shown in the examples of an empty queue.
     limits          limits on jobs, tubes and connections.
     thresholds      returns the thresholds of conditions that need attention, which may change.
+    receivers       returns the receivers of alerts about them, which may change.
+    peers           returns the other servers to show, which may change.
     """
 
     user: str | None = None
@@ -83,3 +87,5 @@ class WebOptions:
     beanstalk: str = "127.0.0.1:11300"
     limits: Limits = field(default_factory=Limits)
     thresholds: Callable[[], ThresholdSet] = ThresholdSet
+    receivers: Callable[[], tuple[Receiver, ...]] = tuple
+    peers: Callable[[], tuple[Peer, ...]] = tuple

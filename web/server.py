@@ -13,9 +13,9 @@ from typing import Final
 from flask import Flask
 
 from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.config.config_file import Reloadable
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.http import RequestHandler
@@ -48,7 +48,7 @@ class DashboardFactory:
     """Creates dashboards and their HTTP server for one listening socket.
 
     address         URL of the dashboard.
-    thresholds      returns the thresholds in force, those of the options until this is replaced.
+    settings        returns the settings in force that SIGHUP reloads, those of the options until this is replaced.
     """
 
     def __init__(self, listener: socket.socket, options: Options, beanstalk: str) -> None:
@@ -56,7 +56,8 @@ class DashboardFactory:
         self._listener: socket.socket = listener
         self._host: str = options.web_host
         self.address: str = f"http://{describe(listener)}{options.url_prefix}/"
-        self.thresholds: Callable[[], ThresholdSet] = lambda: options.attention
+        settings = Reloadable(options.policies, options.attention, options.alerts, options.servers)
+        self.settings: Callable[[], Reloadable] = lambda: settings
         self._options: WebOptions = WebOptions(
             user=options.web_user,
             password=options.web_password,
@@ -79,11 +80,10 @@ class DashboardFactory:
             directory=options.binlog_dir,
             beanstalk=beanstalk,
             limits=options.limits,
-            thresholds=self._current_thresholds,
+            thresholds=lambda: self.settings().attention,
+            receivers=lambda: self.settings().alerts,
+            peers=lambda: self.settings().servers,
         )
-
-    def _current_thresholds(self) -> ThresholdSet:
-        return self.thresholds()
 
     def start_dashboard(
         self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], ClusterStatus] | None = None

@@ -252,8 +252,8 @@ BYTES may have a unit, as in 64k, 10MB or 2GiB (k is 1024). So may MS and SECOND
 
 FOOTER: Final = """\
 Signals: SIGTERM and SIGINT stop the server gracefully. SIGUSR1 drains it: put returns DRAINING, other
-commands work. SIGUSR2 switches the log to debug, and back. SIGHUP reloads the certificate, and the policies
-and thresholds of the configuration file, or stops the server if its stdin is a terminal.
+commands work. SIGUSR2 switches the log to debug, and back. SIGHUP reloads the certificate, and policies,
+thresholds, alerts and servers of the configuration file, or stops the server if stdin is a terminal.
 A server that is started by a systemd socket unit uses the sockets of the unit, and ignores -l and -p.
 Exit codes: 0 stopped, or command succeeded; 1 the journal to check, export or import is damaged; 5 usage;
 10 journal directory or database unusable (for example missing, locked, unreadable, written by a later

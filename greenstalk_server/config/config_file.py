@@ -11,7 +11,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,9 @@ from greenstalk_server.config.definitions import DEFINITIONS, Definition
 from greenstalk_server.config.options import UsageError
 from greenstalk_server.config.text import quote, quote_value, without_password
 from greenstalk_server.config.types import Mistakes
+from greenstalk_server.core.peers import Peer
 from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.receivers import SLACK, Receiver
 from greenstalk_server.core.thresholds import ThresholdSet
 
 MAX_SIZE: Final = 2**20
@@ -66,7 +68,7 @@ def read_config(path: str, source: str, report: Callable[[UsageError], None]) ->
         except Mistakes as error:
             for inner, message in error.messages:
                 report(UsageError(f"{_place(path, f'{key}.{inner}', lines)}: {message}"))
-    secrets = [setting for setting in settings if setting.row.is_secret or _has_password(setting.value)]
+    secrets = [setting for setting in settings if setting.row.is_secret or _has_secret(setting.value)]
     if secrets and mode & stat.S_IROTH:
         first = secrets[0]
         message = f"every user of this machine can read {first.row.key}; run: chmod o-r {quote(path)}"
@@ -74,26 +76,26 @@ def read_config(path: str, source: str, report: Callable[[UsageError], None]) ->
     return settings, []
 
 
-def read_reloadable(path: str, source: str) -> tuple[tuple[Policy, ...], ThresholdSet]:
-    """Return the policies and the thresholds in the file *path*, which *source* names.
+@dataclass(frozen=True, slots=True)
+class Reloadable:
+    """The settings that SIGHUP reads again. The fields are those of Options."""
 
-    Raise UsageError for any mistake in the file.
-    """
+    policies: tuple[Policy, ...] = ()
+    attention: ThresholdSet = field(default_factory=ThresholdSet)
+    alerts: tuple[Receiver, ...] = ()
+    servers: tuple[Peer, ...] = ()
+
+
+def read_reloadable(path: str, source: str) -> Reloadable:
+    """Return the settings in the file *path*, which *source* names; raise UsageError for any mistake in the file."""
 
     def refuse(error: UsageError) -> None:
         raise error
 
     settings, _ = read_config(path, source, refuse)
-    policies: tuple[Policy, ...] = ()
-    thresholds = ThresholdSet()
-    for setting in settings:
-        if setting.row.field == "policies":
-            assert isinstance(setting.value, tuple)
-            policies = setting.value
-        elif setting.row.field == "attention":
-            assert isinstance(setting.value, ThresholdSet)
-            thresholds = setting.value
-    return policies, thresholds
+    names = [each.name for each in fields(Reloadable)]
+    found: dict[str, Any] = {each.row.field: each.value for each in settings if each.row.field in names}
+    return Reloadable(**found)
 
 
 def _read(path: str, source: str) -> tuple[str, int]:
@@ -144,8 +146,10 @@ def _setting(key: str, value: object, where: str) -> Setting:
         raise UsageError(f"{where}: {key}{shown}: must be {row.type.allowed_in_toml}", row.exit_code) from None
 
 
-def _has_password(value: object) -> bool:
-    """Return whether *value* is a database URL with a password."""
+def _has_secret(value: object) -> bool:
+    """Return whether *value* is a database URL with a password, or has an address of a chat, whose path is a secret."""
+    if isinstance(value, tuple):
+        return any(isinstance(each, Receiver) and each.template == SLACK and each.target.url for each in value)
     return isinstance(value, str) and without_password(value) != value
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from greenstalk_server.config.types import (
     ADDRESSES,
+    ALERTS,
     BOOLEAN,
     COUNT,
     DIRECTORY,
@@ -31,6 +32,7 @@ from greenstalk_server.config.types import (
     ROLES,
     RULES,
     SECRET,
+    SERVERS,
     SESSION_TIME,
     SIZE,
     SIZE_LIMIT,
@@ -307,6 +309,23 @@ DEFINITIONS: Final = (
         field="attention",
         key="attention",
         type=THRESHOLDS,
+        default="",
+    ),
+    Definition(
+        (),
+        "receivers of alerts about the conditions that need attention, in the configuration file only; SIGHUP reloads"
+        " them",
+        field="alerts",
+        key="alerts",
+        type=ALERTS,
+        default="",
+    ),
+    Definition(
+        (),
+        "other servers that the dashboard shows, in the configuration file only; SIGHUP reloads them",
+        field="servers",
+        key="servers",
+        type=SERVERS,
         default="",
     ),
     Definition(

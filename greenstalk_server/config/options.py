@@ -14,8 +14,11 @@ from typing import Any, Final, Self
 
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.peers import Peer
 from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.receivers import Receiver
 from greenstalk_server.core.roles import Role, User
+from greenstalk_server.core.targets import ENVIRONMENT
 from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
@@ -53,6 +56,8 @@ class Options:
     access            rules that say which clients may use which tubes; without rules, all clients may use all tubes.
     policies          policies of the configuration file.
     attention         thresholds of the conditions that need attention.
+    alerts            receivers of alerts about them.
+    servers           other servers that the dashboard shows.
     limits            limits on jobs, tubes and connections.
     memory_limit      maximum bytes of memory of the process; 0: no limit.
     web_user          user name that the admin password requires; None: any.
@@ -102,6 +107,8 @@ class Options:
     access: tuple[Rule, ...]
     policies: tuple[Policy, ...]
     attention: ThresholdSet
+    alerts: tuple[Receiver, ...]
+    servers: tuple[Peer, ...]
     limits: Limits
     memory_limit: int
     web_host: str
@@ -173,3 +180,11 @@ class Options:
             return row.flags[0] if row.flags else row.variable or row.key
         is_file = origin != row.variable and not origin.startswith("-")
         return f"{origin}: {row.key}" if is_file else origin
+
+
+def secret_variables(options: Options) -> list[str]:
+    """Return the environment variables in which the receivers of alerts and the other servers have secrets."""
+    targets = [receiver.target for receiver in options.alerts] + [peer.target for peer in options.servers]
+    places = [place for target in targets for place in (target.secret_url, target.token)]
+    places += [receiver.secret for receiver in options.alerts]
+    return [place.place for place in places if place is not None and place.kind == ENVIRONMENT]

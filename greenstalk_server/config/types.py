@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from greenstalk_server.config.text import is_database_url, without_password
-from greenstalk_server.core import roles, thresholds
+from greenstalk_server.core import peers, receivers, roles, thresholds
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
 from greenstalk_server.protocol.access import read_rules
+
+T = TypeVar("T")
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -239,6 +241,28 @@ def _read_policies(value: object) -> tuple[Policy, ...]:
     return tuple([parse_policy(name, document) for name, document in value.items()])
 
 
+def _read_tables(
+    value: object,
+    section: str,
+    most: int,
+    find: Callable[[str, object], list[tuple[str, str]]],
+    parse: Callable[[str, dict[str, object]], T],
+) -> tuple[T, ...]:
+    """Return the TOML tables `[SECTION.NAME]` in *value*; raise Mistakes."""
+    if not isinstance(value, dict):
+        raise ValueError(f"must be tables, each headed [{section}.NAME]")  # noqa: TRY004  as for all wrong values
+    if len(value) > most:
+        raise ValueError(f"must be at most {most} tables, not {len(value)}")
+    mistakes = [
+        (f"{name}.{key}" if key else name, message)
+        for name, table in value.items()
+        for key, message in find(name, table)
+    ]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return tuple([parse(name, table) for name, table in value.items()])
+
+
 def _default_thresholds(text: str) -> thresholds.ThresholdSet:
     """Return the default of the table `[attention]`."""
     assert not text
@@ -412,4 +436,22 @@ THRESHOLDS: Final = Type(
     accepts_in_toml="a table [attention]",
     to_json=lambda found: found.document,
     from_toml=_read_thresholds,
+)
+ALERTS: Final = Type(
+    _nothing,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="tables, each headed [alerts.NAME]",
+    to_json=lambda found: {receiver.name: receivers.shown_receiver(receiver) for receiver in found},
+    from_toml=lambda value: _read_tables(
+        value, "alerts", receivers.MAX_RECEIVERS, receivers.find_mistakes, receivers.parse_receiver
+    ),
+)
+SERVERS: Final = Type(
+    _nothing,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="tables, each headed [servers.NAME]",
+    to_json=lambda found: {peer.name: peers.shown_peer(peer) for peer in found},
+    from_toml=lambda value: _read_tables(value, "servers", peers.MAX_PEERS, peers.find_mistakes, peers.parse_peer),
 )

@@ -52,6 +52,10 @@ def warnings(options: Options) -> Iterator[str]:
         yield f"{origin}: every user of this machine can read the password in it; {advice}"
     for loop in PolicySet(options.policies).warnings():
         yield f"{options.label_of('policies')}: {loop}"
+    for field in ("alerts", "servers"):
+        if options.value_of(field) and not options.web_enabled:
+            name, other = options.label_of(field), options.label_of("web_enabled")
+            yield f"{name} has no effect: the dashboard, which sends alerts and shows servers, is off ({other})"
     if options.viewer_password and not options.operator_password and not options.has_admin:
         name, other = options.label_of("viewer_password"), options.label_of("web_password")
         yield f"{name} is set without {other}: nobody can change anything on the dashboard"

@@ -1,16 +1,110 @@
-"""Summaries of durations: averages and quantiles. Pure."""
+"""Summaries of durations: averages, histograms, sketches and quantiles. Pure.
+
+A histogram counts durations by the bit length of their nanoseconds: it is small, and kept for as long as a tube exists.
+A sketch divides each bit length into PARTS buckets of the same width. Two sketches are merged by adding their counts,
+so the quantiles of an hour come from the sketches of its minutes, as exactly as those of each minute.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import nan
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 DurationCounts: TypeAlias = Mapping[int, int]
 """A histogram: number of durations by their bit length in nanoseconds."""
 
+DurationRows: TypeAlias = dict[int, list[int]]
+"""A sketch while it grows: for each bit length, the number of durations in each of its PARTS buckets."""
+
+Sketch: TypeAlias = dict[int, int]
+"""A sketch: number of durations by bucket. The number of a bucket is its bit length times PARTS, plus its part."""
+
 EWMA_WINDOW: Final = 10
 """Each duration moves an exponentially weighted average by this part of the difference: a weight of 0.1."""
+
+PART_BITS: Final = 5
+PARTS: Final = 1 << PART_BITS
+
+RELATIVE_ERROR: Final = 1 / (2 * PARTS + 1)
+"""Maximum error of a quantile of a sketch relative to the duration: 1.54 %. Less than MIN_DURATION counts as 0."""
+
+MIN_DURATION: Final = 1 << (PART_BITS + 1)
+"""Nanoseconds."""
+
+MAX_BUCKET: Final = 64 * PARTS + PARTS - 1
+
+
+def count_duration(rows: DurationRows, duration: int) -> None:
+    """Add *duration*, nanoseconds below 2**63, to *rows*.
+
+    Costs less than counting in a dictionary by bucket: 38 ns instead of 83, of which most created the key's integer.
+    """
+    length: i64 = duration.bit_length()
+    row = rows.get(length)
+    if row is None:
+        row = rows[length] = [0] * PARTS
+    part: i64 = 0
+    if length > PART_BITS + 1:
+        time: i64 = duration
+        part = (time >> (length - PART_BITS - 1)) & (PARTS - 1)
+    row[part] += 1
+
+
+def add_lengths(counts: dict[int, int], rows: DurationRows) -> None:
+    """Add the durations in *rows* to *counts*, a histogram."""
+    for length, row in rows.items():
+        counts[length] = counts.get(length, 0) + sum(row)
+
+
+def add_rows(sketch: Sketch, rows: DurationRows) -> None:
+    """Add the durations in *rows* to *sketch*."""
+    for length, row in rows.items():
+        first = length * PARTS
+        for part in range(PARTS):
+            count = row[part]
+            if count:
+                bucket = first + part
+                sketch[bucket] = sketch.get(bucket, 0) + count
+
+
+def add_sketch(sketch: Sketch, other: Sketch) -> None:
+    """Add the durations in *other* to *sketch*."""
+    for bucket, count in other.items():
+        sketch[bucket] = sketch.get(bucket, 0) + count
+
+
+def quantile_buckets(sketch: Sketch, parts: tuple[float, ...]) -> list[int]:
+    """Return the buckets of the quantiles *parts*, which are in ascending order; empty if there are no durations.
+
+    The *part* quantile of n durations is the smallest duration that at least *part* times n of them do not exceed.
+    """
+    total, passed, found = sum(sketch.values()), 0, list[int]()
+    if not total:
+        return found
+    for bucket in sorted(sketch):
+        passed += sketch[bucket]
+        while passed >= parts[len(found)] * total:
+            found.append(bucket)
+            if len(found) == len(parts):
+                return found
+    raise AssertionError(f"no quantile {parts}")
+
+
+def bucket_seconds(bucket: int) -> float:
+    """Return the duration in seconds that stands for all durations in *bucket*.
+
+    It differs from each of them by at most RELATIVE_ERROR of that duration.
+    """
+    length, part = divmod(bucket, PARTS)
+    if length <= PART_BITS + 1:
+        return 0.0
+    low = (PARTS + part) * 2.0 ** (length - PART_BITS - 1)
+    high = (PARTS + part + 1) * 2.0 ** (length - PART_BITS - 1)
+    return 2 * low * high / (low + high) / 1e9
 
 
 def quantile(counts: DurationCounts, part: float) -> float:

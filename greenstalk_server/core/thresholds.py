@@ -8,14 +8,14 @@ threshold of 0 turns its condition off. Pure.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
+from greenstalk_server.core.config_tables import Key, find_key_mistakes, read_time
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.patterns import PatternIndex, is_tube_pattern
-from greenstalk_server.core.units import parse_size, parse_time
+from greenstalk_server.core.units import parse_size
 
 MAX_PATTERNS: Final = 1000
 """Maximum number of tables below `[attention.tubes]`."""
@@ -73,24 +73,8 @@ class Thresholds:
 DEFAULTS: Final = Thresholds()
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """A key of the table: a function that reads its value or raises ValueError, and the text after "must be"."""
-
-    read: Callable[[object], float]
-    allowed: str
-
-
 def _time(value: object) -> int:
-    if isinstance(value, str):
-        time = parse_time(value, SECOND)
-    elif type(value) is int:
-        time = value * SECOND
-    else:
-        raise ValueError
-    if not 0 <= time <= _MAX_TIME:
-        raise ValueError
-    return time
+    return read_time(value, _MAX_TIME)
 
 
 def _count(value: object) -> int:
@@ -109,17 +93,17 @@ def _share(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-_TIME_KEY: Final = _Key(
+_TIME_KEY: Final = Key(
     _time,
     f'a number of seconds, 0 (off) or up to {_MAX_TIME // SECOND}, or text with units in quotes ("90s", "1h30m", "7d")',
 )
-_COUNT_KEY: Final = _Key(_count, "a whole number, 0 (off) or more")
-_SIZE_KEY: Final = _Key(
+_COUNT_KEY: Final = Key(_count, "a whole number, 0 (off) or more")
+_SIZE_KEY: Final = Key(
     _size, 'a whole number of bytes, 0 (off) or more, or text with a unit in quotes ("500MB", "2GiB")'
 )
-_SHARE_KEY: Final = _Key(_share, "a number from 0 to 1")
+_SHARE_KEY: Final = Key(_share, "a number from 0 to 1")
 
-_TUBE_KEYS: Final[Mapping[str, _Key]] = {
+_TUBE_KEYS: Final[Mapping[str, Key]] = {
     "no_consumers": _TIME_KEY,
     "oldest_ready": _TIME_KEY,
     "backlog_growth": _COUNT_KEY,
@@ -133,7 +117,7 @@ _TUBE_KEYS: Final[Mapping[str, _Key]] = {
     "limit_used": _SHARE_KEY,
     "limit_within": _TIME_KEY,
 }
-_KEYS: Final[Mapping[str, _Key]] = {
+_KEYS: Final[Mapping[str, Key]] = {
     **_TUBE_KEYS,
     "refused": _COUNT_KEY,
     "memory_used": _SHARE_KEY,
@@ -142,6 +126,8 @@ _KEYS: Final[Mapping[str, _Key]] = {
     "standby_lag": _TIME_KEY,
 }
 assert [field.name for field in fields(Thresholds)] == list(_KEYS)
+
+_HINTS: Final = dict.fromkeys(_KEYS, "is a threshold of the server: write it below [attention]")
 
 
 class ThresholdSet:
@@ -189,7 +175,7 @@ def find_mistakes(document: object) -> list[tuple[str, str]]:
     """Return each mistake in *document*, the table `[attention]`: the dotted key below it, and a complete message."""
     if not isinstance(document, dict):
         return [("", "attention: must be a table: write [attention], and its keys below it")]
-    mistakes = _mistakes("attention", document, {**_KEYS, TUBES: _Key(_count, "")})
+    mistakes = _mistakes("attention", document, _KEYS)
     tables = document.get(TUBES, {})
     if not isinstance(tables, dict):
         return [*mistakes, (TUBES, 'attention.tubes: must be tables, each headed [attention.tubes."PATTERN"]')]
@@ -208,26 +194,10 @@ def find_mistakes(document: object) -> list[tuple[str, str]]:
     return mistakes
 
 
-def _mistakes(place: str, table: Mapping[str, object], keys: Mapping[str, _Key]) -> list[tuple[str, str]]:
-    """Return the mistakes in *table*, whose path is *place* and whose keys must be *keys*."""
-    mistakes = []
-    for name, value in table.items():
-        key = keys.get(name)
-        if name == TUBES and key is not None:
-            continue
-        if key is None:
-            if name in _KEYS:
-                hint = "is a threshold of the server: write it below [attention]"
-            else:
-                hint = f"did you mean {difflib.get_close_matches(name[:60], keys, n=1, cutoff=0.0)[0]}?"
-            mistakes.append((name, f"{place}: unknown key {name[:60]!r}: {hint}"))
-            continue
-        try:
-            key.read(value)
-        except ValueError:
-            shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
-            mistakes.append((name, f"{place}.{name} {shown[:60]}: must be {key.allowed}"))
-    return mistakes
+def _mistakes(place: str, table: Mapping[str, object], keys: Mapping[str, Key]) -> list[tuple[str, str]]:
+    """Return the mistakes in the thresholds of *table*, which is at *place* and may have *keys*."""
+    given = {name: value for name, value in table.items() if not (name == TUBES and keys is _KEYS)}
+    return find_key_mistakes(place, given, keys, _HINTS)
 
 
 def _values(table: object) -> dict[str, float]:

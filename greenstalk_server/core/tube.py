@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.durations import EWMA_WINDOW
+from greenstalk_server.core.durations import EWMA_WINDOW, DurationRows, add_lengths, count_duration
 from greenstalk_server.core.idempotency import IdempotencyKeys
 from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
 from greenstalk_server.core.job_index import JobIndex
@@ -74,10 +74,10 @@ class Tube:
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.
-    waits           histogram of how long jobs were ready until they were reserved: number of jobs by the bit length of
-                    that time in nanoseconds.
-    runs            the same histogram of how long jobs were reserved until they were deleted, released or buried.
-    wait_time, run_time   the sums of the times in `waits` and in `runs`, nanoseconds.
+    waits           sketch of how long jobs were ready until they were reserved, since the last `take_times`.
+    runs            the same of how long jobs were reserved until they were deleted, released or buried.
+    earlier_waits, earlier_runs   histograms of these times before the last `take_times`.
+    wait_time, run_time   the sums of all these times, nanoseconds.
     wait_ewma, run_ewma   exponentially weighted averages of these times, nanoseconds.
     wait_min, run_min, wait_max, run_max   the shortest and the longest of these times, nanoseconds. A minimum is NEVER
                     if there is none.
@@ -89,6 +89,8 @@ class Tube:
         "cmd_delete",
         "cmd_pause_tube",
         "delayed",
+        "earlier_runs",
+        "earlier_waits",
         "held_until",
         "idempotency",
         "name",
@@ -156,8 +158,10 @@ class Tube:
         self.total_timeouts: int = 0
         self.wait_time: int = 0
         self.run_time: int = 0
-        self.waits: dict[int, int] = {}
-        self.runs: dict[int, int] = {}
+        self.waits: DurationRows = {}
+        self.runs: DurationRows = {}
+        self.earlier_waits: dict[int, int] = {}
+        self.earlier_runs: dict[int, int] = {}
         self.wait_ewma: i64 = 0
         self.wait_min: i64 = NEVER
         self.wait_max: i64 = 0
@@ -242,9 +246,8 @@ class Tube:
 
     def note_wait(self, wait: int) -> None:
         """Count that a job was ready for *wait* nanoseconds until it was reserved."""
-        length = wait.bit_length()
         self.wait_time += wait
-        self.waits[length] = self.waits.get(length, 0) + 1
+        count_duration(self.waits, wait)
         time: i64 = wait
         if time > self.wait_max:
             self.wait_max = time
@@ -256,9 +259,8 @@ class Tube:
 
     def note_run(self, run: int) -> None:
         """Count that a job was reserved for *run* nanoseconds until it was deleted, released or buried."""
-        length = run.bit_length()
         self.run_time += run
-        self.runs[length] = self.runs.get(length, 0) + 1
+        count_duration(self.runs, run)
         time: i64 = run
         if time > self.run_max:
             self.run_max = time
@@ -267,6 +269,29 @@ class Tube:
                 self.run_ewma = time
             self.run_min = time
         self.run_ewma += (time - self.run_ewma) // EWMA_WINDOW
+
+    def take_times(self) -> tuple[DurationRows, DurationRows]:
+        """Return the waits and the runs since the last call, which become part of the earlier ones.
+
+        Only the history may call this, since each time is returned once.
+        """
+        waits, runs = self.waits, self.runs
+        self.waits, self.runs = {}, {}
+        add_lengths(self.earlier_waits, waits)
+        add_lengths(self.earlier_runs, runs)
+        return waits, runs
+
+    def wait_counts(self) -> dict[int, int]:
+        """Return the number of all waits by their bit length in nanoseconds."""
+        counts = dict(self.earlier_waits)
+        add_lengths(counts, self.waits)
+        return counts
+
+    def run_counts(self) -> dict[int, int]:
+        """Return the number of all runs by their bit length in nanoseconds."""
+        counts = dict(self.earlier_runs)
+        add_lengths(counts, self.runs)
+        return counts
 
     def counts(self) -> PolicyCounts:
         """Return `policy_counts`, created if there are none."""

@@ -107,7 +107,7 @@ def tube_extension(tube: Tube, now: int) -> TubeExtension:
         processing_time_ewma=tube.run_ewma / SECOND,
         processing_time_min=min(tube.run_min, tube.run_max) / SECOND,
         processing_time_max=tube.run_max / SECOND,
-        processing_time_samples=sum(tube.runs.values()),
+        processing_time_samples=sum(tube.run_counts().values()),
         processing_time_p50=_processing_time(tube, 0.5),
         processing_time_p95=_processing_time(tube, 0.95),
         processing_time_p99=_processing_time(tube, 0.99),
@@ -155,7 +155,7 @@ def group_stats(group: Group) -> GroupStats:
 
 def _processing_time(tube: Tube, part: float) -> float:
     """Return the *part* quantile of the processing times in seconds, 0 if there are none."""
-    found = quantile(tube.runs, part)
+    found = quantile(tube.run_counts(), part)
     return 0.0 if isnan(found) else min(max(found, tube.run_min / SECOND), tube.run_max / SECOND)
 
 

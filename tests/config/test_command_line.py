@@ -81,6 +81,8 @@ def test_defaults() -> None:
         access=(),
         policies=(),
         attention=ThresholdSet(),
+        alerts=(),
+        servers=(),
         limits=Limits(
             connections=0,
             connections_per_address=0,

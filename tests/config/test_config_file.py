@@ -10,7 +10,9 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options, UsageError
+from greenstalk_server.core.peers import parse_peer
 from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.receivers import parse_receiver
 from greenstalk_server.core.roles import Rights, Role, User
 from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
@@ -115,7 +117,16 @@ label = "Keycloak"
 oldest_ready = "1h"
 [attention.tubes."quiet.*"]
 no_consumers = 0
+
+[alerts.ops]
+template = "json"
+url = "https://hooks.example.com/"
+
+[servers.two]
+url = "https://two.example"
 """
+
+RECEIVER = {"template": "json", "url": "https://hooks.example.com/"}
 
 FIELDS = {
     "journal_name": ("mail", 1),
@@ -213,6 +224,8 @@ FIELDS = {
                 ThresholdSet({"oldest_ready": "1h", "tubes": {"quiet.*": {"no_consumers": 0}}}),
                 "[attention]",
             ),
+            ("alerts", (parse_receiver("ops", RECEIVER),), "[alerts.ops]"),
+            ("servers", (parse_peer("two", {"url": "https://two.example"}),), "[servers.two]"),
         )
     },
 }

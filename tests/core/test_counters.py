@@ -37,12 +37,12 @@ def test_wait_is_the_time_from_ready_to_reserved(world: World) -> None:
     delayed = client.put(delay=2)
     world.advance(5)
     client.take(2)
-    assert tube(world).waits == lengths(5, 3)
+    assert tube(world).wait_counts() == lengths(5, 3)
     assert tube(world).wait_time == 8 * SECOND
     client.release(delayed, delay=1)
     world.advance(4)
     client.take(1)
-    assert tube(world).waits == lengths(5, 3, 3)
+    assert tube(world).wait_counts() == lengths(5, 3, 3)
 
 
 def test_job_for_a_waiting_client_has_a_wait_of_zero(world: World) -> None:
@@ -50,7 +50,7 @@ def test_job_for_a_waiting_client_has_a_wait_of_zero(world: World) -> None:
     worker.reserve()
     world.advance(5)
     client.put()
-    assert (tube(world).waits, tube(world).wait_time) == ({0: 1}, 0)
+    assert (tube(world).wait_counts(), tube(world).wait_time) == ({0: 1}, 0)
 
 
 @pytest.mark.parametrize("state", ["delayed", "buried"])
@@ -61,7 +61,7 @@ def test_job_that_was_not_ready_has_a_wait_of_zero(world: World, state: str) -> 
         world.bury_job(id)
     world.advance(5)
     client.reserve_job(id)
-    assert tube(world).waits == {0: 1}
+    assert tube(world).wait_counts() == {0: 1}
 
 
 def test_returned_job_starts_a_new_wait(world: World) -> None:
@@ -79,7 +79,7 @@ def test_returned_job_starts_a_new_wait(world: World) -> None:
     other.kick_job(id)
     world.advance(0.5)
     other.reserve()
-    assert tube(world).waits == lengths(0, 2, 1, 0.5)
+    assert tube(world).wait_counts() == lengths(0, 2, 1, 0.5)
     assert tube(world).total_reserves == 4
 
 
@@ -89,7 +89,7 @@ def test_wait_includes_a_pause(world: World) -> None:
     worker.reserve()
     client.put()
     world.advance(5)
-    assert tube(world).waits == lengths(5)
+    assert tube(world).wait_counts() == lengths(5)
 
 
 # Runs
@@ -104,7 +104,7 @@ def test_reservation_ended_by_its_client_is_a_run(world: World, end: Callable[[A
     client.touch(id)
     world.advance(3)
     assert end(client, id)
-    assert (tube(world).runs, tube(world).run_time) == (lengths(7), 7 * SECOND)
+    assert (tube(world).run_counts(), tube(world).run_time) == (lengths(7), 7 * SECOND)
 
 
 def test_lapsed_reservation_is_not_a_run(world: World) -> None:
@@ -115,7 +115,7 @@ def test_lapsed_reservation_is_not_a_run(world: World) -> None:
     client.reserve()
     world.advance(1)
     client.disconnect()
-    assert (tube(world).runs, tube(world).run_time) == ({}, 0)
+    assert (tube(world).run_counts(), tube(world).run_time) == ({}, 0)
 
 
 def test_delete_of_an_unreserved_job_is_not_a_run(world: World) -> None:
@@ -125,7 +125,7 @@ def test_delete_of_an_unreserved_job_is_not_a_run(world: World) -> None:
     id = client.put()
     world.bury_job(id)
     client.delete(id)
-    assert tube(world).runs == {}
+    assert tube(world).run_counts() == {}
     assert tube(world).cmd_delete == 3
 
 
@@ -140,7 +140,7 @@ def test_forced_operation_on_a_reserved_job_ends_a_run(world: World) -> None:
     client.reserve_job(id)
     world.advance(2)
     assert world.release_job(id)
-    assert tube(world).runs == lengths(2, 2, 2)
+    assert tube(world).run_counts() == lengths(2, 2, 2)
 
 
 def test_moved_job_has_its_wait_in_the_old_tube_and_its_run_in_the_new_one(world: World) -> None:
@@ -152,7 +152,12 @@ def test_moved_job_has_its_wait_in_the_old_tube_and_its_run_in_the_new_one(world
     world.advance(2)
     client.release(id)
     here, there = tube(world), tube(world, b"other")
-    assert (here.waits, here.runs, there.waits, there.runs) == ({0: 1}, {}, {}, lengths(2))
+    assert (here.wait_counts(), here.run_counts(), there.wait_counts(), there.run_counts()) == (
+        {0: 1},
+        {},
+        {},
+        lengths(2),
+    )
     assert (here.total_reserves, here.total_releases, there.total_releases) == (1, 0, 1)
 
 

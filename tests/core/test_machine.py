@@ -364,8 +364,8 @@ class BrokerMachine(RuleBasedStateMachine):
             assert (oldest and oldest.deadline) == (expected and expected.since)  # any of several
             assert {key: getattr(tube, key) for key in COUNTED} == {key: counted.counts[key] for key in COUNTED}
             assert (tube.wait_time, tube.run_time) == (sum(counted.waits), sum(counted.runs))
-            assert tube.waits == Counter(wait.bit_length() for wait in counted.waits)
-            assert tube.runs == Counter(run.bit_length() for run in counted.runs)
+            assert tube.wait_counts() == Counter(wait.bit_length() for wait in counted.waits)
+            assert tube.run_counts() == Counter(run.bit_length() for run in counted.runs)
             assert (tube.wait_min, tube.wait_max, tube.wait_ewma) == summary(counted.waits)
             assert (tube.run_min, tube.run_max, tube.run_ewma) == summary(counted.runs)
 

@@ -201,7 +201,7 @@ def test_standby_reads_the_policies_again_at_sighup_and_applies_them_when_it_lea
         (standby,) = [node for node in nodes.nodes if node is not active]
         file.write_text('[policies.all]\ntubes = ["*"]\nmax_attempts = 1\ndead_letter = "failed"\nmax_job_size = 1\n')
         standby.signal(signal.SIGHUP)
-        applied = f"applied the policies and thresholds of {file} (SIGHUP), policies: 1; "
+        applied = f"applied the reloadable settings of {file} (SIGHUP), policies: 1; "
         wait_until(lambda: applied in standby.log, lambda: standby.log)
         with Peer(socket.create_connection(("127.0.0.1", active.port), 60)) as peer:
             assert peer.ask(b"put 0 0 600 2\r\nhi") == b"INSERTED 1"

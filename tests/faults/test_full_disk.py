@@ -210,8 +210,11 @@ def test_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str
         assert {peer.stats(b"stats-job %d" % id)["pri"] for id in some} == {"7"}
 
 
-@pytest.mark.parametrize("size", [600_000, 1_100_000, 2_000_000, 4_400_000])
-@pytest.mark.parametrize("disk", [tmpfs, ext4], ids=["tmpfs", "ext4"])
+@pytest.mark.parametrize(
+    ("disk", "size"),
+    [(tmpfs, 600_000), (tmpfs, 4_400_000), (ext4, 1_100_000), (ext4, 2_000_000)],
+    ids=["tmpfs 0.6 MB", "tmpfs 4.4 MB", "ext4 1.1 MB", "ext4 2 MB"],
+)
 def test_small_disk_under_load_loses_nothing_and_answers_every_command(
     tmp_path: Path, disk: Callable[[Path, int], AbstractContextManager[Path]], size: int
 ) -> None:

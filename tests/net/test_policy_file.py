@@ -53,7 +53,7 @@ def test_sighup_applies_the_changed_file(file: Path) -> None:
         file.write_text('[policies.mail]\ntubes = ["mail"]\nmax_job_size = 2\n[policies.sms]\ntubes = ["sms"]\n')
         line = hang_up(daemon, log)
         assert line.endswith(
-            f" INFO applied the policies and thresholds of {file} (SIGHUP), policies: 2; other changes need a restart\n"
+            f" INFO applied the reloadable settings of {file} (SIGHUP), policies: 2; other changes need a restart\n"
         )
         assert put(daemon).startswith(b"INSERTED")
         assert put(daemon, b"hello") == b"JOB_TOO_BIG"
@@ -90,7 +90,7 @@ def test_sighup_with_a_mistake_keeps_the_policies(file: Path, text: str | None, 
             file.write_text(text)
         line = hang_up(daemon, Log(daemon.process))
         assert line.partition(" ERROR ")[2].startswith(
-            f"keeping the present policies and thresholds: {reason.format(file)}"
+            f"keeping the present policies and other settings: {reason.format(file)}"
         )
         assert put(daemon) == b"JOB_TOO_BIG"
         assert daemon.stop()[1].count("ERROR") == 0
@@ -129,5 +129,5 @@ def test_file_that_the_user_cannot_read_keeps_the_policies(file: Path) -> None:
     file.write_text('[policies.mail]\ntubes = ["mail"]\nmax_job_size = 1\n')
     with serve(file, "-u", "nobody") as daemon:
         line = hang_up(daemon, Log(daemon.process))
-        assert f"ERROR keeping the present policies and thresholds: --config {file}: Permission denied; " in line
+        assert f"ERROR keeping the present policies and other settings: --config {file}: Permission denied; " in line
         assert put(daemon) == b"JOB_TOO_BIG"

@@ -200,6 +200,8 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
     live += [f"page=job&id={id}" for id in each] + [f"page=tube&{by_state[0]}&q=pri:10", "page=connection&number=2"]
     return {
         "/": ["/"],
+        "/alerts": ["/alerts"],
+        "/servers": ["/servers"],
         "/audit": ["/audit"],
         "/audit/export": ["/audit/export?format=jsonl", "/audit/export?format=csv"],
         "/bulk": [f"/bulk?task={id}" for id in tasks],

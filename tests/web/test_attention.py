@@ -619,14 +619,12 @@ def test_sighup_applies_changed_thresholds(tmp_path: Path) -> None:
         daemon.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
         file.write_text("[attention]\nno_consumer = 1\n")
         daemon.process.send_signal(signal.SIGHUP)
-        refused = (
-            f"keeping the present policies and thresholds: {file}:2: attention: unknown key 'no_consumer': did you"
-        )
-        assert refused in log.find("thresholds")
+        refused = f"keeping the present policies and other settings: {file}:2: attention: unknown key 'no_consumer'"
+        assert refused in log.find("settings")
         assert conditions(daemon) == set()
         file.write_text("[attention]\nno_consumers = 1\n")
         daemon.process.send_signal(signal.SIGHUP)
-        assert f"applied the policies and thresholds of {file} (SIGHUP)" in log.find("thresholds")
+        assert f"applied the reloadable settings of {file} (SIGHUP)" in log.find("applied")
         eventually(lambda: conditions(daemon) == {("no_consumers", "mail")}, "the condition begins")
 
 

@@ -151,6 +151,11 @@ def test_terms_about_fields_and_errors_need_bodies() -> None:
     ]
 
 
+def test_queries_about_errors() -> None:
+    texts = ("error:*", "-error.why:x", "reason:expired", "body.error:x", "error")
+    assert [text for text in texts if parse(text).is_about_errors] == ["error:*", "-error.why:x", "reason:expired"]
+
+
 @pytest.mark.parametrize(
     ("given", "canonical"),
     [

@@ -116,6 +116,25 @@ TABLE: dict[str, list[Probe]] = {
     "POST /commands": [Probe("/commands", form={"action": "job/edit", "id": "{id}", "pri": "1"}),
                        Probe("/commands", form={"action": "tube/pause", "tube": "{tube}", "seconds": "9"})],
     "POST /zone": [form("/zone", zone="local")],
+    "GET /alerts": [Probe("/alerts")],
+    "POST /alerts/silence": [form("/alerts/silence", tubes="{tube}", kind="", seconds="60"),
+                             form("/alerts/silence", tubes="*", kind="", seconds="60"),
+                             form("/alerts/silence", tubes="covert.*", kind="", seconds="60")],
+    "POST /alerts/silence/end": [form("/alerts/silence/end", id="1"), form("/alerts/silence/end", id="2")],
+    "POST /alerts/test": [form("/alerts/test", receiver="x")],
+    "GET /api/v1/alerts": [api("/alerts")],
+    "GET /api/v1/alerts/silences": [api("/alerts/silences")],
+    "POST /api/v1/alerts/silences": [api("/alerts/silences", {"tubes": "{tube}", "seconds": 60})],
+    "DELETE /api/v1/alerts/silences": [api("/alerts/silences?id=1"), api("/alerts/silences?id=2")],
+    "POST /api/v1/alerts/test": [api("/alerts/test", {"receiver": "x"})],
+    "GET /servers": [Probe("/servers")],
+    "GET /api/v1/servers": [api("/servers")],
+    "POST /search/save": [form("/search/save", name="new", q="tube:{tube}")],
+    "POST /search/delete": [form("/search/delete", name="hidden")],
+    "GET /api/v1/saved-searches": [api("/saved-searches")],
+    "POST /api/v1/saved-searches": [api("/saved-searches", {"name": "new", "q": "tube:{tube}"})],
+    "DELETE /api/v1/saved-searches": [api("/saved-searches?name=hidden")],
+    "GET /api/v1/tube/errors": [api("/tube/errors?tube={tube}"), api("/tube/errors?tube=billing.failed")],
     "GET /login": [Probe("/login?next=/tube?tube={tube}")],
     "POST /login": [form("/login", name="eve", next="/tube?tube={tube}")],
     "POST /logout": [form("/logout")],
@@ -297,6 +316,8 @@ class World:
             sorted(client.number for client in broker.clients),
             sorted(broker.policies.policies),
             {name: sample.tube for name, sample in self.store.samples.items() if sample.tube.startswith("covert.")},
+            sorted(self.store.searches),
+            len(dashboard.alerts.silences.all()),
             [(task.id, task.is_cancelled) for task in dashboard.tasks._kept.values() if task.who.name == "ann"],
         )
 
@@ -349,6 +370,12 @@ class World:
         post = self.client.post
         new = NEW_JOB | {"tube": HIDDEN, "name": "hidden", "body": BODY.decode()}
         assert post("/sample/save", data=new, headers=self.as_admin).status_code == 303
+        for name, query in (("hidden", "tube:covert.payroll"), ("hidden prefix", "tube:covert.*")):
+            kept = post("/search/save", data={"name": name, "q": query}, headers=self.as_admin)
+            assert kept.status_code == 303, kept.text
+        for pattern in (HIDDEN, "covert.*"):
+            silence = {"tubes": pattern, "kind": "", "seconds": "600", "reason": ""}
+            assert post("/alerts/silence", data=silence, headers=self.as_admin).status_code == 303
         found = post("/api/v1/searches", json={"q": "tube:covert.* MaRkEr"}, headers=self.as_admin)
         dry_run = post("/api/v1/bulk", json={"action": "delete", "tube": HIDDEN}, headers=self.as_admin)
         preview = post("/api/v1/policies/new/dry-run", json={"tubes": ["covert.*"]}, headers=self.as_admin)
@@ -434,7 +461,7 @@ WITHOUT_TRACES = frozenset(
         *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/search"),
         *("/server/history", "/tube/history", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
-        *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>")),
+        *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/tube/errors")),
     }
 )
 """Routes that show no names, or only those in the request."""

@@ -7,17 +7,17 @@ import random
 import sys
 import types
 import weakref
-from math import isnan, nan
+from math import isnan
 
 import gevent
 import pytest
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.durations import quantile
+from greenstalk_server.core.durations import RELATIVE_ERROR, quantile
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.web.metrics.history import MAX_TUBES, TUBE_BATCH, History, Rates
-from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, RATES, SERIES, Calendar, Points
+from greenstalk_server.web.metrics.rings import DAY, DEPTHS, HOUR, NINETY_DAYS, RATES, SERIES, TEN, TEN_MINUTES, WEEK
 
 from .conftest import Queue
 from .turns import LoopIterations, until
@@ -70,7 +70,12 @@ class HistoryDriver:
         return sum(map(sys.getsizeof, seen.values()))
 
     def last(self, tube: str | None, series: str, points: int = 1) -> list[float]:
-        return self.history.spark(tube.encode() if tube else None, series, points)
+        """Return the last *points* values of *series*, ten seconds apart."""
+        name = tube.encode() if tube else None
+        if series in RATES:
+            return self.history.spark(name, series, points)
+        values = self.history.columns(name, TEN_MINUTES).series[series]
+        return values[::-TEN][:points][::-1]
 
 
 @pytest.fixture
@@ -165,7 +170,36 @@ def test_expired_and_dead_lettered_jobs_count(driver: HistoryDriver) -> None:
 # Points
 
 
-def test_points_of_the_hour(driver: HistoryDriver) -> None:
+def test_seconds_of_ten_minutes(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.put(mail, 20)
+    driver.advance(3)
+    driver.put(mail, 5)
+    driver.advance(2)
+    columns = driver.history.columns(b"mail", TEN_MINUTES)
+    assert (columns.step, columns.end) == (1, driver.queue.now // SECOND)
+    assert list(columns.series) == list(SERIES)
+    assert {len(values) for values in columns.series.values()} == {600}
+    assert loose(columns.series["put"][-7:]) == [None, None, 20, 0, 0, 5, 0]
+    assert loose(columns.series["ready"][-7:]) == [None, None, 20, 20, 20, 25, 25]
+    assert {key for key, values in columns.series.items() if any(loose(values))} == {"put", "ready"}
+
+
+def test_seconds_wrap_around(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    for at in range(1500):
+        driver.put(mail, at % 7)
+        driver.advance(1)
+    series = driver.history.columns(b"mail", TEN_MINUTES).series
+    assert series["put"] == [at % 7 for at in range(900, 1500)]
+    puts = [at % 7 for at in range(1500)]
+    assert series["ready"] == [sum(puts[: at + 1]) for at in range(900, 1500)]
+    assert driver.last("mail", "put", 60) == pytest.approx(
+        [sum(puts[at : at + 10]) / 10 for at in range(900, 1500, 10)]
+    )
+
+
+def test_ten_seconds_have_rates_only_for_whole_intervals(driver: HistoryDriver) -> None:
     mail = driver.worker("mail")
     driver.put(mail, 20)
     driver.advance(10)
@@ -174,67 +208,83 @@ def test_points_of_the_hour(driver: HistoryDriver) -> None:
     assert loose(driver.last("mail", "put", 3)) == [None, None, 2]
     driver.advance(1)
     assert loose(driver.last("mail", "put", 3)) == [None, 2, 0.5]
-    assert loose(driver.last("mail", "ready", 3)) == [None, 20, 25]
     driver.advance(10)
     assert loose(driver.last("mail", "put", 3)) == [2, 0.5, 0]
-    columns = driver.history.columns(b"mail", HOUR)
-    assert columns.end == driver.queue.now // SECOND
-    assert list(columns.series) == list(SERIES)
-    assert {key for key, values in columns.series.items() if any(loose(values))} == {"put", "ready"}
 
 
-def test_points_of_the_day(driver: HistoryDriver) -> None:
+def test_minutes_of_the_hour(driver: HistoryDriver) -> None:
     mail = driver.worker("mail")
-    driver.put(mail, 600)
-    driver.advance(300)
-    driver.delete(mail, 300)
-    driver.advance(299)
-    assert loose(driver.history.columns(b"mail", DAY).series["put"][-2:]) == [None, 2]
+    driver.put(mail, 120)
+    driver.advance(60)
+    driver.delete(mail, 60)
+    driver.advance(59)
+    assert loose(driver.history.columns(b"mail", HOUR).series["put"][-2:]) == [None, 2]
     driver.advance(1)
-    columns = driver.history.columns(b"mail", DAY)
-    assert columns.step == 300
-    assert columns.end == driver.queue.now // SECOND
+    columns = driver.history.columns(b"mail", HOUR)
+    assert (columns.step, columns.end) == (60, driver.queue.now // SECOND)
     last = {key: loose(values[-3:]) for key, values in columns.series.items()}
     assert last["put"] == [None, 2, 0]
     assert last["delete"] == [None, 0, 1]
-    assert last["ready"] == [None, 600, 300]
-    assert last["wait_p50"][:2] == [None, None]
-    assert last["wait_p50"][2] == pytest.approx(300, rel=1)
+    assert last["ready"] == [None, 120, 60]
+    for key in ("wait_p50", "wait_p95", "wait_p99"):
+        assert last[key][:2] == [None, None]
+        assert last[key][2] == pytest.approx(60, rel=RELATIVE_ERROR)
 
 
-def test_rings_wrap_around(driver: HistoryDriver) -> None:
-    """After more than a day, each ring holds its last points and nothing older."""
+def test_hours_and_minutes_after_days(driver: HistoryDriver) -> None:
+    """Each span has its last points, and nothing older; the hours have the quantiles of all their minutes."""
     mail = driver.worker("mail")
-    driver.put(mail, 1000)
-    driver.advance(DAY.step * DAY.points, step=2)
-    assert driver.history.columns(b"mail", DAY).series["put"][0] == pytest.approx(1000 / 300)
-    for at in range(HOUR.points):
-        driver.put(mail, at)
-        driver.advance(10, step=2)
-    hour = driver.history.columns(b"mail", HOUR)
-    assert hour.series["put"] == pytest.approx([at / 10 for at in range(HOUR.points)])
-    driver.advance(10, step=2)
-    assert driver.history.columns(b"mail", HOUR).series["put"][0] == pytest.approx(0.1)
-    day = driver.history.columns(b"mail", DAY).series["put"]
-    assert len(day) == DAY.points
-    assert not any(day[:-12]), "the first five minutes of the day before are gone"
-    assert day[-12:] == pytest.approx([(30 * at + 14.5) / 10 for at in range(12)])
+    for hour in range(50):
+        driver.put(mail, 3600 + hour)
+        driver.advance(1800, step=3)
+        driver.delete(mail, 3600 + hour)
+        driver.advance(1800, step=3)
+    now = driver.queue.now // SECOND
+    week = driver.history.columns(b"mail", WEEK)
+    assert (week.step, week.end, len(week.series["put"])) == (3600, now, 168)
+    assert loose(week.series["put"][-51:]) == [None, *[round(1 + hour / 3600, 4) for hour in range(50)]]
+    assert week.series["wait_p99"][-1] == pytest.approx(1800, rel=RELATIVE_ERROR)
+    day = driver.history.columns(b"mail", DAY)
+    assert (day.step, day.end, len(day.series["put"])) == (60, now, 1440)
+    expected = [(3600 + hour) / 60 if minute == 0 else 0 for hour in range(26, 50) for minute in range(60)]
+    assert day.series["put"] == pytest.approx(expected)
+    assert driver.history.columns(b"mail", NINETY_DAYS).series["put"][-50:] == week.series["put"][-50:]
 
 
-def test_memory_is_constant_once_the_rings_are_full(driver: HistoryDriver) -> None:
+def test_span_of_a_day_or_a_week_ago(driver: HistoryDriver) -> None:
+    """Minutes of the day before are exact for the hour; for the day they are those of each hour."""
+    mail = driver.worker("mail")
+    for hour in range(49):
+        driver.put(mail, 3600 + hour)
+        driver.advance(3600, step=3)
+    history, now = driver.history, driver.queue.now // SECOND
+    hour_before = history.columns(b"mail", HOUR, 86400)
+    assert (hour_before.step, hour_before.end) == (60, now - 86400)
+    assert hour_before.series["put"][0] == (3600 + 24) / 60
+    assert not any(hour_before.series["put"][1:])
+    day_before = history.columns(b"mail", DAY, 86400)
+    assert day_before.series["put"] == pytest.approx([1 + (1 + at // 60) / 3600 for at in range(1440)])
+    ten_minutes = history.columns(b"mail", TEN_MINUTES, 86400)
+    assert (ten_minutes.step, len(ten_minutes.series["put"])) == (1, 600)
+    assert ten_minutes.series["ready"] == hour_before.series["ready"][-10:][0:1] * 600
+    assert all(map(isnan, history.columns(b"mail", DAY, 7 * 86400).series["put"]))
+
+
+def test_memory_is_constant_once_the_blocks_are_full(driver: HistoryDriver) -> None:
     mail = driver.worker("mail")
 
-    def day() -> int:
-        for _ in range(DAY.points):
+    def hours(count: int) -> int:
+        for _ in range(count * 4):
             driver.put(mail, 2)
-            driver.advance(100, step=2)
+            driver.advance(300, step=3)
             driver.delete(mail, 2)
-            driver.advance(200, step=2)
+            driver.advance(600, step=3)
         return driver.size()
 
-    first, second, third = day(), day(), day()
-    assert first > 20_000
-    assert abs(second - first) < 200 and abs(third - second) < 200, (first, second, third)
+    day = hours(27)
+    later = hours(5)
+    assert day > 20_000
+    assert later - day < 5 * 200, (day, later)
 
 
 def test_tube_used_once_takes_little_memory(driver: HistoryDriver) -> None:
@@ -244,27 +294,11 @@ def test_tube_used_once_takes_little_memory(driver: HistoryDriver) -> None:
             driver.put(client)
             driver.delete(client)
             driver.broker.disconnect(client, driver.queue.now)
-        driver.advance(DAY.step, step=2)
+        driver.advance(300, step=2)
         return driver.size()
 
     before = use_once(range(100))
-    assert use_once(range(100, 200)) - before < 100 * 3000
-
-
-def test_points_kept_as_rows_read_like_rings() -> None:
-    rng = random.Random(7)  # noqa: S311
-    points, calendar = Points(HOUR), Calendar(HOUR, 0)
-    expected: list[list[float]] = []
-    for point in range(3 * HOUR.points):
-        is_busy = rng.random() < (0.01 if point < HOUR.points else 0.2)
-        values = [float(rng.randrange(3)) * is_busy for _ in SERIES[:-4]] + [float(is_busy) or nan] * 4
-        points.write(point, values)
-        calendar.close(point)
-        expected.append(values)
-        for series in (0, len(SERIES) - 1):
-            read = calendar.read(points.ring(series), 0, 0.0 if series == 0 else nan, HOUR.points)
-            known = [row[series] for row in expected[-HOUR.points :]]
-            assert loose(read[-len(known) :]) == loose(known)
+    assert use_once(range(100, 200)) - before < 100 * 12_000
 
 
 def test_gap_is_unknown(driver: HistoryDriver) -> None:
@@ -278,23 +312,37 @@ def test_gap_is_unknown(driver: HistoryDriver) -> None:
     driver.advance(5)
     assert driver.history.rates(b"mail").put == 4, "over the five seconds that are known"
     driver.advance(10)
-    # The first two points are known, the next four are not, and the last five seconds of the point after them are.
+    # Five seconds of the third and of the seventh point are known.
     for name in ("mail", None):
-        assert loose(driver.last(name, "put", 8)) == [1, 0, None, None, None, None, 4, 0]
+        assert loose(driver.last(name, "put", 8)) == [1, 0, 0, None, None, None, 4, 0]
     assert loose(driver.last("mail", "ready", 3)) == [None, 1030, 1030]
 
 
-def test_gap_longer_than_the_ring(driver: HistoryDriver) -> None:
+def test_gap_longer_than_the_day(driver: HistoryDriver) -> None:
     mail = driver.worker("mail")
     driver.put(mail, 10)
     driver.advance(600)
     driver.skip(3 * 86400)
-    driver.advance(310)
-    for span, known in ((HOUR, 31), (DAY, 1)):
+    driver.advance(3720, step=2)
+    for span, known in ((TEN_MINUTES, 600), (HOUR, 60), (DAY, 62)):
         columns = driver.history.columns(b"mail", span)
         assert columns.end == driver.queue.now // SECOND // span.step * span.step
         series = columns.series["ready"]
-        assert [isnan(value) for value in series] == [True] * (span.points - known) + [False] * known
+        assert [isnan(value) for value in series] == [True] * (span.points - known) + [False] * known, span
+    week = driver.history.columns(b"mail", NINETY_DAYS).series["put"]
+    assert [at for at, value in enumerate(week) if value > 0] == [2160 - 73], "the ten minutes before the gap"
+
+
+def test_minute_with_a_gap_has_the_rate_of_its_known_seconds(driver: HistoryDriver) -> None:
+    mail = driver.worker("mail")
+    driver.put(mail, 60)
+    driver.advance(20)
+    driver.put(mail, 1000)
+    driver.skip(30)
+    driver.advance(10)
+    minute = driver.history.columns(b"mail", HOUR).series
+    assert minute["put"][-1] == 2
+    assert minute["ready"][-1] == 1060
 
 
 def test_late_sample_is_not_a_gap(driver: HistoryDriver) -> None:
@@ -452,9 +500,8 @@ def test_wait_and_run_times(driver: HistoryDriver) -> None:
     driver.history.tick()
     driver.advance(5)
     for name in ("mail", None):
-        for key, exact in (("wait_p50", 4), ("wait_p95", 4), ("run_p50", 0.25), ("run_p95", 0.25)):
-            [value] = driver.last(name, key)
-            assert exact / 2 <= value <= exact * 2, key
+        for key, exact in (("wait_p50", 4), ("wait_p99", 4), ("run_p50", 0.25), ("run_p95", 0.25)):
+            assert driver.last(name, key) == [pytest.approx(exact, rel=RELATIVE_ERROR)], key
     driver.advance(10)
     assert isnan(driver.last("mail", "wait_p50")[0])
 

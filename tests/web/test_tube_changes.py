@@ -98,7 +98,7 @@ def test_kick_is_limited_to_the_jobs_that_were_counted(
     queue: Queue, client: FlaskClient, buried: dict[str, list[int]]
 ) -> None:
     id = preview(client, "*", "kick")
-    assert "Kick 4 tubes, with 10 buried jobs" in words(client, f"/tubes/change?task={id}")
+    assert "Kick 10 buried jobs of 4 tubes?" in words(client, f"/tubes/change?task={id}")
     (late,) = queue.put("billing")
     queue.broker.bury_job(late, queue.now)
     done = run(client, id)

@@ -115,7 +115,7 @@ def test_errors_are_grouped_commonest_first(queue: Queue, client: FlaskClient) -
         ("No error in the body", "1"),
     ]
     page = read(client)
-    assert "7 jobs with 4 errors" in page.text
+    assert "7 jobs in 4 groups" in page.text
     assert "no route to host 2" in page.text, "the sample is the job that failed last"
     assert page.runs_only_our_scripts()
 
@@ -126,7 +126,7 @@ def test_first_and_last_time_are_those_of_the_burials(queue: Queue, client: Flas
     put(queue, failing("late"))
     queue.now += 60 * SECOND
     text = " ".join(read(client).text.split())
-    assert "First 1 h 1 min ago Last 1 min ago" in text
+    assert "First 2027-01-15 08:00:00 UTC, 1 h 1 min ago Last 2027-01-15 09:00:00 UTC, 1 min ago" in text
 
 
 def test_visitor_chooses_the_field_and_the_state(queue: Queue, client: FlaskClient) -> None:

@@ -26,6 +26,7 @@ from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.framework.router import set_location
+from greenstalk_server.web.api.job_fields import BodyFields, FieldPaths, parse_fields
 from greenstalk_server.web.api.job_tags import JobTags, PutTags, tags_in, tags_out
 from greenstalk_server.web.api.listing import Place, Rows, begin, fill, refuse_other
 from greenstalk_server.web.api.values import (
@@ -52,14 +53,15 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.auth.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body, never_wants_body
+from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body
+from greenstalk_server.web.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.jobs.matching import read_query
 from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
 from greenstalk_server.web.operations.operations import Added, Operations, Put, to_nanoseconds
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
-from greenstalk_server.web.pages.export import Exports, body_file
+from greenstalk_server.web.pages.export import Exports, body_file, field_texts
 from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR
 
 MAX_JOBS_PER_PUT: Final = 1000
@@ -102,7 +104,7 @@ class DeadLetter(ResponseModel):
     last_at: Annotated[Instant, Meta(description="Time of its last move to a dead-letter tube.")]
 
 
-class Job(ResponseModel):
+class Job(ResponseModel, kw_only=True):
     """A job as it is now."""
 
     id: JobId
@@ -140,6 +142,7 @@ class Job(ResponseModel):
             " can be read, or the reason."
         ),
     ]
+    fields: BodyFields | UnsetType = UNSET
 
 
 Kind = Literal[
@@ -198,11 +201,13 @@ class ListJobs(JobSelector):
     bodies: Annotated[bool, Meta(description="Include the bodies. Without them a page holds more jobs.")] = True
     cursor: Cursor | UnsetType = UNSET
     limit: Limit = DEFAULT_LIMIT
+    fields: FieldPaths = ""
 
 
 class Export(JobSelector):
     """Selects jobs, and a file format."""
 
+    fields: FieldPaths = ""
     format: Annotated[Literal["jsonl", "csv"], Meta(description="One JSON object per line, or CSV.")] = "jsonl"
 
 
@@ -288,7 +293,7 @@ class Jobs:
         place = load(query.cursor, Place) if query.cursor is not UNSET else begin(wanted)
         refuse_other(place, wanted)
         now = self._clock()
-        rows = job_rows(query.limit, now, has_bodies=query.bodies)
+        rows = job_rows(query.limit, now, has_bodies=query.bodies, paths=parse_fields(query.fields))
         with self._turn():
             following = fill(self._broker, wanted, place, now, rows)
         return JobList(jobs=rows.rows, next_cursor=dump(following) if following is not None else None)
@@ -302,11 +307,11 @@ class Jobs:
     def export_jobs(self, query: Export) -> Response:
         """Export jobs as a file, oldest first.
 
-        The file is streamed and may have any size. Each line of JSON has the fields of a job in `GET /jobs`, except
+        The file is streamed and may have any size. Each line of JSON has the members of a job in `GET /jobs`, except
         `attempts`, `created_at`, `expires_at`, `dead_letter`, `tags` and `held_by`. In CSV, a value that a spreadsheet
         might run as a formula starts with an apostrophe.
         """
-        return self._exports.file(parse_selector(query), query.format)
+        return self._exports.file(parse_selector(query), query.format, parse_fields(query.fields))
 
     @endpoint(
         "POST",
@@ -536,14 +541,23 @@ def parse_selector(selector: JobSelector) -> Query:
         refuse("q", f"is not a valid query. {error}".rstrip("."))
 
 
-def job_rows(limit: int, now: int, *, has_bodies: bool) -> Rows[Job]:
-    """Return an empty page for up to *limit* jobs. If *has_bodies*, its rows will include the visible bodies."""
+def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] = ()) -> Rows[Job]:
+    """Return an empty page for up to *limit* jobs.
+
+    If *has_bodies*, its rows will include the visible bodies. *paths* names the fields of bodies to include.
+    """
 
     def make_row(job: CoreJob, body: bytes | None) -> tuple[Job, int]:
         shown = body if has_bodies and shows_body(job) else None
-        return job_model(job, now, shown), 0 if shown is None else len(shown)
+        row = job_model(job, now, shown)
+        if paths:
+            row.fields = field_texts(body, paths)
+        return row, 0 if shown is None else len(shown)
 
-    return Rows(limit, make_row, shows_body if has_bodies else never_wants_body)
+    def wants_body(job: CoreJob) -> bool:
+        return (has_bodies and shows_body(job)) or (bool(paths) and job.size <= MAX_PARSED)
+
+    return Rows(limit, make_row, wants_body)
 
 
 def shows_body(job: CoreJob) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from flask import Response
@@ -89,6 +89,10 @@ class ServerFigures(ResponseModel):
 
     stats: ServerStats
     build: Annotated[str, Meta(description="How the core runs: `compiled` or `pure Python`.", examples=["compiled"])]
+    role: Annotated[
+        Literal["leader", "single"],
+        Meta(description="`leader` of the servers that share its journal, or `single`. A standby has no API."),
+    ]
     extensions: Annotated[
         list[str],
         Meta(
@@ -171,8 +175,18 @@ class Server:
     """The server: its figures, recent history, a stream of all changes, and the audit log."""
 
     def __init__(
-        self, broker: Broker, clock: Clock, tubes: Tubes, history: History, audit: Audit, live: LiveHub
+        self,
+        broker: Broker,
+        clock: Clock,
+        tubes: Tubes,
+        history: History,
+        audit: Audit,
+        live: LiveHub,
+        *,
+        shares_journal: bool,
     ) -> None:
+        """*shares_journal*: whether other servers may take over its journal."""
+        self._role: Literal["leader", "single"] = "leader" if shares_journal else "single"
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._tubes: Tubes = tubes
@@ -260,6 +274,7 @@ class Server:
         return ServerFigures(
             stats=stats,
             build=self._broker.facts.build,
+            role=self._role,
             extensions=list(self._broker.facts.extensions),
             rates=rates_model(rates),
             journal=Journal(

@@ -11,7 +11,7 @@ import logging
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Final
@@ -154,6 +154,11 @@ class Attention:
         ranked += self._ranked_server
         conditions = [condition for _, condition in sorted(ranked, key=itemgetter(0))]
         return tuple(conditions[:MAX_CONDITIONS]), Counter(map(_kind, conditions))
+
+    def each_active(self) -> Iterator[Condition]:
+        """Yield the active conditions, also those beyond MAX_CONDITIONS, in no particular order. May switch."""
+        for tracker in (self._server, self._tubes):
+            yield from tracker.active(partial(in_batches, batch_size=BATCH_SIZE))
 
     def tick(self) -> None:
         """Evaluate the server and, if a round is due, the tubes. Only one greenlet may call this. May switch."""

@@ -25,7 +25,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.store import read_document, replace_document
+from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
 
 NAME: Final = "sessions.jsonl"
 VERSION: Final = 1
@@ -36,6 +36,9 @@ MAX_PER_SOURCE: Final = 1000
 
 MAX_TEXT: Final = 200
 """Characters that a session keeps of the browser's name."""
+
+MAX_DOCUMENT: Final = 64 * 1024 * 1024
+"""Bytes of the file: all sessions fit."""
 
 SEEN_INTERVAL: Final = 60 * SECOND
 """Nanoseconds between two notes of a session's last use on disk."""
@@ -209,7 +212,7 @@ class Sessions:
 
     def _load(self, path: Path) -> None:
         try:
-            head, *lines = read_document(path).splitlines()
+            head, *lines = read_document(path, MAX_DOCUMENT).splitlines()
             self._salt = _salt(json.loads(head))
             self._take([_session(json.loads(line)) for line in lines])
         except FileNotFoundError:
@@ -227,10 +230,8 @@ class Sessions:
                 self._by_key[session.key] = session
 
     def _set_aside(self, path: Path, why: Exception) -> None:
-        aside = path.with_name(f"{NAME}.damaged")
-        log.error("dashboard: %s is damaged (%s): renaming it to %s; users must sign in again", path, why, aside)
         try:
-            path.replace(aside)
+            set_aside(path, why, "users must sign in again")
         except OSError as error:
             self._report(f"{NAME} cannot be moved: {error}")
 

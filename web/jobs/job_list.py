@@ -25,6 +25,8 @@ from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import ON_DISK
 from greenstalk_server.web.jobs.body_format import row_preview
+from greenstalk_server.web.jobs.job_errors import error_text
+from greenstalk_server.web.jobs.json_fields import MAX_SUGGESTED, Path, field_paths, field_text, parse_body
 from greenstalk_server.web.jobs.tags_text import hold_reason, is_awaiting, key_words
 from greenstalk_server.web.policy_queries import expires_at
 
@@ -34,6 +36,9 @@ PAGE_SIZE: Final = 100
 MAX_LISTED: Final = 1000
 """Maximum jobs listed per state, over all pages."""
 
+SUGGESTED_FROM: Final = 20
+"""Jobs of a list whose fields are suggested as columns; takes about 0.5 ms."""
+
 MAX_SCANNED: Final = 20_000
 """Maximum clients and held jobs scanned to find the reserved jobs of a tube; takes about 2 ms."""
 
@@ -42,14 +47,16 @@ MAX_SCANNED: Final = 20_000
 class JobColumn:
     """A column of a list of jobs, after the column of ids.
 
-    key             its CSS class.
+    key             its CSS classes.
     text            returns the text of a cell at a time in nanoseconds.
+    is_long         a cell may be cut at its end, so it shows its whole text when pointed at.
     """
 
     label: str
     key: str
     help: str
     text: Callable[[JobStats, Job, int], str]
+    is_long: bool = False
 
 
 DEAD_LETTERS: Final = "dead-letters"
@@ -70,7 +77,13 @@ _RESERVES: Final = JobColumn(
     "Reserves", "reserves", "Number of times that the job was reserved", lambda stats, *_: text.number(stats.reserves)
 )
 _SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
-_BODY: Final = JobColumn("Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job))
+_BODY: Final = JobColumn(
+    "Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job), is_long=True
+)
+_ERROR: Final = JobColumn(
+    "Error", "body error", "The error in the body; the first bytes of the body if it has none",
+    lambda _, job, now: error_preview(job), is_long=True,
+)  # fmt: skip
 _HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job, now: _holder(job))
 _TIMEOUTS: Final = JobColumn(
     "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, *_: text.number(stats.timeouts)
@@ -133,12 +146,13 @@ REASON_TEXTS: Final[Mapping[int, str]] = {
 }
 """The reasons for which jobs become dead letters, in words."""
 
-JOB_COLUMNS: Final = {
-    READY: (_PRI, _AGE, _TTR, _RESERVES, _SIZE, _BODY),
-    RESERVED: (_TTR_LEFT, _HOLDER, _PRI, _AGE, _RESERVES, _SIZE, _BODY),
-    DELAYED: (_READY_IN, _PRI, _AGE, _RESERVES, _SIZE, _BODY),
-    BURIED: (_PRI, _AGE, _RESERVES, _TIMEOUTS, _SIZE, _BODY),
+JOB_COLUMNS: Final[Mapping[int, tuple[JobColumn, ...]]] = {
+    READY: (_PRI, _AGE, _TTR, _RESERVES, _SIZE),
+    RESERVED: (_TTR_LEFT, _HOLDER, _PRI, _AGE, _RESERVES, _SIZE),
+    DELAYED: (_READY_IN, _PRI, _AGE, _RESERVES, _SIZE),
+    BURIED: (_PRI, _AGE, _RESERVES, _TIMEOUTS, _SIZE),
 }
+"""Columns by state, without those that the body adds."""
 
 _ORDER: Final = {
     READY: "in the order they will be reserved",
@@ -183,13 +197,16 @@ def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) 
     return tuple(groups)
 
 
-def job_columns(state: int, sees_bodies: bool, groups: Collection[str] = ()) -> tuple[JobColumn, ...]:
+def job_columns(
+    state: int, sees_bodies: bool, groups: Collection[str] = (), paths: Iterable[Path] = ()
+) -> tuple[JobColumn, ...]:
     """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*.
 
     *groups* names the columns that policies and tags add. For dead letters, the attempts in their former tube replace
-    the counts of this tube.
+    the counts of this tube. For buried jobs and dead letters, the error replaces the body. *paths* names the fields of
+    the body that are columns too.
     """
-    columns = [column for column in JOB_COLUMNS[state] if sees_bodies or column is not _BODY]
+    columns = list(JOB_COLUMNS[state])
     if ATTEMPTS in groups:
         columns[columns.index(_RESERVES)] = _ATTEMPTS
     if DEAD_LETTERS in groups:
@@ -200,7 +217,16 @@ def job_columns(state: int, sees_bodies: bool, groups: Collection[str] = ()) -> 
     if TAGS in groups:
         at = columns.index(_SIZE)
         columns[at:at] = (_KEYS, _HELD_BACK) if state in (READY, DELAYED) else (_KEYS,)
+    if sees_bodies:
+        columns += [_field_column(path) for path in paths]
+        columns.append(_ERROR if state == BURIED or DEAD_LETTERS in groups else _BODY)
     return tuple(columns)
+
+
+def _field_column(path: Path) -> JobColumn:
+    name = ".".join(path)
+    help_text = f"The field {name} of the body"
+    return JobColumn(name, "json", help_text, lambda _, job, now: field_cell(job, path), is_long=True)
 
 
 def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
@@ -215,6 +241,31 @@ def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
 def body_preview(job: Job) -> str:
     """Return the beginning of the body of *job* on one line. A list reads no body back from the disk."""
     return ON_DISK if job.body is None else row_preview(job.body)
+
+
+def error_preview(job: Job) -> str:
+    """Return the error in the body of *job*, or the beginning of the body if there is none."""
+    return ON_DISK if job.body is None else text.spelled(error_text(job.body)) or row_preview(job.body)
+
+
+def field_cell(job: Job, path: Path) -> str:
+    """Return the field of the body of *job* at *path* as text for a cell."""
+    if job.body is None:
+        return ON_DISK
+    found = field_text(parse_body(job.body), path)
+    return text.NONE if found is None else text.spelled(found)
+
+
+def suggested_paths(broker: Broker, rows: Iterable[list[str]]) -> list[str]:
+    """Return paths of the fields in the bodies of the first jobs in *rows*; none if the visitor may not see bodies."""
+    found = dict[str, None]()
+    if not visitor().sees_bodies:
+        return []
+    for row in islice(rows, SUGGESTED_FROM):
+        job = broker.jobs.get(int(row[0]))
+        if job is not None and job.body is not None:
+            found.update(dict.fromkeys(field_paths(parse_body(job.body))))
+    return list(found)[:MAX_SUGGESTED]
 
 
 def job_row(job: Job, columns: Iterable[JobColumn], now: int) -> list[str]:

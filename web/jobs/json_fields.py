@@ -20,8 +20,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from greenstalk_server.web import text
-
 MAX_PARSED: Final = 64 * 1024
 """Bytes of the largest body that is parsed. A larger body counts as having no fields."""
 
@@ -93,6 +91,11 @@ def parse_columns(given: str) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+def columns_text(paths: Iterable[Path]) -> str:
+    """Return *paths* as text that `parse_columns` reads."""
+    return ",".join(map(".".join, paths))
+
+
 def find_values(root: Root | None, path: Path) -> list[object]:
     """Return the values at *path*; none if there are none, several if a name stands for the elements of an array."""
     found: list[object] = [root]
@@ -147,12 +150,6 @@ def shortened(value: str, most: int) -> str:
     """Return *value* on one line of at most *most* characters, with an ellipsis if it was longer."""
     line = " ".join(value[: 8 * most].split())
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
-
-
-def cell_text(root: Root | None, path: Path) -> str:
-    """Return the values at *path* for a cell of a list."""
-    found = field_text(root, path)
-    return text.NONE if found is None else text.spelled(found)
 
 
 def field_paths(root: Root | None) -> list[str]:

@@ -169,6 +169,11 @@ class Query:
         return any(term.is_about_bodies for term in self.terms)
 
     @property
+    def is_about_errors(self) -> bool:
+        """Whether the query selects jobs by their errors or by the reasons of dead letters."""
+        return any(term.name.partition(".")[0] in (ERROR, REASON) for term in self.terms)
+
+    @property
     def tube(self) -> str:
         """Name of the only tube whose jobs can match; empty if there is no such restriction."""
         return next((text for name, text in self._exactly() if name == "tube"), "")
@@ -240,6 +245,17 @@ class Query:
             for term in self.terms
             if isinstance(term.value, TextMatch) and not term.value.is_loose and not term.is_negated
         ]
+
+
+def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
+    """Return beginnings of terms to suggest in a search field, and the states.
+
+    is_of_tube      the search is among the jobs of one tube in one state.
+    sees_bodies     the visitor may search bodies.
+    """
+    hidden = {"state"} | ({"tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, ERROR})
+    states = [] if is_of_tube else [f"state:{state}" for state in _STATES]
+    return [*states, *[f"{name}:" for name in NAMES if name not in hidden]]
 
 
 def parse(given: str) -> Query:

@@ -27,6 +27,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.attention.measures import KINDS, SEVERITIES
 from greenstalk_server.web.attention.monitor import Attention, free_bytes
 from greenstalk_server.web.auth.access import require_full_view
@@ -102,6 +103,7 @@ class Metrics:
         attention: Attention,
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
+        alerts: Alerts | None = None,
     ) -> None:
         """*role* returns the status of the cluster, as in `create_app`; *directory* is the journal's, or None."""
         self._broker: Broker = broker
@@ -110,6 +112,7 @@ class Metrics:
         self._attention: Attention = attention
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
+        self._alerts: Alerts | None = alerts
         self._ledger: Ledger = Ledger(broker, clock)
         self._scraping: BoundedSemaphore = BoundedSemaphore(1)
 
@@ -133,6 +136,7 @@ class Metrics:
             role_metrics(self._role()) if self._role is not None else (),
             self._bodies(),
             self._conditions(),
+            self._alert_messages(),
             self._http(),
         )
         for metric in chain(self._server(), self._connections(), tubes, times, *whole):
@@ -229,6 +233,30 @@ class Metrics:
         for measure, _ in self._attention.conditions:
             active.add_metric((measure.kind.name, measure.severity, measure.tube.decode(), measure.detail), 1)
         yield active
+
+    def _alert_messages(self) -> Iterator[Metric]:
+        alerts = self._alerts
+        if alerts is None or not alerts.posts:
+            return
+        labels = ("receiver",)
+        sent = CounterMetricFamily(
+            f"{PREFIX}alert_messages_sent_total",
+            "Messages about conditions that a receiver has accepted.",
+            labels=labels,
+        )
+        failed = CounterMetricFamily(
+            f"{PREFIX}alert_messages_failed_total", "Attempts to send such a message that failed.", labels=labels
+        )
+        waiting = GaugeMetricFamily(
+            f"{PREFIX}alert_conditions_waiting",
+            "Conditions that a receiver should have been sent by now.",
+            labels=labels,
+        )
+        for name in list(alerts.posts):
+            sent.add_metric((name,), alerts.sent[name])
+            failed.add_metric((name,), alerts.failed[name])
+            waiting.add_metric((name,), alerts.waiting(name))
+        yield from (sent, failed, waiting)
 
     def _http(self) -> Iterator[Metric]:
         metric = HistogramMetricFamily(

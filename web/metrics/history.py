@@ -1,27 +1,23 @@
-"""The history of each tube and of the server: event rates of the last seconds, and time series of an hour and a day.
+"""The history of each tube and of the server: event rates of the last seconds, and time series of up to 90 days.
 
 A sampler reads the counters of every tube once a second, in batches. A tube's counters are deleted with the tube, so
 the broker calls `on_tube_dropped` first, which records what the tube has counted since the last sample. Therefore no
 event is lost between two samples, and a tube that is created again under the same name continues its series.
 
+There are three resolutions: a second for ten minutes, in memory; a minute for a day, and an hour for 90 days, in an
+Archive, which writes the points of all tubes once a minute and once an hour.
+
 Bounds: at most MAX_TUBES tubes have series; `_make_room` chooses them. Series outlive their tube.
 
-Memory, measured: 2 kB for a tube that is active in one or two points, 29 kB for a tube with constant puts, reserves and
-deletes, and 54 kB for a tube with every kind of event, which is 54 MB at most. An existing tube without series takes
-1 kB.
-
-CPU, measured with 10,000 tubes: a sample takes 4 ms if all are idle, and 33 ms if all are active. Every ten seconds,
-closing a point takes another 16 ms or 50 ms.
-
-Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, the points of that time
-are unknown, and the events of that time are in no point.
+Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, the seconds of that time
+are unknown, and their events are in no point. A minute or an hour with a gap has the rates of its known seconds.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import nan
 from operator import add
 from typing import Final, NamedTuple
@@ -29,13 +25,28 @@ from typing import Final, NamedTuple
 import gevent
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.durations import DurationRows, Sketch, add_rows
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.metrics.rings import DAY, HOUR, PER_DAY_POINT, SERIES, Calendar, Rings, Span
-from greenstalk_server.web.metrics.tube_counters import NO_COUNTS, Counts, each_tube, in_batches, tube_counters
-from greenstalk_server.web.metrics.tube_series import NO_DEPTHS, WINDOW, TubeSeries
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
+from greenstalk_server.web.metrics.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
+from greenstalk_server.web.metrics.restored import Restored
+from greenstalk_server.web.metrics.rings import (
+    HOUR,
+    NO_COUNTS,
+    NO_DEPTHS,
+    SERIES,
+    TEN,
+    TEN_MINUTES,
+    Calendar,
+    Counts,
+    Span,
+)
+from greenstalk_server.web.metrics.tube_counters import each_tube, in_batches, tube_counters
+from greenstalk_server.web.metrics.tube_series import WINDOW, Interval, Series, TubeSeries
 
 MAX_TUBES: Final = 1000
 """Maximum tubes with series."""
@@ -44,13 +55,27 @@ MAX_LATENESS: Final = 3
 """Maximum seconds between two samples. A longer time is a gap."""
 
 FRESH_IDLE_TIME: Final = 20
-"""Seconds without activity after which the series of a tube that was active in at most one point may be evicted."""
+"""Seconds without activity after which the series of a tube that was active in at most one minute may be evicted."""
 
 PROVEN_IDLE_TIME: Final = 3600
 """Seconds without activity after which the series of any other tube may be evicted."""
 
 TUBE_BATCH: Final = 64
 """Tubes between two checks of the time slice: 0.02 ms of work if they are idle, 0.3 ms if all are active."""
+
+CLOSE_BATCH: Final = 8
+"""Tubes whose minutes or hours are closed between two checks: up to 0.3 ms."""
+
+POINT_BATCH: Final = 50
+"""Points turned into columns between two checks of the time slice: 0.1 ms."""
+
+MAX_FRAME: Final = 512 * 1024
+"""Bytes of a frame after which further tubes are stored without sketches: after a crash, the quantiles of their current
+hour are those of its later part.
+"""
+
+FOLLOWER_INTERVAL: Final = 0.2
+"""Seconds between two checks whether this server leads."""
 
 
 class Rates(NamedTuple):
@@ -76,19 +101,30 @@ class Columns(NamedTuple):
 
 
 class History(BrokerListener):
-    """Records the activity of *broker* from now on."""
+    """Records the activity of *broker* from now on, and keeps it in *archive*."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        archive: Archive | None = None,
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """*archive* is None for one in memory. *is_leader* says whether this server may write to it."""
         now = clock()
         self._broker: Broker = broker
         self._clock: Clock = clock
+        self._archive: Archive = archive if archive is not None else Archive(MemoryStore())
+        self._is_leader: Callable[[], bool] = is_leader
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
-        self._point_began: int = now
-        self._hour: Calendar = Calendar(HOUR, self._second // HOUR.step)
-        self._day: Calendar = Calendar(DAY, self._second // DAY.step)
-        self._server: TubeSeries = TubeSeries()
-        self._server.rings = Rings(self._hour.current)
+        self._minute_seconds: int = 0  # seconds of the current minute that were counted
+        self._hour_seconds: int = 0  # the same of the current hour, without the current minute
+        self._last: dict[Tier, int] = {MINUTES: -1, HOURS: -1}  # the last point of each tier
+        self._calendar: Calendar = Calendar(self._second)
+        self._server: Series = Series(self._second)
+        self._total: TubeSeries = TubeSeries()
+        self._total.series = self._server
         self._by_name: dict[bytes, TubeSeries] = {}
         self._fresh: OrderedDict[bytes, TubeSeries] = OrderedDict()
         self._proven: OrderedDict[bytes, TubeSeries] = OrderedDict()
@@ -101,6 +137,10 @@ class History(BrokerListener):
         """Start a greenlet that samples once a second for as long as this object is referenced. Does not switch."""
         gevent.spawn(_sample, weakref.ref(self))
 
+    def flush(self) -> None:
+        """Write the points that are not stored yet. Switches."""
+        self._archive.flush()
+
     # Queries
 
     def rates(self, name: bytes) -> Rates:
@@ -110,28 +150,79 @@ class History(BrokerListener):
 
     def total_rates(self) -> Rates:
         """Return the rates of all tubes together."""
-        return self._rates(self._server)
+        return self._rates(self._total)
 
     def spark(self, name: bytes | None, series: str, points: int = 60) -> list[float]:
-        """Return the last *points* ten-second points of *series* (see rings.SERIES), oldest first; NaN is unknown.
+        """Return *series* (see rings.SERIES) in each of the last *points* ten seconds, oldest first; NaN is unknown.
 
-        *name* None is the whole server. Empty if the tube has no series.
+        At most 60 points. *name* None is the whole server. Empty if the tube has no series.
         """
-        rings = self._rings(name)
-        return rings.read(self._hour, SERIES.index(series), points) if rings is not None else []
+        found = self._series(name)
+        return found.rings.by_ten(self._calendar, SERIES.index(series))[-points:] if found is not None else []
+
+    def last_hour(self, name: bytes, series: str) -> list[float]:
+        """Return *series* in each of the last 60 minutes, oldest first; NaN is unknown. Does not switch.
+
+        Minutes from before a restart of the server are not in memory, and are unknown. Empty if the tube has no series.
+        """
+        found, current = self._series(name), MINUTES.block(self._second)
+        if found is None:
+            return []
+        minute = self._second // MINUTES.step
+        if found.last_hour is None or found.last_hour[0] != minute:
+            chunks: dict[tuple[int, bytes], bytes | bytearray] = {}
+            for owner, each in ((SERVER, self._server), (name, found)):
+                chunks[current, owner] = each.chunk(MINUTES)
+                if each.previous is not None and each.previous[0] == current - 1:
+                    chunks[current - 1, owner] = each.previous[1]
+            found.last_hour = minute, Blocks(MINUTES, name, chunks).points(minute - HOUR.points, HOUR.points)
+        place = SERIES.index(series)
+        return [nan if point is None else point.series()[place] for point in found.last_hour[1]]
 
     def has(self, name: bytes) -> bool:
-        """Return whether the tube *name* has series. The tube itself may be gone."""
-        return self._rings(name) is not None
+        """Return whether the tube *name* has current series. The tube itself may be gone."""
+        return self._series(name) is not None
 
-    def columns(self, name: bytes | None, span: Span) -> Columns:
-        """Return all series of *span*; all values are unknown if the tube has none. *name* None is the whole server."""
-        rings, calendar = self._rings(name), self._hour if span is HOUR else self._day
-        series = {
-            key: rings.read(calendar, number, span.points) if rings is not None else [nan] * span.points
-            for number, key in enumerate(SERIES)
-        }
-        return Columns(span.step, calendar.current * span.step, series)
+    def columns(self, name: bytes | None, span: Span, ago: int = 0) -> Columns:
+        """Return all series of *span*, as it was *ago* seconds before; what is unknown is NaN. May switch.
+
+        *name* None is the whole server. If the points of that time are kept at a lower resolution only, several points
+        have the same values.
+        """
+        end = self._second // span.step * span.step - ago
+        if span is TEN_MINUTES and not ago:
+            return Columns(1, self._second, self._seconds(name))
+        is_recent = self._second - (end - span.seconds) < MINUTES.kept * MINUTES.step * MINUTES.length
+        tier = MINUTES if span.step <= MINUTES.step and is_recent else HOURS
+        first, last = (end - span.seconds) // tier.step, (end - 1) // tier.step
+        points = self._points(SERVER if name is None else name, tier, first, last - first + 1)
+        series: dict[str, list[float]] = {key: [] for key in SERIES}
+        columns, pace = list(series.values()), Pace()
+        for at in range(span.points):
+            if at % POINT_BATCH == 0:
+                pace.yield_if_due()
+            point = points[(end - span.seconds + at * span.step) // tier.step - first]
+            values = point.series() if point is not None else _UNKNOWN
+            for column, value in zip(columns, values, strict=True):
+                column.append(value)
+        return Columns(span.step, end, series)
+
+    def _seconds(self, name: bytes | None) -> dict[str, list[float]]:
+        found = self._series(name)
+        if found is None:
+            return {key: [nan] * TEN_MINUTES.points for key in SERIES}
+        return {key: found.rings.read(self._calendar, place) for place, key in enumerate(SERIES)}
+
+    def _points(self, name: bytes, tier: Tier, first: int, count: int) -> list[Point | None]:
+        """Return *count* points from number *first* on; None is unknown. Switches."""
+        current = self._second // (tier.step * tier.length)
+        chunks: dict[tuple[int, bytes], bytes | bytearray] = dict(
+            self._archive.read(tier, first // tier.length, current - 1, (SERVER, name))
+        )
+        chunks[current, SERVER] = self._server.chunk(tier)
+        if name != SERVER and (series := self._series(name)) is not None:
+            chunks[current, name] = series.chunk(tier)
+        return Blocks(tier, name, chunks).points(first, count)
 
     def _rates(self, entry: TubeSeries) -> Rates:
         seconds = min(WINDOW, self._second - self._since)
@@ -139,45 +230,58 @@ class History(BrokerListener):
             return Rates()
         return Rates(*[count / seconds for count in entry.recent.sums(self._second)])
 
-    def _rings(self, name: bytes | None) -> Rings | None:
-        entry = self._server if name is None else self._by_name.get(name)
-        return entry.rings if entry is not None else None
+    def _series(self, name: bytes | None) -> Series | None:
+        if name is None:
+            return self._server
+        entry = self._by_name.get(name)
+        return entry.series if entry is not None else None
 
     # Sampling
 
     def tick(self) -> None:
         """Take a sample if a new second has begun. Only one greenlet may call this. May switch."""
-        now = self._clock()
-        second = now // SECOND
+        second = self._clock() // SECOND
         if second - self._second > MAX_LATENESS:
-            self._skip(now)
+            self._skip(second)
         elif second > self._second:
-            self._collect()
-            self._second = second
-            point = second // HOUR.step - 1
-            if point >= self._hour.current:
-                self._close(point, max(1.0, (now - self._point_began) / SECOND))
-                self._point_began = now
+            self._collect(second)
+            self._minute_seconds += second - self._second
+            self._calendar.close(second)
+            self._advance(second)
 
     def seconds_left(self) -> float:
         """Return the seconds until the next second begins."""
         return 1 - self._clock() % SECOND / SECOND
 
-    def _collect(self) -> None:
-        """Record the events since the last sample, as events of the second in which that sample began. May switch."""
+    def _collect(self, second: int) -> None:
+        """Record the events since the last sample, as events of the second in which that sample began. May switch.
+
+        The depths are those at the end of the second before *second*.
+        """
         total = NO_COUNTS
         for tube in each_tube(self._broker, TUBE_BATCH):
             counts, entry = tube_counters(tube), self._by_name.get(tube.name)
             if counts != (entry.counts if entry is not None else NO_COUNTS):
                 total = tuple(map(add, total, self._count(tube, counts)))
+                entry = self._by_name.get(tube.name)
+            if entry is not None and entry.series is not None:
+                depths = _depths(tube)
+                if depths != entry.series.rings.depths:
+                    entry.series.rings.set_depths(second - 1, depths)
         if total != NO_COUNTS:
-            self._server.note(total, self._second)
+            self._total.note(total, self._second)
+        if (depths := self._total_depths()) != self._server.rings.depths:
+            self._server.rings.set_depths(second - 1, depths)
 
     def _count(self, tube: Tube, counts: Counts) -> Counts:
         entry = self._entry(tube.name)
-        delta = entry.count(counts, self._second)
         self._note_activity(tube.name, entry)
-        return delta
+        return entry.count(counts, self._second)
+
+    def _total_depths(self) -> Counts:
+        totals, jobs = self._broker.totals, len(self._broker.jobs)
+        ready = jobs - totals.reserved - totals.delayed - totals.buried
+        return ready, totals.reserved, totals.delayed, totals.buried, self._broker.waiting_count
 
     def on_tube_dropped(self, tube: Tube) -> None:
         """Record the events of *tube*, which the broker is about to drop, since the last sample. Does not switch."""
@@ -186,70 +290,123 @@ class History(BrokerListener):
             return
         entry = self._entry(tube.name)
         if counts != entry.counts:
-            self._server.note(self._count(tube, counts), self._second)
-        self._server.add_durations(*entry.gather(tube))
+            self._total.note(self._count(tube, counts), self._second)
+        self._take_times(tube, entry)
         entry.forget_tube()
-        if entry.rings is None:
+        if entry.series is None:
             del self._by_name[tube.name]
+        else:
+            entry.series.rings.set_depths(self._second, NO_DEPTHS)
 
-    def _skip(self, now: int) -> None:
-        """Discard the unfinished points, and resume after a gap. May switch."""
+    def _take_times(self, tube: Tube, entry: TubeSeries | None) -> None:
+        """Record the times that ended in *tube* since the last call."""
+        if tube.waits or tube.runs:
+            waits, runs = map(_sketch, tube.take_times())
+            self._server.add_times(waits, runs)
+            if entry is not None and entry.series is not None:
+                entry.series.add_times(waits, runs)
+
+    def _skip(self, second: int) -> None:
+        """Resume after a gap, at *second*. May switch."""
         for tube in each_tube(self._broker, TUBE_BATCH):
             if tube_counters(tube) != NO_COUNTS:
                 self._entry(tube.name).rebase(tube)
         for entry in in_batches(list(self._by_name.values()), TUBE_BATCH):
             entry.drop_unfinished()
-        self._server.drop_unfinished()
-        self._second = self._since = now // SECOND
-        self._point_began = now
-        self._hour.skip_to(self._second // HOUR.step)
-        self._day.skip_to(self._second // DAY.step)
+        self._total.drop_unfinished()
+        self._calendar.skip_to(second)
+        self._since = second
+        self._advance(second)
+
+    def _advance(self, second: int) -> None:
+        """Make *second* the current one, and close what has ended before it. May switch."""
+        before, self._second = self._second, second
+        if second // TEN > before // TEN:
+            self._close_ten(before // TEN)
+        if second // MINUTES.step > before // MINUTES.step:
+            self._close(MINUTES, before // MINUTES.step)
+        if second // HOURS.step > before // HOURS.step:
+            self._close(HOURS, before // HOURS.step)  # before the log with the sketches is replaced
+            self._seal(MINUTES, before)
+        if HOURS.block(second) > HOURS.block(before):
+            self._seal(HOURS, before)
 
     # Points
 
-    def _close(self, point: int, seconds: float) -> None:
-        """Close *point* of the hour, which took *seconds*, and the point of the day if it ends too. May switch."""
-        depths = self._sum_up()
-        self._server.close_hour_point(point, seconds, depths)
-        for name, entry in self._each_series():
-            entry.close_hour_point(point, seconds, self._depths(name))
-            if entry.active_points > 1 and self._fresh.pop(name, None) is not None:
-                self._proven[name] = entry
-        self._hour.close(point)
-        if (point + 1) % PER_DAY_POINT == 0:
-            self._close_day(point // PER_DAY_POINT, depths)
-
-    def _close_day(self, point: int, depths: Counts) -> None:
-        known = self._hour.known_between(point * PER_DAY_POINT, PER_DAY_POINT)
-        self._server.close_day_point(point, known, depths)
-        for name, entry in self._each_series():
-            entry.close_day_point(point, known, self._depths(name))
-        self._day.close(point)
-
-    def _sum_up(self) -> Counts:
-        """Add the durations of all tubes to the server's series; return the server's depths. May switch.
+    def _close_ten(self, ten: int) -> None:
+        """Close the ten seconds number *ten*. May switch.
 
         Also start series for tubes that have jobs but no activity, and drop the recent counts of idle tubes.
         """
-        total = NO_DEPTHS
         for tube in each_tube(self._broker, TUBE_BATCH):
-            entry, depths = self._by_name.get(tube.name), _depths(tube)
-            if depths != NO_DEPTHS:
-                total = tuple(map(add, total, depths))
-                if (entry is None or entry.rings is None) and self._series_count() < MAX_TUBES:
-                    self._start_series(tube.name)
+            entry = self._by_name.get(tube.name)
+            self._take_times(tube, entry)
+            if (entry is None or entry.series is None) and self._series_count() < MAX_TUBES:
+                depths = _depths(tube)
+                if depths != NO_DEPTHS:
+                    self._start_series(tube.name).rings.set_depths(self._second - 1, depths)
                     self._fresh.move_to_end(tube.name, last=False)  # without activity, so the first to evict
-            if entry is not None and entry.sums != NO_COUNTS:
-                self._server.add_durations(*entry.gather(tube))
-                if entry.rings is None:
-                    entry.begin_point()
             if entry is not None and self._second - entry.active_at > WINDOW:
                 entry.recent = None
-        return (*total[:-1], self._broker.waiting_count)  # not the sum, as a client may wait for many tubes
+        self._server.close_ten(ten)
+        for _, _, series in self._each_series(TUBE_BATCH):
+            series.close_ten(ten)
 
-    def _depths(self, name: bytes) -> Counts:
-        tube = self._broker.tubes.get(name)
-        return _depths(tube) if tube is not None else NO_DEPTHS
+    def _close(self, tier: Tier, number: int) -> None:
+        """Close the minute or the hour *number*, and store the points of all tubes. May switch."""
+        seconds = self._minute_seconds if tier is MINUTES else self._hour_seconds
+        self._minute_seconds, self._hour_seconds = 0, self._hour_seconds + seconds if tier is MINUTES else 0
+        frame = _FrameBuilder(tier, number) if seconds and number > self._last[tier] else None
+        interval, point = self._server.close(tier, max(1, seconds), is_always_stored=True)
+        if frame is not None:
+            frame.add(SERVER, self._server, interval, point)
+        for name, entry, series in self._each_series(CLOSE_BATCH):
+            interval, point = series.close(tier, max(1, seconds))
+            if series.active_minutes > 1 and self._fresh.pop(name, None) is not None:
+                self._proven[name] = entry
+            if frame is not None and point:
+                frame.add(name, series, interval, point)
+        if frame is not None:
+            self._last[tier] = number
+            self._archive.append(tier, number, encode_frame(number, frame.entries))
+
+    def _seal(self, tier: Tier, second: int) -> None:
+        """Store the block of *second*, which has ended. Does not switch."""
+        chunks: dict[bytes, bytes] = {}
+        entries = [*self._fresh.items(), *self._proven.items()]
+        for name, entry in ((SERVER, self._total), *entries):
+            assert entry.series is not None
+            chunks[name] = entry.series.take_chunk(tier)
+            if tier is MINUTES:
+                entry.series.previous = tier.block(second), chunks[name]
+        if chunks[SERVER]:
+            self._archive.seal(tier, tier.block(second), chunks)
+
+    # The points of an earlier run
+
+    def may_store(self) -> bool:
+        """Return whether this server may write to the archive."""
+        return self._is_leader()
+
+    def restore(self) -> None:
+        """Continue the series of an earlier run, which the archive has, before the first sample. Switches."""
+        second = self._clock() // SECOND
+        if second - self._second > MAX_LATENESS:  # a follower has waited
+            self._skip(second)
+        restored = Restored(self._archive, self._second)
+        restored.run()
+        self._last = {MINUTES: restored.last_minute, HOURS: restored.last_hour}
+        self._hour_seconds = restored.hour_seconds
+        restored.give(SERVER, self._server)
+        for name in restored.names()[:MAX_TUBES]:
+            entry = self._entry(name)
+            if entry.series is None:
+                self._start_series(name)
+            assert entry.series is not None
+            restored.give(name, entry.series)
+            entry.active_at = self._second
+            self._fresh.pop(name, None)
+            self._proven[name] = entry
 
     # Eviction
 
@@ -261,7 +418,7 @@ class History(BrokerListener):
 
     def _note_activity(self, name: bytes, entry: TubeSeries) -> None:
         """Start series for the active tube *name* if there is room, or make its series the last to evict."""
-        if entry.rings is None:
+        if entry.series is None:
             if self._series_count() < MAX_TUBES or self._make_room():
                 self._start_series(name)
         elif name in self._proven:
@@ -269,10 +426,10 @@ class History(BrokerListener):
         else:
             self._fresh.move_to_end(name)
 
-    def _start_series(self, name: bytes) -> None:
+    def _start_series(self, name: bytes) -> Series:
         entry = self._fresh[name] = self._entry(name)
-        entry.rings = Rings(self._second // HOUR.step)
-        entry.active_points = 0
+        entry.series = Series(self._second)
+        return entry.series
 
     def _series_count(self) -> int:
         return len(self._fresh) + len(self._proven)
@@ -280,7 +437,7 @@ class History(BrokerListener):
     def _make_room(self) -> bool:
         """Evict the series that matter least; return False if none may be evicted.
 
-        `_fresh` has tubes active in at most one point, `_proven` all others. A flood of tubes that are used only once
+        `_fresh` has tubes active in at most one minute, `_proven` all others. A flood of tubes that are used only once
         fills `_fresh`, and evicts series there. Invariant: series in `_proven` stay for PROVEN_IDLE_TIME after the last
         activity of their tube.
         """
@@ -297,18 +454,46 @@ class History(BrokerListener):
     def _evict(self, name: bytes, entry: TubeSeries, is_gone: bool) -> None:
         self._fresh.pop(name, None)
         self._proven.pop(name, None)
-        entry.rings = None
+        entry.series = None
         if is_gone:
             del self._by_name[name]
 
     # Iteration
 
-    def _each_series(self) -> Iterator[tuple[bytes, TubeSeries]]:
-        """Yield the name and the entry of every tube that still has series when its turn comes. Switches in between."""
-        for name in in_batches([*self._fresh, *self._proven], TUBE_BATCH):
+    def _each_series(self, batch_size: int) -> Iterator[tuple[bytes, TubeSeries, Series]]:
+        """Yield the name, entry and series of every tube that still has series when its turn comes. May switch."""
+        for name in in_batches([*self._fresh, *self._proven], batch_size):
             entry = self._by_name.get(name)
-            if entry is not None and entry.rings is not None:
-                yield name, entry
+            if entry is not None and entry.series is not None:
+                yield name, entry, entry.series
+
+
+class _FrameBuilder:
+    """A frame that grows: the points of one minute or hour."""
+
+    def __init__(self, tier: Tier, number: int) -> None:
+        self.entries: list[bytes] = []
+        self._tier: Tier = tier
+        self._offset: int = number % tier.length
+        self._size: int = 0
+
+    def add(self, name: bytes, series: Series, interval: Interval, point: bytes) -> None:
+        """Add *point* to the frame, and to the current block of *series*."""
+        add_to_chunk(series.chunk(self._tier), self._offset, point)
+        waits, runs = interval.waits, interval.runs
+        if self._tier is HOURS or self._size > MAX_FRAME:
+            waits, runs = {}, {}
+        self.entries.append(encode_entry(Entry(name, point, waits, runs)))
+        self._size += len(self.entries[-1])
+
+
+_UNKNOWN: Final = [nan] * len(SERIES)
+
+
+def _sketch(rows: DurationRows) -> Sketch:
+    sketch: Sketch = {}
+    add_rows(sketch, rows)
+    return sketch
 
 
 def _depths(tube: Tube) -> Counts:
@@ -318,8 +503,14 @@ def _depths(tube: Tube) -> Counts:
 
 def _sample(found: weakref.ref[History]) -> None:
     """Call `tick` at the beginning of each second, until the History is garbage-collected. Switches."""
+    is_restored = False
     while (history := found()) is not None:
-        history.tick()
-        wait = history.seconds_left()
+        wait = FOLLOWER_INTERVAL
+        if not is_restored and history.may_store():
+            history.restore()
+            is_restored = True
+        if is_restored:
+            history.tick()
+            wait = history.seconds_left()
         del history
         gevent.sleep(wait)

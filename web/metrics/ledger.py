@@ -21,13 +21,8 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.metrics.tube_counters import (
-    NO_ACTIONS,
-    PROTOCOL_COUNTERS,
-    Counts,
-    all_counters,
-    each_tube,
-)
+from greenstalk_server.web.metrics.rings import Counts
+from greenstalk_server.web.metrics.tube_counters import NO_ACTIONS, PROTOCOL_COUNTERS, all_counters, each_tube
 
 MAX_LABELS: Final = 1000
 
@@ -99,13 +94,20 @@ class Totals:
         self.wait_time: int = 0
         self.run_time: int = 0
 
-    def add(self, other: Tube | Totals) -> None:
+    def add(self, other: Totals) -> None:
         """Add the durations of *other*."""
-        for mine, others in ((self.waits, other.waits), (self.runs, other.runs)):
+        self._add(other.waits, other.runs, other.wait_time, other.run_time)
+
+    def add_tube(self, tube: Tube) -> None:
+        """Add the durations of *tube*."""
+        self._add(tube.wait_counts(), tube.run_counts(), tube.wait_time, tube.run_time)
+
+    def _add(self, waits: DurationCounts, runs: DurationCounts, wait_time: int, run_time: int) -> None:
+        for mine, others in ((self.waits, waits), (self.runs, runs)):
             for bits, count in others.items():
                 mine[bits] = mine.get(bits, 0) + count
-        self.wait_time += other.wait_time
-        self.run_time += other.run_time
+        self.wait_time += wait_time
+        self.run_time += run_time
 
 
 class _Account:
@@ -155,7 +157,7 @@ class Ledger(BrokerListener):
             for tube in each_tube(self._broker, TUBE_BATCH):
                 name = tube.name
                 self._read.add(name)
-                totals.add(tube)
+                totals.add_tube(tube)
                 gauges = _gauges(tube, self._broker, self._clock())
                 if name in self._accounts:
                     rows[name] = Row(name.decode(), gauges, self._read_account(name, tube, gauges))
@@ -201,8 +203,7 @@ class Ledger(BrokerListener):
             self._gone.move_to_end(tube.name)
         elif counts != (before := self._in_other.pop(tube.name, NO_COUNTS)):
             self._other = _add_growth(self._other, counts, before)
-        if tube.waits or tube.runs:
-            (self._late_totals if tube.name in self._read else self._gone_totals).add(tube)
+        (self._late_totals if tube.name in self._read else self._gone_totals).add_tube(tube)
 
     # Labels
 

@@ -1,9 +1,8 @@
-"""Fixed-size storage of time series: the points of one tube, or of the server, in ring buffers.
+"""The series of a tube, the spans in which they are shown, and the points of the last ten minutes in ring buffers.
 
-A ring is an `array` of float32, allocated for the first value that is not blank. The blank value is that of an idle
-tube: 0 for rates and depths, NaN for times. All rings of a span advance together: a point has the same index in each.
-So one Calendar, shared by all rings, records which points are known. Up to MAX_ROWS points are stored as rows instead,
-so that a tube that is used once takes 2 kB.
+A ring is an `array` of float32, allocated for the first value that is not zero, so that a tube that is used in one way
+only has few rings. All rings advance together: a point has the same index in each. So one Calendar, shared by all
+rings, records which points are known.
 
 Pure: no clock, no broker.
 """
@@ -12,9 +11,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import compress
-from math import isnan, nan
-from typing import Final, NamedTuple, TypeVar
+from math import nan
+from typing import Final, NamedTuple
 
 RATES: Final = ("put", "reserve", "delete", "bury", "timeout", "release", "kick", "dead_letter", "expire")
 """Events per second, averaged over the interval of the point."""
@@ -22,162 +20,196 @@ RATES: Final = ("put", "reserve", "delete", "bury", "timeout", "release", "kick"
 DEPTHS: Final = ("ready", "reserved", "delayed", "buried", "waiting")
 """Jobs by state, and waiting clients, at the end of the interval."""
 
-TIMES: Final = ("wait_p50", "wait_p95", "run_p50", "run_p95")
+TIMES: Final = ("wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99")
 """Quantiles in seconds: the wait is from ready to reserved, the run from reserved to deleted, released or buried."""
 
 SERIES: Final = RATES + DEPTHS + TIMES
 
-_BLANKS: Final = (0.0,) * (len(RATES) + len(DEPTHS)) + (nan,) * len(TIMES)
+Counts = tuple[int, ...]
 
-Ring = TypeVar("Ring", bytearray, "array[float]")
+NO_COUNTS: Final[Counts] = (0,) * len(RATES)
+NO_DEPTHS: Final[Counts] = (0,) * len(DEPTHS)
 
 
 class Span(NamedTuple):
     """A time span: *points* points of *step* seconds each."""
 
     name: str
+    label: str
     step: int
     points: int
 
+    @property
+    def seconds(self) -> int:
+        """The length of the span."""
+        return self.step * self.points
 
-HOUR: Final = Span("hour", 10, 360)
-DAY: Final = Span("day", 300, 288)
-SPANS: Final = {span.name: span for span in (HOUR, DAY)}
 
-MAX_ROWS: Final = 12
-"""Maximum points stored as rows. They take 2.5 kB, less than rings would."""
+TEN_MINUTES: Final = Span("10min", "10 minutes", 1, 600)
+HOUR: Final = Span("hour", "hour", 60, 60)
+DAY: Final = Span("day", "day", 60, 1440)
+WEEK: Final = Span("week", "week", 3600, 168)
+NINETY_DAYS: Final = Span("90days", "90 days", 3600, 2160)
+SPANS: Final = {span.name: span for span in (TEN_MINUTES, HOUR, DAY, WEEK, NINETY_DAYS)}
 
-PER_DAY_POINT: Final = DAY.step // HOUR.step
-"""Points of the hour per point of the day. Invariant: it divides HOUR.points, so they are contiguous in the ring."""
+SECONDS: Final = TEN_MINUTES.points
+
+SLOTS: Final = SECONDS + 1
+"""Seconds in a ring: the current one too, which has events but is not shown."""
+
+TEN: Final = 10
+"""Seconds between two measurements of the times."""
 
 
 class Calendar:
-    """A record of the known points of a span.
+    """A record of the known seconds of the last ten minutes; the second *current* has not ended yet."""
 
-    The number of a point is the start of its interval, in seconds since the epoch, divided by the step. The point
-    *current* has not ended yet.
-    """
+    def __init__(self, second: int) -> None:
+        self.current: int = second
+        self._known: bytearray = bytearray(SLOTS)
 
-    def __init__(self, span: Span, point: int) -> None:
-        """*point* is the number of the current point."""
-        self.span: Span = span
-        self.current: int = point
-        self._known: bytearray = bytearray(span.points)
+    def close(self, until: int) -> None:
+        """Mark the seconds from *current* to before *until*, which becomes the current one, as known."""
+        for second in range(max(self.current, until - SLOTS), until):
+            self._known[second % SLOTS] = 1
+        self.current = until
 
-    def close(self, point: int) -> None:
-        """Mark *point*, the current one, as known; the next one begins."""
-        self._known[point % self.span.points] = 1
-        self.current = point + 1
+    def skip_to(self, second: int) -> None:
+        """Mark all seconds before *second* as unknown, and make *second* the current one."""
+        for skipped in range(max(self.current, second - SLOTS), second):
+            self._known[skipped % SLOTS] = 0
+        self.current = second
 
-    def skip_to(self, point: int) -> None:
-        """Mark all points before *point* as unknown, and make *point* the current one."""
-        for skipped in range(max(self.current, point - self.span.points), point):
-            self._known[skipped % self.span.points] = 0
-        self.current = point
-
-    def read(self, ring: array[float] | None, since: int, blank: float, points: int) -> list[float]:
-        """Return the last *points* values of *ring*, with NaN for points that are unknown or before *since*.
-
-        If *ring* is None, all other values are *blank*.
-        """
-        values = [blank] * points if ring is None else self._in_order(ring)[-points:]
-        known = self._in_order(self._known)[-points:]
-        hidden = min(points, max(0, since - (self.current - points)))
+    def known(self, since: int) -> bytearray:
+        """Return whether each second is known and not before *since*, oldest first."""
+        at = self.current % SLOTS
+        known = (self._known[at:] + self._known[:at])[1:]
+        hidden = min(SECONDS, max(0, since - (self.current - SECONDS)))
         known[:hidden] = bytes(hidden)
-        return [value if is_known else nan for value, is_known in zip(values, known, strict=True)]
-
-    def _in_order(self, ring: Ring) -> Ring:
-        """Return the points of *ring*, oldest first."""
-        at = self.current % self.span.points
-        return ring[at:] + ring[:at]
-
-    def known_between(self, first: int, count: int) -> bytearray:
-        """Return whether each of *count* points from *first* on is known; they must be contiguous in the ring."""
-        at = first % self.span.points
-        return self._known[at : at + count]
-
-
-class Points:
-    """The points of all series of one tube in one span."""
-
-    __slots__ = ("_rings", "_rows", "_span")
-
-    def __init__(self, span: Span) -> None:
-        self._span: Span = span
-        self._rows: dict[int, array[float]] | None = {}  # values in the order of SERIES, by index; None once in rings
-        self._rings: list[array[float] | None] = []  # in the order of SERIES; empty while there are rows
-
-    def write(self, point: int, values: Sequence[float]) -> None:
-        """Store *values*, in the order of SERIES."""
-        at = point % self._span.points
-        if self._rows is None:
-            self._write_rings(at, values)
-        elif all(map(_is_blank, values, _BLANKS)):
-            self._rows.pop(at, None)
-        else:
-            self._rows[at] = array("f", values)
-            if len(self._rows) > MAX_ROWS:
-                self._make_rings(self._rows)
-
-    def ring(self, series: int) -> array[float] | None:
-        """Return the ring of series number *series*, which must not be changed; None if all values are blank."""
-        if self._rows is None:
-            return self._rings[series]
-        if not self._rows:
-            return None
-        ring = array("f", [_BLANKS[series]]) * self._span.points
-        for at, row in self._rows.items():
-            ring[at] = row[series]
-        return ring
-
-    def _make_rings(self, rows: dict[int, array[float]]) -> None:
-        self._rows = None
-        self._rings = [None] * len(SERIES)
-        for at, row in rows.items():
-            self._write_rings(at, row)
-
-    def _write_rings(self, at: int, values: Sequence[float]) -> None:
-        for series, value in enumerate(values):
-            ring = self._rings[series]
-            if ring is not None:
-                ring[at] = value
-            elif not _is_blank(value, _BLANKS[series]):
-                ring = self._rings[series] = array("f", [_BLANKS[series]]) * self._span.points
-                ring[at] = value
+        return known
 
 
 class Rings:
-    """The series of one tube, of the last hour and of the last day."""
+    """The seconds of the last ten minutes of one tube, or of the server.
 
-    __slots__ = ("_day", "_hour", "since")
+    since       the first known second.
+    depths      the current values of DEPTHS.
+    """
 
-    def __init__(self, since: int) -> None:
-        """*since* is the first known point of the hour."""
-        self.since: int = since
-        self._hour: Points = Points(HOUR)
-        self._day: Points = Points(DAY)
+    __slots__ = ("_counted", "_depths", "_filled", "_rates", "_timed", "_times", "depths", "since")
 
-    def write_hour(self, point: int, values: Sequence[float]) -> None:
-        """Store *values*, in the order of SERIES."""
-        self._hour.write(point, values)
+    def __init__(self, second: int) -> None:
+        self.since: int = second
+        self.depths: Counts = NO_DEPTHS
+        self._rates: list[array[float] | None] = [None] * len(RATES)
+        self._depths: list[array[float] | None] = [None] * len(DEPTHS)
+        self._times: array[float] | None = None  # one row for each ten seconds
+        self._counted: int = second  # the last second in the rings of rates; later ones have no events
+        self._filled: int = second  # the first second that is not in the rings of depths; from there on: `depths`
+        self._timed: int = second // TEN  # the last row; later ones are blank
 
-    def write_day(self, point: int, known: bytearray, rest: Sequence[float]) -> None:
-        """Store a point of the day: the mean rates of the *known* points of the hour, then the values in *rest*."""
-        self._day.write(point, [*self._mean_rates(point, known), *rest])
+    def add_counts(self, second: int, counts: Counts) -> None:
+        """Add *counts*, numbers of events in the order of RATES, to *second*, which must not be before the last one."""
+        if second > self._counted:
+            _fill(self._rates, self._counted + 1, second + 1, NO_COUNTS)
+            self._counted = second
+        at = second % SLOTS
+        for place, count in enumerate(counts):
+            if count:
+                ring = self._rates[place]
+                if ring is None:
+                    ring = self._rates[place] = array("f", bytes(4 * SLOTS))
+                ring[at] += count
 
-    def _mean_rates(self, point: int, known: bytearray) -> list[float]:
-        at, count = point * PER_DAY_POINT % HOUR.points, max(1, sum(known))
-        rings = map(self._hour.ring, range(len(RATES)))
-        return [0.0 if ring is None else sum(compress(ring[at : at + PER_DAY_POINT], known)) / count for ring in rings]
+    def set_depths(self, second: int, depths: Counts) -> None:
+        """Set the depths from *second* on."""
+        _fill(self._depths, self._filled, second, self.depths)
+        self._filled, self.depths = max(self._filled, second), depths
+        for place, depth in enumerate(depths):
+            if depth and self._depths[place] is None:
+                self._depths[place] = array("f", bytes(4 * SLOTS))
 
-    def read(self, calendar: Calendar, series: int, points: int) -> list[float]:
-        """Return the last *points* of series number *series*, oldest first; NaN where unknown."""
-        if calendar.span is HOUR:
-            ring, since = self._hour.ring(series), self.since
+    def set_times(self, ten: int, times: Sequence[float]) -> None:
+        """Set the values of TIMES in the ten seconds number *ten*."""
+        rows, width = SECONDS // TEN, len(TIMES)
+        if self._times is None:
+            self._times = array("f", [nan]) * (rows * width)
+        for blank in range(max(self._timed, ten - rows) + 1, ten):
+            self._times[blank % rows * width : (blank % rows + 1) * width] = _BLANK_TIMES
+        self._times[ten % rows * width : (ten % rows + 1) * width] = array("f", times)
+        self._timed = ten
+
+    def read(self, calendar: Calendar, series: int) -> list[float]:
+        """Return the values of series number *series* in the last ten minutes, oldest first; NaN where unknown."""
+        now, known = calendar.current, calendar.known(self.since)
+        values = self._values(series, now)
+        return [value if is_known else nan for value, is_known in zip(values, known, strict=True)]
+
+    def by_ten(self, calendar: Calendar, series: int) -> list[float]:
+        """Return series number *series* in each ten seconds that have ended, oldest first: at least 59 values.
+
+        A rate is a mean; other values are those at the end of the ten seconds. NaN is unknown.
+        """
+        now, counted = calendar.current, calendar.known(0)
+        values, first = self._values(series, now), -now % TEN
+        known_from = self.since - (now - SECONDS)
+        found = []
+        for at in range(first, SECONDS - TEN + 1, TEN):
+            count = sum(counted[at : at + TEN])
+            if not count or at + TEN <= known_from:
+                found.append(nan)
+            else:
+                found.append(sum(values[at : at + TEN]) / count if series < len(RATES) else values[at + TEN - 1])
+        return found
+
+    def _values(self, series: int, now: int) -> Sequence[float]:
+        """Return the values of a series in the last ten minutes before *now*, oldest first."""
+        at = now % SLOTS
+        if series < len(RATES):
+            ring = self._rates[series]
+            if ring is None:
+                return _ZEROS[1:]
+            values = (ring[at:] + ring[:at])[1:]
+            blank, value = min(SECONDS, now - 1 - self._counted), 0.0
+        elif series < len(RATES) + len(DEPTHS):
+            place = series - len(RATES)
+            ring = self._depths[place]
+            if ring is None:
+                return _ZEROS[1:]
+            values = (ring[at:] + ring[:at])[1:]
+            blank, value = min(SECONDS, now - self._filled), float(self.depths[place])
         else:
-            ring, since = self._day.ring(series), self.since // PER_DAY_POINT
-        return calendar.read(ring, since, _BLANKS[series], points)
+            return self._times_by_second(series - len(RATES) - len(DEPTHS), now)
+        if blank > 0:
+            values[-blank:] = array("f", [value]) * blank
+        return values
+
+    def _times_by_second(self, place: int, now: int) -> list[float]:
+        rows, width, values = SECONDS // TEN, len(TIMES), list[float]()
+        for second in range(now - SECONDS, now):
+            ten = second // TEN
+            is_there = self._times is not None and self._timed - rows < ten <= self._timed
+            values.append(self._times[ten % rows * width + place] if self._times is not None and is_there else nan)
+        return values
 
 
-def _is_blank(value: float, blank: float) -> bool:
-    return value == blank or isnan(value)
+_ZEROS: Final = array("f", bytes(4 * SLOTS))
+_BLANK_TIMES: Final = array("f", [nan]) * len(TIMES)
+
+
+def _fill(rings: Sequence[array[float] | None], start: int, end: int, values: Sequence[float]) -> None:
+    """Set the seconds from *start* to before *end* of each ring to its value in *values*."""
+    start = max(start, end - SLOTS)
+    if start >= end:
+        return
+    first, last = start % SLOTS, (end - 1) % SLOTS
+    for ring, value in zip(rings, values, strict=True):
+        if ring is None:
+            continue
+        if start + 1 == end:
+            ring[first] = value
+        elif first <= last:
+            ring[first : last + 1] = array("f", [value]) * (last + 1 - first)
+        else:
+            ring[first:] = array("f", [value]) * (SLOTS - first)
+            ring[: last + 1] = array("f", [value]) * (last + 1)

@@ -9,11 +9,9 @@ from typing import Final, TypeVar
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.rings import RATES
+from greenstalk_server.web.metrics.rings import RATES, Counts
 
 Item = TypeVar("Item")
-
-Counts = tuple[int, ...]
 
 POLICY_ACTIONS: Final = {
     "expired": "expired",
@@ -29,8 +27,6 @@ POLICY_ACTIONS: Final = {
     "reserved_holds": "reserved_hold",
 }
 """For each counter of PolicyCounts, the action that metrics name."""
-
-NO_COUNTS: Final[Counts] = (0,) * len(RATES)
 
 _protocol_counters: Final = attrgetter(
     "total_jobs",

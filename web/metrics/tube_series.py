@@ -1,4 +1,4 @@
-"""The activity of one tube, or of the server: events since the last sample, events of the last seconds, and rings.
+"""The activity of one tube, or of the server: events since the last sample, events of the last seconds, and series.
 
 The series of a tube continue if the tube is dropped and created again. Pure: no clock, no broker.
 """
@@ -9,16 +9,15 @@ from array import array
 from operator import add, sub
 from typing import Final
 
-from greenstalk_server.core.durations import DurationCounts, quantile
+from greenstalk_server.core.durations import Sketch, add_sketch
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.web.metrics.rings import DEPTHS, RATES, Rings
-from greenstalk_server.web.metrics.tube_counters import NO_COUNTS, Counts, tube_counters
+from greenstalk_server.web.metrics.archive import MINUTES, Tier
+from greenstalk_server.web.metrics.points import Point, encode_point, quantiles, times
+from greenstalk_server.web.metrics.rings import NO_COUNTS, RATES, Counts, Rings
+from greenstalk_server.web.metrics.tube_counters import tube_counters
 
 WINDOW: Final = 10
 """Seconds that Recent looks back."""
-
-NO_DEPTHS: Final[Counts] = (0,) * len(DEPTHS)
-NO_DURATIONS: Final[DurationCounts] = {}
 
 _WIDTH: Final = len(RATES)
 _NO_SECOND: Final = array("f", NO_COUNTS)
@@ -52,57 +51,142 @@ class Recent:
         return [sum(self._counts[second % WINDOW * _WIDTH + kind] for second in seconds) for kind in range(_WIDTH)]
 
 
+class Interval:
+    """The events and times of a minute or an hour that has not ended.
+
+    begins      the series begins in it.
+    """
+
+    __slots__ = ("begins", "counts", "runs", "waits")
+
+    def __init__(self, *, begins: bool) -> None:
+        self.begins: bool = begins
+        self.counts: Counts = NO_COUNTS
+        self.waits: Sketch = {}
+        self.runs: Sketch = {}
+
+    def add_counts(self, counts: Counts) -> None:
+        """Add numbers of events."""
+        self.counts = tuple(map(add, self.counts, counts)) if self.counts is not NO_COUNTS else counts
+
+    def add_times(self, waits: Sketch, runs: Sketch) -> None:
+        """Add times that have ended."""
+        if waits:
+            add_sketch(self.waits, waits)
+        if runs:
+            add_sketch(self.runs, runs)
+
+    def point(self, seconds: int, depths: Counts) -> Point:
+        """Return the interval as a point that ends with *depths*, and during which *seconds* were counted."""
+        return Point(seconds, (*self.counts, *depths), quantiles(self.waits), quantiles(self.runs), self.begins)
+
+
+class Series:
+    """The series of one tube, or of the server.
+
+    rings           the seconds of the last ten minutes.
+    minute, hour    the current minute and hour. The hour lacks the current minute.
+    previous        the number of the hour before the current one, and its minutes; None if they are not known.
+    last_hour       the number of a minute, and the 60 points before it; None if nothing has asked for them.
+    active_minutes  minutes with activity, since the series began.
+    """
+
+    __slots__ = (
+        "_hours",
+        "_minutes",
+        "_runs",
+        "_waits",
+        "active_minutes",
+        "hour",
+        "last_hour",
+        "minute",
+        "previous",
+        "rings",
+    )
+
+    def __init__(self, second: int) -> None:
+        self.rings: Rings = Rings(second)
+        self.minute: Interval = Interval(begins=True)
+        self.hour: Interval = Interval(begins=True)
+        self._minutes: bytearray = bytearray()  # of the current hour
+        self._hours: bytearray = bytearray()  # of the current day
+        self.previous: tuple[int, bytes] | None = None
+        self.last_hour: tuple[int, list[Point | None]] | None = None
+        self.active_minutes: int = 0
+        self._waits: Sketch = {}  # times of the current ten seconds
+        self._runs: Sketch = {}
+
+    def add_times(self, waits: Sketch, runs: Sketch) -> None:
+        """Record waits and runs that have ended."""
+        add_sketch(self._waits, waits)
+        add_sketch(self._runs, runs)
+
+    def close_ten(self, ten: int) -> None:
+        """End the ten seconds number *ten*."""
+        waits, runs = self._waits, self._runs
+        if waits or runs:
+            self._waits, self._runs = {}, {}
+            self.minute.add_times(waits, runs)
+            self.rings.set_times(ten, [*times(quantiles(waits)), *times(quantiles(runs))])
+
+    def close(self, tier: Tier, seconds: int, *, is_always_stored: bool = False) -> tuple[Interval, bytes]:
+        """End the minute or the hour, of which *seconds* were counted; return it, and its point as bytes.
+
+        The bytes are empty if the point is blank, unless *is_always_stored*.
+        """
+        if tier is MINUTES:
+            ended, self.minute = self.minute, Interval(begins=False)
+            self.hour.add_counts(ended.counts)
+            self.hour.add_times(ended.waits, ended.runs)
+            self.active_minutes += ended.counts != NO_COUNTS
+        else:
+            ended, self.hour = self.hour, Interval(begins=False)
+        point = ended.point(seconds, self.rings.depths)
+        return ended, b"" if point.is_blank and not is_always_stored else encode_point(point)
+
+    def chunk(self, tier: Tier) -> bytearray:
+        """Return the points of the current block."""
+        return self._minutes if tier is MINUTES else self._hours
+
+    def set_chunk(self, tier: Tier, chunk: bytearray) -> None:
+        """Replace the points of the current block."""
+        if tier is MINUTES:
+            self._minutes = chunk
+        else:
+            self._hours = chunk
+
+    def take_chunk(self, tier: Tier) -> bytes:
+        """Return the points of the current block, and begin the next one."""
+        chunk = bytes(self.chunk(tier))
+        self.set_chunk(tier, bytearray())
+        return chunk
+
+
 class TubeSeries:
     """The activity of one tube name, or of the whole server.
 
     counts                  the tube's counters at the last sample; zero after the tube was dropped.
-    waits, runs             the tube's durations at the last `gather`; empty after the tube was dropped.
-    sums, waited, ran       events and durations in the current point of the hour.
-    day_waited, day_ran     durations in the current point of the day, up to the end of the last point of the hour.
     recent                  events in the last WINDOW seconds; None if the tube was idle for longer.
-    rings                   the series; None if it has none.
+    series                  None if it has none.
     active_at               second of the last activity.
-    active_points           points of the hour with activity, since the series began.
     """
 
-    __slots__ = (
-        "active_at",
-        "active_points",
-        "counts",
-        "day_ran",
-        "day_waited",
-        "ran",
-        "recent",
-        "rings",
-        "runs",
-        "sums",
-        "waited",
-        "waits",
-    )
+    __slots__ = ("active_at", "counts", "recent", "series")
 
     def __init__(self) -> None:
         self.active_at: int = 0
-        self.active_points: int = 0
         self.recent: Recent | None = None
-        self.rings: Rings | None = None
+        self.series: Series | None = None
         self.counts: Counts = NO_COUNTS
-        self.waits: DurationCounts = NO_DURATIONS
-        self.runs: DurationCounts = NO_DURATIONS
-        self.sums: Counts = NO_COUNTS
-        self.waited: DurationCounts = NO_DURATIONS
-        self.ran: DurationCounts = NO_DURATIONS
-        self.day_waited: DurationCounts = NO_DURATIONS
-        self.day_ran: DurationCounts = NO_DURATIONS
-
-    # The tube
 
     def forget_tube(self) -> None:
         """Record that the tube was dropped. A new one counts from zero."""
-        self.counts, self.waits, self.runs = NO_COUNTS, NO_DURATIONS, NO_DURATIONS
+        self.counts = NO_COUNTS
 
     def rebase(self, tube: Tube) -> None:
         """Ignore what *tube* has counted so far."""
-        self.counts, self.waits, self.runs = tube_counters(tube), dict(tube.waits), dict(tube.runs)
+        self.counts = tube_counters(tube)
+        tube.take_times()
 
     def count(self, counts: Counts, second: int) -> Counts:
         """Record the events since the last sample as events of *second*; return their numbers.
@@ -114,69 +198,16 @@ class TubeSeries:
         self.note(delta, second)
         return delta
 
-    def gather(self, tube: Tube) -> tuple[DurationCounts, DurationCounts]:
-        """Record the waits and runs that ended in *tube* since the last call; return them."""
-        waited, ran = _gained(tube.waits, self.waits), _gained(tube.runs, self.runs)
-        self.waits, self.runs = dict(tube.waits), dict(tube.runs)
-        self.add_durations(waited, ran)
-        return waited, ran
-
-    # Events
-
     def note(self, delta: Counts, second: int) -> None:
         """Record the events *delta* in *second*."""
         if self.recent is None:
             self.recent = Recent(second)
         self.recent.note(second, delta)
-        self.sums = tuple(map(add, self.sums, delta))
         self.active_at = second
-
-    def add_durations(self, waited: DurationCounts, ran: DurationCounts) -> None:
-        """Record waits and runs that have ended."""
-        self.waited, self.ran = _merged(self.waited, waited), _merged(self.ran, ran)
-
-    def begin_point(self) -> None:
-        """Start a new point of the hour."""
-        self.sums, self.waited, self.ran = NO_COUNTS, NO_DURATIONS, NO_DURATIONS
+        if self.series is not None:
+            self.series.rings.add_counts(second, delta)
+            self.series.minute.add_counts(delta)
 
     def drop_unfinished(self) -> None:
-        """Discard the current points."""
+        """Forget the events of the last seconds, which a gap follows."""
         self.recent = None
-        self.begin_point()
-        self.day_waited = self.day_ran = NO_DURATIONS
-
-    # The series
-
-    def close_hour_point(self, point: int, seconds: float, depths: Counts) -> None:
-        """Write *point* of the hour, which took *seconds* and ended with *depths*; start the next one."""
-        if self.rings is not None:
-            rates = [count / seconds for count in self.sums]
-            self.rings.write_hour(point, [*rates, *depths, *_times(self.waited, self.ran)])
-            self.active_points += self.sums != NO_COUNTS
-            self.day_waited, self.day_ran = _merged(self.day_waited, self.waited), _merged(self.day_ran, self.ran)
-        self.begin_point()
-
-    def close_day_point(self, point: int, known: bytearray, depths: Counts) -> None:
-        """Write *point* of the day; start the next one. *known* says which points of the hour to include."""
-        if self.rings is not None:
-            self.rings.write_day(point, known, [*depths, *_times(self.day_waited, self.day_ran)])
-        self.day_waited = self.day_ran = NO_DURATIONS
-
-
-def _times(waited: DurationCounts, ran: DurationCounts) -> list[float]:
-    """Return the values of rings.TIMES."""
-    return [quantile(counts, part) for counts in (waited, ran) for part in (0.5, 0.95)]
-
-
-def _gained(now: DurationCounts, before: DurationCounts) -> DurationCounts:
-    """Return the counts of *now* minus those of *before*, an earlier state."""
-    return {bits: count - before.get(bits, 0) for bits, count in now.items() if count != before.get(bits, 0)}
-
-
-def _merged(one: DurationCounts, other: DurationCounts) -> DurationCounts:
-    if not one or not other:
-        return one or other
-    merged = dict(one)
-    for bits, count in other.items():
-        merged[bits] = merged.get(bits, 0) + count
-    return merged

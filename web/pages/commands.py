@@ -36,6 +36,7 @@ from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.edit import read_changes
 from greenstalk_server.web.pages.policy_form import submitted_form
+from greenstalk_server.web.pages.saved_searches import MAX_NAME_LENGTH
 from greenstalk_server.web.pages.tube_changes import read_pattern, read_tube_change
 
 MAX_COMMAND: Final = 100_000
@@ -292,12 +293,16 @@ def _close(form: Form) -> Call:
     return Call("DELETE", f"/connections/{fields.number(form, 'number', 1, MAX_ID)}")
 
 
-def _bulk(form: Form) -> Call:
-    """Return the call that makes the change of the form; without the dry run of the preview."""
+def _query(form: Form) -> Query:
     try:
-        query = read_query(form)
+        return read_query(form)
     except QueryError as error:
         raise BadRequest(f"“q” is not a valid query. {error}") from error
+
+
+def _bulk(form: Form) -> Call:
+    """Return the call that makes the change of the form; without the dry run of the preview."""
+    query = _query(form)
     change, ids = read_change(form), ticked_ids(form)
     rate = read_rate(form) if change.key == "redrive" else 0.0
     is_forced = bool(form.get("force"))
@@ -355,6 +360,13 @@ def _remove_policy(form: Form) -> Call:
     return Call("DELETE", f"/policies/{quote(name, safe='')}", {}, None, ("policy", "delete", name))
 
 
+def _save_search(form: Form) -> Call:
+    name = fields.line(form, "name", MAX_NAME_LENGTH)
+    if not name:
+        raise BadRequest("“name” is missing. Give the search a name.")
+    return Call("POST", "/saved-searches", {}, {"name": name, "q": str(_query(form))})
+
+
 CALLS: Final[Mapping[str, Callable[[Form], Call]]] = {
     "tube/pause": _pause,
     "tube/resume": _resume,
@@ -371,6 +383,7 @@ CALLS: Final[Mapping[str, Callable[[Form], Call]]] = {
     "job/redrive": _on_job("redrive", can_force=False),
     "connection/close": _close,
     "bulk/preview": _bulk,
+    "search/save": _save_search,
     "policy/set": _set_policy,
     "policy/remove": _remove_policy,
 }

@@ -17,7 +17,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -28,9 +28,11 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import Job
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web import fields
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import load_job_with_body
+from greenstalk_server.web.jobs.json_fields import Path, field_text, parse_body
 from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.jobs.query import Query, QueryError
 
@@ -51,6 +53,9 @@ FIELDS: Final = (
     "size",
 )
 """Columns; times in whole seconds. Visitors who see bodies also get `encoding` and `body`.
+
+Fields of JSON bodies that the request names are columns `body.PATH` in CSV, and in JSON lines an object `fields`. Their
+values are texts of at most MAX_SHOWN characters.
 
 If a body is lost, both are empty in CSV, and null in JSON lines.
 """
@@ -87,7 +92,10 @@ class Exports:
         app.add_url_rule("/export", "export", self.export)
 
     def export(self) -> Response:
-        """Serve `/export?tube=&state=&q=&format=`: the matching jobs, oldest first. Sending it may switch greenlets."""
+        """Serve `/export?tube=&state=&q=&cols=&format=`: the matching jobs, oldest first.
+
+        Sending it may switch greenlets.
+        """
         try:
             query = read_query(request.args)
         except QueryError as error:
@@ -95,17 +103,22 @@ class Exports:
         form = request.args.get("format", "")
         if form not in _FORMATS:
             raise BadRequest(f"“format” must be one of {', '.join(_FORMATS)}, not “{form[:40]}”.")
-        return self.file(query, form)
+        return self.file(query, form, fields.columns(request.args))
 
-    def file(self, query: Query, form: str) -> Response:
-        """Return the jobs that match *query*, oldest first, as a *form* file. Sending it may switch greenlets."""
+    def file(self, query: Query, form: str, paths: tuple[Path, ...] = ()) -> Response:
+        """Return the jobs that match *query*, oldest first, as a *form* file. Sending it may switch greenlets.
+
+        *paths* names the fields of JSON bodies to export too. Raise Forbidden if there are some and bodies are hidden.
+        """
+        if paths and not visitor().sees_bodies:
+            raise Forbidden("Job bodies are hidden from you, so you cannot export their fields.")
         if self._running >= MAX_EXPORTS:
             raise ServiceUnavailable(
                 f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
             )
         mimetype, make = _FORMATS[form]
         who = visitor()  # the file is written after the end of the request
-        response = Response(self._stream(query, make(who.sees_bodies), who), mimetype=mimetype)
+        response = Response(self._stream(query, make(who.sees_bodies, paths), who), mimetype=mimetype)
         response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
         return response
 
@@ -138,15 +151,18 @@ class Exports:
 class JsonLines:
     """Writes one JSON object per line."""
 
-    def __init__(self, has_bodies: bool) -> None:
+    def __init__(self, has_bodies: bool, paths: tuple[Path, ...] = ()) -> None:
         self.has_bodies: bool = has_bodies
+        self._paths: tuple[Path, ...] = paths
 
     def head(self) -> bytes:
         return b""
 
     def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
         """Yield the line of *job* in pieces; *body* is None if it is lost."""
-        row = _row(job, now)
+        row: dict[str, object] = {**_row(job, now)}
+        if self._paths:
+            row["fields"] = field_texts(body, self._paths)
         is_large = self.has_bodies and body is not None and len(body) > LARGE_BODY
         if self.has_bodies and not is_large:
             row["encoding"], row["body"] = (None, None) if body is None else encode_body(body)
@@ -161,15 +177,18 @@ class JsonLines:
 class Csv:
     """Writes a CSV file with a header."""
 
-    def __init__(self, has_bodies: bool) -> None:
+    def __init__(self, has_bodies: bool, paths: tuple[Path, ...] = ()) -> None:
         self.has_bodies: bool = has_bodies
+        self._paths: tuple[Path, ...] = paths
 
     def head(self) -> bytes:
-        return _csv_line([*FIELDS, "encoding", "body"] if self.has_bodies else FIELDS)
+        fields_of_body = [f"body.{'.'.join(path)}" for path in self._paths]
+        return _csv_line([*FIELDS, *fields_of_body, "encoding", "body"] if self.has_bodies else FIELDS)
 
     def row(self, job: Job, body: bytes | None, now: int) -> Iterator[bytes]:
         """Yield the line of *job* in pieces; *body* is None if it is lost."""
-        cells = [escape_formulas(value) for value in _row(job, now).values()]
+        texts = field_texts(body, self._paths).values() if self._paths else ()
+        cells = [escape_formulas(value) for value in (*_row(job, now).values(), *texts)]
         if not self.has_bodies:
             yield _csv_line(cells)
         elif body is None:
@@ -190,7 +209,7 @@ PLUS: Final = 62
 
 Writer = JsonLines | Csv
 
-_FORMATS: Final[Mapping[str, tuple[str, Callable[[bool], Writer]]]] = {
+_FORMATS: Final[Mapping[str, tuple[str, Callable[[bool, tuple[Path, ...]], Writer]]]] = {
     "csv": ("text/csv", Csv),
     "jsonl": ("application/jsonl", JsonLines),
 }
@@ -208,6 +227,12 @@ def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
     response = Response(body, mimetype="application/octet-stream")
     response.headers["Content-Disposition"] = f'attachment; filename="job-{job.id}.bin"'
     return response
+
+
+def field_texts(body: bytes | None, paths: Iterable[Path]) -> dict[str, str | None]:
+    """Return the fields of *body* at *paths* as text, None for those that it lacks."""
+    root = None if body is None else parse_body(body)
+    return {".".join(path): field_text(root, path) for path in paths}
 
 
 def encode_body(body: bytes) -> tuple[str, str]:

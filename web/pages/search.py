@@ -6,7 +6,7 @@ share one task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -15,13 +15,15 @@ from flask import Flask, Response, make_response, render_template, request
 from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import STATE_NAMES, Job
+from greenstalk_server.core.job import BURIED, STATE_NAMES, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
-from greenstalk_server.web.jobs.job_list import body_preview
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.jobs.job_list import body_preview, error_preview, field_cell, suggested_paths
+from greenstalk_server.web.jobs.json_fields import Path, columns_text
 from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
-from greenstalk_server.web.jobs.query import MAX_SEARCHED, Query, QueryError
+from greenstalk_server.web.jobs.query import MAX_SEARCHED, Query, QueryError, suggested_terms
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.operations.tasks import Task, Tasks, live_state, progress_texts
 
@@ -37,11 +39,15 @@ INITIAL_WAIT: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table of matches, after the id; *key* is its CSS class."""
+    """A column of the table of matches, after the id; *key* is its CSS class.
+
+    is_long         a cell may be cut at its end, so it shows its whole text when pointed at.
+    """
 
     label: str
     key: str
     text: Callable[[Job, int], str]
+    is_long: bool = False
 
 
 COLUMNS: Final = (
@@ -52,8 +58,8 @@ COLUMNS: Final = (
     Column("Reserves", "reserves", lambda job, _: text.number(job.reserves)),
     Column("Bytes", "size", lambda job, _: text.number(job.size)),
 )
-BODY: Final = Column("Body", "body", lambda job, _: body_preview(job))
-"""The last column, for visitors who may see bodies."""
+BODY: Final = Column("Error or body", "body", lambda job, _: _error_or_body(job), is_long=True)
+"""The last column, for visitors who may see bodies: the error of a buried job or dead letter, else the body."""
 
 
 class Search:
@@ -86,25 +92,21 @@ class Searches:
         try:
             query = read_query(request.args)
         except QueryError as error:
-            return make_response(
-                render_template("search.html", q=given, error=str(error), task=None, longest=text.size(MAX_SEARCHED)),
-                400,
-            )
+            return make_response(_form(given, str(error)), 400)
         if request.args.get("task"):
             task = self._tasks.find(request.args)
         elif query.terms:
             task = self.start(query)
         else:
-            return make_response(
-                render_template("search.html", q="", error="", task=None, longest=text.size(MAX_SEARCHED))
-            )
+            return make_response(_form("", ""))
         task.wait(INITIAL_WAIT)
-        return make_response(render_template("search.html", error="", **self._shown(task, _begin(request.args))))
+        return make_response(render_template("search.html", error="", **self._shown(task, request.args)))
 
     def live(self, args: fields.Fields, now: int) -> State:
         """Return the live state of `/search?task=&from=`."""
         task = self._tasks.find(args)
-        return live_state(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now)}}
+        columns = visible_columns(fields.columns(args))
+        return live_state(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now, columns)}}
 
     def start(self, query: Query) -> Task:
         """Start the search for *query*, or return the running task with the same query. Does not switch.
@@ -141,38 +143,68 @@ class Searches:
         task.total = task.scanned  # jobs may be deleted before the scan reaches them
         task.message = matcher.warning
 
-    def _shown(self, task: Task, begin: int) -> dict[str, Any]:
-        search, now = search_of(task), self._clock()
+    def _shown(self, task: Task, args: fields.Fields) -> dict[str, Any]:
+        search, now, begin, paths = search_of(task), self._clock(), _begin(args), fields.columns(args)
+        columns = visible_columns(paths)
+        rows = self._rows(search, begin, now, columns)
         following = begin + PAGE_SIZE if begin + PAGE_SIZE < len(search.ids) else 0
         return {
             "q": str(search.query),
             "query": search.query,
             "task": task,
             "texts": progress_texts(task, now),
-            "columns": visible_columns(),
-            "rows": self._rows(search, begin, now),
+            "columns": columns,
+            "rows": rows,
+            "cols": columns_text(paths),
+            "paths": suggested_paths(self._broker, rows),
             "begin": begin,
             "following": following,
             "found_at_most": MAX_MATCHES,
             "longest": text.size(MAX_SEARCHED),
+            "terms": suggested_terms(is_of_tube=False, sees_bodies=visitor().sees_bodies),
             "max_number": fields.MAX_NUMBER,
-            "live_args": urlencode({"task": task.id, "from": begin}),
+            "live_args": urlencode({"task": task.id, "from": begin} | ({"cols": columns_text(paths)} if paths else {})),
         }
 
-    def _rows(self, search: Search, begin: int, now: int) -> list[list[str]]:
-        return match_rows(self._broker, search.ids[begin : begin + PAGE_SIZE], now)
+    def _rows(self, search: Search, begin: int, now: int, columns: Iterable[Column]) -> list[list[str]]:
+        return match_rows(self._broker, search.ids[begin : begin + PAGE_SIZE], now, columns)
 
 
-def visible_columns() -> tuple[Column, ...]:
-    """Return the columns that the visitor may see."""
-    return (*COLUMNS, BODY) if visitor().sees_bodies else COLUMNS
+def _form(q: str, error: str) -> str:
+    """Return the page without a search; *error* is about the query *q*."""
+    return render_template(
+        "search.html",
+        q=q,
+        error=error,
+        task=None,
+        paths=(),
+        terms=suggested_terms(is_of_tube=False, sees_bodies=visitor().sees_bodies),
+        longest=text.size(MAX_SEARCHED),
+    )
 
 
-def match_rows(broker: Broker, ids: list[int], now: int) -> list[list[str]]:
-    """Return a row for each of the jobs *ids* that still exists, and that the visitor may see: the id, the columns."""
-    columns, sees = visible_columns(), visitor().sees
-    jobs = [job for id in ids if (job := broker.jobs.get(id)) is not None and sees(job.tube.name)]
-    return [[str(job.id), *[column.text(job, now) for column in columns]] for job in jobs]
+def visible_columns(paths: Iterable[Path] = ()) -> tuple[Column, ...]:
+    """Return the columns that the visitor may see, with the fields *paths* of bodies."""
+    return (*COLUMNS, *map(_field_column, paths), BODY) if visitor().sees_bodies else COLUMNS
+
+
+def match_rows(broker: Broker, ids: list[int], now: int, columns: Iterable[Column]) -> list[list[str]]:
+    """Return a row for each of the jobs *ids* that exists and is visible: the id, then the *columns*. May switch."""
+    sees, pace, rows = visitor().sees, Pace(), list[list[str]]()
+    for id in ids:
+        job = broker.jobs.get(id)
+        if job is not None and sees(job.tube.name):
+            rows.append([str(id), *[column.text(job, now) for column in columns]])
+            pace.yield_if_due()
+    return rows
+
+
+def _field_column(path: Path) -> Column:
+    return Column(".".join(path), "json", lambda job, _: field_cell(job, path), is_long=True)
+
+
+def _error_or_body(job: Job) -> str:
+    return error_preview(job) if job.state == BURIED or job.dead_letter else body_preview(job)
 
 
 def search_of(task: Task) -> Search:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flask import Flask, make_response, redirect, request, url_for
+from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, Forbidden, NotFound
 from werkzeug.wrappers import Response
 
@@ -44,19 +45,12 @@ NOT_RESERVED: Final = Term("state", TextMatch(STATE_NAMES[RESERVED]), is_negated
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A time: relative to now, in full, and for programs."""
-
-    ago: str
-    at: str
-    datetime: str
-
-
-@dataclass(frozen=True, slots=True)
 class GroupRow:
     """A group of failed jobs as the page shows it.
 
+    first, last     when the first and the last of its jobs failed.
     title       the normalised error, or in words why there is none.
+    sample      the error of the sample as its body has it; empty if *title* is the same.
     share       per cent of all jobs that were grouped, at least 1.
     query       the query that selects its jobs.
     q           that query without the terms of the tube and the state.
@@ -67,8 +61,8 @@ class GroupRow:
     has_error: bool
     count: str
     share: int
-    first: Seen
-    last: Seen
+    first: Markup
+    last: Markup
     sample_id: int
     sample: str
     sample_start: str
@@ -172,7 +166,7 @@ class TubeErrors:
             "texts": progress_texts(task, now),
             "total": found.total,
             "summary": _summary(found),
-            "as_of": _seen(task.ended_at or now, now),
+            "as_of": _ago(task.ended_at or now, now),
             "rows": [_row(found, group, now) for group in found.groups],
             "others": _others(found),
             "unread": found.unread,
@@ -220,7 +214,7 @@ def _row(found: ErrorGroups, group: ErrorGroup, now: int) -> GroupRow:
         first=_seen(group.first_at, now),
         last=_seen(group.last_at, now),
         sample_id=group.sample_id,
-        sample=group.sample,
+        sample=group.sample if group.sample != group.error else "",
         sample_start=row_preview(group.sample_start),
         query=str(query),
         q=str(Query(tuple(term for term in query.terms if term not in place))),
@@ -228,17 +222,19 @@ def _row(found: ErrorGroups, group: ErrorGroup, now: int) -> GroupRow:
     )
 
 
-def _seen(at: int, now: int) -> Seen:
-    full = text.instant(at)
-    program = full.removesuffix(" UTC").replace(" ", "T") + "Z"
-    return Seen(f"{text.duration(max(0, now - at) // SECOND)} ago", full, program)
+def _seen(at: int, now: int) -> Markup:
+    return Markup("{}, {}").format(text.time_tag(at), _ago(at, now))
+
+
+def _ago(at: int, now: int) -> str:
+    return f"{text.duration(max(0, now - at) // SECOND)} ago"
 
 
 def _summary(found: ErrorGroups) -> str:
     if not found.groups:
         return ""
     groups = len(found.groups) + found.other_groups
-    return f"{text.counted(found.total, 'job')} with {text.counted(groups, 'error')}"
+    return f"{text.counted(found.total, 'job')} in {text.counted(groups, 'group')}"
 
 
 def _others(found: ErrorGroups) -> str:

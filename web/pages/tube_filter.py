@@ -31,8 +31,9 @@ from greenstalk_server.web.jobs.job_list import (
     list_jobs,
     sort_key,
 )
+from greenstalk_server.web.jobs.json_fields import columns_text
 from greenstalk_server.web.jobs.matching import list_matching, read_query
-from greenstalk_server.web.jobs.query import Query, QueryError
+from greenstalk_server.web.jobs.query import Query, QueryError, suggested_terms
 from greenstalk_server.web.operations.tasks import Task, Tasks
 from greenstalk_server.web.pages.search import MAX_MATCHES, Search, Searches, search_of
 
@@ -68,15 +69,23 @@ class TubeFilter:
     def values(
         self, tube: Tube, state: int, args: Fields, now: int, groups: Collection[str], *, may_start: bool
     ) -> dict[str, Any]:
-        """Return the values of tube_jobs.html: `jobs`, `columns`, `filtered`, `q` and `q_error`. May switch.
+        """Return the values of tube_jobs.html. May switch.
 
-        The field `q` is the filter. The field `task` names the task of an earlier visit, which this continues, and
-        `from` is the first match to show. *groups* names the columns that policies and tags add.
+        The field `q` is the filter, and `cols` names fields of the bodies that are columns. The field `task` names the
+        task of an earlier visit, which this continues, and `from` is the first match to show. *groups* names the
+        columns that policies and tags add.
 
         may_start       start a task if the list is long. A live update must not start one.
         """
-        columns = job_columns(state, visitor().sees_bodies, groups)
-        shown: dict[str, Any] = {"q": args.get("q", "").strip(), "q_error": "", "columns": columns}
+        paths, sees_bodies = fields.columns(args), visitor().sees_bodies
+        columns = job_columns(state, sees_bodies, groups, paths)
+        shown: dict[str, Any] = {
+            "q": args.get("q", "").strip(),
+            "q_error": "",
+            "columns": columns,
+            "cols": columns_text(paths),
+            "terms": suggested_terms(is_of_tube=True, sees_bodies=sees_bodies),
+        }
         try:
             query = read_query({"q": shown["q"]})
         except QueryError as error:
@@ -143,7 +152,8 @@ class TubeFilter:
 def _urls(task: Task, tube: Tube, state: int, args: Fields) -> Callable[[int], str]:
     """Return a function that returns the URL of the page that begins with a match."""
     here = {"tube": tube.name.decode(), "state": STATE_NAMES[state], "task": task.id}
-    here |= {name: args[name] for name in ("q", "span", "cols") if args.get(name)}
+    kept = {name: args.get(name, "") for name in ("q", "span")} | {"cols": columns_text(fields.columns(args))}
+    here |= {name: value for name, value in kept.items() if value}
     page = url_for("tube")
     return lambda begin: f"{page}?{urlencode(here | ({'from': str(begin)} if begin else {}))}"
 

@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf, isnan, nan
 from typing import Final
 
-from flask import current_app, url_for
+from flask import url_for
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -20,9 +20,8 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import client_name, iter_batched
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.rings import HOUR
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
-from greenstalk_server.web.pages.charts import downsample, format_value
+from greenstalk_server.web.pages.charts import format_value
 from greenstalk_server.web.pages.overview import TubeView
 from greenstalk_server.web.pages.sparkline import path
 
@@ -132,11 +131,10 @@ class PageTab:
 def page_tabs(tube: str, current: str) -> list[PageTab]:
     """Return the tabs of the pages of *tube*; *current* is the label of the current one."""
     here = url_for("tube", tube=tube)
-    has_errors = "tube_errors" in current_app.view_functions
     tabs = (
         ("Jobs", here),
-        ("Errors", url_for("tube_errors", tube=tube) if has_errors else f"{here}&state=buried"),
-        ("History", f"{here}#charts"),
+        ("Errors", url_for("tube_errors", tube=tube)),
+        ("History", url_for("tube_history", tube=tube)),
         ("Policy", f"{here}#policy"),
     )
     return [PageTab(label, href, label == current) for label, href in tabs]
@@ -194,8 +192,8 @@ def _times(view: TubeView, key: str, label: str, help: str) -> Figure:
     note = f"p95 {format_value(high, 'seconds')}" if known else ""
     return Figure(
         key, f"{label} p50", format_value(median, "seconds"), note,
-        f"{help}: the median and the 95th percentile of the latest ten seconds with such jobs, estimated to within a"
-        " factor of two",
+        f"{help}: the median and the 95th percentile of the latest ten seconds with such jobs, accurate to"
+        " 1.6 %",
     )  # fmt: skip
 
 
@@ -264,14 +262,15 @@ def _chart(view: TubeView) -> Chart:
 
 
 def _drawing(view: TubeView, title: str, unit: str, series: tuple[tuple[str, str], ...]) -> Drawing:
-    values = {key: downsample(view.history.spark(view.tube.name, key, HOUR.points)) for key, _ in series}
+    values = {key: view.history.last_hour(view.tube.name, key) for key, _ in series}
+    latest = {key: view.history.spark(view.tube.name, key, 1) for key, _ in series}
     top = max((value for line in values.values() for value in line if not isnan(value)), default=0.0)
     lines = [
         (
             key,
             label,
             path(values[key], CHART_WIDTH, CHART_HEIGHT, top) if top else "",
-            format_value(values[key][-1] if values[key] else 0.0, unit),
+            format_value(latest[key][-1] if latest[key] else 0.0, unit),
         )
         for key, label in series
     ]

@@ -22,7 +22,7 @@ from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
-from greenstalk_server.web.jobs.job_list import column_groups
+from greenstalk_server.web.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
@@ -250,19 +250,22 @@ class Views:
         groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
         listed = self._filter.values(tube, state, args, now, groups, may_start=not is_live)
         task: Task | None = listed["filtered"].task
+        cols = {"cols": listed["cols"]} if listed["cols"] else {}
         return {
             "tube": tube_details(tube, now),
             "tabs": page_tabs(tube.name.decode(), "Jobs"),
             "summary": self._summary(tube, now),
             "policy": policy,
             "hold": hold_text(tube, now),
-            "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span")),
+            "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span") | cols),
             "span": args.get("span", ""),
             **listed,
+            "paths": lambda: suggested_paths(self._broker, listed["jobs"].rows),
             "live_args": urlencode(
                 {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
                 | _kept(args, "after", "q", "span", "from")
                 | ({"task": task.id} if task is not None else {})
+                | cols
             ),
             "texts": progress_texts(task, now) if task is not None else {},
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),

@@ -264,3 +264,32 @@ def test_export_has_the_fields_of_a_list(queue: Queue, program: Program) -> None
     assert len(table.text.splitlines()) == 31
     assert queue.broker.tubes[b"mail"].ready.count == 30
     assert all(job.state == READY for job in queue.broker.jobs.values())
+
+
+def test_fields_of_bodies_are_listed(queue: Queue, program: Program) -> None:
+    bodies = (
+        b'{"customer":{"id":12345678901234567890},"kind":["a"]}',
+        b"text",
+        b'{"kind":"b","pad":"%s"}' % (b"x" * 70_000),
+    )
+    for body in bodies:
+        queue.broker.put_into(b"mail", 1, 0, 60 * SECOND, body, queue.now)
+    for has_bodies in ("true", "false"):
+        found = program.get("/jobs", tube="mail", fields="customer.id, kind", bodies=has_bodies)["jobs"]
+        assert [job["fields"] for job in found] == [
+            {"customer.id": "12345678901234567890", "kind": '["a"]'},
+            {"customer.id": None, "kind": None},
+            {"customer.id": None, "kind": None},
+        ]
+        assert [job["body"] is not None for job in found] == [has_bodies == "true"] * 3
+    assert "fields" not in program.get("/jobs", tube="mail")["jobs"][0]
+    lines = program.ask("GET", "/jobs/export?tube=mail&fields=kind").text.splitlines()
+    assert json.loads(lines[0])["fields"] == {"kind": '["a"]'}
+
+
+def test_bad_and_hidden_fields_are_refused(queue: Queue, program: Program) -> None:
+    for path in ("/jobs", "/jobs/export"):
+        problem(program.ask("GET", f"{path}?fields=a..b"), 400, "fields")
+        problem(program.ask("GET", f"{path}?fields=a,b,c,d,e,f,g"), 400, "fields")
+        hidden = Program(queue.app(api_token=TOKEN, hides_bodies=True))
+        problem(hidden.ask("GET", f"{path}?fields=kind"), 403)

@@ -1,0 +1,50 @@
+"""Other servers that the dashboard shows: the tables `[servers.NAME]` of the configuration file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from greenstalk_server.core.config_tables import find_key_mistakes
+from greenstalk_server.core.targets import (
+    TARGET_KEYS,
+    Target,
+    find_target_mistakes,
+    is_name,
+    parse_target,
+    shown_table,
+)
+
+MAX_PEERS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another server; *document* is the table from which this was read. The address is that of its dashboard."""
+
+    name: str
+    target: Target
+    document: Mapping[str, object]
+
+
+def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
+    """Return each mistake in *table*, `[servers.NAME]`: the key, and a complete message."""
+    place = f"servers.{name[:60]}"
+    if not is_name(name):
+        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_. that begins with no sign")]
+    if not isinstance(table, dict):
+        return [("", f"{place}: must be a table, headed [servers.{name}]")]
+    mistakes = find_key_mistakes(place, table, TARGET_KEYS)
+    found = [] if mistakes else find_target_mistakes(table)
+    return mistakes + [(key, f"{place}: {text}") for key, text in found]
+
+
+def parse_peer(name: str, table: Mapping[str, object]) -> Peer:
+    """Return *table*, in which `find_mistakes` finds none, as a Peer."""
+    return Peer(name, parse_target(name, table), table)
+
+
+def shown_peer(peer: Peer) -> dict[str, object]:
+    """Return the table of *peer* without the values that may be secret."""
+    return shown_table(peer.document)

@@ -1,0 +1,221 @@
+"""Receivers of alerts: the tables `[alerts.NAME]` of the configuration file. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from greenstalk_server.core.config_tables import Key, find_key_mistakes, read_time
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.patterns import any_of, is_tube_pattern
+from greenstalk_server.core.targets import (
+    FILE_KEY,
+    FLAG,
+    TARGET_KEYS,
+    VARIABLE_KEY,
+    Secret,
+    Target,
+    find_target_mistakes,
+    is_name,
+    parse_secret,
+    parse_target,
+    parse_url,
+    shown_table,
+)
+
+MAX_RECEIVERS: Final = 16
+MAX_PATTERNS: Final = 100
+MAX_HEADERS: Final = 20
+
+JSON: Final = "json"
+SLACK: Final = "slack"
+PAGERDUTY: Final = "pagerduty"
+TEMPLATES: Final = (JSON, SLACK, PAGERDUTY)
+
+PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
+
+SEVERITIES: Final = ("critical", "warning")
+CONDITION_KINDS: Final = (
+    "journal", "disk", "memory", "limit", "standby", "refused", "no_consumers", "oldest_ready", "held_back", "timeouts",
+    "buried_growth", "dead_letters", "backlog_growth", "held_job", "paused",
+)  # fmt: skip
+"""The kinds of conditions that need attention, the worst first."""
+
+_DAY: Final = 24 * 3600 * SECOND
+_HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,100}")
+_VALUE: Final = re.compile(r"[ -~]{0,500}")
+_OWN_HEADERS: Final = frozenset(
+    {"accept-encoding", "authorization", "connection", "content-length", "content-type", "host", "transfer-encoding"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A receiver of alerts. Times are nanoseconds.
+
+    template        one of TEMPLATES: the form of its messages.
+    secret          key of the signature (json), or the routing key (pagerduty); None without one.
+    severities, kinds   the conditions that it receives.
+    tubes           patterns of the tubes whose conditions it receives; empty for all.
+    with_server     whether it receives conditions of the server.
+    wait            time for which a condition must last until it is sent.
+    resolve_after   time for which a condition must have ended until that is sent.
+    repeat          time after which a condition that lasts is sent again; 0 for never.
+    interval        minimum time between two messages; critical conditions are sent earlier.
+    with_resolved   whether the end of a condition is sent.
+    headers         further headers of its requests.
+    dashboard_url   address of the dashboard for links; empty for messages without links.
+    document        the table from which this was read.
+    """
+
+    name: str
+    target: Target
+    template: str
+    secret: Secret | None
+    severities: frozenset[str]
+    kinds: frozenset[str]
+    tubes: tuple[str, ...]
+    with_server: bool
+    wait: int
+    resolve_after: int
+    repeat: int
+    interval: int
+    with_resolved: bool
+    headers: Mapping[str, str]
+    dashboard_url: str
+    document: Mapping[str, object]
+    _tubes: re.Pattern[bytes] | None = field(compare=False, repr=False)
+
+    def wants(self, kind: str, severity: str, tube: bytes) -> bool:
+        """Whether it receives conditions of this *kind* and *severity*; an empty *tube* is the server."""
+        if severity not in self.severities or kind not in self.kinds:
+            return False
+        if not tube:
+            return self.with_server
+        return self._tubes is None or self._tubes.fullmatch(tube) is not None
+
+
+def _one_of(value: object, words: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise ValueError
+    return value
+
+
+def _some_of(value: object, words: tuple[str, ...]) -> frozenset[str]:
+    if not isinstance(value, list) or not value:
+        raise ValueError
+    return frozenset([_one_of(each, words) for each in value])
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_PATTERNS:
+        raise ValueError
+    if not all(isinstance(each, str) and is_tube_pattern(each) for each in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _headers(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or len(value) > MAX_HEADERS:
+        raise ValueError
+    for name, text in value.items():
+        if not _HEADER.fullmatch(name) or name.lower() in _OWN_HEADERS:
+            raise ValueError
+        if not isinstance(text, str) or not _VALUE.fullmatch(text):
+            raise ValueError
+    return value
+
+
+def _dashboard_url(value: object) -> str:
+    if not isinstance(value, str) or parse_url(value).query:
+        raise ValueError
+    return value.rstrip("/")
+
+
+def _time(value: object) -> int:
+    return read_time(value, 30 * _DAY)
+
+
+def _words(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+_TIME_KEY: Final = Key(
+    _time, f'a number of seconds from 0 to {30 * _DAY // SECOND}, or text with units in quotes ("90s", "4h")'
+)
+
+_KEYS: Final[Mapping[str, Key]] = {
+    **TARGET_KEYS,
+    "template": Key(lambda value: _one_of(value, TEMPLATES), f"{_words(TEMPLATES)}, in quotes"),
+    "secret_file": FILE_KEY,
+    "secret_env": VARIABLE_KEY,
+    "severities": Key(lambda value: _some_of(value, SEVERITIES), f"an array of {_words(SEVERITIES)}, in quotes"),
+    "kinds": Key(lambda value: _some_of(value, CONDITION_KINDS), f"an array of {_words(CONDITION_KINDS)}, in quotes"),
+    "tubes": Key(_patterns, f"an array of 1 to {MAX_PATTERNS} patterns of tube names, in quotes"),
+    "server": FLAG,
+    "for": _TIME_KEY,
+    "resolve_after": _TIME_KEY,
+    "repeat": _TIME_KEY,
+    "interval": _TIME_KEY,
+    "resolved": FLAG,
+    "headers": Key(
+        _headers,
+        f'a table of at most {MAX_HEADERS} headers, such as {{ "X-Team" = "mail" }}, but none that the server sets',
+        is_secret=True,
+    ),
+    "dashboard_url": Key(_dashboard_url, "the URL of the dashboard, such as https://queue.example.com"),
+}
+
+
+def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
+    """Return each mistake in *table*, `[alerts.NAME]`: the key, and a complete message."""
+    place = f"alerts.{name[:60]}"
+    if not is_name(name):
+        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_. that begins with no sign")]
+    if not isinstance(table, dict):
+        return [("", f"{place}: must be a table, headed [alerts.{name}]")]
+    if mistakes := find_key_mistakes(place, table, _KEYS):
+        return mistakes
+    found = find_target_mistakes(table, has_default_url=table.get("template") == PAGERDUTY)
+    if "template" not in table:
+        found.append(("", f"must have a template: {_words(TEMPLATES)}"))
+    if "secret_file" in table and "secret_env" in table:
+        found.append(("secret_env", "must not have both secret_file and secret_env"))
+    has_secret = "secret_file" in table or "secret_env" in table
+    if table.get("template") == PAGERDUTY and not has_secret:
+        found.append(("template", "must have secret_file or secret_env, the routing key"))
+    if table.get("template") == SLACK and has_secret:
+        found.append(("template", "must not have a secret: messages in this form are not signed"))
+    return [(key, f"{place}: {text}") for key, text in found]
+
+
+def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
+    """Return *table*, in which `find_mistakes` finds none, as a Receiver."""
+    values = {key: _KEYS[key].read(value) for key, value in table.items()}
+    tubes = values.get("tubes", ())
+    return Receiver(
+        name=name,
+        target=parse_target(name, table, PAGERDUTY_URL if values["template"] == PAGERDUTY else ""),
+        template=values["template"],
+        secret=parse_secret(table, "secret"),
+        severities=values.get("severities", frozenset(SEVERITIES)),
+        kinds=values.get("kinds", frozenset(CONDITION_KINDS)),
+        tubes=tubes,
+        with_server=values.get("server", not tubes),
+        wait=values.get("for", 60 * SECOND),
+        resolve_after=values.get("resolve_after", 60 * SECOND),
+        repeat=values.get("repeat", 4 * 3600 * SECOND),
+        interval=values.get("interval", 30 * SECOND),
+        with_resolved=values.get("resolved", True),
+        headers=values.get("headers", {}),
+        dashboard_url=values.get("dashboard_url", ""),
+        document=table,
+        _tubes=any_of(tubes),
+    )
+
+
+def shown_receiver(receiver: Receiver) -> dict[str, object]:
+    """Return the table of *receiver* without the values that may be secret."""
+    return shown_table(receiver.document)

@@ -1,0 +1,195 @@
+// Command palette (Ctrl+K): opens a page, a tube, a job, or an action of this page. It never acts by itself: an action is
+// its form, with the focus on the first field. The elements with `data-palette` are the actions of a page.
+"use strict";
+
+(() => {
+  const TYPING_MS = 100;
+  const MAX_LOCAL = 8; // pages and actions shown for a text
+
+  const dialog = document.getElementById("palette");
+  const opener = document.getElementById("palette-open");
+  if (dialog === null) {
+    return; // the visitor is not signed in
+  }
+  const input = document.getElementById("palette-input");
+  const list = document.getElementById("palette-list");
+  const status = document.getElementById("palette-status");
+
+  let shown = []; // the options in the list: {kind, label, run}
+  let at = 0; // the selected option
+  let tubes = []; // the last answer of the server
+  let asking = null; // the AbortController of the current request
+  let typing = 0;
+
+  // Whether *label* has the characters of *text* in this order, ignoring case. The server finds tubes in the same way.
+  function matches(label, text) {
+    let from = 0;
+    const inside = label.toLowerCase();
+    return [...text.toLowerCase()].every((mark) => {
+      const place = inside.indexOf(mark, from);
+      from = place + 1;
+      return place >= 0;
+    });
+  }
+
+  function address(path, name, value) {
+    const url = new URL(path, location.origin);
+    url.searchParams.set(name, value);
+    return url;
+  }
+
+  function go(url) {
+    return () => location.assign(url);
+  }
+
+  // Opens the details around *element*, and moves the focus to the first control after it.
+  function visit(element) {
+    for (let outer = element.closest("details"); outer !== null; outer = outer.parentElement.closest("details")) {
+      outer.open = true;
+    }
+    const panel = element.closest("details, section");
+    const controls = [...panel.querySelectorAll("input:not([type=hidden]), select, textarea, button, a[href]")];
+    const first = controls.find((control) => control.offsetParent !== null && !control.disabled);
+    (first ?? element).scrollIntoView({ block: "center" });
+    first?.focus();
+  }
+
+  function pages() {
+    return [...document.querySelectorAll(".pages a, .whoami a")].map((link) => ({
+      kind: "Page",
+      label: link.textContent.trim(),
+      run: go(link.href),
+    }));
+  }
+
+  function actions() {
+    const found = [...document.querySelectorAll("[data-palette]")].filter((one) => one.getClientRects().length > 0);
+    return found.map((element) => ({
+      kind: "Action",
+      label: element.dataset.palette || element.textContent.trim(),
+      run: () => visit(element),
+    }));
+  }
+
+  function options(text) {
+    const local = [...actions(), ...pages()].filter((one) => matches(one.label, text));
+    const found = text === "" ? local : local.slice(0, MAX_LOCAL);
+    if (/^[0-9]{1,20}$/.test(text)) {
+      found.unshift({ kind: "Job", label: text, run: go(address(dialog.dataset.job, "id", text)) });
+    }
+    found.push(...tubes.map((name) => ({ kind: "Tube", label: name, run: go(address(dialog.dataset.tube, "tube", name)) })));
+    if (text !== "") {
+      found.push({ kind: "Search", label: text, run: go(address(dialog.dataset.search, "q", text)) });
+    }
+    return found;
+  }
+
+  function select(place) {
+    at = Math.min(Math.max(place, 0), shown.length - 1);
+    [...list.children].forEach((option, index) => option.setAttribute("aria-selected", String(index === at)));
+    if (shown.length > 0) {
+      input.setAttribute("aria-activedescendant", list.children[at].id);
+      list.children[at].scrollIntoView({ block: "nearest" });
+    } else {
+      input.removeAttribute("aria-activedescendant");
+    }
+  }
+
+  function option({ kind, label }, index) {
+    const element = document.createElement("li");
+    const type = document.createElement("span");
+    const name = document.createElement("span");
+    element.id = `palette-${index}`;
+    element.setAttribute("role", "option");
+    type.className = "kind";
+    type.textContent = kind;
+    name.textContent = label;
+    element.append(type, " ", name);
+    return element;
+  }
+
+  function show(place) {
+    shown = options(input.value.trim());
+    list.replaceChildren(...shown.map(option));
+    input.setAttribute("aria-expanded", String(shown.length > 0));
+    status.textContent = `${shown.length} ${shown.length === 1 ? "result" : "results"}`;
+    select(place);
+  }
+
+  async function find() {
+    asking?.abort();
+    const text = input.value.trim();
+    if (text === "") {
+      return;
+    }
+    const mine = new AbortController();
+    asking = mine;
+    try {
+      const response = await fetch(address(dialog.dataset.find, "q", text), { signal: mine.signal, cache: "no-store" });
+      const found = response.ok ? (await response.json()).tubes : [];
+      if (asking === mine) {
+        tubes = found;
+        show(at);
+      }
+    } catch {
+      // a newer request has replaced this one, or the server does not respond
+    }
+  }
+
+  function choose() {
+    const chosen = shown[at];
+    if (chosen !== undefined) {
+      dialog.close();
+      chosen.run();
+    }
+  }
+
+  function open() {
+    if (!dialog.open && document.querySelector("dialog[open]") === null) {
+      input.value = "";
+      tubes = [];
+      dialog.showModal();
+      show(0);
+    }
+  }
+
+  input.addEventListener("input", () => {
+    const text = input.value.trim();
+    asking?.abort();
+    asking = null;
+    tubes = tubes.filter((name) => text !== "" && matches(name, text));
+    show(0);
+    clearTimeout(typing);
+    typing = setTimeout(find, TYPING_MS);
+  });
+
+  input.addEventListener("keydown", (event) => {
+    const moves = { ArrowDown: 1, ArrowUp: -1 };
+    if (event.key in moves) {
+      event.preventDefault();
+      select(at + moves[event.key]);
+    } else if (event.key === "Enter" && !event.isComposing) {
+      event.preventDefault();
+      choose();
+    }
+  });
+
+  list.addEventListener("click", (event) => {
+    const clicked = event.target.closest("[role=option]");
+    if (clicked !== null) {
+      select([...list.children].indexOf(clicked));
+      choose();
+    }
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey && event.key === "k") {
+      event.preventDefault();
+      open();
+    }
+  });
+
+  opener.addEventListener("click", open);
+  document.getElementById("palette-close").addEventListener("click", () => dialog.close());
+  opener.hidden = false;
+})();

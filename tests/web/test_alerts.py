@@ -1,0 +1,844 @@
+"""Alerts: when conditions are sent, in which form, silences, retries, and the state on disk. The receivers are real."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import random
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gevent
+import pytest
+from flask.testing import FlaskClient
+
+from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.receivers import Receiver, parse_receiver
+from greenstalk_server.core.thresholds import ThresholdSet
+from greenstalk_server.web.alerts.alerts import FIRST_RETRY, MAX_RETRY, MAX_RETRY_AFTER, REJECTED_RETRY, Alerts
+from greenstalk_server.web.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Batch, Book
+from greenstalk_server.web.alerts.messages import MAX_DEDUP_KEY, SIGNATURE, dedup_key, messages
+from greenstalk_server.web.alerts.silences import MAX_SILENCES, SilenceLimitExceeded, Silences
+from greenstalk_server.web.alerts.state import MAX_LOG, State
+from greenstalk_server.web.attention.measures import (
+    BURIED_GROWTH,
+    CRITICAL,
+    DISK,
+    LIMIT,
+    NO_CONSUMERS,
+    WARNING,
+    Condition,
+    Kind,
+    Link,
+    Measure,
+)
+from greenstalk_server.web.attention.monitor import Attention
+from tests.support.receiver import Received, answer
+from tests.support.receiver import Receiver as Server
+
+from .conftest import STARTED_AT, Queue
+
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+START = STARTED_AT
+
+KEYED = {"secret_env": "KEY"}
+PASSWORDS = {"password": "a", "viewer_password": "v"}
+HERE = {"allow_plain": True, "allow_private": True, "timeout": 5}
+
+
+def receiver(url: str = "https://a.example/hook", template: str = "json", **changes: Any) -> Receiver:
+    table = {"template": template, "url": url, "for": 60, "resolve_after": 60, "repeat": "4h", "interval": 0}
+    return parse_receiver("ops", table | changes)
+
+
+def condition(
+    tube: bytes = b"mail", kind: Kind = BURIED_GROWTH, severity: str = WARNING, since: int = START, ratio: float = 1.5
+) -> Condition:
+    name = tube.decode()
+    link = Link("tube", {"tube": name, "state": "buried"})
+    return Condition(
+        Measure(kind, severity, tube, "", ratio, 0, 15.0, 10.0, f"15 more jobs of “{name}” are buried.", link), since
+    )
+
+
+def unsilenced(kind: str, tube: bytes) -> bool:
+    return False
+
+
+class Rounds:
+    """A book that is given conditions, and whose messages a receiver accepts at once."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.book = Book(receiver(**changes))
+        self.now = START
+        self.silences = Silences()
+
+    def is_silenced(self, kind: str, tube: bytes) -> bool:
+        return self.silences.covers(kind, tube, self.now) is not None
+
+    def at(self, seconds: float, *conditions: Condition) -> list[str]:
+        """Do a round *seconds* after the start; return the items that were sent: `begin mail`, `end mail`."""
+        self.now = START + int(seconds * SECOND)
+        self.book.begin_round()
+        for each in conditions:
+            self.book.take(each, self.is_silenced)
+        self.book.end_round(self.now)
+        batch = self.book.due(self.now, self.is_silenced)
+        self.book.acknowledge(batch.items, self.now)
+        words = [("end" if item.is_resolved else "again" if item.is_repeat else "begin", item) for item in batch.items]
+        return [f"{word} {item.key[1].decode() or item.key[0]}" for word, item in words]
+
+
+# When a condition is sent
+
+
+def test_condition_is_sent_once_it_has_lasted() -> None:
+    rounds = Rounds()
+    assert rounds.at(0, condition()) == []
+    assert rounds.at(59, condition()) == []
+    assert rounds.at(60, condition()) == ["begin mail"]
+    assert rounds.at(61, condition()) == []
+
+
+def test_condition_that_ends_early_is_not_sent() -> None:
+    rounds = Rounds()
+    assert [rounds.at(0, condition()), rounds.at(30), rounds.at(200)] == [[], [], []]
+    assert rounds.book.alerts == {}
+
+
+def test_end_is_sent_once_after_a_while() -> None:
+    rounds = Rounds()
+    assert rounds.at(60, condition()) == ["begin mail"]
+    assert rounds.at(100) == []
+    assert rounds.at(159) == []
+    assert rounds.at(160) == ["end mail"]
+    assert rounds.at(300) == []
+    assert rounds.book.alerts == {}
+
+
+def test_condition_that_flickers_is_sent_once() -> None:
+    rounds = Rounds()
+    sent = [rounds.at(60 + 10 * turn, *([condition()] if turn % 3 else [])) for turn in range(1, 40)]
+    assert [items for items in sent if items] == [["begin mail"]]
+
+
+def test_condition_is_repeated_while_it_lasts() -> None:
+    rounds = Rounds(repeat="1h")
+    assert rounds.at(60, condition()) == ["begin mail"]
+    assert rounds.at(3600, condition()) == []
+    assert rounds.at(3660, condition()) == ["again mail"]
+    assert rounds.at(3661, condition()) == []
+    assert rounds.at(7260, condition()) == ["again mail"]
+
+
+def test_repeat_of_0_never_repeats() -> None:
+    rounds = Rounds(repeat=0)
+    assert rounds.at(60, condition()) == ["begin mail"]
+    assert rounds.at(30 * 86400, condition()) == []
+
+
+def test_repeats_that_are_nearly_due_share_a_message() -> None:
+    rounds = Rounds(repeat="1h")
+    first, second = condition(b"a"), condition(b"b", since=START + 5 * MINUTE)
+    assert rounds.at(60, first) == ["begin a"]
+    assert rounds.at(360, first, second) == ["begin b"]
+    assert rounds.at(3660, first, second) == ["again a", "again b"]
+
+
+def test_severity_that_rises_is_sent_at_once() -> None:
+    rounds = Rounds()
+    assert rounds.at(60, condition(kind=LIMIT)) == ["begin mail"]
+    assert rounds.at(61, condition(kind=LIMIT, severity=CRITICAL)) == ["again mail"]
+    assert rounds.at(62, condition(kind=LIMIT)) == []
+
+
+def test_receiver_of_critical_conditions_is_told_that_they_are_no_longer_critical() -> None:
+    rounds = Rounds(severities=["critical"])
+    assert rounds.at(60, condition(kind=LIMIT, severity=CRITICAL)) == ["begin mail"]
+    assert rounds.at(61, condition(kind=LIMIT)) == []
+    assert rounds.at(121, condition(kind=LIMIT)) == ["end mail"]
+
+
+def test_end_is_not_sent_if_the_receiver_does_not_want_it() -> None:
+    rounds = Rounds(resolved=False)
+    assert rounds.at(60, condition()) == ["begin mail"]
+    assert [rounds.at(100), rounds.at(160)] == [[], []]
+    assert rounds.book.alerts == {}
+
+
+def test_interval_delays_warnings_and_not_critical_conditions() -> None:
+    rounds = Rounds(interval=30)
+    old = condition(b"a", since=START - HOUR)
+    late = condition(b"b", since=START - HOUR)
+    worst = condition(b"c", since=START - HOUR, severity=CRITICAL)
+    assert rounds.at(0, old) == ["begin a"]
+    assert rounds.at(5, old, late) == []
+    assert rounds.at(6, old, late, worst) == ["begin c", "begin b"]
+
+
+# Many conditions
+
+
+def many(count: int, **changes: Any) -> list[Condition]:
+    return [condition(b"t%05d" % number, since=START - HOUR, **changes) for number in range(count)]
+
+
+def test_ten_thousand_conditions_are_one_bounded_message() -> None:
+    rounds = Rounds()
+    sent = rounds.at(0, *many(10_000))
+    assert len(sent) == MAX_ALERTS
+    assert rounds.book.more == 10_000 - MAX_ALERTS
+    assert len(rounds.book.alerts) == MAX_ALERTS + 1
+    assert rounds.at(60, *many(10_000)) == ["begin more"]
+    assert rounds.at(120, *many(10_000)) == []
+    assert rounds.book.alerts[MORE, b"", ""].sentence.startswith("9,950 more conditions need attention")
+
+
+def test_critical_conditions_find_a_place_among_many_warnings() -> None:
+    rounds = Rounds()
+    rounds.at(0, *many(1000))
+    worst = condition(b"", DISK, CRITICAL, START - HOUR)
+    assert rounds.at(1, *many(1000), worst) == ["begin disk"]
+
+
+def test_free_places_go_to_conditions_that_were_only_counted() -> None:
+    rounds = Rounds(resolve_after=0)
+    rounds.at(0, *many(MAX_ALERTS + 2))
+    rest = many(MAX_ALERTS + 2)[3:]
+    ended = rounds.at(70, *rest)
+    assert [item for item in ended if item.startswith("end")] == ["end t00000", "end t00001", "end t00002"]
+    assert rounds.at(71, *rest) == ["begin t00050", "begin t00051", "end more"]
+    assert rounds.book.more == 0
+
+
+# Silences
+
+
+def test_silenced_condition_is_sent_when_the_silence_ends() -> None:
+    rounds = Rounds()
+    rounds.silences.add("mail*", "", 600, "ada", "", START)
+    assert rounds.at(60, condition()) == []
+    assert rounds.at(599, condition()) == []
+    assert rounds.at(600, condition()) == ["begin mail"]
+
+
+def test_end_of_a_sent_condition_is_sent_during_a_silence() -> None:
+    rounds = Rounds()
+    assert rounds.at(60, condition()) == ["begin mail"]
+    rounds.silences.add("", "", 86400, "ada", "", rounds.now)
+    assert rounds.at(5 * 3600, condition()) == []
+    rounds.at(5 * 3600 + 1)
+    assert rounds.at(5 * 3600 + 61) == ["end mail"]
+
+
+@pytest.mark.parametrize(
+    ("tubes", "kind", "is_covered"),
+    [
+        ("", "", True), ("mail", "", True), ("m*", "", True), ("web", "", False), ("*", "buried_growth", True),
+        ("mail", "disk", False), ("", "disk", False),
+    ],
+)  # fmt: skip
+def test_scope_of_a_silence(tubes: str, kind: str, is_covered: bool) -> None:
+    silences = Silences()
+    silences.add(tubes, kind, 60, "", "", START)
+    assert (silences.covers("buried_growth", b"mail", START) is not None) is is_covered
+
+
+def test_pattern_of_tubes_does_not_cover_the_server() -> None:
+    silences = Silences()
+    silences.add("*", "", 60, "", "", START)
+    assert silences.covers("disk", b"", START) is None
+    silences.add("", "disk", 60, "", "", START)
+    assert silences.covers("disk", b"", START) is not None
+
+
+def test_silences_are_bounded_and_expire() -> None:
+    silences = Silences()
+    for _ in range(MAX_SILENCES):
+        silences.add("", "", 60, "", "", START)
+    with pytest.raises(SilenceLimitExceeded, match="already 100 silences"):
+        silences.add("", "", 60, "", "", START + 59 * SECOND)
+    assert silences.add("", "", 60, "", "", START + 60 * SECOND).id == MAX_SILENCES + 1
+    assert len(silences.all()) == 1
+
+
+# Messages
+
+
+def bodies(to: Receiver, *conditions: Condition, key: str = "", more: int = 0) -> list[tuple[dict[str, str], Any]]:
+    book = Book(to)
+    for each in conditions:
+        book.take(each, unsilenced)
+    book.end_round(START + HOUR)
+    made = messages(to, book.due(START + HOUR, unsilenced), more, "queue-1", lambda link: f"/{link.endpoint}", START)
+    built = [message.build(key) for message in made]
+    return [(dict(headers), json.loads(body)) for headers, body in built]
+
+
+def test_json_message() -> None:
+    to = receiver(dashboard_url="https://queue.example.com/q/", headers={"X-Team": "mail"})
+    ((headers, document),) = bodies(to, condition(), more=3)
+    assert headers == {"Content-Type": "application/json", "X-Team": "mail"}
+    assert document == {
+        "version": 1,
+        "receiver": "ops",
+        "source": "queue-1",
+        "dashboard": "https://queue.example.com/q",
+        "sent_at": "2027-01-15T08:00:00Z",
+        "status": "firing",
+        "conditions": [
+            {
+                "id": "greenstalk/queue-1/buried_growth/mail",
+                "status": "firing",
+                "is_repeat": False,
+                "condition": "buried_growth",
+                "severity": "warning",
+                "tube": "mail",
+                "limit": None,
+                "since": "2027-01-15T08:00:00Z",
+                "value": 15.0,
+                "threshold": 10.0,
+                "sentence": "15 more jobs of “mail” are buried.",
+                "link": "https://queue.example.com/q/tube",
+            }
+        ],
+        "more": 3,
+    }
+
+
+def test_signature_of_a_json_message() -> None:
+    to = receiver(**KEYED)
+    book = Book(to)
+    book.take(condition(), unsilenced)
+    book.end_round(START + HOUR)
+    (message,) = messages(to, book.due(START + HOUR, unsilenced), 0, "q", lambda _: "/", START)
+    headers, body = message.build("swordfish")
+    assert headers[SIGNATURE] == f"sha256={hmac.new(b'swordfish', body, sha256).hexdigest()}"
+    assert b"swordfish" not in body
+
+
+def test_chat_message_escapes_markup_and_lists_at_most_20_conditions() -> None:
+    to = receiver(template="slack")
+    odd = condition()._replace(measure=condition().measure._replace(sentence="<!channel> & <https://e.example|x>\n"))
+    ((_, document),) = bodies(to, odd)
+    assert document == {"text": "*queue-1*: 1 firing\n• *warning* &lt;!channel&gt; &amp; &lt;https://e.example|x&gt; "}
+    ((_, document),) = bodies(to, *many(30), more=5)
+    lines = document["text"].split("\n")
+    assert (len(lines), lines[0], lines[-1]) == (22, "*queue-1*: 30 firing", "• 15 more")
+
+
+def test_pagerduty_events() -> None:
+    to = receiver(template="pagerduty", **KEYED, dashboard_url="https://queue.example.com")
+    (headers, first), (_, second) = bodies(to, condition(), condition(b"", DISK, CRITICAL), key="routing")
+    assert SIGNATURE not in headers
+    assert [event["payload"]["severity"] for event in (first, second)] == ["critical", "warning"]
+    assert first["payload"]["component"] == "server"
+    assert second == {
+        "routing_key": "routing",
+        "event_action": "trigger",
+        "dedup_key": "greenstalk/queue-1/buried_growth/mail",
+        "payload": {
+            "summary": "queue-1: 15 more jobs of “mail” are buried.",
+            "source": "queue-1",
+            "severity": "warning",
+            "timestamp": "2027-01-15T08:00:00Z",
+            "component": "mail",
+            "class": "buried_growth",
+            "custom_details": {"value": 15.0, "threshold": 10.0},
+        },
+        "client": "Greenstalk Server",
+        "client_url": "https://queue.example.com/tube",
+    }
+
+
+def test_long_names_are_hashed_in_a_dedup_key() -> None:
+    keys = {dedup_key("h" * 100, ("buried_growth", b"%03d" % number + b"t" * 197, "")) for number in range(3)}
+    assert len(keys) == 3
+    assert max(map(len, keys)) <= MAX_DEDUP_KEY
+
+
+# With real receivers
+
+
+class World:
+    """Alerts about a queue with a fake clock, whose receivers are real."""
+
+    def __init__(self, queue: Queue, *tables: dict[str, Any], directory: Path | None = None, **options: Any) -> None:
+        self.queue = queue
+        self.receivers = tuple([parse_receiver(f"r{n}", HERE | table) for n, table in enumerate(tables)])
+        thresholds = ThresholdSet({"no_consumers": 1, "oldest_ready": 0, "backlog_growth": 0})
+        self.attention = Attention(queue.broker, queue.clock, thresholds=lambda: thresholds)
+        self.directory = str(directory) if directory is not None else None
+        self.alerts = Alerts(
+            self.attention,
+            queue.clock,
+            lambda: self.receivers,
+            source="queue-1",
+            path_of=lambda link: f"/{link.endpoint}",
+            directory=self.directory,
+            **options,
+        )
+
+    def run(self, seconds: float = 6) -> None:
+        """Let *seconds* pass, evaluate, and wait until what is due has been sent."""
+        self.queue.now += int(seconds * SECOND)
+        self.attention.tick()
+        self.alerts.tick()
+        with gevent.Timeout(30):
+            gevent.joinall(list(self.alerts._sending))
+
+
+def statuses(requests: list[Received]) -> list[list[str]]:
+    return [[each["status"] for each in request.document["conditions"]] for request in requests]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+
+
+def table(server: Server, **changes: Any) -> dict[str, Any]:
+    return {"template": "json", "url": f"{server.url}/hook", "for": 0, "resolve_after": 0, "interval": 0} | changes
+
+
+def test_condition_and_its_end_reach_a_receiver(queue: Queue, server: Server) -> None:
+    queue.put("mail", count=3)
+    world = World(queue, table(server))
+    for _ in range(4):
+        world.run()
+    worker = queue.connect()
+    queue.broker.watch(worker, b"mail")
+    for _ in range(3):
+        world.run()
+    first, second = server.requests
+    assert (first.path, first.document["receiver"], first.document["source"]) == ("/hook", "r0", "queue-1")
+    assert first.document["conditions"][0]["tube"] == "mail"
+    assert first.document["conditions"][0]["sentence"].startswith("3 jobs of “mail” are ready, but no worker")
+    assert statuses([first, second]) == [["firing"], ["resolved"]]
+    assert [delivery.summary for delivery in world.alerts.log] == ["1 resolved", "1 firing"]
+    assert (world.alerts.sent["r0"], world.alerts.failed["r0"]) == (2, 0)
+
+
+def test_failures_are_retried_with_growing_pauses(queue: Queue, server: Server) -> None:
+    server.answer = answer(500, b"  sorry\n <b>\x1b[31m")
+    queue.put("mail")
+    world = World(queue, table(server))
+    world.run()
+    world.run(2)
+    tried = []
+    for _ in range(600):
+        before = len(server.requests)
+        world.run(1)
+        if len(server.requests) > before:
+            tried.append(world.queue.now)
+    pauses = [(after - before) // SECOND for before, after in pairwise(tried)]
+    assert pauses == [5, 10, 20, 40, 80, 160]
+    assert world.alerts.log[0].error == "status 500: sorry <b>[31m"
+    assert world.alerts.log[0].attempt == 7
+    assert world.alerts.waiting("r0") == 1
+    server.answer = answer(200)
+    world.run(MAX_RETRY // SECOND)
+    assert world.alerts.log[0].error == ""
+    assert world.alerts.waiting("r0") == 0
+
+
+def test_receiver_gets_only_what_still_holds_after_an_outage(queue: Queue, server: Server) -> None:
+    server.answer = answer(503)
+    queue.put("mail")
+    world = World(queue, table(server))
+    world.run()
+    world.run()
+    queue.put("web")
+    queue.broker.watch(queue.connect(), b"mail")
+    server.answer = answer(200)
+    for _ in range(3):
+        world.run(10)
+    tubes = [[each["tube"] for each in request.document["conditions"]] for request in server.requests]
+    assert tubes == [["mail"], ["web"]]
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "wait"),
+    [
+        (429, "120", 120 * SECOND),
+        (503, "99999999", MAX_RETRY_AFTER),
+        (503, "-5", FIRST_RETRY),
+        (503, "soon", FIRST_RETRY),
+        (503, "Wed, 21 Oct 2015 07:28:00 GMT", FIRST_RETRY),
+        (503, "Fri, 31 Dec 9999 23:59:59 GMT", MAX_RETRY_AFTER),
+        (429, "", FIRST_RETRY),
+        (400, "", REJECTED_RETRY),
+        (404, "", REJECTED_RETRY),
+        (302, "", REJECTED_RETRY),
+        (502, "", FIRST_RETRY),
+    ],
+)
+def test_time_until_a_retry(queue: Queue, server: Server, status: int, after: str, wait: int) -> None:
+    server.answer = answer(status, Retry_After=after) if after else answer(status)
+    queue.put("mail")
+    world = World(queue, table(server))
+    world.run()
+    world.run()
+    assert len(server.requests) == 1
+    assert world.alerts.posts["r0"].next_try - queue.now == wait
+
+
+def test_each_receiver_is_sent_its_own_conditions(queue: Queue, server: Server) -> None:
+    queue.put("mail")
+    queue.put("web")
+    world = World(queue, table(server), table(server, tubes=["web"]), table(server, severities=["critical"]))
+    world.run()
+    world.run()
+    sent = {request.document["receiver"]: len(request.document["conditions"]) for request in server.requests}
+    assert sent == {"r0": 2, "r1": 1}
+
+
+def test_receiver_that_fails_does_not_delay_others(queue: Queue, server: Server) -> None:
+    queue.put("mail")
+    with Server() as broken:
+        broken.answer = broken.hang
+        world = World(queue, table(broken, timeout=1), table(server))
+        world.queue.now += 6 * SECOND
+        world.attention.tick()
+        world.queue.now += 6 * SECOND
+        world.attention.tick()
+        world.alerts.tick()
+        with gevent.Timeout(30):
+            while not world.alerts.sent["r1"]:
+                gevent.sleep(0.001)
+        assert not world.alerts.failed["r0"]
+        with gevent.Timeout(30):
+            gevent.joinall(list(world.alerts._sending))
+    assert {delivery.receiver: delivery.error for delivery in world.alerts.log} == {
+        "r0": "no complete response within 1 s",
+        "r1": "",
+    }
+
+
+def test_pagerduty_failure_in_the_middle_repeats_only_the_rest(queue: Queue, server: Server, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("routing\n")
+    accepted: list[str] = []
+
+    def once(handler: Any) -> None:
+        accepted.append(server.requests[-1].document["dedup_key"])
+        answer(202 if len(accepted) != 2 else 429)(handler)
+
+    server.answer = once
+    for tube in ("a", "b", "c"):
+        queue.put(tube)
+    world = World(queue, table(server, template="pagerduty", secret_file=str(key)))
+    world.run()
+    world.run()
+    world.run()
+    ends = [name.rpartition("/")[2] for name in accepted]
+    assert sorted([ends[0], *ends[2:]]) == ["a", "b", "c"]
+    assert ends[1] == ends[2]
+    assert {request.document["routing_key"] for request in server.requests} == {"routing"}
+
+
+def test_standby_sends_nothing(queue: Queue, server: Server) -> None:
+    queue.put("mail")
+    status = ClusterStatus(is_active=False, journal="j", name="b")
+    world = World(queue, table(server), role=lambda: status)
+    world.run()
+    world.run()
+    assert server.requests == []
+    status = ClusterStatus(is_active=True, journal="j", name="b")
+    world.run()
+    assert len(server.requests) == 1
+
+
+def test_stop_aborts_what_is_under_way(queue: Queue, server: Server) -> None:
+    server.answer = server.hang
+    queue.put("mail")
+    world = World(queue, table(server))
+    for _ in range(2):
+        world.queue.now += 6 * SECOND
+        world.attention.tick()
+    world.alerts.tick()
+    with gevent.Timeout(30):
+        while not server.requests:
+            gevent.sleep(0.001)
+    sending = list(world.alerts._sending)
+    world.alerts.stop()
+    with gevent.Timeout(5):
+        gevent.joinall(sending)
+    world.alerts.tick()
+    assert not world.alerts._sending
+
+
+# Restarts
+
+
+def test_what_was_sent_is_not_sent_again_after_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
+    queue.put("mail")
+    world = World(queue, table(server), directory=tmp_path)
+    world.run()
+    world.run()
+    assert statuses(server.requests) == [["firing"]]
+    again = World(queue, table(server), directory=tmp_path)
+    for _ in range(5):
+        again.run()
+    assert len(server.requests) == 1
+    assert [delivery.summary for delivery in again.alerts.log] == ["1 firing"]
+
+
+def test_condition_that_ended_during_a_restart_is_resolved_later(queue: Queue, server: Server, tmp_path: Path) -> None:
+    queue.put("mail")
+    world = World(queue, table(server), directory=tmp_path)
+    world.run()
+    world.run()
+    queue.broker.watch(queue.connect(), b"mail")
+    again = World(queue, table(server), directory=tmp_path)
+    again.run()
+    again.run(RESTORED_TIME // SECOND - 10)
+    assert len(server.requests) == 1
+    again.run(10)
+    assert statuses(server.requests) == [["firing"], ["resolved"]]
+
+
+def test_silences_and_log_survive_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
+    world = World(queue, table(server), directory=tmp_path)
+    silence = world.alerts.silence("mail.*", "disk", 600, "ada", "maintenance")
+    assert world.alerts.test("r0").error == ""
+    again = World(queue, table(server), directory=tmp_path)
+    assert again.alerts.silences.all() == [silence]
+    assert again.alerts.log == world.alerts.log
+    again.alerts.end_silence(silence.id)
+    assert World(queue, table(server), directory=tmp_path).alerts.silence("", "", 1, "", "").id == silence.id + 1
+
+
+def damaged() -> list[bytes]:
+    good: dict[str, Any] = {"version": 1, "alerts": {}, "last_silence": 0, "silences": [], "log": []}
+    silence = {"id": 1, "tubes": "", "kind": "", "until": 1, "since": 1, "who": "", "reason": ""}
+    alert = {
+        "kind": "disk", "tube": "", "detail": "", "severity": "warning", "sentence": "s", "since": 1, "value": 1,
+        "threshold": 1.0, "link": ["overview", {}], "is_present": True, "ended_at": 0, "sent_at": 1,
+        "sent_severity": "", "kept_until": 0,
+    }  # fmt: skip
+    changes: list[dict[str, Any]] = [
+        {"version": 2},
+        {"alerts": []},
+        {"alerts": {"ops": [1]}},
+        {"alerts": {"ops": [alert | {"severity": 1}]}},
+        {"alerts": {"ops": [alert | {"link": ["overview", {"a": 1}]}]}},
+        {"alerts": {"ops": [alert | {"link": 5}]}},
+        {"alerts": {"ops": [alert] * 200}},
+        {"silences": [silence | {"until": "soon"}]},
+        {"silences": [silence | {"tubes": "a b"}]},
+        {"silences": [silence | {"more": 1}]},
+        {"silences": [silence] * 101},
+        {"last_silence": True},
+        {"log": [{}]},
+    ]
+    broken = [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff", b"{}"]
+    return broken + [json.dumps(good | change).encode() for change in changes]
+
+
+@pytest.mark.parametrize("content", damaged())
+def test_damaged_state_is_kept_aside(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "alerts.json").write_bytes(content)
+    state = State(str(tmp_path))
+    assert (state.alerts, state.silences.all(), list(state.log), state.trouble) == ({}, [], [], "")
+    assert (tmp_path / "alerts.json.damaged").read_bytes() == content
+    assert "silences are lost, and conditions that last are sent again" in caplog.text
+    state.save({})
+    assert State(str(tmp_path)).trouble == ""
+
+
+def test_disk_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    state = State(str(directory))
+    directory.rmdir()
+    state.save({})
+    assert state.trouble.startswith("alerts.json cannot be written: ")
+    directory.mkdir()
+    state.save({})
+    assert (state.trouble, (directory / "alerts.json").exists()) == ("", True)
+
+
+def test_log_is_bounded(queue: Queue, server: Server) -> None:
+    world = World(queue, table(server))
+    for _ in range(MAX_LOG + 5):
+        world.alerts.test("r0")
+    assert len(world.alerts.log) == MAX_LOG
+    assert world.alerts.log[0].number == MAX_LOG + 5
+
+
+# Reloads
+
+
+def test_changed_receiver_keeps_what_it_knows(queue: Queue, server: Server) -> None:
+    queue.put("mail")
+    world = World(queue, table(server))
+    world.run()
+    world.run()
+    world.receivers = (parse_receiver("r0", HERE | table(server, headers={"X-A": "b"})),)
+    world.run()
+    assert len(server.requests) == 1
+    world.receivers = ()
+    world.run()
+    assert world.alerts.posts == {}
+
+
+def test_test_of_a_receiver_ends_the_pause_after_failures(queue: Queue, server: Server) -> None:
+    server.answer = answer(403)
+    queue.put("mail")
+    world = World(queue, table(server))
+    world.run()
+    world.run()
+    assert world.alerts.test("r0").error == "status 403"
+    server.answer = answer(200)
+    assert world.alerts.test("r0").error == ""
+    world.run(1)
+    assert [delivery.summary for delivery in world.alerts.log] == ["1 firing", "test", "test", "1 firing"]
+    assert server.requests[1].document["conditions"][0]["sentence"].startswith("This is a test")
+
+
+def test_round_over_many_conditions_yields(queue: Queue, server: Server, short_steps: None) -> None:
+    for number in range(300):
+        queue.put(f"t{number}")
+    world = World(queue, table(server))
+    world.run()
+    queue.now += 6 * SECOND
+    world.attention.tick()
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            gevent.sleep(0)
+
+    other = gevent.spawn(count)
+    world.alerts.tick()
+    other.kill()
+    assert turns >= 30
+    with gevent.Timeout(30):
+        gevent.joinall(list(world.alerts._sending))
+    kinds = [each["condition"] for each in server.requests[0].document["conditions"]]
+    assert (kinds.count("no_consumers"), kinds.count(MORE)) == (MAX_ALERTS, 1)
+
+
+# Pages and API
+
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
+PROGRAM = {"X-Requested-With": "test"}
+
+
+@pytest.fixture
+def visited(visit: Callable[..., FlaskClient], server: Server) -> FlaskClient:
+    receivers = (parse_receiver("ops", HERE | table(server, url=f"{server.url}/services/swordfish")),)
+    return visit(receivers=lambda: receivers)
+
+
+def test_page_shows_no_address_in_full(visited: FlaskClient, server: Server) -> None:
+    page = visited.get("/alerts").text
+    assert server.url in page.replace("<wbr>", "")
+    assert "swordfish" not in page
+    assert "swordfish" not in visited.get("/api/v1/alerts").text
+
+
+def test_test_button(visited: FlaskClient, server: Server) -> None:
+    response = visited.post("/alerts/test", data={"receiver": "ops"}, headers=SAME_ORIGIN)
+    assert (response.status_code, response.location.partition("&")[0]) == (303, "/alerts?notice=tested")
+    assert server.requests[0].path == "/services/swordfish"
+    server.answer = answer(500, b"out of order")
+    response = visited.post("/alerts/test", data={"receiver": "ops"}, headers=SAME_ORIGIN)
+    assert "notice=test-failed" in response.location
+    page = visited.get("/alerts").text
+    assert "status 500: out of order" in page
+    assert visited.post("/alerts/test", data={"receiver": "no"}, headers=SAME_ORIGIN).status_code == 404
+    audit = visited.get("/audit").text
+    assert audit.count("alerts/test") == 2
+    assert "alerts/silence" not in audit
+
+
+def test_silences_by_form_and_by_api(visited: FlaskClient) -> None:
+    form = {"tubes": "mail.*", "kind": "no_consumers", "seconds": "3600", "reason": "deploy"}
+    assert visited.post("/alerts/silence", data=form, headers=SAME_ORIGIN).status_code == 303
+    given = {"seconds": 60, "condition": "disk"}
+    made = visited.post("/api/v1/alerts/silences", json=given)
+    assert (made.status_code, made.json["id"], made.json["tubes"]) == (201, 2, None)
+    listed = visited.get("/api/v1/alerts/silences").json["silences"]
+    assert [(each["id"], each["tubes"], each["condition"], each["reason"]) for each in listed] == [
+        (2, None, "disk", ""),
+        (1, "mail.*", "no_consumers", "deploy"),
+    ]
+    assert visited.delete("/api/v1/alerts/silences?id=2", headers=PROGRAM).status_code == 204
+    assert visited.delete("/api/v1/alerts/silences?id=2", headers=PROGRAM).status_code == 404
+    assert visited.post("/alerts/silence/end", data={"id": "1"}, headers=SAME_ORIGIN).status_code == 303
+    assert visited.get("/api/v1/alerts/silences").json == {"silences": []}
+    audit = visited.get("/audit").text
+    assert (audit.count("alerts/silence/end"), audit.count("alerts/silence<")) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tubes": "a b"}, "“tubes” must be a pattern"),
+        ({"kind": "none"}, "“kind” must be one of"),
+        ({"seconds": "0"}, "“seconds” must be a whole number from 1 to 2,592,000"),
+        ({"reason": "x" * 201}, "“reason” must have at most 200 characters"),
+    ],
+)
+def test_refused_silence_keeps_what_was_typed(visited: FlaskClient, change: dict[str, str], message: str) -> None:
+    form = {"tubes": "mail.typed", "kind": "disk", "seconds": "3600", "reason": "typed reason"} | change
+    response = visited.post("/alerts/silence", data=form, headers=SAME_ORIGIN)
+    assert response.status_code == 400
+    assert message in response.text
+    assert form["tubes"] in response.text
+    assert form["reason"] in response.text
+    assert visited.get("/api/v1/alerts/silences").json == {"silences": []}
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"seconds": 0}, "seconds"), ({"seconds": 2592001}, "seconds"), ({"seconds": 60, "tubes": "a b"}, "tubes"),
+        ({"seconds": 60, "condition": "none"}, "condition"), ({"seconds": 60, "reason": "x" * 201}, "reason"),
+        ({"seconds": 60, "url": "https://a.example"}, "url"),
+    ],
+)  # fmt: skip
+def test_api_refuses_bad_silences(visited: FlaskClient, given: dict[str, Any], field: str) -> None:
+    response = visited.post("/api/v1/alerts/silences", json=given)
+    assert response.status_code == 400
+    assert field in response.json["detail"]
+
+
+def test_viewer_sees_no_alerts(visit: Callable[..., FlaskClient]) -> None:
+    client = visit(**PASSWORDS)
+    viewer = {"Authorization": "Basic dmlld2VyOnY="}
+    assert client.get("/alerts", headers=viewer).status_code == 403
+    for path in ("alerts", "alerts/silences"):
+        assert client.get(f"/api/v1/{path}", headers=viewer).status_code == 403
+    assert client.post("/alerts/test", headers=viewer | SAME_ORIGIN).status_code == 403
+    assert ">Alerts<" not in client.get("/", headers=viewer).text
+
+
+def test_metrics_count_messages(visited: FlaskClient, server: Server) -> None:
+    visited.post("/api/v1/alerts/test", json={"receiver": "ops"})
+    server.answer = answer(500)
+    assert visited.post("/api/v1/alerts/test", json={"receiver": "ops"}).json["status"] == 500
+    lines = visited.get("/metrics").text.splitlines()
+    assert 'greenstalk_alert_messages_sent_total{receiver="ops"} 1.0' in lines
+    assert 'greenstalk_alert_messages_failed_total{receiver="ops"} 1.0' in lines
+    assert 'greenstalk_alert_conditions_waiting{receiver="ops"} 0.0' in lines
+
+
+def test_empty_batch_has_no_summary() -> None:
+    assert Batch(()).summary() == ""
+    assert NO_CONSUMERS.name == "no_consumers"

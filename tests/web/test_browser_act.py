@@ -1,0 +1,349 @@
+"""Acting on many tubes, commands to copy, shortcuts, the command palette and skip links, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import greenstalk
+import pytest
+from playwright.sync_api import expect
+
+from greenstalk_server.web.pages.overview import MAX_TUBES
+from tests.support.daemon import Daemon
+
+from .browser import Browser, Tab
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
+
+LOADED = "#keys-open:not([hidden])"
+"""Shown by keys.js as its last step: from then on the page handles keys."""
+
+
+@pytest.fixture
+def scripted(chromium: Browser, daemon: Daemon) -> Iterator[Tab]:
+    """A tab with JavaScript; at the end it must have no errors and no foreign requests."""
+    with chromium.tab(daemon.dashboard) as opened:
+        yield opened
+        assert (opened.console, opened.elsewhere) == ([], [])
+
+
+def focused(tab: Tab) -> Any:
+    return tab.page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")
+
+
+def keys(tab: Tab, *names: str) -> None:
+    for name in names:
+        tab.page.keyboard.press(name)
+
+
+def visit(tab: Tab, url: str) -> None:
+    tab.page.goto(url)
+    tab.page.wait_for_selector(LOADED)
+
+
+def violations(tab: Tab) -> Any:
+    tab.page.evaluate(AXE)
+    return tab.page.evaluate(AXE_VIOLATIONS)
+
+
+# Many tubes
+
+
+def test_tubes_are_paused_by_a_pattern_after_a_preview(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(b"x")
+    tab.page.goto(daemon.dashboard)
+    tab.page.get_by_text("Act on tubes").click()
+    tab.page.get_by_label("Tubes (").fill(f"{clients.tube}*")
+    tab.page.get_by_label("Seconds", exact=True).fill("600")
+    tab.page.get_by_label("Reason").fill("the relay is down")
+    press(tab, "Preview")
+    shown = tab.page.inner_text("main")
+    assert "Pause 1 tube?" in shown and clients.tube in shown and "1 ready job" in shown
+    assert clients.producer.stats_tube(clients.tube)["pause"] == 0
+    press(tab, "Pause 1 tube")
+    expect(tab.page.locator("[data-task-state]")).to_have_text("done")
+    assert "1 paused" in tab.page.inner_text("main")
+    assert clients.producer.stats_tube(clients.tube)["pause"] == 600
+
+
+def test_form_shows_the_number_of_matching_tubes(scripted: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(b"x")
+    visit(scripted, daemon.dashboard)
+    scripted.page.get_by_text("Act on tubes").click()
+    expect(scripted.page.locator("#act-count")).to_contain_text("match")
+    scripted.page.fill("#act-pattern", f"{clients.tube}*")
+    expect(scripted.page.locator("#act-count")).to_have_text("1 tube matches")
+    scripted.page.fill("#act-pattern", "no such tube")
+    expect(scripted.page.locator("#act-count")).to_have_text("")
+    scripted.page.select_option("#act-action", "kick")
+    assert scripted.page.locator("#act-state").is_visible()
+    assert scripted.page.locator("#act-seconds").is_hidden()
+    assert violations(scripted) == []
+
+
+# Copy as command
+
+
+def test_command_without_scripts_has_the_values_of_the_form(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(b"x")
+    tab.page.goto(clients.url)
+    details = tab.page.locator("#kick details.copy-as")
+    details.locator("summary").click()
+    code = details.locator("[data-command=curl] code")
+    expect(code).to_have_text(
+        f'curl --json \'{{"state": "buried", "count": 1}}\' \'{daemon.dashboard}api/v1/tube/kick?tube={clients.tube}\''
+    )
+    expect(details.locator("[data-command=greenstalkctl] code")).to_contain_text(f"kick --tube {clients.tube}")
+
+
+def test_command_follows_the_form_and_is_copied(scripted: Tab, clients: Clients) -> None:
+    clients.put(b"x")
+    scripted.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit(scripted, clients.url)
+    details = scripted.page.locator("#pause details.copy-as")
+    details.locator("summary").click()
+    scripted.page.locator("#pause [name=reason]").fill("it's $down")
+    code = details.locator("[data-command=greenstalkctl] code")
+    expect(code).to_contain_text("""'--reason=it'"'"'s $down'""")
+    details.locator("[data-command=greenstalkctl] [data-copy]").click()
+    expect(details.get_by_role("button", name="Copied")).to_be_visible()
+    assert scripted.page.evaluate("navigator.clipboard.readText()") == code.inner_text()
+    assert violations(scripted) == []
+
+
+def test_command_is_selected_if_there_is_no_clipboard(scripted: Tab, clients: Clients) -> None:
+    clients.put(b"x")
+    scripted.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined });")
+    visit(scripted, clients.url)
+    details = scripted.page.locator("#kick details.copy-as")
+    details.locator("summary").click()
+    details.locator("[data-command=curl] [data-copy]").click()
+    selected = scripted.page.evaluate("document.getSelection().toString()")
+    assert selected == details.locator("[data-command=curl] code").inner_text()
+
+
+def test_incomplete_form_has_no_command(scripted: Tab, clients: Clients) -> None:
+    clients.put(b"x")
+    visit(scripted, clients.url)
+    details = scripted.page.locator("#kick details.copy-as")
+    details.locator("summary").click()
+    scripted.page.locator("#kick [name=count]").fill("0")
+    expect(details.locator("[data-problem]")).to_contain_text("“count” must be a whole number")
+    assert details.locator("[data-command=curl]").is_hidden()
+
+
+# Shortcuts
+
+
+@pytest.mark.parametrize(("key", "heading"), [("K", "Kick 2 jobs?"), ("d", "Delete 2 jobs?")])
+def test_keys_open_the_preview_of_the_ticked_rows(scripted: Tab, clients: Clients, key: str, heading: str) -> None:
+    clients.put(*[b"x"] * 3)
+    clients.bury(3)
+    visit(scripted, f"{clients.url}&state=buried")
+    keys(scripted, "j", "x", "j", "j", "x", "x", "k", "x")
+    assert scripted.page.locator("tbody td.tick input:checked").count() == 2
+    with scripted.page.expect_navigation():
+        keys(scripted, key)
+    assert scripted.page.inner_text("h1") == heading
+    assert clients.states() == (3, 0, 0, 3), "nothing has changed yet"
+
+
+def test_key_without_a_ticked_row_takes_the_focused_row(scripted: Tab, clients: Clients) -> None:
+    ids = clients.put(*[b"x"] * 2)
+    visit(scripted, clients.url)
+    keys(scripted, "d", "m")
+    assert scripted.page.locator("#bulk-panel").get_attribute("open") is None, "no row is ticked or focused"
+    keys(scripted, "j", "j", "m")
+    assert focused(scripted) == "bulk-to"
+    scripted.page.keyboard.type(f"{clients.tube}.new")
+    with scripted.page.expect_navigation():
+        keys(scripted, "Enter")
+    assert scripted.page.inner_text("h1") == f"Move 1 job to “{clients.tube}.new”?"
+    assert str(ids[1]) in scripted.page.inner_text("tbody")
+
+
+def test_help_lists_the_shortcuts(scripted: Tab, daemon: Daemon) -> None:
+    visit(scripted, daemon.dashboard)
+    scripted.page.locator("#q").focus()
+    scripted.page.locator("#keys-open").focus()
+    keys(scripted, "?")
+    assert "Select the row" in scripted.page.get_by_role("dialog", name="Keyboard shortcuts").inner_text()
+    keys(scripted, "Escape")
+    assert focused(scripted) == "keys-open", "the focus returns when the dialog closes"
+
+
+# The command palette
+
+
+def results(tab: Tab) -> list[str]:
+    return [" ".join(text.split()) for text in tab.page.locator("#palette-list [role=option]").all_inner_texts()]
+
+
+def test_palette_finds_a_tube_by_some_letters(scripted: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(b"x")
+    visit(scripted, daemon.dashboard)
+    keys(scripted, "Control+k")
+    assert focused(scripted) == "palette-input"
+    letters = clients.tube.replace("mail.", "ml").upper()
+    scripted.page.keyboard.type(letters)
+    expect(scripted.page.locator("#palette-list")).to_contain_text(f"Tube {clients.tube}")
+    assert violations(scripted) == []
+    with scripted.page.expect_navigation():
+        keys(scripted, "Enter")
+    assert scripted.page.inner_text("h1") == clients.tube
+
+
+def test_palette_opens_pages_and_jobs(scripted: Tab, daemon: Daemon, clients: Clients) -> None:
+    (id,) = clients.put(b"x")
+    visit(scripted, daemon.dashboard)
+    scripted.page.get_by_role("button", name="Find Ctrl K").click()
+    scripted.page.keyboard.type(str(id))
+    assert results(scripted)[0] == f"Job {id}"
+    with scripted.page.expect_navigation():
+        keys(scripted, "Enter")
+    assert f"Job {id}" in scripted.page.inner_text("h1")
+    scripted.page.wait_for_selector(LOADED)
+    keys(scripted, "Meta+k")
+    scripted.page.keyboard.type("poli")
+    assert results(scripted)[0] == "Page Policies"
+    with scripted.page.expect_navigation():
+        scripted.page.get_by_role("option", name="Page Policies").click()
+    assert scripted.page.inner_text("h1") == "Policies"
+
+
+def test_palette_opens_the_form_of_an_action_and_does_not_act(scripted: Tab, clients: Clients) -> None:
+    clients.put(b"x")
+    visit(scripted, clients.url)
+    keys(scripted, "Control+k")
+    assert {"Action Pause", "Action Kick", "Action Put a job", "Action Clear ready jobs"} <= set(results(scripted))
+    scripted.page.keyboard.type("clear")
+    keys(scripted, "Enter")
+    assert focused(scripted) == "confirm"
+    assert clients.states() == (1, 0, 0, 0)
+
+
+def test_palette_keys_move_and_escape_returns_the_focus(scripted: Tab, daemon: Daemon) -> None:
+    visit(scripted, daemon.dashboard)
+    scripted.page.locator("#q").focus()
+    keys(scripted, "Control+k", "ArrowDown", "ArrowDown", "ArrowUp")
+    selected = scripted.page.locator("[aria-selected=true]")
+    assert selected.get_attribute("id") == scripted.page.locator("#palette-input").get_attribute(
+        "aria-activedescendant"
+    )
+    assert selected.get_attribute("id") == "palette-1"
+    keys(scripted, "ArrowUp", "ArrowUp")
+    assert selected.get_attribute("id") == "palette-0"
+    keys(scripted, "Escape")
+    assert focused(scripted) == "q"
+
+
+@pytest.mark.parametrize("width", [360, 1024, 1440])
+def test_palette_and_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: int) -> None:
+    clients.put(b"x")
+    with chromium.tab(daemon.dashboard, width) as tab:
+        for url in (daemon.dashboard, clients.url):
+            visit(tab, url)
+            tab.page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+            assert not is_too_wide(tab)
+            keys(tab, "Control+k")
+            tab.page.wait_for_selector("#palette-list [role=option]")
+            assert not is_too_wide(tab)
+            tab.screenshot(f"palette-{width}")
+            keys(tab, "Escape")
+        assert tab.console == []
+
+
+# Skip links
+
+
+@pytest.mark.parametrize(
+    "target", ["#bulk-panel summary", "#seconds", "#kick-state", "#put > summary", "#clear > summary"]
+)
+def test_each_action_of_a_tube_is_within_ten_tabs(scripted: Tab, clients: Clients, target: str) -> None:
+    clients.put(*[b"x"] * 30)
+    visit(scripted, clients.url)
+    section = target.partition(" ")[0] if " " in target else "#kick" if target == "#kick-state" else "#pause"
+    for _ in range(10):
+        keys(scripted, "Tab")
+        if scripted.page.evaluate("document.activeElement.getAttribute('href')") == section:
+            keys(scripted, "Enter")
+        if scripted.page.evaluate("target => document.activeElement === document.querySelector(target)", target):
+            break
+    else:
+        pytest.fail(f"{target} is not within ten Tabs: the focus is on {focused(scripted)}")
+
+
+# Pages of tubes
+
+
+@pytest.fixture(scope="module")
+def many(daemon: Daemon) -> Iterator[greenstalk.Client]:
+    """Ready jobs in MAX_TUBES + 50 tubes, `paged.000` and so on, without a consumer."""
+    with greenstalk.Client(("127.0.0.1", daemon.port)) as client:
+        for number in range(MAX_TUBES + 50):
+            client.use(f"paged.{number:03}")
+            client.put("x")
+        yield client
+
+
+def rows(tab: Tab) -> list[str]:
+    return tab.page.locator("#tubes tr").evaluate_all("rows => rows.map(row => row.dataset.key)")
+
+
+def test_pages_of_tubes(tab: Tab, daemon: Daemon, many: greenstalk.Client) -> None:
+    tab.page.goto(f"{daemon.dashboard}?sort=name&q=paged")
+    assert rows(tab) == [f"paged.{number:03}" for number in range(MAX_TUBES)]
+    with tab.page.expect_navigation():
+        tab.page.get_by_role("link", name="Next", exact=True).click()
+    assert rows(tab) == [f"paged.{number:03}" for number in range(MAX_TUBES, MAX_TUBES + 50)]
+    assert tab.page.input_value("#q") == "paged"
+    with tab.page.expect_navigation():
+        tab.page.get_by_role("link", name="Previous", exact=True).click()
+    assert rows(tab)[0] == "paged.000"
+
+
+def test_shown_page_is_live_and_the_filter_starts_from_the_first(
+    scripted: Tab, daemon: Daemon, many: greenstalk.Client
+) -> None:
+    visit(scripted, f"{daemon.dashboard}?sort=name&q=paged&from={MAX_TUBES}")
+    scripted.page.wait_for_selector("#live[data-state=live]")
+    many.use("paged.120")
+    many.put("x")
+    scripted.page.wait_for_selector("[data-key='paged.120'] .ready:text-is('2')")
+    assert len(rows(scripted)) == 50
+    scripted.page.fill("#q", "paged.01")
+    scripted.page.wait_for_selector("[data-key='paged.010']")
+    expect(scripted.page.locator("#tubes tr")).to_have_count(10)
+    assert "from" not in scripted.page.url
+    expect(scripted.page.locator("nav[aria-label='Pages of tubes']")).to_have_count(0)
+
+
+def test_important_columns_are_in_view_at_1024_px(chromium: Browser, daemon: Daemon, many: greenstalk.Client) -> None:
+    with chromium.tab(daemon.dashboard, 1024) as tab:
+        visit(tab, daemon.dashboard)
+        panel = tab.page.locator("#table").bounding_box()
+        assert panel is not None
+        for key in ("name", "attention", "ready", "oldest", "put-rate", "reserve-rate", "delete-rate", "buried"):
+            box = tab.page.locator(f"#table thead th.{key}").bounding_box()
+            assert box is not None and box["x"] + box["width"] <= panel["x"] + panel["width"] + 1, key
+        assert tab.page.get_attribute("#table thead th.attention", "aria-sort") == "descending"
+
+
+# Saved searches
+
+
+def test_filter_of_a_tube_is_saved_and_run_in_one_click(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(b"x", b"y")
+    name = f"of {clients.tube}"
+    tab.page.goto(f"{clients.url}&q=body:x")
+    tab.page.get_by_text("Save this search").click()
+    tab.page.get_by_label("Name", exact=True).fill(name)
+    press(tab, "Save search")
+    assert "The search was saved." in tab.page.inner_text(".banner.done")
+    tab.page.goto(f"{daemon.dashboard}search")
+    with tab.page.expect_navigation():
+        tab.page.get_by_role("link", name=name, exact=True).click()
+    assert tab.page.input_value("#q") == f"tube:{clients.tube} state:ready body:x"
+    expect(tab.page.locator("tbody[data-rows=matches] tr")).to_have_count(1)
+    press(tab, f"Delete the search {name}")
+    assert tab.page.get_by_role("link", name=name, exact=True).count() == 0

@@ -1,0 +1,177 @@
+"""Columns of job lists: the error of failed jobs, and fields of JSON bodies that a visitor chooses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+
+import pytest
+from flask.testing import FlaskClient
+
+from greenstalk_server.web.jobs.job_list import JOB_COLUMNS, SUGGESTED_FROM, job_columns
+
+from .conftest import Queue
+from .table import Page
+from .test_bidi import EVIL
+from .test_tube_errors import dead_letter, failing, put, settled
+
+ORDER = {"kind": "order", "customer": {"id": 12345678901234567890123}, "error": "no route " * 9}
+WHOLE = ("no route " * 9).strip()
+
+
+def cells(html: str) -> list[dict[str, str]]:
+    """Return the cells of each row of a job list by their labels; the rows of templates have no text."""
+    found = []
+    for row in re.findall(r'<tr data-key="\d.*?</tr>', html, re.DOTALL):
+        texts = re.findall(r'data-label="(.*?)"[^>]*>(?:<a[^>]*>)?(.*?)<', row)
+        found.append({unescape(label): unescape(text) for label, text in texts})
+    return found
+
+
+def listed(client: FlaskClient, path: str) -> list[dict[str, str]]:
+    response = client.get(path)
+    assert response.status_code == 200, response.text
+    Page(response.text)
+    return cells(response.text)
+
+
+def test_lists_of_failed_jobs_have_the_error_in_place_of_the_body(queue: Queue, client: FlaskClient) -> None:
+    put(queue, ORDER, "plain text")
+    buried = listed(client, "/tube?tube=mail&state=buried")
+    assert [row["Error"] for row in buried] == [WHOLE, "plain text"]
+    assert "Body" not in buried[0]
+    put(queue, ORDER, is_buried=False)
+    assert listed(client, "/tube?tube=mail&state=ready")[0]["Body"].startswith('{"kind": "order"')
+
+
+def test_lists_of_dead_letters_have_the_error_in_every_state(queue: Queue, client: FlaskClient) -> None:
+    [id] = put(queue, ORDER, tube="mail.dead", is_buried=False)
+    dead_letter(queue, id, 1)
+    assert listed(client, "/tube?tube=mail.dead&state=ready")[0]["Error"] == WHOLE
+
+
+def test_matches_show_the_error_of_failed_jobs_and_the_body_of_others(queue: Queue, client: FlaskClient) -> None:
+    ids = put(queue, ORDER, ORDER, is_buried=False)
+    assert queue.broker.bury_job(ids[1], queue.now)
+    texts = [row["Error or body"] for row in listed(client, "/search?q=tube:mail")]
+    assert texts[0].startswith('{"kind": "order"') and texts[1] == WHOLE
+
+
+def test_whole_text_of_a_cell_is_in_its_title(queue: Queue, client: FlaskClient) -> None:
+    put(queue, ORDER)
+    html = client.get("/tube?tube=mail&state=buried").text
+    assert f'data-label="Error" data-whole title="{WHOLE}">{WHOLE}</td>' in html
+
+
+def test_error_spells_out_control_characters(queue: Queue, client: FlaskClient) -> None:
+    put(queue, failing(EVIL, note=EVIL))
+    [row] = listed(client, "/tube?tube=mail&state=buried&cols=note")
+    assert "⟨U+202E⟩" in row["Error"] and "⟨U+202E⟩" in row["note"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/tube?tube=mail&state=buried", "/tube?tube=mail&state=buried&q=kind", "/search?q=tube:mail"]
+)
+def test_fields_are_columns(queue: Queue, client: FlaskClient, path: str) -> None:
+    put(queue, ORDER, {"kind": ["a", 1], "customer": None}, "text kind")
+    rows = listed(client, f"{path}&cols=customer.id,kind")
+    assert [(row["customer.id"], row["kind"]) for row in rows] == [
+        ("12345678901234567890123", "order"),
+        ("–", '["a",1]'),
+        ("–", "–"),
+    ]
+
+
+def test_columns_are_kept_by_pages_filters_exports_and_live_updates(queue: Queue, client: FlaskClient) -> None:
+    put(queue, *[ORDER] * 150)
+    html = client.get("/tube?tube=mail&state=buried&cols=customer.id&cols=kind").text
+    kept = "cols=customer.id,kind"
+    links = [unescape(link) for link in re.findall(r'href="([^"]*)"', html)]
+    of_tube = [link for link in links if link.startswith("/tube?") and "state=" in link]
+    assert len(of_tube) >= 5 and all(kept in link for link in of_tube if "after=" in link or link.endswith("ed"))
+    assert all(kept in link for link in links if link.startswith("/export?"))
+    assert '<input type="hidden" name="cols" value="customer.id,kind">' in html
+    live = unescape(re.findall(r'data-live-args="(.*?)"', html)[0])
+    assert "cols=customer.id%2Ckind" in live
+    state = client.get(f"/live?page=tube&{live}").get_json()
+    assert len(state["rows"]["jobs"]) == 100
+    assert state["rows"]["jobs"][0][-3:] == ["12345678901234567890123", "order", WHOLE]
+    assert "cols=customer.id,kind" in unescape(state["parts"]["pager"])
+
+
+def test_columns_are_kept_by_the_pages_of_a_search(queue: Queue, client: FlaskClient) -> None:
+    put(queue, *[ORDER] * 150)
+    html = client.get("/search?q=tube:mail&cols=kind").text
+    task = re.findall(r"task=(\w+)", html)[0]
+    settled(client, task)
+    html = client.get(f"/search?task={task}&cols=kind").text
+    links = [unescape(link) for link in re.findall(r'href="([^"]*)"', html) if "from=" in link or "export" in link]
+    assert len(links) == 3 and all("cols=kind" in link for link in links)
+    live = unescape(re.findall(r'data-live-args="(.*?)"', html)[0])
+    assert client.get(f"/live?page=search&{live}").get_json()["rows"]["matches"][0][-2:] == ["order", WHOLE]
+
+
+def test_fields_of_the_listed_jobs_are_suggested(queue: Queue, client: FlaskClient) -> None:
+    put(queue, ORDER, *["text"] * SUGGESTED_FROM, {"late": 1})
+    for path in ("/tube?tube=mail&state=buried&cols=kind", "/search?q=tube:mail&cols=kind"):
+        html = client.get(path).text
+        boxes = re.findall(r'<input type="checkbox" name="cols" value="(.*?)"( checked)?', html)
+        assert boxes == [("kind", " checked"), ("error", ""), ("customer.id", "")]
+        assert re.findall(r'<option value="(?:tube:mail )?body\.(.*?):">', html) == ["kind", "error", "customer.id"]
+
+
+def test_terms_are_suggested_after_the_query(queue: Queue, client: FlaskClient) -> None:
+    put(queue, ORDER)
+    options = re.findall(r'<option value="(.*?)"></option>', client.get("/search?q=pri:100").text)
+    assert {"pri:100 state:buried", "pri:100 age:", "pri:100 error:", "pri:100 body.customer.id:"} <= set(options)
+    options = re.findall(r'<option value="(.*?)"></option>', client.get("/tube?tube=mail").text)
+    assert "age:" in options and "tube:" not in options and "state:buried" not in options
+
+
+@pytest.mark.parametrize("path", ["/tube?tube=mail", "/search?q=tube:mail", "/export?format=csv&tube=mail"])
+@pytest.mark.parametrize(("cols", "message"), [("a..b", "is not a path"), ("a,b,c,d,e,f,g", "At most 6 fields")])
+def test_bad_columns_are_refused(queue: Queue, client: FlaskClient, path: str, cols: str, message: str) -> None:
+    put(queue, ORDER)
+    response = client.get(f"{path}&cols={cols}")
+    assert response.status_code == 400
+    assert "“cols” is invalid" in response.text and message in unescape(response.text)
+
+
+def test_hidden_bodies_have_no_columns(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+    put(queue, ORDER)
+    client = visit(hides_bodies=True)
+    for path in ("/tube?tube=mail&state=buried&cols=kind", "/search?q=tube:mail&cols=kind"):
+        html = client.get(path).text
+        assert not {"Error", "Error or body", "kind"} & set(cells(html)[0])
+        assert 'class="column-choice"' not in html and "body.kind" not in html
+    assert client.get("/export?format=csv&tube=mail&cols=kind").status_code == 403
+
+
+def test_export_has_the_fields(queue: Queue, client: FlaskClient) -> None:
+    put(queue, ORDER, failing("=1+1", kind=None), "text")
+    path = "/export?tube=mail&cols=customer.id,kind,error"
+    rows = list(csv.DictReader(io.StringIO(client.get(f"{path}&format=csv").text, newline=""), strict=True))
+    assert [(row["body.customer.id"], row["body.kind"]) for row in rows] == [
+        ("12345678901234567890123", "order"),
+        ("", "null"),
+        ("", ""),
+    ]
+    assert rows[1]["body.error"] == "'=1+1", "no formula"
+    lines = [json.loads(line) for line in client.get(f"{path}&format=jsonl").text.splitlines()]
+    assert [line["fields"] for line in lines] == [
+        {"customer.id": "12345678901234567890123", "kind": "order", "error": WHOLE},
+        {"customer.id": None, "kind": "null", "error": "=1+1"},
+        {"customer.id": None, "kind": None, "error": None},
+    ]
+    assert all("fields" not in json.loads(line) for line in client.get("/export?format=jsonl").text.splitlines())
+
+
+def test_every_state_has_columns_without_the_body() -> None:
+    for state, columns in JOB_COLUMNS.items():
+        assert job_columns(state, sees_bodies=False) == columns
+        assert job_columns(state, sees_bodies=False, paths=[("a",)]) == columns
+        assert [column.label for column in job_columns(state, sees_bodies=True, paths=[("a", "b")])][-2] == "a.b"

@@ -1,0 +1,183 @@
+"""The file `alerts.json` in the journal's directory: what was sent, the silences, and the log of messages.
+
+Without a directory the state is in memory only. A save replaces the whole file, in a thread. A damaged file is renamed,
+and the state starts empty: conditions that last are sent again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, TypeVar, get_type_hints
+
+from gevent.lock import BoundedSemaphore
+
+from greenstalk_server.core.patterns import is_tube_pattern
+from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.alerts.book import MAX_ALERTS, Alert
+from greenstalk_server.web.alerts.silences import MAX_SILENCES, Silence, Silences
+from greenstalk_server.web.attention.measures import Link
+from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
+
+NAME: Final = "alerts.json"
+VERSION: Final = 1
+
+MAX_LOG: Final = 200
+"""Deliveries in the log."""
+
+MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ALERT_FIELDS: Final = tuple([field.name for field in fields(Alert)])
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An attempt to send a message.
+
+    number          rises by one per attempt, across restarts.
+    at              when it began, nanoseconds since the Unix epoch.
+    summary         what it was about, without names of tubes: `2 firing, 1 resolved`, or `test`.
+    attempt         1 for the first attempt after a success.
+    status          HTTP status; 0 without a response.
+    seconds         from the DNS query to the end of the response.
+    error           why the receiver has not accepted the message; empty if it has.
+    """
+
+    number: int
+    at: int
+    receiver: str
+    summary: str
+    attempt: int
+    status: int
+    seconds: float
+    error: str
+
+
+class State:
+    """The document of one server.
+
+    alerts          the alerts that were sent, by receiver, as they were at the start.
+    trouble         why the file differs from the state in memory; empty if it does not.
+    """
+
+    def __init__(self, directory: str | None = None) -> None:
+        """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
+        self.alerts: dict[str, list[Alert]] = {}
+        self.silences: Silences = Silences()
+        self.log: deque[Delivery] = deque(maxlen=MAX_LOG)
+        self.trouble: str = ""
+        self._path: Path | None = Path(directory, NAME) if directory is not None else None
+        self._wanted: int = 0
+        self._saved: int = 0
+        self._disk: BoundedSemaphore = BoundedSemaphore(1)
+        if self._path is not None:
+            self._load(self._path)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the state survives a restart."""
+        return self._path is not None
+
+    def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
+        """Write the state, with the sent ones of *alerts* by receiver, or set `trouble`. Switches."""
+        if self._path is None:
+            return
+        self._wanted += 1
+        wanted = self._wanted
+        with self._disk:
+            if self._saved >= wanted:
+                return  # another call has written a later state
+            version, document = self._wanted, self._document(alerts)
+            try:
+                run_in_thread(_write, self._path, document)
+            except OSError as error:
+                self._report(f"{NAME} cannot be written: {error}")
+            else:
+                self._saved, self.trouble = version, ""
+
+    def _document(self, alerts: Mapping[str, Iterable[Alert]]) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "alerts": {name: [_alert_document(each) for each in some if each.sent_at] for name, some in alerts.items()},
+            "last_silence": self.silences.last,
+            "silences": [asdict(silence) for silence in self.silences.all()],
+            "log": [asdict(delivery) for delivery in self.log],
+        }
+
+    def _load(self, path: Path) -> None:
+        try:
+            alerts, silences, deliveries = _parse(json.loads(read_document(path, MAX_DOCUMENT_SIZE)))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._report(f"{NAME} cannot be read: {error}")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            try:
+                set_aside(path, error, "silences are lost, and conditions that last are sent again")
+            except OSError as failure:
+                self._report(f"{NAME} cannot be moved: {failure}")
+        else:
+            self.alerts, self.silences = alerts, silences
+            self.log.extend(deliveries)
+
+    def _report(self, trouble: str) -> None:
+        """Set *trouble*, and log it if it is new."""
+        if trouble != self.trouble:
+            log.error("alerts: %s", trouble)
+        self.trouble = trouble
+
+
+def _parse(document: Any) -> tuple[dict[str, list[Alert]], Silences, list[Delivery]]:
+    """Return the parts of *document*, which anything may have written.
+
+    Raise AttributeError, KeyError, TypeError or ValueError if it is damaged.
+    """
+    if document["version"] != VERSION:
+        raise ValueError(f"its version is {document['version']!r}, not {VERSION}")
+    alerts = {name: [_alert(values) for values in some] for name, some in document["alerts"].items()}
+    silences = [_read(Silence, values) for values in document["silences"]]
+    last = document["last_silence"]
+    if type(last) is not int or len(silences) > MAX_SILENCES:
+        raise ValueError("it has too many silences, or no number of the last one")
+    if max(map(len, alerts.values()), default=0) > 2 * MAX_ALERTS + 1:
+        raise ValueError("it has too many alerts")
+    if not all(is_tube_pattern(silence.tubes) for silence in silences if silence.tubes):
+        raise ValueError("a silence is for a pattern that cannot match any tube")
+    return alerts, Silences(silences, last), [_read(Delivery, values) for values in document["log"]]
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Replace the file *path*; raise OSError. Blocks."""
+    replace_document(path, json.dumps(document, ensure_ascii=False).encode(errors="replace"))
+
+
+def _alert_document(alert: Alert) -> dict[str, Any]:
+    values = {name: getattr(alert, name) for name in _ALERT_FIELDS}  # asdict takes five times as long
+    return values | {"tube": alert.tube.decode(), "link": [alert.link.endpoint, alert.link.args]}
+
+
+def _alert(values: dict[str, Any]) -> Alert:
+    endpoint, args = values["link"]
+    if not isinstance(endpoint, str) or not all(isinstance(value, str) for value in args.values()):
+        raise ValueError(f"a link is of the wrong type in {str(values)[:200]}")
+    return _read(Alert, values | {"tube": values["tube"].encode(), "link": Link(endpoint, args)})
+
+
+def _read(kind: type[T], values: dict[str, Any]) -> T:
+    """Return the dataclass *kind* with *values*; raise TypeError or ValueError if they do not fit."""
+    types = get_type_hints(kind)
+    for field in fields(kind):  # type: ignore[arg-type]  # T is a dataclass
+        wanted = types[field.name]
+        given = values.get(field.name, NoneType)
+        if type(given) is not wanted and not (wanted is float and type(given) is int):
+            raise ValueError(f"{field.name} is of the wrong type in {str(values)[:200]}")
+    return kind(**values)

@@ -1,0 +1,84 @@
+"""Changes of alerts, with their audit entries: silences, and tests of receivers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from werkzeug.exceptions import Conflict, Forbidden, NotFound, TooManyRequests
+
+from greenstalk_server.web.alerts.alerts import Alerts, NoSuchReceiver
+from greenstalk_server.web.alerts.silences import Silence, SilenceLimitExceeded
+from greenstalk_server.web.alerts.state import Delivery
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.operations.audit import Audit
+
+MAX_TESTS: Final = 2
+"""Tests at the same time: each one may use a thread for as long as its timeout."""
+
+
+def sees_alerts() -> bool:
+    """Return whether the visitor may see receivers, silences and the log."""
+    who = visitor()
+    return who.is_admin or who.sees_audit or (who.operates_any and who.sees_all)
+
+
+def sees_silence(silence: Silence) -> bool:
+    """Return whether the visitor may see *silence*: its tube may be hidden, unless it is a pattern."""
+    return not silence.tubes or "*" in silence.tubes or visitor().sees(silence.tubes.encode())
+
+
+def require_alerts() -> None:
+    """Raise Forbidden unless the visitor may see receivers, silences and the log."""
+    if not sees_alerts():
+        raise Forbidden("You may not see the alerts. Only admins, and operators who may see all tubes, may.")
+
+
+class AlertChanges:
+    """What visitors may do with alerts."""
+
+    def __init__(self, alerts: Alerts, audit: Audit) -> None:
+        self.alerts: Alerts = alerts
+        self._audit: Audit = audit
+        self._tests: int = 0
+
+    def silence(self, tubes: str, kind: str, seconds: int, reason: str) -> Silence:
+        """Silence conditions; raise Forbidden or Conflict. Switches."""
+        _require_silencing(tubes)
+        try:
+            silence = self.alerts.silence(tubes, kind, seconds, visitor().name, reason)
+        except SilenceLimitExceeded as error:
+            raise Conflict(f"The silence was not set: {error}.") from None
+        self._audit.note("alerts/silence", silence=silence.id, tubes=tubes, kind=kind, seconds=seconds, reason=reason)
+        return silence
+
+    def end_silence(self, id: int) -> None:
+        """End a silence; raise Forbidden or NotFound. Switches."""
+        silence = self.alerts.silences.get(id)
+        if silence is None or not sees_silence(silence):
+            raise NotFound(f"There is no silence {id}: it has ended.")
+        _require_silencing(silence.tubes)
+        self.alerts.end_silence(id)
+        self._audit.note("alerts/silence/end", silence=id, tubes=silence.tubes, kind=silence.kind)
+
+    def test(self, receiver: str) -> Delivery:
+        """Send a test to *receiver*; raise Forbidden, NotFound or TooManyRequests. Switches."""
+        if not visitor().is_admin:
+            raise Forbidden("You may not test receivers. Only admins may.")
+        if self._tests >= MAX_TESTS:
+            raise TooManyRequests("Other tests are under way. Try again when they have ended.", retry_after=10)
+        self._tests += 1
+        try:
+            delivery = self.alerts.test(receiver)
+        except NoSuchReceiver:
+            raise NotFound(f"There is no receiver “{receiver[:40]}” in the configuration.") from None
+        finally:
+            self._tests -= 1
+        self._audit.note("alerts/test", receiver=receiver, status=delivery.status, error=delivery.error)
+        return delivery
+
+
+def _require_silencing(tubes: str) -> None:
+    """Raise Forbidden unless the visitor may silence the conditions of *tubes*, a pattern, or of all if it is empty."""
+    who = visitor()
+    if not who.is_admin and (not tubes or "*" in tubes or not who.operates(tubes.encode())):
+        raise Forbidden("You may silence only single tubes whose jobs you may change. Only admins may silence others.")

@@ -1,0 +1,39 @@
+"""Small documents of the dashboard: files that are read at the start and replaced as a whole. All functions block."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from greenstalk_server.journal.files import open_regular, sync_directory
+
+log = logging.getLogger(__name__)
+
+
+def read_document(path: Path, most: int) -> bytes:
+    """Return the content of the regular file *path*; raise OSError, or ValueError if it has more than *most* bytes."""
+    with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        document = file.read(most + 1)
+    if len(document) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return document
+
+
+def replace_document(path: Path, document: bytes) -> None:
+    """Atomically replace the content of *path* with *document*, and sync; raise OSError."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)  # may be left over from a crash
+    with os.fdopen(open_regular(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        file.write(document)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    sync_directory(path.parent)
+
+
+def set_aside(path: Path, why: Exception, lost: str) -> None:
+    """Rename the damaged file *path*, and log *why*, and what is *lost*; raise OSError."""
+    aside = path.with_name(f"{path.name}.damaged")
+    log.error("dashboard: %s is damaged (%s): renaming it to %s; %s", path, why, aside, lost)
+    path.replace(aside)
