@@ -349,6 +349,16 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 """
 """Records the time labels below the charts."""
 
+TEXTS = """
+window.texts = [];
+const fillAny = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    window.texts.push(text);
+    return fillAny.call(this, text, ...rest);
+};
+"""
+"""Records all texts on the charts."""
+
 STROKES = """async png => {
     const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
     const image = await createImageBitmap(new Blob([bytes], { type: 'image/png' }));
@@ -405,6 +415,23 @@ def test_values_under_the_cursor(chromium: Browser, served: Served) -> None:
         assert buried.text_content() in {f"{count:,}" for count in range(8640, 8900)}, "all charts follow"
         tab.page.mouse.move(0, 0)
         assert buried.text_content() == "9,000"
+
+
+def test_comparison_and_marks_are_drawn(chromium: Browser, served: Served) -> None:
+    """The legend and the table have both values; the canvas has the text of the mark, as the list below it."""
+    with quiet_tab(chromium, served) as tab:
+        tab.page.add_init_script(TEXTS)
+        tab.page.goto(f"{served.url}tube/history?tube=mail&span=hour&compare=day")
+        tab.page.get_by_label("What happened").fill("deployed 4.2")
+        tab.page.get_by_role("button", name="Add mark").click()
+        tab.page.wait_for_selector(".plot canvas")
+        assert "compare=day" in tab.page.url
+        buried = tab.page.locator(".legend .line-buried .legend-value")
+        tab.page.wait_for_function("window.texts.includes('deployed 4.2')")
+        assert buried.text_content() == "9,000 (360)"
+        assert tab.page.locator(".mark-text").all_text_contents() == ["deployed 4.2"]
+        tab.page.locator(".chart summary").first.click()
+        assert re.fullmatch(r"[\d.]+ \([\d.]+\)", tab.page.locator(".points td").first.inner_text())
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(0.05, 10), (0.5, 30)])

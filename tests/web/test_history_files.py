@@ -143,8 +143,11 @@ def test_restart_continues_the_history(server: Server) -> None:
     later = server.restart()
     assert {key: later.series(HOUR, key) for key in before} == before
     assert later.series(HOUR, tube=None)[-30:] == before["put"][-30:]
+    assert [None if isnan(one) else one for one in later.history.last_hour(b"mail", "put")] == before["put"]
     later.work(30)
     assert later.series(HOUR)[:30] == before["put"][-30:]
+    again = later.restart()
+    assert again.history.last_hour(b"mail", "put") == later.series(HOUR), "of the hour before, too"
     [expected] = [value for value in later.series(WEEK, "run_p50") if value is not None]
     assert expected == pytest.approx(1, rel=RELATIVE_ERROR)
     hour = later.series(WEEK)[-1]

@@ -173,7 +173,7 @@ class History(BrokerListener):
     def last_hour(self, name: bytes, series: str) -> list[float]:
         """Return *series* in each of the last 60 minutes, oldest first; NaN is unknown. Does not switch.
 
-        Minutes from before a restart of the server are not in memory, and are unknown. Empty if the tube has no series.
+        Empty if the tube has no series.
         """
         found, current = self._series(name), MINUTES.block(self._second)
         if found is None:
@@ -407,8 +407,11 @@ class History(BrokerListener):
         restored.run()
         self._last = {MINUTES: restored.last_minute, HOURS: restored.last_hour}
         self._hour_seconds = restored.hour_seconds
+        names = [SERVER, *restored.names()[:MAX_TUBES]]
+        last_hour = MINUTES.block(self._second) - 1
+        previous = self._archive.read(MINUTES, last_hour, last_hour, names)
         restored.give(SERVER, self._server)
-        for name in restored.names()[:MAX_TUBES]:
+        for name in names[1:]:
             entry = self._entry(name)
             if entry.series is None:
                 self._start_series(name)
@@ -417,6 +420,10 @@ class History(BrokerListener):
             entry.active_at = self._second
             self._fresh.pop(name, None)
             self._proven[name] = entry
+        for (_, name), chunk in previous.items():
+            series = self._series(name or None)
+            if series is not None:
+                series.previous = last_hour, chunk
         self._on_restored()
 
     # Eviction

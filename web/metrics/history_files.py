@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -38,6 +38,9 @@ MAX_LOG: Final = 64 * 2**20
 
 MAX_INDEX: Final = 2**20
 MAX_MARKS: Final = 2**20
+
+MAX_SEARCHES: Final = 8
+"""Names up to which an index is searched for each, instead of split."""
 
 FIRST_READ: Final = 64 * 1024
 """Bytes read of a block at first: its head and usually its index."""
@@ -236,16 +239,25 @@ def read_chunks(handle: int, names: Sequence[bytes]) -> dict[bytes, bytes]:
     if zlib.crc32(index) != crc:
         raise ValueError("its index is damaged")
     found = {}
-    for name in names:
-        at = index.find(b"\n" + name + b" ")
-        if at < 0:
-            continue
-        offset, size, chunk_crc = map(int, index[at + len(name) + 2 : index.index(b"\n", at + 1)].split())
+    for name, line in _lines(index, names):
+        offset, size, chunk_crc = map(int, line.split())
         chunk = os.pread(handle, size, first + length + offset)
         if len(chunk) != size or zlib.crc32(chunk) != chunk_crc:
             raise ValueError("a chunk is damaged")
         found[name] = chunk
     return found
+
+
+def _lines(index: bytes, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each of *names* that *index* has, and the rest of its line."""
+    if len(names) > MAX_SEARCHES:
+        lines = dict(line.split(b" ", 1) for line in index.split(b"\n") if line)
+        yield from ((name, lines[name]) for name in names if name in lines)
+        return
+    for name in names:
+        at = index.find(b"\n" + name + b" ")
+        if at >= 0:
+            yield name, index[at + len(name) + 2 : index.index(b"\n", at + 1)]
 
 
 def _read(path: Path, most: int) -> bytes:

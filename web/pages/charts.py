@@ -177,6 +177,7 @@ class Panel:
     spans, compares choices of the span, and of the time to compare with.
     before          label of that time; empty if there is none.
     tube            name of the tube; empty for the server.
+    may_mark        the visitor may add marks to it.
     """
 
     span: Span
@@ -189,6 +190,7 @@ class Panel:
     charts: list[DrawnChart]
     marks: list[DrawnMark]
     tube: str
+    may_mark: bool
 
 
 def history_json(columns: Columns) -> dict[str, Any]:

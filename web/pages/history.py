@@ -68,7 +68,6 @@ class HistoryPages:
             tube_name=tube,
             tabs=page_tabs(tube, "History"),
             charts=self._panel(TUBE_CHARTS, columns, name),
-            may_mark=visitor().operates(name),
         )
         return make_response(page)
 
@@ -168,6 +167,7 @@ class HistoryPages:
                 for mark in self._shown_marks(columns, span, name)
             ],
             tube=tube,
+            may_mark=visitor().operates(name) if name is not None else visitor().is_admin,
         )
 
 
