@@ -129,6 +129,38 @@ class Task:
     jobs: int
 
 
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """The failed jobs with one error; *error* and *reason*, why they are dead letters, may be None."""
+
+    error: str | None
+    reason: str | None
+    jobs: int
+    first_at: str
+    last_at: str
+    sample: int
+    sample_error: str
+    q: str
+
+    @property
+    def title(self) -> str:
+        """The error, or in words why there is none."""
+        return self.error or ("no error" if self.reason is None else f"no error, dead letter: {self.reason}")
+
+    def as_dict(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The failed jobs of a tube by their error; *groups* is empty while the task is running."""
+
+    task: str
+    state: str
+    groups: list[ErrorGroup]
+    others: int
+
+
 class Api:
     """A client of the API at *url*.
 
@@ -198,6 +230,12 @@ class Api:
         params = {"tube": tube, "state": state, "q": query, "limit": limit, "bodies": str(has_bodies).lower()}
         params = {name: value for name, value in params.items() if value}
         return (self._parse(_job_view, job) for job in self._pages("/jobs", "jobs", params))
+
+    def errors(self, tube: str, state: str | None, field: str) -> Errors:
+        """Return the groups of failed jobs of *tube*, or the task that groups them. *field* names the error's field."""
+        query = {"tube": tube, "state": state, "field": field}
+        given = {name: value for name, value in query.items() if value}
+        return self._parse(_errors, self._http_client.request("GET", "/tube/errors", given).data)
 
     # Changes
 
@@ -275,6 +313,16 @@ class Api:
         body |= {"ids": ids} if ids is not None else {}
         body |= {"rate": rate} if rate is not None else {}
         return self._parse(_task, self._http_client.request("POST", "/redrive", body=body).data)
+
+    def add_mark(self, text: str, tube: str | None) -> dict[str, Any]:
+        """Add a mark to the charts of *tube*, or of all; return it. Raise InvalidUsage if it is invalid."""
+        body: dict[str, object] = {"text": text}
+        body |= {"tube": tube} if tube is not None else {}
+        answer = self._http_client.request("POST", "/marks", body=body, ordinary=INVALID)
+        if not answer.is_success:
+            detail = answer.data.get("detail", "no reason given") if isinstance(answer.data, dict) else answer.data
+            raise InvalidUsage(f"the mark is invalid: {str(detail).rstrip('.')}")
+        return self._parse(_mark, answer.data)
 
     def _send_policy(self, method: str, path: str, document: Mapping[str, Any]) -> Any:
         answer = self._http_client.request(method, path, body=document, ordinary=INVALID)
@@ -371,6 +419,16 @@ def _job_view(data: Mapping[str, Any]) -> JobView:
     return JobView(stats, body.encode() if data["encoding"] == "utf-8" else b64decode(body))
 
 
+def _errors(data: Mapping[str, Any]) -> Errors:
+    groups = [ErrorGroup(**{name: group[name] for name in ErrorGroup.__slots__}) for group in data["groups"]]
+    kinds: dict[str, type | tuple[type, ...]] = {"jobs": int, "sample": int}
+    kinds |= dict.fromkeys(("first_at", "last_at", "sample_error", "q"), str)
+    kinds |= dict.fromkeys(("error", "reason"), (str, type(None)))
+    for group in groups:
+        validate_stats(group.as_dict(), kinds)
+    return Errors(str(data["task"]), str(data["state"]), groups, int(data["others"]))
+
+
 def _tags(tags: Tags) -> dict[str, str | int]:
     """Return *tags* as the API takes them, without those that are not set."""
     given = {
@@ -419,6 +477,11 @@ def _policy(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a policy of the API; raise ValueError if it does not have the format."""
     kinds = {"name": str, "source": str, "problem": str, "document": dict}
     return validate_stats(dict(data), kinds)
+
+
+def _mark(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mark of the API; raise ValueError if it does not have the format."""
+    return validate_stats(dict(data), {"at": str, "text": str, "kind": str})
 
 
 def _policies(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -485,3 +485,30 @@ def test_put_beyond_the_memory_limit_is_explained() -> None:
     assert Program(app).get("/server")["bodies"]["is_full"] is False
     form = {"tube": "mail", "pri": 1, "delay": 0, "ttr": 1, "body": "x" * 500}
     assert "(--memory-limit)" in refused(app.test_client().post("/tube/put", data=form, headers=SAME_ORIGIN), 503)
+
+
+def error_body(text: str) -> bytes:
+    return json.dumps({"error": text, "pad": PAD.decode()}).encode()
+
+
+def test_errors_are_grouped_from_the_disk(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
+    ids = queue.put_on_disk("mail", error_body("late 1"), error_body("late 2"))
+    ids += queue.put_on_disk("mail", error_body("quota"))
+    for id in ids:
+        assert queue.broker.bury_job(id, queue.now)
+    queue.damage(ids[2])
+    found = program.get("/tube/errors", tube="mail")
+    assert [(group["error"], group["jobs"]) for group in found["groups"]] == [("late #", 2)]
+    assert (found["jobs"], found["unread"]) == (3, 1)
+    page = Page(client.get("/tube/errors?tube=mail&refresh=1").text)
+    assert "1 could not be read: the journal cannot read their bodies back" in page.text
+    assert all(queue.job(id).body is None for id in ids), "reading caches nothing"
+
+
+def test_fields_are_searched_and_listed_from_the_disk(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
+    first, second = queue.put_on_disk("mail", error_body("late 1"), error_body("quota"))
+    assert ids(find(client, "tube:mail body.error:quota")) == [second]
+    assert ids(find(client, 'tube:mail error:"late #"')) == [first]
+    listed = program.get("/jobs", tube="mail", fields="error", bodies="false")["jobs"]
+    assert [job["fields"] for job in listed] == [{"error": "late 1"}, {"error": "quota"}]
+    assert client.get("/tube?tube=mail&cols=error").text.count(ON_DISK) >= 4, "a list reads no bodies"

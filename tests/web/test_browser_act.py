@@ -327,3 +327,23 @@ def test_important_columns_are_in_view_at_1024_px(chromium: Browser, daemon: Dae
             box = tab.page.locator(f"#table thead th.{key}").bounding_box()
             assert box is not None and box["x"] + box["width"] <= panel["x"] + panel["width"] + 1, key
         assert tab.page.get_attribute("#table thead th.attention", "aria-sort") == "descending"
+
+
+# Saved searches
+
+
+def test_filter_of_a_tube_is_saved_and_run_in_one_click(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+    clients.put(b"x", b"y")
+    name = f"of {clients.tube}"
+    tab.page.goto(f"{clients.url}&q=body:x")
+    tab.page.get_by_text("Save this search").click()
+    tab.page.get_by_label("Name", exact=True).fill(name)
+    press(tab, "Save search")
+    assert "The search was saved." in tab.page.inner_text(".banner.done")
+    tab.page.goto(f"{daemon.dashboard}search")
+    with tab.page.expect_navigation():
+        tab.page.get_by_role("link", name=name, exact=True).click()
+    assert tab.page.input_value("#q") == f"tube:{clients.tube} state:ready body:x"
+    expect(tab.page.locator("tbody[data-rows=matches] tr")).to_have_count(1)
+    press(tab, f"Delete the search {name}")
+    assert tab.page.get_by_role("link", name=name, exact=True).count() == 0

@@ -68,7 +68,7 @@ def test_j_and_k_move_between_rows(tab: Tab) -> None:
         seen.append(focused(tab))
     assert seen == ["alpha", "beta", "default", "default", "beta", "alpha"]
     press(tab, "Enter")
-    tab.page.wait_for_selector("h1:text-is('alpha')")
+    tab.page.wait_for_selector("h1:has-text('alpha')")
 
 
 def test_slash_focuses_the_filter_or_opens_the_search(tab: Tab, daemon: Daemon) -> None:

@@ -1,10 +1,12 @@
 """The error of a failed job: its text in a JSON body, and the same text normalised, by which jobs are grouped. Pure.
 
 A body is parsed as json_fields describes. The error is the first of these fields of the outermost object that is not
-empty: `error`, `exception`, `error_message`, `error_class`, `message`, `class`. A visitor may name another field. If
-the field is an object, its class (`class`, `type` or `name`) and its message (`message`, `msg` or `detail`) are joined:
-`TimeoutError: no answer`. If it is an array, its first element counts. Of several lines, the first one counts, or the
-last one of a Python traceback.
+empty: `error`, `exception`, `error_class`, `class`. If it is a single word, the field `error_message` or `message`
+follows: `TimeoutError: no answer`. If all four are empty, that field is the error. A visitor may name another field.
+
+If a field is an object, its class (`class`, `type` or `name`) and its message (`message`, `msg` or `detail`) are
+joined. If it is an array, its first element counts. Of several lines, the first one counts, or the last one of a
+Python traceback.
 
 Normalisation replaces the parts that differ from job to job: numbers, times, UUIDs, hexadecimal and other long ids by
 `#`, and the contents of quotes by an ellipsis. `job 17 of 'mail' timed out` becomes `job # of '…' timed out`.
@@ -27,8 +29,9 @@ MAX_RAW: Final = 1000
 MAX_ERROR: Final = 200
 """Maximum characters of a normalised error."""
 
-ERROR_FIELDS: Final = ("error", "exception", "error_message", "error_class", "message", "class")
-"""Fields of the outermost object that may hold the error, the first that is not empty counts."""
+ERROR_FIELDS: Final = ("error", "exception", "error_class", "class")
+EXPLAINED_BY: Final = ("error_message", "message")
+"""Fields of the outermost object that hold the error, or explain it if it is a single word."""
 
 CLASS_FIELDS: Final = ("class", "type", "name")
 MESSAGE_FIELDS: Final = ("message", "msg", "detail")
@@ -93,7 +96,10 @@ def _found(root: Root, path: Path) -> str:
         return _described(next(iter(find_values(root, path)), None))
     if not isinstance(root, dict):
         return ""
-    return _first(_described(root.get(name)) for name in ERROR_FIELDS)
+    error = _first(_described(root.get(name)) for name in ERROR_FIELDS)
+    if len(error.split(maxsplit=1)) > 1:
+        return error
+    return _joined(error, _first(_word(root.get(name)) for name in EXPLAINED_BY))
 
 
 def _described(value: object) -> str:
@@ -103,8 +109,12 @@ def _described(value: object) -> str:
     if isinstance(value, dict):
         kind = _first(_word(value.get(name)) for name in CLASS_FIELDS)
         message = _first(_word(value.get(name)) for name in MESSAGE_FIELDS)
-        return f"{kind}: {message}" if kind and message else kind or message
+        return _joined(kind, message)
     return _word(value)
+
+
+def _joined(kind: str, message: str) -> str:
+    return f"{kind}: {message}" if kind and message else kind or message
 
 
 def _word(value: object) -> str:

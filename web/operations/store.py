@@ -1,4 +1,4 @@
-"""The dashboard's own data: job templates, and the reasons for pauses.
+"""The dashboard's own data: job templates, saved searches, and the reasons for pauses.
 
 A template is a `Sample` here: that is its name in the file, in URLs and in the API.
 
@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 NAME: Final = "dashboard.json"
 VERSION: Final = 1
+SEARCHES: Final = "searches"
+"""The key of the saved searches, which files of earlier servers do not have."""
+
 
 MAX_SAMPLES: Final = 100
 MAX_SAMPLE_SIZE: Final = 64 * 1024
@@ -32,10 +35,18 @@ MAX_SAMPLE_SIZE: Final = 64 * 1024
 MAX_SAMPLES_SIZE: Final = 1024 * 1024
 """Bytes of the bodies of all samples."""
 
+MAX_SEARCHES: Final = 100
+MAX_QUERY_LENGTH: Final = 1000
+"""Characters of a saved query."""
+
 MAX_REASONS: Final = 1000
 
 MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
 """Bytes of the largest document that is read. All samples and reasons fit, even with every byte escaped."""
+
+
+class SearchLimitExceeded(Exception):
+    """There is no room for another saved search; the message names the limit."""
 
 
 class SampleLimitExceeded(Exception):
@@ -55,6 +66,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedSearch:
+    """A query in the syntax of the search page, stored under a name."""
+
+    name: str
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reason:
     """The reason for a pause. *until* identifies the pause: its end in nanoseconds since the Unix epoch."""
 
@@ -71,6 +90,7 @@ class Store:
     def __init__(self, directory: str | None = None) -> None:
         """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
         self.samples: dict[str, Sample] = {}
+        self.searches: dict[str, SavedSearch] = {}
         self.trouble: str = ""
         self._reasons: dict[str, Reason] = {}
         self._path: Path | None = Path(directory, NAME) if directory is not None else None
@@ -105,6 +125,27 @@ class Store:
     def remove_sample(self, name: str) -> bool:
         """Remove the sample; return False if there is none. Call `save` afterwards. Does not switch."""
         if self.samples.pop(name, None) is None:
+            return False
+        self._version += 1
+        return True
+
+    # Saved searches
+
+    def add_search(self, search: SavedSearch) -> None:
+        """Add *search*, or replace the one of that name; raise SearchLimitExceeded if there is no room.
+
+        Call `save` afterwards. Does not switch.
+        """
+        if search.name not in self.searches and len(self.searches) >= MAX_SEARCHES:
+            raise SearchLimitExceeded(f"there are already {MAX_SEARCHES} saved searches, the maximum")
+        if len(search.query) > MAX_QUERY_LENGTH:
+            raise SearchLimitExceeded(f"the query has more than {MAX_QUERY_LENGTH:,} characters")
+        self.searches[search.name] = search
+        self._version += 1
+
+    def remove_search(self, name: str) -> bool:
+        """Remove the search; return False if there is none. Call `save` afterwards. Does not switch."""
+        if self.searches.pop(name, None) is None:
             return False
         self._version += 1
         return True
@@ -150,6 +191,7 @@ class Store:
         return {
             "version": VERSION,
             "samples": [asdict(sample) for sample in self.samples.values()],
+            SEARCHES: [asdict(search) for search in self.searches.values()],
             "pauses": {tube: asdict(reason) for tube, reason in self._reasons.items()},
         }
 
@@ -158,6 +200,7 @@ class Store:
             document = json.loads(read_document(path, MAX_DOCUMENT_SIZE))
             _check(document)
             samples = [Sample(**values) for values in document["samples"]]
+            searches = [SavedSearch(**values) for values in document.get(SEARCHES, [])]
             reasons = {tube: Reason(**values) for tube, values in document["pauses"].items()}
         except FileNotFoundError:
             return
@@ -167,11 +210,12 @@ class Store:
             self._set_aside(path, error)
         else:
             self.samples = {sample.name: sample for sample in samples}
+            self.searches = {search.name: search for search in searches}
             self._reasons = reasons
 
     def _set_aside(self, path: Path, why: Exception) -> None:
         try:
-            set_aside(path, why, "templates and pause reasons are lost")
+            set_aside(path, why, "templates, saved searches and pause reasons are lost")
         except OSError as error:
             self._report(f"{NAME} cannot be moved: {error}")
 
@@ -195,6 +239,7 @@ def _check(document: Any) -> None:
         raise ValueError(f"its version is {document['version']!r}, not {VERSION}")
     for values, texts, numbers in (
         *[(sample, ("name", "tube", "body"), ("pri", "delay", "ttr")) for sample in document["samples"]],
+        *[(search, ("name", "query"), ()) for search in document.get(SEARCHES, [])],
         *[(reason, ("text",), ("until",)) for reason in document["pauses"].values()],
     ):
         if not all(isinstance(values[key], str) for key in texts):

@@ -22,6 +22,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES
 from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.targets import is_name
 from greenstalk_server.web import fields
 from greenstalk_server.web.api.framework.router import ROOT
 from greenstalk_server.web.auth.access import visitor
@@ -34,8 +35,10 @@ from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.tube_changes import KICK, PAUSE
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.actions import find_job
+from greenstalk_server.web.pages.alerts import read_silence
 from greenstalk_server.web.pages.edit import read_changes
 from greenstalk_server.web.pages.policy_form import submitted_form
+from greenstalk_server.web.pages.saved_searches import MAX_NAME_LENGTH
 from greenstalk_server.web.pages.tube_changes import read_pattern, read_tube_change
 
 MAX_COMMAND: Final = 100_000
@@ -292,12 +295,16 @@ def _close(form: Form) -> Call:
     return Call("DELETE", f"/connections/{fields.number(form, 'number', 1, MAX_ID)}")
 
 
-def _bulk(form: Form) -> Call:
-    """Return the call that makes the change of the form; without the dry run of the preview."""
+def _query(form: Form) -> Query:
     try:
-        query = read_query(form)
+        return read_query(form)
     except QueryError as error:
         raise BadRequest(f"“q” is not a valid query. {error}") from error
+
+
+def _bulk(form: Form) -> Call:
+    """Return the call that makes the change of the form; without the dry run of the preview."""
+    query = _query(form)
     change, ids = read_change(form), ticked_ids(form)
     rate = read_rate(form) if change.key == "redrive" else 0.0
     is_forced = bool(form.get("force"))
@@ -355,6 +362,32 @@ def _remove_policy(form: Form) -> Call:
     return Call("DELETE", f"/policies/{quote(name, safe='')}", {}, None, ("policy", "delete", name))
 
 
+def _save_search(form: Form) -> Call:
+    name = fields.line(form, "name", MAX_NAME_LENGTH)
+    if not name:
+        raise BadRequest("“name” is missing. Give the search a name.")
+    return Call("POST", "/saved-searches", {}, {"name": name, "q": str(_query(form))})
+
+
+def _test_receiver(form: Form) -> Call:
+    receiver = form.get("receiver", "")
+    if not is_name(receiver):
+        raise BadRequest("“receiver” must be the name of a receiver.")
+    return Call("POST", "/alerts/test", {}, {"receiver": receiver})
+
+
+def _silence(form: Form) -> Call:
+    tubes, kind, seconds, reason = read_silence(form)
+    given = {"tubes": tubes, "condition": kind, "reason": reason}
+    return Call(
+        "POST", "/alerts/silences", {}, {"seconds": seconds, **{key: text for key, text in given.items() if text}}
+    )
+
+
+def _end_silence(form: Form) -> Call:
+    return Call("DELETE", "/alerts/silences", {"id": fields.number(form, "id", 1, MAX_ID)})
+
+
 CALLS: Final[Mapping[str, Callable[[Form], Call]]] = {
     "tube/pause": _pause,
     "tube/resume": _resume,
@@ -371,7 +404,11 @@ CALLS: Final[Mapping[str, Callable[[Form], Call]]] = {
     "job/redrive": _on_job("redrive", can_force=False),
     "connection/close": _close,
     "bulk/preview": _bulk,
+    "search/save": _save_search,
     "policy/set": _set_policy,
     "policy/remove": _remove_policy,
+    "alerts/test": _test_receiver,
+    "alerts/silence": _silence,
+    "alerts/silence/end": _end_silence,
 }
 """The API call of each action, by the path of its form. `job/edit` needs the job: see CommandPages."""

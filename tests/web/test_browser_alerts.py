@@ -1,0 +1,161 @@
+"""Alerts of a real server: a condition reaches a receiver and ends, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import greenstalk
+import pytest
+
+from tests.support.daemon import COMMAND, MINDING_SIGNALS, Daemon
+from tests.support.log import Log
+from tests.support.peer import eventually
+from tests.support.receiver import Received, Receiver, answer
+
+from .browser import Browser, Tab
+from .visit import AXE, AXE_VIOLATIONS, FLAGS, is_too_wide, notice_text, press
+
+CONFIG = """
+[attention]
+no_consumers = 1
+
+[alerts.own]
+template = "json"
+url = "{url}/hook/swordfish"
+allow_plain = true
+allow_private = true
+dashboard_url = "https://queue.example.com"
+for = 0
+resolve_after = 1
+interval = 0
+
+[alerts.chat]
+template = "slack"
+url = "{url}/chat"
+allow_plain = true
+allow_private = true
+severities = ["critical"]
+"""
+
+WIDTHS = (360, 1024, 1440)
+
+LOW = """() => [...document.querySelectorAll('main .panel a, main button, main input, main select')]
+    .filter(one => one.offsetParent !== null && one.type !== 'hidden' && one.getBoundingClientRect().height < 24)
+    .map(one => [one.getBoundingClientRect().height, one.outerHTML])"""
+"""Returns the targets that are less than 24 px high."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def queue(receiver: Receiver, tmp_path: Path) -> Iterator[Daemon]:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text(CONFIG.format(url=receiver.url))
+    (tmp_path / "jobs").mkdir()
+    flags = (*FLAGS, "--config", str(file), "-b", str(tmp_path / "jobs"))
+    with Daemon(*flags, command=(*MINDING_SIGNALS, *COMMAND)) as running:
+        yield running
+
+
+def sent(requests: list[Received]) -> list[tuple[str, str]]:
+    """Return the status and the tube of each condition that the receiver `own` was sent."""
+    own = [request.document for request in requests if request.path.startswith("/hook")]
+    return [(each["status"], each["tube"]) for document in own for each in document["conditions"]]
+
+
+def api(daemon: Daemon, path: str, body: Any = None) -> Any:
+    data = json.dumps(body).encode() if body is not None else None
+    request = Request(f"{daemon.dashboard}api/v1/{path}", data, {"Content-Type": "application/json"})  # noqa: S310
+    with urlopen(request) as response:  # noqa: S310  our own server
+        return json.load(response)
+
+
+def test_condition_is_sent_and_resolved(queue: Daemon, receiver: Receiver, tmp_path: Path) -> None:
+    queue.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
+    (request,) = receiver.wait_for(1)
+    assert sent([request]) == [("firing", "mail")]
+    condition = request.document["conditions"][0]
+    assert condition["link"] == "https://queue.example.com/tube?tube=mail"
+    assert condition["sentence"].startswith("1 job of “mail” is ready, but no worker watches the tube")
+    with greenstalk.Client(("127.0.0.1", queue.port), watch="mail"):
+        assert sent(receiver.wait_for(2)) == [("firing", "mail"), ("resolved", "mail")]
+    eventually(lambda: api(queue, "alerts")["deliveries"][0]["summary"] == "1 resolved", "the end is in the log")
+    file = tmp_path / "jobs" / "alerts.json"
+    eventually(lambda: json.loads(file.read_text())["alerts"]["own"] == [], "the end is on disk")
+
+
+def test_sighup_changes_the_receivers(queue: Daemon, receiver: Receiver, tmp_path: Path) -> None:
+    log = Log(queue.process)
+    file = tmp_path / "greenstalk.toml"
+    file.write_text(CONFIG.format(url=receiver.url).replace("[alerts.chat]", "[alerts.new]"))
+    queue.process.send_signal(signal.SIGHUP)
+    log.find("applied the reloadable settings")
+    assert api(queue, "alerts/test", {"receiver": "new"})["error"] == ""
+    assert [request.path for request in receiver.requests] == ["/chat"]
+    assert receiver.requests[0].document["text"].split("\n")[1].startswith("• *warning* This is a test")
+
+
+@pytest.mark.parametrize("has_scripts", [True, False])
+def test_page(queue: Daemon, receiver: Receiver, chromium: Browser, has_scripts: bool) -> None:
+    receiver.answer = answer(503, b"out of order")
+    queue.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
+    receiver.wait_for(1)
+    with chromium.tab(queue.dashboard, java_script_enabled=has_scripts) as tab:
+        tab.page.goto(f"{queue.dashboard}alerts")
+        main = tab.page.locator("main")
+        assert "swordfish" not in tab.page.content()
+        assert f"localhost:{receiver.port}" in main.inner_text()
+        tab.page.get_by_text("The last attempt failed: status 503: out of order").wait_for()
+        tab.page.get_by_text("no worker watches the tube").wait_for()
+        tab.screenshot(f"alerts-{has_scripts}")
+        press(tab, "Send a test")
+        assert notice_text(tab) == "The receiver did not accept the test. The log below has the reason."
+        tab.page.get_by_label("Tubes", exact=True).fill("mail *")
+        press(tab, "Silence")
+        assert "must be a pattern of tube names" in tab.page.inner_text("#silence-refused")
+        assert tab.page.get_by_label("Tubes", exact=True).input_value() == "mail *"
+        tab.page.get_by_label("Tubes", exact=True).fill("mail*")
+        tab.page.get_by_label("Reason").fill("deploy")
+        press(tab, "Silence")
+        assert notice_text(tab) == "Silence 1 was set."
+        tab.page.get_by_text("silenced until").wait_for()
+        receiver.answer = answer(200)
+        press(tab, "Send a test")
+        assert notice_text(tab).startswith("The receiver accepted the test in ")
+        press(tab, "End silence 1")
+        assert notice_text(tab) == "The silence was ended."
+        if has_scripts:
+            tab.page.get_by_text("The last message was accepted.").wait_for()
+            tab.page.locator("#conditions-title ~ *, [data-part=conditions]").get_by_text("own: sent").wait_for()
+        assert [each for each in tab.console if "400" not in each] == []
+        assert tab.elsewhere == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_is_accessible_and_fits(queue: Daemon, receiver: Receiver, chromium: Browser, scheme: str) -> None:
+    receiver.answer = answer(503, b"out of order " * 20)
+    queue.ask(b"use " + b"a" * 200 + b"\r\nput 0 0 60 2\r\nhi\r\n")
+    receiver.wait_for(1)
+    api(queue, "alerts/silences", {"seconds": 90000, "tubes": "x" * 200, "reason": "y" * 200})
+    for width in WIDTHS:
+        with chromium.tab(queue.dashboard, width=width, color_scheme=scheme) as tab:
+            tab.page.goto(f"{queue.dashboard}alerts")
+            tab.page.get_by_text("no worker watches the tube").wait_for()
+            tab.screenshot(f"alerts-{scheme}-{width}")
+            check(tab)
+
+
+def check(tab: Tab) -> None:
+    assert not is_too_wide(tab)
+    assert tab.page.evaluate(LOW) == []
+    tab.page.evaluate(AXE)
+    assert tab.page.evaluate(AXE_VIOLATIONS) == []
