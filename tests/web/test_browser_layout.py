@@ -60,6 +60,8 @@ def pages(tab: Tab, wide: str) -> dict[str, str]:
     tab.page.goto(f"{wide}tube?{long}&state=reserved")
     held = tab.page.locator(".jobs tbody tr").first.get_attribute("data-key")
     worker = tab.page.locator(".worker").first.inner_text()
+    change = {"action": "move", "tube": LONG, "to": SOLID}
+    task = tab.page.request.post(f"{wide}api/v1/bulk", data=change).json()["id"]
     return {
         "overview": "",
         "overview-filtered": "?q=nowhere",
@@ -71,6 +73,11 @@ def pages(tab: Tab, wide: str) -> dict[str, str]:
         "tube-filter-error": f"tube?{mail}&q=pri:x",
         "tube-errors": f"tube/errors?{mail}",
         "tube-errors-long": f"tube/errors?{long}",
+        "tube-history": f"tube/history?{mail}",
+        "tube-history-long": f"tube/history?{long}&span=week",
+        "alerts": "alerts",
+        "bulk": f"bulk?task={task}",
+        "task": f"task?id={task}",
         "connections": "connections",
         "connection": f"connection?number={worker}",
         "search": "search",
