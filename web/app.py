@@ -17,6 +17,7 @@ from typing import Any
 
 from flask import Flask, request
 from jinja2 import StrictUndefined
+from werkzeug.routing import BuildError
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
@@ -33,10 +34,12 @@ from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
-from greenstalk_server.web.metrics.archive import Archive
+from greenstalk_server.web.metrics.archive import Archive, MemoryStore
+from greenstalk_server.web.metrics.archive import Store as HistoryStore
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.history_files import HistoryFiles
+from greenstalk_server.web.metrics.marks import START, Marks
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
@@ -53,10 +56,10 @@ from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
-from greenstalk_server.web.pages.charts import Charts
 from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
+from greenstalk_server.web.pages.history import HistoryPages
 from greenstalk_server.web.pages.notices import notice
 from greenstalk_server.web.pages.oidc import OpenIdPages
 from greenstalk_server.web.pages.onboarding import examples
@@ -135,12 +138,14 @@ def create_dashboard(
     *,
     commit: Callable[[], bool] | None = None,
     role: Callable[[], ClusterStatus] | None = None,
+    history_store: HistoryStore | None = None,
 ) -> Dashboard:
     """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
 
     options         None for the defaults of WebOptions.
     commit          returns True when every change made so far is as durable as an acknowledged command,
                     or False if that takes too long. May switch. None without a journal.
+    history_store   keeps the history; None for files in the directory of *options*, or for memory without one.
     role            returns the role of a server that shares its journal with other servers; None without such servers.
     """
     options = options or WebOptions()
@@ -154,12 +159,18 @@ def create_dashboard(
     sign_in = SignIn(guard, audit, clock)
     store = Store(options.directory)
     live = LiveHub(app, clock)
+    if history_store is None:
+        history_store = HistoryFiles(options.directory) if options.directory is not None else MemoryStore()
+    archive = Archive(history_store)
+    marks = Marks(archive, clock)
     history = History(
         broker,
         clock,
-        Archive(HistoryFiles(options.directory)) if options.directory is not None else None,
+        archive,
         is_leader=lambda: role is None or role().is_active,
+        on_restored=lambda: _mark_start(marks, broker, role),
     )
+    broker.subscribe(marks)
     worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
@@ -185,7 +196,7 @@ def create_dashboard(
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
-    policies = Policies(broker, clock, audit, tasks)
+    policies = Policies(broker, clock, audit, tasks, marks)
     samples = Samples(store, audit)
     saved_searches = SavedSearches(store, audit)
     searches = Searches(broker, clock, tasks)
@@ -208,6 +219,7 @@ def create_dashboard(
         history=history,
         leases=leases,
         live=live,
+        marks=marks,
         policies=policies,
         samples=samples,
         saved_searches=saved_searches,
@@ -222,7 +234,7 @@ def create_dashboard(
     saved_searches.init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
-    for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
+    for part in (bulk, exports, samples, tube_errors, HistoryPages(broker, history, marks, audit), actions):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
@@ -302,11 +314,27 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     }
 
 
+def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] | None) -> None:
+    """Restore *marks*, and add one for the start or the takeover of this server. Switches."""
+    marks.restore()
+    started = f"{broker.facts.hostname} started, version {broker.facts.version}"
+    if role is not None:
+        status = role()
+        started = f"{status.name} took over, epoch {status.epoch}, version {broker.facts.version}"
+    marks.add(started, kind=START)
+
+
 def _path_of(app: Flask, link: Link) -> str:
-    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    """Return the path of the page to which *link* leads, below the address of the dashboard; `/` if there is none.
+
+    The link may come from a file that another version has written.
+    """
     args = {name: value for name, value in link.args.items() if name != "_anchor"}
     anchor = link.args.get("_anchor", "")
-    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    try:
+        return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    except BuildError:
+        return "/"
 
 
 def _nothing_to_commit() -> bool:

@@ -39,6 +39,7 @@ from greenstalk_server.web.api.connections import Connections
 from greenstalk_server.web.api.framework.router import Api
 from greenstalk_server.web.api.jobs import Jobs
 from greenstalk_server.web.api.leases import Leases
+from greenstalk_server.web.api.marks import Marks
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.saved_searches import SavedSearches
@@ -52,6 +53,7 @@ from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.marks import Marks as MarkRecorder
 from greenstalk_server.web.operations.alerts import AlertChanges
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
@@ -91,6 +93,7 @@ class Parts:
     history: History
     leases: LeaseManager
     live: LiveHub
+    marks: MarkRecorder
     policies: PolicyOperations
     role: Callable[[], ClusterStatus] | None
     samples: SamplePages
@@ -121,6 +124,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Sessions(parts.sign_in))
     api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))
+    api.add(Marks(parts.marks, clock, parts.audit))
     api.add(Alerts(parts.alerts))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))
     api.add(Servers(parts.servers))

@@ -13,7 +13,15 @@ from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
-from greenstalk_server.web.api.tubes import HistoryQuery, ListTubes, RatesPerSecond, Series, Tubes, rates_model
+from greenstalk_server.web.api.tubes import (
+    HistoryQuery,
+    ListTubes,
+    RatesPerSecond,
+    Series,
+    Tubes,
+    rates_model,
+    series_model,
+)
 from greenstalk_server.web.api.values import (
     Count,
     Instant,
@@ -29,7 +37,6 @@ from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.pages.audit import (
@@ -40,7 +47,6 @@ from greenstalk_server.web.pages.audit import (
     find_entries,
     require_audit_access,
 )
-from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
@@ -206,9 +212,9 @@ class Server:
 
     @endpoint("GET", "/server/history", errors={403: "You may not see all tubes."})
     def get_server_history(self, query: HistoryQuery) -> Series:
-        """Get the recent history of all tubes together."""
+        """Get the history of all tubes together."""
         require_full_view("The history of the server")
-        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
+        return series_model(self._history, None, query)
 
     @endpoint(
         "GET",

@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
+from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
@@ -29,7 +30,7 @@ from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations
 from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store
-from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.charts import COMPARED, history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
 from greenstalk_server.web.policy_queries import DeadLetterTubes, visible_setting
 from greenstalk_server.web.tube_queries import MAX_FOUND, find_tubes
@@ -246,9 +247,16 @@ class HistoryQuery(RequestModel):
     """The span of time."""
 
     span: Annotated[
-        Literal["hour", "day"],
-        Meta(description="The last hour, with a point per 10 s, or the last day, with a point per 300 s."),
+        Literal["10min", "hour", "day", "week", "90days"],
+        Meta(
+            description="The last ten minutes, with a point per second; the last hour or day, with a point per minute;"
+            " the last week or 90 days, with a point per hour."
+        ),
     ] = "hour"
+    compare: Annotated[
+        Literal["day", "week"] | UnsetType,
+        Meta(description="Also return the same span, a day or a week earlier, in `before`."),
+    ] = UNSET
 
 
 class TubeHistoryQuery(HistoryQuery, kw_only=True):
@@ -267,10 +275,26 @@ class Series(ResponseModel):
         Meta(
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
             " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
-            " `buried`, `waiting`. Seconds: `wait_p50`, `wait_p95`, `run_p50`, `run_p95`. A series in which nothing"
-            " happened is left out."
+            " `buried`, `waiting`. Seconds, accurate to 1.6 %: `wait_p50`, `wait_p95`, `wait_p99`, `run_p50`,"
+            " `run_p95`, `run_p99`. A series in which nothing happened is left out."
         ),
     ]
+    before: Annotated[
+        dict[str, list[float | int | None]] | None,
+        Meta(
+            description="The series of the time to compare with, in the same form; null without `compare`. If its"
+            " points are kept per minute or per hour only, several points have the same values."
+        ),
+    ] = None
+
+
+def series_model(history: History, name: bytes | None, query: HistoryQuery) -> Series:
+    """Return the history that *query* asks for, of the tube *name*, or of the server if it is None. Switches."""
+    span = SPANS[query.span]
+    found = Series(**history_json(history.columns(name, span)))
+    if query.compare is not UNSET:
+        found.before = history_json(history.columns(name, span, COMPARED[query.compare][1]))["series"]
+    return found
 
 
 class _Place(Struct, array_like=True):
@@ -356,14 +380,17 @@ class Tubes:
 
     @endpoint("GET", "/tubes/history", errors=NO_TUBE)
     def get_tube_history(self, query: TubeHistoryQuery) -> Series:
-        """Get the recent history of one tube.
+        """Get the history of one tube.
 
-        The history of a deleted tube is kept for a while.
+        The history of a deleted tube is kept, too.
         """
         name = query.tube.encode()
-        if not self._history.has(name) or not visitor().sees(name):
+        if not visitor().sees(name):
+            raise NotFound(f"The tube “{query.tube}” does not exist.")
+        found = series_model(self._history, name, query)
+        if not found.series and not self._history.has(name):
             tube_of(self._broker, query.tube)
-        return Series(**history_json(self._history.columns(name, SPANS[query.span])))
+        return found
 
     @endpoint("POST", "/tube/pause", errors=NO_TUBE)
     def pause_tube(self, query: OfTube, body: Pause) -> Tube:

@@ -98,6 +98,7 @@ OPEN_TO_OPERATORS: Final = frozenset(
         *("api_pause_tube", "api_resume_tube", "api_kick_tube", "api_clear_tube", "api_flush_tube"),
         *("api_put_jobs", "api_change_job", "api_delete_job", "api_kick_job", "api_bury_job", "api_release_job"),
         *("api_redrive_job", "api_move_job", "api_copy_job", "api_save_sample", "api_delete_sample"),
+        *("mark_add", "api_add_mark"),
         *("alerts_silence", "alerts_silence_end", "api_silence_conditions", "api_end_silence"),
         *("tubes_preview", "tubes_run", "api_pause_tubes", "api_resume_tubes", "api_kick_tubes"),
         *("api_change_jobs", "api_redrive_jobs", "api_cancel_task", "api_run_task"),

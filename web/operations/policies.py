@@ -27,6 +27,7 @@ from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS
+from greenstalk_server.web.metrics.marks import POLICY, Marks
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskFailed, Tasks
 
@@ -95,11 +96,12 @@ class Effect:
 class Policies:
     """The policies of one broker."""
 
-    def __init__(self, broker: Broker, clock: Clock, audit: Audit, tasks: Tasks) -> None:
+    def __init__(self, broker: Broker, clock: Clock, audit: Audit, tasks: Tasks, marks: Marks) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._audit: Audit = audit
         self._tasks: Tasks = tasks
+        self._marks: Marks = marks
 
     def all(self) -> list[ListedPolicy]:
         """Return all policies by name; the configuration file's come first if a name is used twice.
@@ -128,6 +130,7 @@ class Policies:
         self._broker.set_policy(policy, self._clock())
         shown = json.dumps(policy.document(), separators=(",", ":"))
         self._audit.note("policy/set", policy=policy.name, document=shown)
+        self._marks.add(f"Policy {policy.name} set", kind=POLICY, who=visitor().name)
 
     def remove(self, name: str) -> None:
         """Remove the policy *name*; raise NotFound, or PolicyError if the configuration file has it.
@@ -137,6 +140,7 @@ class Policies:
         if not self._broker.remove_policy(name, self._clock()):
             raise NotFound(f"There is no policy “{name[:100]}”. Nothing was removed.")
         self._audit.note("policy/remove", policy=name)
+        self._marks.add(f"Policy {name} removed", kind=POLICY, who=visitor().name)
 
     def dry_run(self, policy: Policy) -> Task:
         """Start a task that counts what *policy* would do if it were set; its subject is an Effect.
