@@ -460,10 +460,10 @@ class Guard:
         if who.operates_any:
             raise Forbidden("Only admins may do this. You may act on jobs, and pause tubes.")
         if is_api_request() and _bearer() is not None:
-            raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
+            raise Forbidden("This is a viewer's token. It can read, and change nothing.")
         if not self._has_admin_password:
             raise Forbidden("No admin password is set on this dashboard, so nobody can change anything.")
-        raise Forbidden("You are logged in as a viewer. A viewer can look at everything and change nothing.")
+        raise Forbidden("You are signed in as a viewer. A viewer can look, and change nothing.")
 
     @property
     def _has_admin_password(self) -> bool:
