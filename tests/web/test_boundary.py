@@ -84,8 +84,13 @@ TABLE: dict[str, list[Probe]] = {
     "GET /": [Probe("/"), Probe("/?q={tube}"), Probe("/?sort=ready&desc=1"), Probe("/?sort=attention")],
     "GET /tube": [Probe(f"/tube?tube={{tube}}&state={s}&q=pri:1") for s in ("ready", "reserved", "delayed", "buried")]
     + [Probe("/tube?tube=billing.failed"), Probe("/tube?tube=billing.invoice&sample=hidden&state=reserved")],
+    "GET /tube/history.json": [Probe("/tube/history.json?tube={tube}"),
+                               Probe("/tube/history.json?tube=billing.invoice")],
+    "GET /server/history.json": [Probe("/server/history.json")],
+    "POST /mark/add": [form("/mark/add", tube="{tube}", text="x"), form("/mark/add", text="x")],
+    "GET /api/v1/marks": [api("/marks"), api("/marks?tube={tube}")],
+    "POST /api/v1/marks": [api("/marks", {"text": "x", "tube": "{tube}"}), api("/marks", {"text": "x"})],
     "GET /tube/history": [Probe("/tube/history?tube={tube}")],
-    "GET /server/history": [Probe("/server/history")],
     "GET /job": [Probe("/job?id={id}"), Probe("/job?id={held}"), Probe("/job?id={own_letter}", has_twin=False)],
     "GET /job/body": [Probe("/job/body?id={id}")],
     "GET /job/form": [Probe("/job/form?id={id}")],
@@ -459,7 +464,7 @@ def test_operator_of_some_tubes_sees_and_changes_nothing_else(world: World, rout
 WITHOUT_TRACES = frozenset(
     {
         *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/search"),
-        *("/server/history", "/tube/history", "/events"),
+        *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
         *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/tube/errors")),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
-from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
@@ -17,6 +16,7 @@ from greenstalk_server.web.metrics.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
 from greenstalk_server.web.metrics.marks import Mark as Recorded
 from greenstalk_server.web.metrics.marks import Marks as Recorder
 from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.pages.history import require_mark
 
 
 class Mark(ResponseModel):
@@ -79,7 +79,7 @@ class Marks:
         "POST",
         "/marks",
         status=201,
-        errors={403: "The visitor may not act on the tube."},
+        errors={403: "You may not act on the tube. Only admins may mark the whole server."},
     )
     def add_mark(self, body: NewMark) -> Mark:
         """Add a mark, such as a deploy.
@@ -94,8 +94,7 @@ class Marks:
         if not text:
             refuse("text", "must have a character that is not a space")
         tube = "" if body.tube is UNSET else body.tube
-        if tube and not visitor().operates(tube.encode()):
-            raise Forbidden(f"You may not add marks to the tube “{tube}”.")
+        require_mark(tube)
         mark = self._marks.add(text, tube=tube, at=at, who=visitor().name)
         self._audit.note("mark/add", tube=tube, text=text)
         return _model(mark)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from flask import Flask, make_response, redirect, request, url_for
-from werkzeug.exceptions import BadRequest, Forbidden, NotFound
+from werkzeug.exceptions import BadRequest, Forbidden
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
@@ -88,8 +88,7 @@ class HistoryPages:
     def add_mark(self) -> Response:
         """`text`, `tube`: add a mark, of the whole server if `tube` is empty."""
         tube = fields.tube_name(request.form).decode() if request.form.get("tube") else ""
-        if tube and not visitor().operates(tube.encode()):
-            raise Forbidden(f"You may not add marks to the tube “{tube}”.")
+        require_mark(tube)
         mark = fields.line(request.form, "text", MAX_TEXT)
         if not mark:
             raise BadRequest("“text” is empty. Write what happened, such as “deployed 4.2”.")
@@ -100,7 +99,7 @@ class HistoryPages:
     def _tube_columns(self, name: bytes, span: Span) -> Columns:
         """Return the series of a tube; raise NotFound if it does not exist and has no history in *span*. Switches."""
         if not visitor().sees(name):
-            raise NotFound(f"Tube “{name.decode()}” does not exist, or you may not see it.")
+            find_tube(self._broker, request.args)
         columns = self._history.columns(name, span)
         if not self._history.has(name) and all(map(isnan, columns.series["ready"])):
             find_tube(self._broker, request.args)
@@ -169,6 +168,13 @@ class HistoryPages:
             tube=tube,
             may_mark=visitor().operates(name) if name is not None else visitor().is_admin,
         )
+
+
+def require_mark(tube: str) -> None:
+    """Raise Forbidden unless the visitor may add a mark to *tube*, or to the whole server if it is empty."""
+    if not (visitor().operates(tube.encode()) if tube else visitor().is_admin):
+        where = f"the tube “{tube}”" if tube else "the whole server"
+        raise Forbidden(f"You may not add marks to {where}.")
 
 
 def _span(*, strict: bool = False) -> Span:
