@@ -46,6 +46,7 @@ from greenstalk_server.preflight import (
     refuse_unusable_rules,
     warn_if_world_writable,
     with_password,
+    with_provider,
 )
 from greenstalk_server.protocol import codec
 from greenstalk_server.runtime import logs
@@ -85,7 +86,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
         log.warning("%s", warning)
     hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]
     hide_secrets([*hidden, *secret_variables(options)])
-    options = with_password(options)
+    options = with_provider(with_password(options))
     codec.set_strict(options.strict_protocol)
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
@@ -93,7 +94,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     with ExitStack() as at_exit:
         listeners = [at_exit.enter_context(each) for each in open_listeners(options, environ, is_serving=is_serving)]
         refuse_unusable_rules(options, [listener.name for listener in listeners])
-        if options.access and options.web_enabled and not (options.web_password or options.viewer_password):
+        if options.access and options.web_enabled and not options.needs_login:
             log.warning(
                 "the access rules do not apply to the dashboard, which has no password: set GREENSTALK_WEB_PASSWORD,"
                 " or --no-web"

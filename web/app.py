@@ -17,6 +17,7 @@ from typing import Any
 
 from flask import Flask, request
 from jinja2 import StrictUndefined
+from werkzeug.routing import BuildError
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
@@ -26,9 +27,11 @@ from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.assets import static_folder, template_folder
 from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth import guard
 from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.guard import Guard, Guarded
+from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
+from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.archive import Archive, MemoryStore
@@ -58,6 +61,7 @@ from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.history import HistoryPages
 from greenstalk_server.web.pages.notices import notice
+from greenstalk_server.web.pages.oidc import OpenIdPages
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
@@ -65,6 +69,7 @@ from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.servers import ServerPages, sees_servers
+from greenstalk_server.web.pages.signin import SignIn
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
@@ -93,6 +98,8 @@ class Dashboard:
     leases: Leases
     live: LiveHub
     policies: Policies
+    sessions: Sessions
+    store: Store
     tasks: Tasks
     worker_rates: WorkerRates
 
@@ -118,8 +125,9 @@ class Dashboard:
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the audit entries and the points of the history that are not on disk yet. Switches."""
+        """Write the audit entries, sessions and points of the history that are not on disk yet. Switches."""
         self.audit.flush()
+        self.sessions.flush()
         self.history.flush()
 
 
@@ -146,7 +154,9 @@ def create_dashboard(
     requests = RequestTimes()
     requests.init_app(app)  # before the guard, so that refused requests are timed too
     audit = Audit(clock, options.directory)
-    guard.Guard(options, broker.facts.hostname, clock, audit).init_app(app)
+    guard = Guard(options, broker.facts.hostname, clock, audit, has_login=True)
+    guard.init_app(app)
+    sign_in = SignIn(guard, audit, clock)
     store = Store(options.directory)
     live = LiveHub(app, clock)
     if history_store is None:
@@ -214,6 +224,7 @@ def create_dashboard(
         samples=samples,
         saved_searches=saved_searches,
         searches=searches,
+        sign_in=sign_in,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
@@ -232,6 +243,9 @@ def create_dashboard(
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
+    sign_in.init_app(app)
+    if options.oidc is not None:
+        OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
@@ -247,6 +261,8 @@ def create_dashboard(
         leases=leases,
         live=live,
         policies=policies,
+        sessions=guard.sessions,
+        store=store,
         tasks=tasks,
         worker_rates=worker_rates,
     )
@@ -256,7 +272,7 @@ def create_dashboard(
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:
     """Return a Flask app with the settings and template filters of the dashboard, without routes."""
-    app = guard.Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     # A job body may arrive with CRLF line ends, or in base64, and then has at most twice its size.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
@@ -284,7 +300,9 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
     """
-    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
+    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    if visitor().sees_all:
+        pages.append(("policies", "Policies"))
     if sees_alerts():
         pages.append(("alerts", "Alerts"))
     if options.peers() and sees_servers():
@@ -307,10 +325,16 @@ def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] 
 
 
 def _path_of(app: Flask, link: Link) -> str:
-    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    """Return the path of the page to which *link* leads, below the address of the dashboard; `/` if there is none.
+
+    The link may come from a file that another version has written.
+    """
     args = {name: value for name, value in link.args.items() if name != "_anchor"}
     anchor = link.args.get("_anchor", "")
-    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    try:
+        return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    except BuildError:
+        return "/"
 
 
 def _nothing_to_commit() -> bool:

@@ -18,8 +18,9 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.web.metrics.history import Columns
 from greenstalk_server.web.metrics.rings import SERIES, SPANS
-from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value
+from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value, history_json
 from greenstalk_server.web.pages.sparkline import path
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 
@@ -554,3 +555,8 @@ def test_charts_stay_when_the_server_does_not_respond(chromium: Browser) -> None
         assert asked == []
         assert tab.page.locator(".plot canvas").count() == 2
         assert not [line for line in tab.console if "history" in line or "uncaught" in line]
+
+
+def test_history_may_have_whole_numbers() -> None:
+    found = history_json(Columns(60, 120, {"ready": [3, nan, 2.5, 0.1234567]}))
+    assert found == {"step": 60, "end": 120, "series": {"ready": [3, None, 2.5, 0.123457]}}

@@ -21,7 +21,7 @@ from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName, tube_of
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.job_list import count_jobs
@@ -32,7 +32,7 @@ from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.pages.charts import COMPARED, history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
-from greenstalk_server.web.policy_queries import DeadLetterTubes
+from greenstalk_server.web.policy_queries import DeadLetterTubes, visible_setting
 from greenstalk_server.web.tube_queries import MAX_FOUND, find_tubes
 
 Sort = Literal[
@@ -138,8 +138,11 @@ class TubeWithPolicy(Tube):
         Meta(description="The settings in force, merged from all policies that match; empty if none does."),
     ]
     dead_letter: Annotated[
-        TubeName | None,
-        Meta(description="The tube for jobs that fail; null if they are buried, for example because of a loop."),
+        str | None,
+        Meta(
+            description="The tube for jobs that fail; null if they are buried, for example because of a loop;"
+            f" “{HIDDEN_TUBE}” if you may not see it."
+        ),
     ]
     dead_letters_from: Annotated[
         list[TubeName], Meta(description=f"Up to {MAX_SOURCES} existing tubes that send their dead letters here.")
@@ -360,15 +363,18 @@ class Tubes:
     @endpoint("GET", "/tube", errors=NO_TUBE)
     def get_tube(self, query: OfTube) -> TubeWithPolicy:
         """Get one tube, with the settings that policies give to it."""
+        tube_of(self._broker, query.tube)
         sources = sources_of(self._broker, query.tube.encode())
         tube = tube_of(self._broker, query.tube)
         model = self.tube_model(tube, self._clock())
-        rules = tube.rules
+        rules, who = tube.rules, visitor()
         settings = rules.policy.describe() if rules is not None else {}
+        for key, setting in settings.items():
+            setting["value"] = visible_setting(key, setting["value"])
         return TubeWithPolicy(
             **{name: getattr(model, name) for name in Tube.__struct_fields__},
             policy={key: convert(setting, EffectiveSetting) for key, setting in settings.items()},
-            dead_letter=rules.dead_letter.decode() or None if rules is not None else None,
+            dead_letter=who.name_of(rules.dead_letter) or None if rules is not None else None,
             dead_letters_from=sources,
         )
 
@@ -453,10 +459,11 @@ class Tubes:
         return best
 
     def _matching(self, part: str) -> Iterator[list[CoreTube]]:
-        """Yield the tubes whose names contain *part*, in slices."""
-        wanted, tubes = part.lower().encode(), list(self._broker.tubes.values())
+        """Yield the tubes that the visitor may see and whose names contain *part*, in slices."""
+        wanted, tubes, sees = part.lower().encode(), list(self._broker.tubes.values()), visitor().sees
         for begin in range(0, len(tubes), TUBE_BATCH):
-            yield [tube for tube in tubes[begin : begin + TUBE_BATCH] if wanted in tube.name.lower()]
+            slice = tubes[begin : begin + TUBE_BATCH]
+            yield [tube for tube in slice if wanted in tube.name.lower() and sees(tube.name)]
 
     def _key(self, tube: CoreTube, query: ListTubes, now: int) -> _Key:
         rank = SORTS[query.sort].rank if query.sort != BY_NAME else None

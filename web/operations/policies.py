@@ -24,7 +24,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import TubeRules, buried_at
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.metrics.marks import POLICY, Marks
@@ -104,7 +104,12 @@ class Policies:
         self._marks: Marks = marks
 
     def all(self) -> list[ListedPolicy]:
-        """Return all policies by name; the configuration file's come first if a name is used twice."""
+        """Return all policies by name; the configuration file's come first if a name is used twice.
+
+        This method, `get`, `dry_run` and `warnings` raise Forbidden unless the visitor may see all tubes: policies name
+        tubes.
+        """
+        require_full_view("The policies")
         store = self._broker.policy_store
         found = [ListedPolicy(policy.name, policy.document(), True) for policy in store.file_policies.values()]
         found += [self._runtime_policy(name) for name in store.documents]
@@ -112,6 +117,7 @@ class Policies:
 
     def get(self, name: str) -> ListedPolicy:
         """Return the policy *name*, of the configuration file if both sources have it; raise NotFound."""
+        require_full_view("The policies")
         store = self._broker.policy_store
         if name in store.file_policies:
             return ListedPolicy(name, store.file_policies[name].document(), True)
@@ -141,6 +147,7 @@ class Policies:
 
         Raise PolicyError as `set` does. The task changes nothing, and fails after MAX_DRY_RUN_TIME. Does not switch.
         """
+        require_full_view("The effect of a policy")
         self._broker.policy_store.check(policy)
         effect = Effect(policy)
         return self._tasks.start(
@@ -153,6 +160,7 @@ class Policies:
 
     def warnings(self) -> list[str]:
         """Return a message for each loop of dead letters."""
+        require_full_view("The policies")
         return self._broker.policies.warnings()
 
     def _runtime_policy(self, name: str) -> ListedPolicy:
@@ -353,10 +361,13 @@ class _DryRun:
 
 
 def sources_of(broker: Broker, name: bytes) -> list[str]:
-    """Return the first MAX_SOURCES existing tubes, by name, whose dead letters go to the tube *name*. May switch."""
-    pace, found = Pace(), list[str]()
+    """Return the first MAX_SOURCES existing tubes, by name, whose dead letters go to the tube *name*. May switch.
+
+    Tubes that the visitor may not see are left out.
+    """
+    pace, found, sees = Pace(), list[str](), visitor().sees
     for tube in list(broker.tubes.values()):
-        if tube.rules is not None and tube.rules.dead_letter == name:
+        if tube.rules is not None and tube.rules.dead_letter == name and sees(tube.name):
             found.append(tube.name.decode())
         pace.yield_if_due()
     return sorted(found)[:MAX_SOURCES]

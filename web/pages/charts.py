@@ -218,7 +218,7 @@ def _rounded(value: float) -> float | int | None:
     """
     if isnan(value):
         return None
-    return int(value) if value.is_integer() else round(value, 3) if value >= 1 else round(value, 6)
+    return int(value) if float(value).is_integer() else round(value, 3) if value >= 1 else round(value, 6)
 
 
 def is_shown(chart: Chart, columns: Columns) -> bool:

@@ -14,7 +14,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web import fields, text
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import Columns, History
 from greenstalk_server.web.metrics.marks import MAX_TEXT, Mark, Marks
@@ -78,6 +78,7 @@ class HistoryPages:
 
     def server_json(self) -> Response:
         """Serve `/server/history.json?span=&compare=`: the series of the whole server. Switches."""
+        require_full_view("The history of the server")
         return self._json(self._history.columns(None, _span(strict=True)), None)
 
     def server_charts(self) -> Panel:
