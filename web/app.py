@@ -97,6 +97,7 @@ class Dashboard:
     history: History
     leases: Leases
     live: LiveHub
+    marks: Marks
     policies: Policies
     sessions: Sessions
     store: Store
@@ -260,6 +261,7 @@ def create_dashboard(
         history=history,
         leases=leases,
         live=live,
+        marks=marks,
         policies=policies,
         sessions=guard.sessions,
         store=store,
