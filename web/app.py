@@ -98,6 +98,7 @@ class Dashboard:
     history: History
     leases: Leases
     live: LiveHub
+    marks: Marks
     policies: Policies
     sessions: Sessions
     store: Store
@@ -261,6 +262,7 @@ def create_dashboard(
         history=history,
         leases=leases,
         live=live,
+        marks=marks,
         policies=policies,
         sessions=guard.sessions,
         store=store,
