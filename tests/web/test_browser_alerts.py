@@ -123,7 +123,9 @@ def test_page(queue: Daemon, receiver: Receiver, chromium: Browser, has_scripts:
         press(tab, "Silence")
         assert "must be a pattern of tube names" in tab.page.inner_text("#silence-refused")
         assert tab.page.get_by_label("Tubes", exact=True).input_value() == "mail *"
-        tab.page.get_by_label("Tubes", exact=True).fill("mail*")
+        tab.page.get_by_role("link", name="Silence").click()
+        assert tab.page.get_by_label("Tubes", exact=True).input_value() == "mail"
+        assert tab.page.get_by_role("combobox", name="Conditions").input_value() == "no_consumers"
         tab.page.get_by_label("Reason").fill("deploy")
         press(tab, "Silence")
         assert notice_text(tab) == "Silence 1 was set."

@@ -124,6 +124,7 @@ class Alerts:
         """Get the receivers of alerts, and the last messages that were sent to them."""
         require_alerts()
         alerts = self._changes.alerts
+        alerts.follow_configuration()
         return AlertStatus(
             receivers=[
                 Receiver(

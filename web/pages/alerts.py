@@ -57,13 +57,17 @@ class ReceiverRow:
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """A condition, and what each receiver knows of it: its name, and a few words."""
+    """A condition, and what each receiver knows of it: its name, and a few words.
+
+    silence_href    URL of the page with the form filled in to silence this condition.
+    """
 
     severity: str
     sentence: str
     href: str
     since: Markup
     receivers: list[tuple[str, str | Markup]]
+    silence_href: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,7 @@ class AlertPages:
                 url_for(measure.link.endpoint, **measure.link.args),
                 text.time_tag(condition.since),
                 [(name, self._sent(post, condition, now)) for name, post in self._alerts.posts.items()],
+                url_for("alerts", tubes=measure.tube.decode() or None, kind=measure.kind.name, _anchor="silence"),
             )
 
     def _sent(self, post: Post, condition: Condition, now: int) -> str | Markup:
