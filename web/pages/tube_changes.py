@@ -16,6 +16,7 @@ from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
+from greenstalk_server.web.operations.store import MAX_REASONS
 from greenstalk_server.web.operations.tasks import Tasks
 from greenstalk_server.web.operations.tube_changes import (
     KICK,
@@ -77,6 +78,7 @@ class TubeChangePages:
             task=task,
             plan=plan,
             rows=rows,
+            max_reasons=MAX_REASONS,
             jobs=text.counted(plan.jobs, plan.change.jobs_noun),
             others=text.counted(plan.matched - len(plan.tubes), "tube") if plan.matched > len(plan.tubes) else "",
             summary=text.counted(len(rows), "tube")
