@@ -54,7 +54,7 @@ SECURITY_HEADERS: Final = {
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-WITHOUT_PASSWORD: Final = frozenset({"static", "theme", "healthz", "readyz"})
+WITHOUT_PASSWORD: Final = frozenset({"static", "theme", "zone", "healthz", "readyz"})
 """Endpoints that show nothing about jobs: files that the login error page needs, and health checks."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
@@ -63,7 +63,7 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
-OPEN_TO_VIEWERS: Final = frozenset({"theme", "api_search_jobs", "api_dry_run_policy"})
+OPEN_TO_VIEWERS: Final = frozenset({"theme", "zone", "api_search_jobs", "api_dry_run_policy"})
 """Endpoints whose POST requests viewers may send too: they set a cookie, or start a search or a dry run."""
 
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
