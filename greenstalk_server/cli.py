@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from greenstalk_server.config.command_line import (
     CheckConfig,
     Command,
     Handover,
+    HashPassword,
     Information,
     JournalCheck,
     JournalExport,
@@ -25,7 +27,7 @@ from greenstalk_server.config.options import PROGRAM, Options, UsageError
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.journal.check import check
 from greenstalk_server.journal.transfer import export_journal, import_journal
-from greenstalk_server.preflight import check_start, importing_psycopg
+from greenstalk_server.preflight import MAX_PASSWORD, check_start, importing_psycopg
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MEMORY_ADVICE, StartError
 from greenstalk_server.runtime.gc_tuning import pause_gc
@@ -110,11 +112,10 @@ def _run_command(command: Command) -> int:
             with importing_psycopg():
                 from greenstalk_server.cluster.leadership import hand_over  # noqa: PLC0415  optional dependency
             return hand_over(options)
+        case HashPassword():
+            return _hash_password()
         case JournalCheck(where):
-            if is_database_url(where):
-                advice = "use `journal export`, which reads all of a database's journal"
-                raise UsageError(f"journal check: {without_password(where)}: must be a directory; {advice}")
-            return check(where)
+            return _check_journal(where)
         case JournalExport(where, target, is_quiet):
             pause_gc()
             if is_database_url(where):
@@ -128,6 +129,30 @@ def _run_command(command: Command) -> int:
                     from greenstalk_server.journal.postgresql.transfer import import_shared  # noqa: PLC0415
                 return import_shared(where, _journal_name(), source)
             return import_journal(where, source)
+    return EXIT_OK
+
+
+def _check_journal(where: str) -> int:
+    """Report the contents of the journal in the directory *where*; raise UsageError for a database."""
+    if is_database_url(where):
+        advice = "use `journal export`, which reads all of a database's journal"
+        raise UsageError(f"journal check: {without_password(where)}: must be a directory; {advice}")
+    return check(where)
+
+
+def _hash_password() -> int:
+    """Read a password from the terminal or the first line of stdin, and print its hash."""
+    from werkzeug.security import generate_password_hash  # noqa: PLC0415  imports half of Flask
+
+    if sys.stdin.isatty():
+        password = getpass.getpass("Password: ")
+        if password != getpass.getpass("Again: "):
+            raise UsageError("hash-password: the passwords differ")
+    else:
+        password = sys.stdin.readline(MAX_PASSWORD + 2).rstrip("\r\n")
+    if not 0 < len(password) <= MAX_PASSWORD:
+        raise UsageError(f"hash-password: the first line of stdin must be a password of 1 to {MAX_PASSWORD} characters")
+    print(generate_password_hash(password))
     return EXIT_OK
 
 

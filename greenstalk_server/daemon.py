@@ -46,6 +46,7 @@ from greenstalk_server.preflight import (
     refuse_unusable_rules,
     warn_if_world_writable,
     with_password,
+    with_provider,
 )
 from greenstalk_server.protocol import codec
 from greenstalk_server.runtime import logs
@@ -65,6 +66,7 @@ from greenstalk_server.runtime.process import (
 from greenstalk_server.runtime.threads import run_in_thread
 
 if TYPE_CHECKING:
+    from greenstalk_server.journal.postgresql.lease import LeaderLease
     from greenstalk_server.journal.postgresql.rows import Rows
     from greenstalk_server.journal.postgresql.writer import SharedBinlog
     from greenstalk_server.web.app import Dashboard
@@ -84,7 +86,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
         log.warning("%s", warning)
     hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]
     hide_secrets([*hidden, *secret_variables(options)])
-    options = with_password(options)
+    options = with_provider(with_password(options))
     codec.set_strict(options.strict_protocol)
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
@@ -92,7 +94,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     with ExitStack() as at_exit:
         listeners = [at_exit.enter_context(each) for each in open_listeners(options, environ, is_serving=is_serving)]
         refuse_unusable_rules(options, [listener.name for listener in listeners])
-        if options.access and options.web_enabled and not (options.web_password or options.viewer_password):
+        if options.access and options.web_enabled and not options.needs_login:
             log.warning(
                 "the access rules do not apply to the dashboard, which has no password: set GREENSTALK_WEB_PASSWORD,"
                 " or --no-web"
@@ -162,7 +164,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
         from greenstalk_server.cluster import leadership  # noqa: PLC0415  optional dependency
     lease = leadership.make_lease(options, describe(resources.listeners[0].sock))
     policy_file = _PolicyFile(options)
-    make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file)
+    make_queue = partial(_SharedQueue, options, resources.dashboard_factory, policy_file, lease)
     candidate = leadership.Candidate(lease, make_queue, options.strict_recovery)
     lifetime = leadership.ProcessLifetime(candidate)
     web_server: WebServer | None = None
@@ -292,7 +294,13 @@ class _SharedQueue:
     """The queue of a server in a cluster: read by a standby, served by the leader. Implements leadership.Queue."""
 
     def __init__(
-        self, options: Options, factory: DashboardFactory | None, policy_file: _PolicyFile, rows: Rows, clock: Clock
+        self,
+        options: Options,
+        factory: DashboardFactory | None,
+        policy_file: _PolicyFile,
+        lease: LeaderLease,
+        rows: Rows,
+        clock: Clock,
     ) -> None:
         """Create an empty broker with its journal in *rows*."""
         from greenstalk_server.journal.postgresql.writer import SharedBinlog  # noqa: PLC0415  optional dependency
@@ -303,13 +311,17 @@ class _SharedQueue:
         policy_file.apply_to(self.broker, clock)
         self.committer: Committer = Committer(self.binlog)
         self.dashboard: Dashboard | None = None
+        self._lease: LeaderLease = lease
         self._factory: DashboardFactory | None = factory
         self._clock: Clock = clock
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
         """Create the dashboard if there is none. This takes up to 0.3 s, which would delay a takeover."""
         if self.dashboard is None and self._factory is not None:
-            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status)
+            from greenstalk_server.journal.postgresql.history import HistoryRows  # noqa: PLC0415  optional dependency
+
+            history = HistoryRows(self._lease)
+            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status, history)
 
 
 def _handle_signals(

@@ -7,6 +7,7 @@ directory, and in ExecStartPre= of a systemd unit.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import logging
 import os
 import ssl
@@ -63,22 +64,43 @@ def with_password(options: Options) -> Options:
     """Return *options* with the password of web_password_file, if any; raise StartError if it cannot be read."""
     if options.web_password_file is None or not options.web_enabled:
         return options
-    where = f"{options.label_of('web_password_file')} {options.web_password_file}"
+    password = _first_line(options, "web_password_file", options.web_password_file, "password")
+    refuse_equal_passwords(options, password)
+    return replace(options, web_password=password)
+
+
+def with_provider(options: Options) -> Options:
+    """Return *options* with the secret of oidc_client_secret_file, if any.
+
+    Raise StartError if the file cannot be read, or if the packages for OpenID Connect are not installed.
+    """
+    if options.oidc_issuer is None or not options.web_enabled:
+        return options
+    if importlib.util.find_spec("authlib") is None or importlib.util.find_spec("requests") is None:
+        advice = "install the packages for OpenID Connect: pip install 'greenstalk-server[oidc]'"
+        raise StartError(f"{options.label_of('oidc_issuer')}: {advice}", EXIT_USAGE)
+    if options.oidc_client_secret_file is None:
+        return options
+    secret = _first_line(options, "oidc_client_secret_file", options.oidc_client_secret_file, "secret")
+    return replace(options, oidc_client_secret=secret)
+
+
+def _first_line(options: Options, field: str, path: str, what: str) -> str:
+    """Return the first line of the file *path*, the value of *field*; raise StartError if it is not a *what*."""
+    where = f"{options.label_of(field)} {path}"
     try:
-        with Path(options.web_password_file).open("rb") as file:
-            password = file.readline(MAX_PASSWORD + 2).rstrip(b"\r\n").decode()
+        with Path(path).open("rb") as file:
+            line = file.readline(MAX_PASSWORD + 2).rstrip(b"\r\n").decode()
             is_readable = os.fstat(file.fileno()).st_mode & stat.S_IROTH
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        message = f"{where}: {reason}; it must be a file with the password as its first line"
+        message = f"{where}: {reason}; it must be a file with the {what} as its first line"
         raise StartError(message, EXIT_USAGE) from error
-    if not 0 < len(password) <= MAX_PASSWORD:
-        raise StartError(f"{where}: its first line must be the password, of 1 to {MAX_PASSWORD} bytes", EXIT_USAGE)
+    if not 0 < len(line) <= MAX_PASSWORD:
+        raise StartError(f"{where}: its first line must be the {what}, of 1 to {MAX_PASSWORD} bytes", EXIT_USAGE)
     if is_readable:
-        path = options.web_password_file
-        log.warning("every user of this machine can read the password in %s; run: chmod o-r %s", path, path)
-    refuse_equal_passwords(options, password)
-    return replace(options, web_password=password)
+        log.warning("every user of this machine can read the %s in %s; run: chmod o-r %s", what, path, path)
+    return line
 
 
 def warn_if_world_writable(directory: str) -> None:
@@ -122,6 +144,8 @@ class _Warnings(logging.Handler):
 def _findings(options: Options, environ: Mapping[str, str]) -> Iterator[StartError | str]:
     """Yield problems outside the options, in the order in which startup finds them; and notes, as strings."""
     yield from _attempt(with_password, options)
+    if options.oidc_issuer is not None and options.web_enabled:
+        yield from _attempt(with_provider, options)
     if options.tls_cert is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         yield from _attempt(load_certificate, context, options)

@@ -314,6 +314,16 @@ class Api:
         body |= {"rate": rate} if rate is not None else {}
         return self._parse(_task, self._http_client.request("POST", "/redrive", body=body).data)
 
+    def add_mark(self, text: str, tube: str | None) -> dict[str, Any]:
+        """Add a mark to the charts of *tube*, or of all; return it. Raise InvalidUsage if it is invalid."""
+        body: dict[str, object] = {"text": text}
+        body |= {"tube": tube} if tube is not None else {}
+        answer = self._http_client.request("POST", "/marks", body=body, ordinary=INVALID)
+        if not answer.is_success:
+            detail = answer.data.get("detail", "no reason given") if isinstance(answer.data, dict) else answer.data
+            raise InvalidUsage(f"the mark is invalid: {str(detail).rstrip('.')}")
+        return self._parse(_mark, answer.data)
+
     def _send_policy(self, method: str, path: str, document: Mapping[str, Any]) -> Any:
         answer = self._http_client.request(method, path, body=document, ordinary=INVALID)
         if not answer.is_success:
@@ -467,6 +477,11 @@ def _policy(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a policy of the API; raise ValueError if it does not have the format."""
     kinds = {"name": str, "source": str, "problem": str, "document": dict}
     return validate_stats(dict(data), kinds)
+
+
+def _mark(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mark of the API; raise ValueError if it does not have the format."""
+    return validate_stats(dict(data), {"at": str, "text": str, "kind": str})
 
 
 def _policies(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -3,7 +3,6 @@
 "use strict";
 
 (() => {
-  const INTERVAL_MS = 10000;
   const SLOWEST_MS = 60000;
   const GIVE_UP_MS = 5000;
   const HEIGHT = 176;
@@ -16,6 +15,9 @@
   const panel = document.getElementById("charts");
   const when = document.getElementById("charts-when");
   const seconds = Number(panel.dataset.seconds);
+  const step = Number(panel.dataset.step);
+  const beforeLabel = panel.dataset.before; // the time to compare with; empty if there is none
+  const interval = step < 60 ? 5000 : step < 3600 ? 20000 : 60000; // milliseconds between two requests
 
   // Formats of values and times
 
@@ -24,8 +26,14 @@
   const hundredths = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   const short = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 2 });
   const utc = { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone }; // of static/times.js, like all times of the dashboard
-  const toTheMinute = new Intl.DateTimeFormat("en-GB", utc);
-  const toTheSecond = new Intl.DateTimeFormat("en-GB", { ...utc, second: "2-digit" });
+  const day = { day: "2-digit", month: "short" };
+  const isLong = seconds > 86400; // the axis has days
+  const onAxis = new Intl.DateTimeFormat("en-GB", { ...(isLong ? day : { hour: "2-digit", minute: "2-digit" }), timeZone: times.timeZone });
+  const toTheMinute = new Intl.DateTimeFormat("en-GB", { ...(seconds >= 86400 ? day : {}), ...utc });
+  const toTheSecond = new Intl.DateTimeFormat("en-GB", { ...(seconds >= 86400 ? day : {}), ...utc, second: "2-digit" });
+  const full = new Intl.DateTimeFormat("sv-SE", {
+    year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone: times.timeZone,
+  }); // as static/times.js writes times
   const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
   function duration(value) {
@@ -105,17 +113,21 @@
 
     update(history, times) {
       const { series } = history;
+      const before = history.before ?? {};
       const columns = this.lines.map((line) => series[line.dataset.line] ?? blank(series, this.unit, times));
       const drawn = this.lines.map((line, at) => (line.dataset.line in series ? columns[at] : times.map(() => null)));
+      const faint = beforeLabel ? this.lines.map((line) => before[line.dataset.line] ?? times.map(() => null)) : [];
+      this.before = beforeLabel ? this.lines.map((line) => before[line.dataset.line] ?? blank(before, this.unit, times)) : null;
+      this.marks = history.marks ?? [];
       this.columns = columns;
       this.times = times;
       this.begin = begin(series, times);
       if (this.plot === null) {
         this.box.replaceChildren();
-        this.plot = new uPlot(this.options(), [times, ...drawn], this.box);
+        this.plot = new uPlot(this.options(), [times, ...drawn, ...faint], this.box);
         new ResizeObserver(() => this.resize()).observe(this.box);
       } else {
-        this.plot.setData([times, ...drawn]);
+        this.plot.setData([times, ...drawn, ...faint]);
       }
       this.label();
       this.legend(this.plot.cursor.idx);
@@ -138,7 +150,7 @@
           y: { range: (plot, least, most) => [0, most > 0 ? most * 1.08 : 1] },
         },
         axes: [
-          { ...axis, grid: { show: false }, size: 30, space: 72, values: (plot, splits) => splits.map((at) => toTheMinute.format(at * 1000)) },
+          { ...axis, grid: { show: false }, size: 30, space: 72, values: (plot, splits) => splits.map((at) => onAxis.format(at * 1000)) },
           {
             ...axis,
             grid,
@@ -148,8 +160,8 @@
             values: (plot, splits) => splits.map((value) => this.tick(value)),
           },
         ],
-        series: [{}, ...this.lines.map((line) => this.series(line))],
-        hooks: { setCursor: [(plot) => this.legend(plot.cursor.idx)] },
+        series: [{}, ...this.lines.map((line) => this.series(line)), ...(beforeLabel ? this.lines.map((line) => this.faint(line)) : [])],
+        hooks: { setCursor: [(plot) => this.legend(plot.cursor.idx)], draw: [(plot) => this.drawMarks(plot)] },
       };
     }
 
@@ -158,9 +170,51 @@
         label: line.dataset.line,
         stroke: () => colorsOf(line).color,
         width: 1.5,
-        dash: line.dataset.line.endsWith("p95") ? [4, 3] : undefined,
+        dash: line.dataset.line.endsWith("p95") ? [4, 3] : line.dataset.line.endsWith("p99") ? [1, 3] : undefined,
         points: { show: true, size: 4, fill: () => colorsOf(line).color, filter: isolated },
       };
+    }
+
+    // The same line at the time to compare with.
+    faint(line) {
+      return { ...this.series(line), label: `${line.dataset.line}, ${beforeLabel}`, alpha: 0.4, width: 1, points: { show: false } };
+    }
+
+    // Draws the marks as dashed vertical lines, each with its text, unless that would cover the text before it.
+    drawMarks(plot) {
+      const { ctx, bbox } = plot;
+      const ratio = devicePixelRatio;
+      let free = -Infinity;
+      ctx.save();
+      ctx.strokeStyle = ctx.fillStyle = colorsOf(this.box).color;
+      ctx.font = `${11 * ratio}px ${getComputedStyle(this.box).fontFamily}`;
+      ctx.textAlign = "left";
+      ctx.textBaseline = "top";
+      ctx.setLineDash([2 * ratio, 3 * ratio]);
+      for (const mark of this.marks) {
+        const x = Math.round(plot.valToPos(mark.at, "x", true));
+        if (x < bbox.left || x > bbox.left + bbox.width) {
+          continue;
+        }
+        ctx.beginPath();
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+        const text = mark.text.length > 24 ? `${mark.text.slice(0, 23)}…` : mark.text;
+        const width = ctx.measureText(text).width;
+        const start = Math.min(x + 3 * ratio, bbox.left + bbox.width - width);
+        if (start > free) {
+          ctx.fillText(text, start, bbox.top);
+          free = start + width;
+        }
+      }
+      ctx.restore();
+    }
+
+    // Returns the text of a value and, in brackets, of the one to compare with.
+    text(number, at) {
+      const now = shown(this.columns[number][at], this.unit);
+      return this.before ? `${now} (${shown(this.before[number][at], this.unit)})` : now;
     }
 
     tick(value) {
@@ -183,7 +237,7 @@
       const isPointed = index !== null && index !== undefined;
       const at = isPointed ? index : this.times.length - 1;
       this.lines.forEach((line, number) => {
-        line.querySelector(".legend-value").textContent = shown(this.columns[number][at], this.unit);
+        line.querySelector(".legend-value").textContent = this.text(number, at);
       });
       const ends = [this.begin, this.times.at(-1)].map((end) => toTheMinute.format(end * 1000));
       when.textContent = isPointed ? time(this.times[at]) : `${ends.join(" to ")} ${times.name(this.times.at(-1) * 1000)}`;
@@ -202,9 +256,9 @@
         const at = this.times.length - 1 - back;
         const label = row.querySelector("time");
         label.dateTime = new Date(this.times[at] * 1000).toISOString();
-        label.textContent = time(this.times[at]);
-        this.columns.forEach((values, number) => {
-          row.cells[number + 1].textContent = shown(values[at], this.unit);
+        label.textContent = `${full.format(this.times[at] * 1000)} ${times.name(this.times[at] * 1000)}`;
+        this.columns.forEach((_, number) => {
+          row.cells[number + 1].textContent = this.text(number, at);
         });
       });
     }
@@ -239,7 +293,7 @@
       return;
     }
     if (isServerAway()) {
-      timer = setTimeout(ask, INTERVAL_MS);
+      timer = setTimeout(ask, interval);
       return;
     }
     const mine = new AbortController();
@@ -267,7 +321,7 @@
     } finally {
       clearTimeout(late);
     }
-    timer = setTimeout(ask, Math.min(INTERVAL_MS * 2 ** failures, SLOWEST_MS));
+    timer = setTimeout(ask, Math.min(interval * 2 ** failures, SLOWEST_MS));
   }
 
   function recolor() {

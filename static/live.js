@@ -275,10 +275,10 @@ function begin() {
   }
 }
 
-function end() {
+function end(why) {
   stop();
-  isGone = true; // ids are never reused; a visitor who waits for a tube to return can reload
-  say("lost", "Deleted");
+  isGone = true;
+  say("lost", why);
 }
 
 function stream() {
@@ -294,7 +294,7 @@ function stream() {
     say("live", "Live");
     takeIn(JSON.parse(event.data));
   });
-  mine.addEventListener("gone", end);
+  mine.addEventListener("gone", () => end("Deleted"));
   mine.addEventListener("error", () => {
     failures += 1;
     if (mine.readyState === EventSource.CLOSED) {
@@ -328,7 +328,11 @@ async function poll() {
       return; // a newer request has started
     }
     if (response.status === 404) {
-      end();
+      end("Deleted"); // ids are never reused; a visitor who waits for a tube to return can reload
+      return;
+    }
+    if (response.status === 401) {
+      end("Signed out. Reload to sign in.");
       return;
     }
     if (news === null) {

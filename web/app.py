@@ -17,6 +17,7 @@ from typing import Any
 
 from flask import Flask, request
 from jinja2 import StrictUndefined
+from werkzeug.routing import BuildError
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
@@ -26,15 +27,19 @@ from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.assets import static_folder, template_folder
 from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth import guard
 from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.guard import Guard, Guarded
+from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
+from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.live.hub import LiveHub
-from greenstalk_server.web.metrics.archive import Archive
+from greenstalk_server.web.metrics.archive import Archive, MemoryStore
+from greenstalk_server.web.metrics.archive import Store as HistoryStore
 from greenstalk_server.web.metrics.exporter import Metrics
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.history_files import HistoryFiles
+from greenstalk_server.web.metrics.marks import START, Marks
 from greenstalk_server.web.metrics.request_times import RequestTimes
 from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
@@ -51,11 +56,12 @@ from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
-from greenstalk_server.web.pages.charts import Charts
 from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
+from greenstalk_server.web.pages.history import HistoryPages
 from greenstalk_server.web.pages.notices import notice
+from greenstalk_server.web.pages.oidc import OpenIdPages
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
@@ -64,6 +70,7 @@ from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
 from greenstalk_server.web.pages.servers import ServerPages, sees_servers
+from greenstalk_server.web.pages.signin import SignIn
 from greenstalk_server.web.pages.standby import create_standby_app
 from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
@@ -92,6 +99,8 @@ class Dashboard:
     leases: Leases
     live: LiveHub
     policies: Policies
+    sessions: Sessions
+    store: Store
     tasks: Tasks
     worker_rates: WorkerRates
 
@@ -117,8 +126,9 @@ class Dashboard:
         self.leases.stop()
 
     def flush(self) -> None:
-        """Write the audit entries and the points of the history that are not on disk yet. Switches."""
+        """Write the audit entries, sessions and points of the history that are not on disk yet. Switches."""
         self.audit.flush()
+        self.sessions.flush()
         self.history.flush()
 
 
@@ -129,12 +139,14 @@ def create_dashboard(
     *,
     commit: Callable[[], bool] | None = None,
     role: Callable[[], ClusterStatus] | None = None,
+    history_store: HistoryStore | None = None,
 ) -> Dashboard:
     """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
 
     options         None for the defaults of WebOptions.
     commit          returns True when every change made so far is as durable as an acknowledged command,
                     or False if that takes too long. May switch. None without a journal.
+    history_store   keeps the history; None for files in the directory of *options*, or for memory without one.
     role            returns the role of a server that shares its journal with other servers; None without such servers.
     """
     options = options or WebOptions()
@@ -143,15 +155,23 @@ def create_dashboard(
     requests = RequestTimes()
     requests.init_app(app)  # before the guard, so that refused requests are timed too
     audit = Audit(clock, options.directory)
-    guard.Guard(options, broker.facts.hostname, clock, audit).init_app(app)
+    guard = Guard(options, broker.facts.hostname, clock, audit, has_login=True)
+    guard.init_app(app)
+    sign_in = SignIn(guard, audit, clock)
     store = Store(options.directory)
     live = LiveHub(app, clock)
+    if history_store is None:
+        history_store = HistoryFiles(options.directory) if options.directory is not None else MemoryStore()
+    archive = Archive(history_store)
+    marks = Marks(archive, clock)
     history = History(
         broker,
         clock,
-        Archive(HistoryFiles(options.directory)) if options.directory is not None else None,
+        archive,
         is_leader=lambda: role is None or role().is_active,
+        on_restored=lambda: _mark_start(marks, broker, role),
     )
+    broker.subscribe(marks)
     worker_rates = WorkerRates(broker, clock)
     attention = Attention(
         broker,
@@ -177,7 +197,7 @@ def create_dashboard(
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
-    policies = Policies(broker, clock, audit, tasks)
+    policies = Policies(broker, clock, audit, tasks, marks)
     samples = Samples(store, audit)
     saved_searches = SavedSearches(store, audit)
     searches = Searches(broker, clock, tasks)
@@ -200,10 +220,12 @@ def create_dashboard(
         history=history,
         leases=leases,
         live=live,
+        marks=marks,
         policies=policies,
         samples=samples,
         saved_searches=saved_searches,
         searches=searches,
+        sign_in=sign_in,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
@@ -213,7 +235,7 @@ def create_dashboard(
     saved_searches.init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
-    for part in (bulk, exports, samples, tube_errors, Charts(broker, history), actions):
+    for part in (bulk, exports, samples, tube_errors, HistoryPages(broker, history, marks, audit), actions):
         part.init_app(app)
     for page in (tasks, searches, ConnectionViews(broker, clock)):
         page.init_app(app, live)
@@ -222,6 +244,9 @@ def create_dashboard(
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
+    sign_in.init_app(app)
+    if options.oidc is not None:
+        OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
@@ -237,6 +262,8 @@ def create_dashboard(
         leases=leases,
         live=live,
         policies=policies,
+        sessions=guard.sessions,
+        store=store,
         tasks=tasks,
         worker_rates=worker_rates,
     )
@@ -246,7 +273,7 @@ def create_dashboard(
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:
     """Return a Flask app with the settings and template filters of the dashboard, without routes."""
-    app = guard.Guarded("web", template_folder=template_folder(), static_folder=static_folder())
+    app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     # A job body may arrive with CRLF line ends, or in base64, and then has at most twice its size.
     app.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BODY + 2 * min(broker.max_job_size, MAX_PUT)
     app.config["MAX_FORM_MEMORY_SIZE"] = app.config["MAX_CONTENT_LENGTH"]
@@ -275,7 +302,9 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
     """
-    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search"), ("policies", "Policies")]
+    pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
+    if visitor().sees_all:
+        pages.append(("policies", "Policies"))
     if sees_alerts():
         pages.append(("alerts", "Alerts"))
     if options.peers() and sees_servers():
@@ -288,11 +317,27 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     }
 
 
+def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] | None) -> None:
+    """Restore *marks*, and add one for the start or the takeover of this server. Switches."""
+    marks.restore()
+    started = f"{broker.facts.hostname} started, version {broker.facts.version}"
+    if role is not None:
+        status = role()
+        started = f"{status.name} took over, epoch {status.epoch}, version {broker.facts.version}"
+    marks.add(started, kind=START)
+
+
 def _path_of(app: Flask, link: Link) -> str:
-    """Return the path of the page to which *link* leads, below the address of the dashboard."""
+    """Return the path of the page to which *link* leads, below the address of the dashboard; `/` if there is none.
+
+    The link may come from a file that another version has written.
+    """
     args = {name: value for name, value in link.args.items() if name != "_anchor"}
     anchor = link.args.get("_anchor", "")
-    return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    try:
+        return app.url_map.bind("").build(link.endpoint, args) + (f"#{anchor}" if anchor else "")
+    except BuildError:
+        return "/"
 
 
 def _nothing_to_commit() -> bool:

@@ -6,7 +6,7 @@ keys, yield between batches, and are bounded. Only what says so may switch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -19,6 +19,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import MAX_ID, Job, deadline_of
 from greenstalk_server.web import fields, text
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 
@@ -61,7 +62,8 @@ class ActorRef:
 
 def _longest_held(client: Client) -> int:
     """Return when *client* reserved its oldest reservation: its jobs are in the order of reservation."""
-    return next(iter(client.reserved.values())).reserved_at if client.reserved else _NEVER
+    oldest = next(iter(visible_jobs(client)), None)
+    return oldest.reserved_at if oldest is not None else _NEVER
 
 
 def _longest_waiting(client: Client) -> int:
@@ -76,31 +78,60 @@ SORTS: Final[dict[str, tuple[str, Callable[[Client], int]]]] = {
 """Orders of a list of connections: the label, and the sort key, smallest first."""
 
 
+def visible_tubes(client: Client) -> Collection[bytes]:
+    """Return the names of the tubes that *client* watches and the visitor may see."""
+    sees = visitor().sees
+    return client.watched if visitor().sees_all else [name for name in client.watched if sees(name)]
+
+
+def visible_jobs(client: Client) -> Collection[Job]:
+    """Return the jobs that *client* holds and the visitor may see, in the order of reservation.
+
+    For a visitor who may see some tubes only, among the first MAX_SCANNED_JOBS.
+    """
+    sees, held = visitor().sees, client.reserved.values()
+    return held if visitor().sees_all else [job for job in islice(held, MAX_SCANNED_JOBS) if sees(job.tube.name)]
+
+
+def is_visible(client: Client) -> bool:
+    """Return whether the visitor may see *client*: it uses, watches or holds something that the visitor may see."""
+    who = visitor()
+    if who.sees_all or who.sees(client.used.name) or any(who.sees(name) for name in client.watched):
+        return True
+    return bool(visible_jobs(client))
+
+
 def find_client(broker: Broker, given: Fields) -> Client:
-    """Return the client that the field `number` names; raise NotFound if it is not connected."""
+    """Return the client that the field `number` names; raise NotFound unless it is connected and visible."""
     number = fields.number(given, "number", 1, MAX_ID)
     found = _by_number(broker, {number})
-    if not found:
-        address = broker.recent_workers.get(number)
+    if not found or not is_visible(found[number]):
+        address = broker.recent_workers.get(number) if visitor().sees_all else ""
         reason = f"it came from {address} and has ended" if address else "it has ended or never existed"
         raise NotFound(f"Connection {number} is not open: {reason}.")
     return found[number]
 
 
 def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
-    """Return the clients whose number is *query*, or whose address, name or a tube's name contains it. May switch."""
-    clients = list(broker.clients)
+    """Return the clients whose number is *query*, or whose address, name or a tube's name contains it. May switch.
+
+    Clients, tubes and jobs that the visitor may not see do not count.
+    """
+    clients, who = list(broker.clients), visitor()
+    if not who.sees_all:
+        seen = {tube for tube in iter_batched(list(broker.tubes), pace) if who.sees(tube)}
+        clients = [client for client in iter_batched(clients, pace) if _concerns(client, seen)]
     if not query:
         return clients
     wanted = query.lower()
     name = wanted.encode(errors="replace")
-    tubes = {tube for tube in iter_batched(list(broker.tubes), pace) if name in tube.lower()}
+    tubes = {tube for tube in iter_batched(list(broker.tubes), pace) if name in tube.lower() and who.sees(tube)}
     return [client for client in iter_batched(clients, pace) if _matches(client, wanted, tubes)]
 
 
 def soonest_jobs(client: Client, count: int, max_scanned: int) -> list[Job]:
     """Return the *count* jobs of *client* that time out first, among the first *max_scanned* that it reserved."""
-    return nsmallest(count, islice(client.reserved.values(), max_scanned), key=deadline_of)
+    return nsmallest(count, islice(visible_jobs(client), max_scanned), key=deadline_of)
 
 
 def resolve_actors(broker: Broker, numbers: set[int]) -> dict[int, ActorRef]:
@@ -116,8 +147,9 @@ def client_name(client: Client) -> str:
 
 def tube_names(client: Client) -> str:
     """Return the names of the first tubes that *client* watches, and how many others there are, as text."""
-    names = [name.decode() for name in islice(client.watched, MAX_TUBES_NAMED)]
-    more = len(client.watched) - len(names)
+    watched = visible_tubes(client)
+    names = [name.decode() for name in islice(watched, MAX_TUBES_NAMED)]
+    more = len(watched) - len(names)
     return ", ".join(names) + (f" and {text.counted(more, 'other tube')}" if more else "")
 
 
@@ -137,6 +169,11 @@ def _actor(broker: Broker, number: int, client: Client | None) -> ActorRef:
     if client is None:
         return ActorRef(str(number), broker.recent_workers.get(number, ""), "", is_connected=False)
     return ActorRef(str(number), client.address, client_name(client), is_connected=True)
+
+
+def _concerns(client: Client, tubes: set[bytes]) -> bool:
+    """Return whether *client* uses or watches one of *tubes*, or holds a job that the visitor may see."""
+    return client.used.name in tubes or not client.watched.keys().isdisjoint(tubes) or bool(visible_jobs(client))
 
 
 def _matches(client: Client, wanted: str, tubes: set[bytes]) -> bool:

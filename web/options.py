@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
+from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.peers import Peer
 from greenstalk_server.core.receivers import Receiver
+from greenstalk_server.core.roles import BUILT_IN_ROLES, Role, User
 from greenstalk_server.core.thresholds import ThresholdSet
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """An OpenID Connect provider.
+
+    issuer          its address, under which it publishes its configuration.
+    client_id, client_secret    identify the dashboard at the provider. Without a secret the client is public.
+    scopes          to request, separated by spaces.
+    groups_claim, name_claim    claims with the groups and with the name of a user.
+    label           its name on the login page.
+    """
+
+    issuer: str
+    client_id: str
+    client_secret: str | None = field(default=None, repr=False)
+    scopes: str = "openid profile email"
+    groups_claim: str = "groups"
+    name_claim: str = "preferred_username"
+    label: str = "single sign-on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +40,17 @@ class WebOptions:
 
     user            user name that *password* requires; None or empty accepts any name.
     password        password of admins for HTTP basic auth; None or empty for none.
-    viewer_password password for read-only access, with any user name. Without either password the dashboard is open,
-                    and every visitor is an admin. With this password alone there are no admins.
+    viewer_password password for read-only access, with any user name. Without any password the dashboard is open,
+                    and every visitor is an admin. Without an admin password there are no admins.
+    operator_password   password of operators, with any user name. Operators act on jobs and pause tubes.
     api_token       bearer token for admin access to `/api/v1`. Pages accept passwords only.
-    api_viewer_token    bearer token for read-only access to `/api/v1`. With either token the API is not open.
+    api_operator_token  bearer token for access to `/api/v1` as an operator.
+    api_viewer_token    bearer token for read-only access to `/api/v1`. With any token the API is not open.
+    roles           roles by name, with the built-in ones.
+    users           users with passwords of their own.
     metrics_token   bearer token for `/metrics` alone. With it `/metrics` is not open.
+    oidc            the identity provider with which users sign in; None without one.
+    session_idle_time, session_lifetime     nanoseconds until an unused session ends, and until any session ends.
     is_read_only    refuse every change.
     hides_bodies    hide job bodies from everybody.
     hosts           accepted Host names besides those that `guard.Guard` always accepts: the host it is bound to.
@@ -40,9 +68,16 @@ class WebOptions:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     viewer_password: str | None = field(default=None, repr=False)
+    operator_password: str | None = field(default=None, repr=False)
     api_token: str | None = field(default=None, repr=False)
+    api_operator_token: str | None = field(default=None, repr=False)
     api_viewer_token: str | None = field(default=None, repr=False)
     metrics_token: str | None = field(default=None, repr=False)
+    roles: Mapping[str, Role] = field(default_factory=lambda: BUILT_IN_ROLES)
+    users: Collection[User] = ()
+    oidc: Provider | None = None
+    session_idle_time: int = 12 * 3600 * SECOND
+    session_lifetime: int = 7 * 86400 * SECOND
     is_read_only: bool = False
     hides_bodies: bool = False
     hosts: Collection[str] = ()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
@@ -12,6 +13,10 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import buried_at
 from greenstalk_server.core.units import MILLISECOND
 from greenstalk_server.web import text
+from greenstalk_server.web.auth.access import visitor
+
+TUBE_SETTINGS: Final = ("dead_letter", "copy_to")
+"""Settings whose values name tubes."""
 
 
 class DeadLetterTubes:
@@ -33,10 +38,11 @@ class DeadLetterTubes:
         firsts = [next(iter(tube.walk(state)), None) for state in (READY, DELAYED, BURIED)]
         return any(job is not None and job.dead_letter for job in firsts)
 
-    def count_jobs(self) -> int:
-        """Return the number of jobs in the dead-letter tubes that policies name."""
+    def count_jobs(self, is_counted: Callable[[bytes], bool]) -> int:
+        """Return the number of jobs in the dead-letter tubes that policies name and *is_counted* selects."""
         tubes = self._broker.tubes
-        return sum([tube.job_count for name in self._current() if (tube := tubes.get(name)) is not None])
+        names = [name for name in self._current() if is_counted(name)]
+        return sum([tube.job_count for name in names if (tube := tubes.get(name)) is not None])
 
     def _current(self) -> Mapping[bytes, list[Policy]]:
         """Return the policies, grouped by the dead-letter tube that they name."""
@@ -47,6 +53,16 @@ class DeadLetterTubes:
                 if isinstance(target, str) and target:
                     self._targets.setdefault(target.encode(), []).append(policy)
         return self._targets
+
+
+def visible_setting(key: str, value: object) -> object:
+    """Return *value* of the policy setting *key*, with HIDDEN_TUBE for the tubes that the visitor may not see."""
+    who = visitor()
+    if key not in TUBE_SETTINGS or who.sees_all:
+        return value
+    if isinstance(value, list):
+        return [who.name_of(str(name).encode()) for name in value]
+    return who.name_of(str(value).encode())
 
 
 def hold_label(tube: Tube, now: int) -> str:

@@ -23,9 +23,26 @@ from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
+from greenstalk_server.web.metrics.archive import Store
+from greenstalk_server.web.options import Provider
 
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds that a change made on the dashboard waits for the disk, before the response says that it is not durable."""
+
+
+def _provider(options: Options) -> Provider | None:
+    """Return the OpenID Connect provider in *options*, or None."""
+    if options.oidc_issuer is None:
+        return None
+    return Provider(
+        issuer=options.oidc_issuer,
+        client_id=options.oidc_client_id or "",
+        client_secret=options.oidc_client_secret,
+        scopes=options.oidc_scopes,
+        groups_claim=options.oidc_groups_claim,
+        name_claim=options.oidc_name_claim,
+        label=options.oidc_label,
+    )
 
 
 class DashboardFactory:
@@ -45,10 +62,17 @@ class DashboardFactory:
         self._options: WebOptions = WebOptions(
             user=options.web_user,
             password=options.web_password,
+            operator_password=options.operator_password,
             viewer_password=options.viewer_password,
             api_token=options.api_token,
+            api_operator_token=options.api_operator_token,
             api_viewer_token=options.api_viewer_token,
             metrics_token=options.metrics_token,
+            session_idle_time=options.session_idle_ns,
+            session_lifetime=options.session_lifetime_ns,
+            roles=options.roles,
+            users=options.users,
+            oidc=_provider(options),
             is_read_only=options.read_only,
             hides_bodies=options.hide_bodies,
             hosts=[options.web_host],
@@ -63,14 +87,21 @@ class DashboardFactory:
         )
 
     def start_dashboard(
-        self, broker: Broker, clock: Clock, committer: Committer | None, role: Callable[[], ClusterStatus] | None = None
+        self,
+        broker: Broker,
+        clock: Clock,
+        committer: Committer | None,
+        role: Callable[[], ClusterStatus] | None = None,
+        history: Store | None = None,
     ) -> Dashboard:
         """Return a started dashboard of *broker*. *committer* commits its journal; None without a journal.
+
+        *history* keeps the history if it is not None.
 
         Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
         """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
-        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role)
+        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role, history_store=history)
         dashboard.start()
         return dashboard
 

@@ -199,7 +199,7 @@ class Candidate(Generic[Q]):
         """Every connection to the database."""
         connections = [self.lease.connection, self.lease.background]
         if self._follower is not None:
-            connections += [self._follower.connection, self.queue.rows.connection]
+            connections += [self._follower.connection, self.queue.rows.connection, *self.lease.others]
         return connections
 
     def status(self) -> ClusterStatus:

@@ -4,7 +4,7 @@ A flag takes precedence over the environment, which takes precedence over the co
 the last one wins, except that the addresses of all -l flags are used. Short flags and their grammar are beanstalkd's:
 `-VV`, `-p11300`, `-Vp 11300`. A value may begin with a dash.
 
-Instead of a flag, the first argument may be a command: `config`, `handover` or `journal`.
+Instead of a flag, the first argument may be a command: `config`, `handover`, `hash-password` or `journal`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from greenstalk_server.config.validation import DATABASE_URL, problems, warnings
 CONFIG: Final = "config"
 JOURNAL: Final = "journal"
 HANDOVER: Final = "handover"
+HASH_PASSWORD: Final = "hash-password"  # noqa: S105  the name of the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,11 @@ class Handover:
 
 
 @dataclass(frozen=True, slots=True)
+class HashPassword:
+    """`hash-password`: print the hash of a password for `[users.NAME]`."""
+
+
+@dataclass(frozen=True, slots=True)
 class JournalCheck:
     """`journal check DIR`: report the contents of the journal in *directory*, and any damage."""
 
@@ -95,7 +101,15 @@ class JournalImport:
 
 
 Command: TypeAlias = (
-    Options | Information | ShowConfig | CheckConfig | Handover | JournalCheck | JournalExport | JournalImport
+    Options
+    | Information
+    | ShowConfig
+    | CheckConfig
+    | Handover
+    | HashPassword
+    | JournalCheck
+    | JournalExport
+    | JournalImport
 )
 
 
@@ -115,6 +129,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Command:
             is_json = argv[1:2] == ["--json"]
             parsed = _parse_options(argv[2:] if is_json else argv[1:], environ)
             return ShowConfig(parsed, is_json) if isinstance(parsed, Options) else parsed
+        case [word] if word == HASH_PASSWORD:
+            if argv[1:] in (["-h"], ["--help"]):
+                return Information(usage())
+            if argv[1:]:
+                raise UsageError(f"{HASH_PASSWORD}: takes no arguments, and reads the password from stdin")
+            return HashPassword()
         case [word] if word == HANDOVER:
             parsed = _parse_options(argv[1:], environ)
             if isinstance(parsed, Options) and parsed.journal is None:
@@ -201,6 +221,7 @@ HEADLINE: Final = f"""\
 Usage: {PROGRAM} [OPTIONS]
        {PROGRAM} config [--json | --check] [OPTIONS]
        {PROGRAM} handover [OPTIONS]
+       {PROGRAM} hash-password
        {PROGRAM} journal check DIR
        {PROGRAM} journal export DIR|URL [-o FILE] [-q]
        {PROGRAM} journal import DIR|URL [FILE]
@@ -216,6 +237,8 @@ may be running.
 
 `handover` makes the active server of the cluster hand over to a standby, for example before an upgrade;
 --journal names the database that the servers share. Clients have to reconnect.
+
+`hash-password` reads a password from stdin, and prints its hash for a user in the configuration file.
 
 `journal check` reports the contents of the journal directory DIR, and any damage. `journal export` writes
 the contents as JSON lines; -q reports damage only. Both change nothing; a server may be running.

@@ -17,6 +17,7 @@ from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.peers import Peer
 from greenstalk_server.core.policy import Policy
 from greenstalk_server.core.receivers import Receiver
+from greenstalk_server.core.roles import Role, User
 from greenstalk_server.core.targets import ENVIRONMENT
 from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
@@ -63,10 +64,21 @@ class Options:
     web_password      admin password of the dashboard. Without any password, everyone who reaches the dashboard is an
                       admin.
     web_password_file file whose first line is the admin password.
+    operator_password password of operators, who act on jobs and pause tubes.
     viewer_password   password of viewers, who may look at the dashboard and change nothing.
     api_token         bearer token with which programs use the API as admins; the pages accept only passwords.
+    api_operator_token  bearer token with which programs use the API as operators.
     api_viewer_token  bearer token with which programs use the API as viewers.
     metrics_token     bearer token for `/metrics` only.
+    session_idle_ns, session_lifetime_ns  nanoseconds after which an unused session ends, and after which any ends.
+    roles             roles of the dashboard's users by name, with the built-in ones.
+    users             users of the dashboard with passwords of their own.
+    oidc_issuer       address of the OpenID Connect provider; None without one.
+    oidc_client_id, oidc_client_secret   identify the dashboard at the provider; without a secret the client is public.
+    oidc_client_secret_file              file whose first line is the secret.
+    oidc_scopes       scopes to request, separated by spaces.
+    oidc_groups_claim, oidc_name_claim   claims with the groups and with the name of a user.
+    oidc_label        name of the provider on the login page.
     url_prefix        path of the dashboard, such as `/queue`; empty: the root.
     trusted_proxies   addresses whose X-Forwarded- headers are trusted.
     config_file       the configuration file, if any.
@@ -105,10 +117,24 @@ class Options:
     web_user: str | None
     web_password: str | None = field(repr=False)
     web_password_file: str | None
+    operator_password: str | None = field(repr=False)
     viewer_password: str | None = field(repr=False)
     api_token: str | None = field(repr=False)
+    api_operator_token: str | None = field(repr=False)
     api_viewer_token: str | None = field(repr=False)
     metrics_token: str | None = field(repr=False)
+    session_idle_ns: int
+    session_lifetime_ns: int
+    roles: Mapping[str, Role]
+    users: tuple[User, ...]
+    oidc_issuer: str | None
+    oidc_client_id: str | None
+    oidc_client_secret: str | None = field(repr=False)
+    oidc_client_secret_file: str | None
+    oidc_scopes: str
+    oidc_groups_claim: str
+    oidc_name_claim: str
+    oidc_label: str
     read_only: bool
     hide_bodies: bool
     url_prefix: str
@@ -116,6 +142,21 @@ class Options:
     allow_insecure: bool
     origins: Mapping[str, str]
     warnings: tuple[str, ...]
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether the dashboard has a password, users or an identity provider."""
+        passwords = self.web_password, self.web_password_file, self.operator_password, self.viewer_password
+        return any(passwords) or bool(self.users) or self.oidc_issuer is not None
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether anybody can be an admin of a dashboard that needs a login."""
+        admins = {name for name, role in self.roles.items() if role.rights.is_admin}
+        groups = any(self.roles[name].groups for name in admins) and self.oidc_issuer is not None
+        return bool(
+            self.web_password or self.web_password_file or groups or {user.role for user in self.users} & admins
+        )
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any], origins: Mapping[str, str]) -> Self:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from greenstalk_server.config.text import is_database_url, without_password
-from greenstalk_server.core import peers, receivers, thresholds
+from greenstalk_server.core import peers, receivers, roles, thresholds
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
@@ -29,6 +30,8 @@ _MAX_COUNT: Final = 2**63 - 1
 _MAX_RATE: Final = 1_000_000
 _MAX_TIMEOUT: Final = 30 * 24 * 3600
 _MAX_LEASE: Final = 3600
+_MIN_SESSION: Final = 60
+_MAX_SESSION: Final = 365 * 86400
 _MAX_NAME: Final = 200
 
 _URL_PREFIX: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*/?")
@@ -178,6 +181,25 @@ def _timeout(text: str) -> int:
     return seconds
 
 
+def _session_time(text: str) -> int:
+    time = parse_time(text, SECOND)
+    if not _MIN_SESSION * SECOND <= time <= _MAX_SESSION * SECOND:
+        raise ValueError(text)
+    return time
+
+
+def _web_address(text: str) -> str:
+    """Return *text*, the address of an identity provider, unless it is not encrypted and leads to another machine."""
+    parts = urlsplit(text)
+    host = parts.hostname or ""
+    is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"
+    if not host or parts.query or parts.fragment or "@" in parts.netloc or not text.isprintable() or " " in text:
+        raise ValueError(text)
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback):
+        raise ValueError(text)
+    return text
+
+
 def _lease(text: str) -> int:
     lease = parse_time(text, SECOND)
     if not SECOND <= lease <= _MAX_LEASE * SECOND:
@@ -254,6 +276,42 @@ def _read_thresholds(value: object) -> thresholds.ThresholdSet:
         raise Mistakes(mistakes)
     assert isinstance(value, dict)
     return thresholds.ThresholdSet(value)
+
+
+def _default_roles(text: str) -> Mapping[str, roles.Role]:
+    """Return the default of the tables `[roles.NAME]`."""
+    assert not text
+    return roles.BUILT_IN_ROLES
+
+
+def _read_roles(value: object) -> Mapping[str, roles.Role]:
+    """Return the roles in *value*, the TOML tables `[roles.NAME]`; raise Mistakes."""
+    if mistakes := roles.find_role_mistakes(value):
+        raise Mistakes(mistakes)
+    assert isinstance(value, dict)
+    return roles.read_roles(value)
+
+
+def _roles_to_json(found: Mapping[str, roles.Role]) -> object:
+    """Return the roles that differ from the built-in ones."""
+    return {
+        name: {
+            "view": sorted(role.rights.view),
+            "operate": sorted(role.rights.operate),
+            "admin": role.rights.is_admin,
+            "groups": list(role.groups),
+        }
+        for name, role in found.items()
+        if role != roles.BUILT_IN_ROLES.get(name)
+    }
+
+
+def _read_users(value: object) -> tuple[roles.User, ...]:
+    """Return the users in *value*, the TOML tables `[users.NAME]`; raise Mistakes."""
+    if mistakes := roles.find_user_mistakes(value):
+        raise Mistakes(mistakes)
+    assert isinstance(value, dict)
+    return roles.read_users(value)
 
 
 _SIZE_UNITS: Final = Units(
@@ -347,6 +405,30 @@ POLICIES: Final = Type(
     to_json=lambda policies: {policy.name: policy.document() for policy in policies},
     from_toml=_read_policies,
 )
+ROLES: Final = Type(
+    _default_roles,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="tables, each headed [roles.NAME]",
+    to_json=_roles_to_json,
+    from_toml=_read_roles,
+)
+USERS: Final = Type(
+    _nothing,
+    "set in the configuration file",
+    (dict,),
+    accepts_in_toml="tables, each headed [users.NAME]",
+    to_json=lambda users: {user.name: {"role": user.role} for user in users},
+    from_toml=_read_users,
+)
+SESSION_TIME: Final = Type(
+    _session_time,
+    f"a number of seconds from {_MIN_SESSION} to {_MAX_SESSION}",
+    _NUMBER_OR_TEXT,
+    _TIME_UNITS,
+    to_json=lambda time: time // SECOND,
+)
+WEB_ADDRESS: Final = Type(_web_address, "an address that begins with https://, or with http:// on a loopback address")
 THRESHOLDS: Final = Type(
     _default_thresholds,
     "set in the configuration file",

@@ -15,7 +15,10 @@ from greenstalk_server.core.policy import PolicySet
 DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable of --journal. Other programs use this variable too."""
 
-TOKENS: Final = ("api_token", "api_viewer_token", "metrics_token")
+TOKENS: Final = ("api_token", "api_operator_token", "api_viewer_token", "metrics_token")
+
+SHARED_PASSWORDS: Final = ("operator_password", "viewer_password")
+"""The passwords besides that of admins."""
 
 
 def problems(options: Options) -> Iterator[UsageError]:
@@ -26,6 +29,8 @@ def problems(options: Options) -> Iterator[UsageError]:
         _refuse_open_dashboard,
         _refuse_bad_passwords,
         _refuse_bad_tokens,
+        _refuse_unknown_roles,
+        _refuse_bad_provider,
     ):
         try:
             check(options)
@@ -51,15 +56,21 @@ def warnings(options: Options) -> Iterator[str]:
         if options.value_of(field) and not options.web_enabled:
             name, other = options.label_of(field), options.label_of("web_enabled")
             yield f"{name} has no effect: the dashboard, which sends alerts and shows servers, is off ({other})"
-    if options.viewer_password and not (options.web_password or options.web_password_file):
+    if options.viewer_password and not options.operator_password and not options.has_admin:
         name, other = options.label_of("viewer_password"), options.label_of("web_password")
         yield f"{name} is set without {other}: nobody can change anything on the dashboard"
+    if options.oidc_issuer is not None and not any(role.groups for role in options.roles.values()):
+        name = options.label_of("oidc_issuer")
+        yield f"{name}: no role has groups, so no user of the provider can sign in; set groups in [roles.NAME]"
 
 
 def refuse_equal_passwords(options: Options, password: str | None) -> None:
-    """Raise UsageError if the viewer password is *password*, the admin password."""
-    if password and password == options.viewer_password:
-        raise UsageError(f"{options.label_of('viewer_password')}: must differ from the admin password")
+    """Raise UsageError if *password*, the admin password, or the operator password is that of another role too."""
+    for field in SHARED_PASSWORDS:
+        if password and password == options.value_of(field):
+            raise UsageError(f"{options.label_of(field)}: must differ from the admin password")
+    if options.viewer_password and options.viewer_password == options.operator_password:
+        raise UsageError(f"{options.label_of('viewer_password')}: must differ from the operator password")
 
 
 def _refuse_two_journals(options: Options) -> None:
@@ -78,8 +89,7 @@ def _refuse_tls_without_certificate(options: Options) -> None:
 
 def _refuse_open_dashboard(options: Options) -> None:
     """Raise UsageError if anyone on the network could use the dashboard, unless the operator allows it."""
-    has_password = options.web_password or options.web_password_file or options.viewer_password
-    if not options.web_enabled or has_password or options.allow_insecure or _is_loopback(options.web_host):
+    if not options.web_enabled or options.needs_login or options.allow_insecure or _is_loopback(options.web_host):
         return
     tokens = [options.label_of(token) for token in TOKENS if options.value_of(token)]
     note = f" ({tokens[0]} does not protect the pages)" if tokens else ""
@@ -114,6 +124,31 @@ def _refuse_bad_tokens(options: Options) -> None:
         if token in names:
             raise UsageError(f"{name}: must differ from {names[token]}, which grants different access")
         names[token] = name
+
+
+def _refuse_unknown_roles(options: Options) -> None:
+    """Raise UsageError if a user has a role that does not exist."""
+    for user in options.users:
+        if user.role not in options.roles:
+            name, known = options.label_of("users"), ", ".join(options.roles)
+            raise UsageError(f"{name}.{user.name}.role {quote_value(user.role)}: must be one of {known}")
+
+
+def _refuse_bad_provider(options: Options) -> None:
+    """Raise UsageError if the settings of the OpenID Connect provider are incomplete."""
+    issuer = options.label_of("oidc_issuer")
+    if options.oidc_issuer is None:
+        for field in ("oidc_client_id", "oidc_client_secret", "oidc_client_secret_file"):
+            if options.value_of(field):
+                raise UsageError(f"{options.label_of(field)}: must not be set without {issuer}")
+        return
+    if not options.oidc_client_id:
+        raise UsageError(f"{issuer}: must not be set without {options.label_of('oidc_client_id')}")
+    if options.oidc_client_secret and options.oidc_client_secret_file:
+        name, other = options.label_of("oidc_client_secret_file"), options.label_of("oidc_client_secret")
+        raise UsageError(f"{name}: must not be set together with {other}")
+    if "openid" not in options.oidc_scopes.split():
+        raise UsageError(f"{options.label_of('oidc_scopes')}: must contain openid")
 
 
 def _is_loopback(host: str) -> bool:

@@ -378,6 +378,7 @@ class Broker(PutControl):
         if tube is None:
             return False
         tube.cmd_pause_tube += 1
+        is_changed = delay > 0 or tube.paused_until > now
         tube.pause = delay
         tube.paused_until = now + delay if delay else 0
         self.journal.pause(tube)
@@ -388,6 +389,9 @@ class Broker(PutControl):
             self._hand_out(tube, now)
         if self._unsettled:
             self._settle(now)
+        if is_changed:
+            for listener in self._listeners:
+                listener.on_tube_paused(tube)
         return True
 
     # Operators

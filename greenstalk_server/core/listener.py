@@ -28,6 +28,9 @@ class BrokerListener:
     def on_tube_dropped(self, tube: Tube) -> None:
         """Save the counters of *tube*, which is no longer among the broker's tubes."""
 
+    def on_tube_paused(self, tube: Tube) -> None:
+        """Handle the start, the change or the end of a pause of *tube*; `pause` is 0 if it has ended."""
+
     def on_reservation_timeout(self, client: Client, job: Job) -> None:
         """Handle the timeout of *client*'s reservation of *job*. The job is not yet ready again."""
 

@@ -13,6 +13,7 @@ from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.command_line import (
     Command,
     Handover,
+    HashPassword,
     Information,
     JournalCheck,
     JournalExport,
@@ -27,6 +28,7 @@ from greenstalk_server.config.show import as_json, as_table
 from greenstalk_server.config.text import without_password
 from greenstalk_server.config.validation import TOKENS
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.roles import BUILT_IN_ROLES
 from greenstalk_server.core.thresholds import ThresholdSet
 
 GIB = 2**30
@@ -35,6 +37,11 @@ ADMIN = {"GREENSTALK_WEB_PASSWORD": "pa55word"}
 ADMIN_FILE = {"GREENSTALK_WEB_PASSWORD_FILE": "/run/secret"}
 VIEWER = {"GREENSTALK_WEB_VIEWER_PASSWORD": "l00k"}
 SCRAPER = {"GREENSTALK_METRICS_TOKEN": "t0ken"}
+PROVIDER = {
+    "GREENSTALK_OIDC_ISSUER": "https://login.example.com/realms/a",
+    "GREENSTALK_OIDC_CLIENT_ID": "queue",
+    "GREENSTALK_OIDC_CLIENT_SECRET": "cl1ent",
+}
 PROGRAMS = {"GREENSTALK_API_TOKEN": "pr0gram", "GREENSTALK_API_VIEWER_TOKEN": "st4ts"}
 
 
@@ -98,10 +105,24 @@ def test_defaults() -> None:
         web_user=None,
         web_password=None,
         web_password_file=None,
+        operator_password=None,
         viewer_password=None,
         api_token=None,
+        api_operator_token=None,
         api_viewer_token=None,
         metrics_token=None,
+        session_idle_ns=12 * 3600 * 10**9,
+        session_lifetime_ns=7 * 86400 * 10**9,
+        roles=BUILT_IN_ROLES,
+        users=(),
+        oidc_issuer=None,
+        oidc_client_id=None,
+        oidc_client_secret=None,
+        oidc_client_secret_file=None,
+        oidc_scopes="openid profile email",
+        oidc_groups_claim="groups",
+        oidc_name_claim="preferred_username",
+        oidc_label="single sign-on",
         read_only=False,
         hide_bodies=False,
         url_prefix="",
@@ -304,7 +325,15 @@ def test_job_size_above_1_gib_is_reduced_with_a_warning(text: str) -> None:
         ("GREENSTALK_WEB_PASSWORD_FILE", "/run/secret", "web_password_file", "/run/secret"),
         ("GREENSTALK_METRICS_TOKEN", "t0ken", "metrics_token", "t0ken"),
         ("GREENSTALK_API_TOKEN", "t0ken", "api_token", "t0ken"),
+        ("GREENSTALK_API_OPERATOR_TOKEN", "t0ken", "api_operator_token", "t0ken"),
         ("GREENSTALK_API_VIEWER_TOKEN", "t0ken", "api_viewer_token", "t0ken"),
+        ("GREENSTALK_WEB_OPERATOR_PASSWORD", "secret", "operator_password", "secret"),
+        ("GREENSTALK_SESSION_IDLE", "1h", "session_idle_ns", 3600 * 10**9),
+        ("GREENSTALK_SESSION_LIFETIME", "60", "session_lifetime_ns", 60 * 10**9),
+        ("GREENSTALK_OIDC_SCOPES", "openid groups", "oidc_scopes", "openid groups"),
+        ("GREENSTALK_OIDC_GROUPS_CLAIM", "roles", "oidc_groups_claim", "roles"),
+        ("GREENSTALK_OIDC_NAME_CLAIM", "email", "oidc_name_claim", "email"),
+        ("GREENSTALK_OIDC_LABEL", "Keycloak", "oidc_label", "Keycloak"),
         ("GREENSTALK_SYNC_MS", "7", "sync_interval_ns", 7_000_000),
         ("GREENSTALK_SYNC_MS", "never", "sync_interval_ns", None),
         ("GREENSTALK_JOURNAL_FILE_SIZE", "8192", "binlog_max_size", 8192),
@@ -347,13 +376,14 @@ def test_user_and_viewer_password_set_their_fields() -> None:
 def test_every_variable_is_tested_above() -> None:
     (parametrize,) = test_variable_sets_its_field.pytestmark  # type: ignore[attr-defined]
     tested = {case[0] for case in parametrize.args[1]} | {"GREENSTALK_WEB_USER", "GREENSTALK_WEB_VIEWER_PASSWORD"}
+    tested |= PROVIDER.keys() | {"GREENSTALK_OIDC_CLIENT_SECRET_FILE"}
     tested |= {"GREENSTALK_CONFIG", "GREENSTALK_TLS_KEY", "GREENSTALK_TLS_CLIENT_CA"}  # test_config_file.py
     assert tested == {row.variable for row in DEFINITIONS if row.variable}
 
 
 def test_repr_of_options_has_no_secrets() -> None:
-    parsed = options(**ADMIN, **VIEWER, **SCRAPER, **PROGRAMS)
-    for secret in ("pa55word", "l00k", "t0ken", "pr0gram", "st4ts"):
+    parsed = options(**ADMIN, **VIEWER, **SCRAPER, **PROGRAMS, **PROVIDER)
+    for secret in ("pa55word", "l00k", "t0ken", "pr0gram", "st4ts", "cl1ent"):
         assert secret not in repr(parsed)
 
 
@@ -415,8 +445,56 @@ def test_password_on_the_command_line_logs_a_warning() -> None:
 def test_no_flag_takes_a_secret() -> None:
     """Every user of a machine can read the command lines of its processes."""
     secrets = [row for row in DEFINITIONS if row.is_secret]
-    assert {row.field for row in secrets} == {"web_password", "viewer_password", *TOKENS}
+    assert {row.field for row in secrets} == {
+        "web_password",
+        "operator_password",
+        "viewer_password",
+        "oidc_client_secret",
+        *TOKENS,
+    }
     assert {row.flags for row in secrets} == {()}
+
+
+def test_provider_sets_its_fields() -> None:
+    parsed = options(**PROVIDER)
+    assert (parsed.oidc_issuer, parsed.oidc_client_id, parsed.oidc_client_secret) == tuple(PROVIDER.values())
+    assert parsed.needs_login
+    (warning,) = parsed.warnings
+    assert "no role has groups" in warning
+    kept = {key: value for key, value in PROVIDER.items() if key != "GREENSTALK_OIDC_CLIENT_SECRET"}
+    kept["GREENSTALK_OIDC_CLIENT_SECRET_FILE"] = "/run/x"  # noqa: S105  a path
+    assert options(**kept).oidc_client_secret_file == "/run/x"  # noqa: S105  a path
+
+
+@pytest.mark.parametrize(
+    "issuer",
+    ["http://login.example.com", "ftp://localhost", "https://", "login.example.com", "https://a/?b", "https://a/#b",
+     "https://me:x@login.example.com", "http://127.evil.example@10.0.0.1/", "https://a b/"],
+)  # fmt: skip
+def test_issuer_is_refused(issuer: str) -> None:
+    error = str(refusal(**PROVIDER | {"GREENSTALK_OIDC_ISSUER": issuer}))
+    assert "must be an address that begins with https://" in error
+
+
+@pytest.mark.parametrize("issuer", ["https://login.example.com", "http://localhost:9000", "http://127.0.0.1:9000/a"])
+def test_issuer_is_accepted(issuer: str) -> None:
+    assert options(**PROVIDER | {"GREENSTALK_OIDC_ISSUER": issuer}).oidc_issuer == issuer
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"GREENSTALK_OIDC_CLIENT_ID": "queue"}, "GREENSTALK_OIDC_CLIENT_ID: must not be set without"),
+        ({"GREENSTALK_OIDC_ISSUER": "https://a"}, "GREENSTALK_OIDC_ISSUER: must not be set without"),
+        (PROVIDER | {"GREENSTALK_OIDC_CLIENT_SECRET_FILE": "f"}, "_FILE: must not be set together with"),
+        (PROVIDER | {"GREENSTALK_OIDC_SCOPES": "email"}, "GREENSTALK_OIDC_SCOPES: must contain openid"),
+        ({"GREENSTALK_SESSION_IDLE": "59"}, "from 60 to 31536000"),
+        ({"GREENSTALK_WEB_OPERATOR_PASSWORD": "x", "GREENSTALK_WEB_PASSWORD": "x"}, "must differ from the admin"),
+        ({"GREENSTALK_WEB_OPERATOR_PASSWORD": "x", "GREENSTALK_WEB_VIEWER_PASSWORD": "x"}, "from the operator"),
+    ],
+)
+def test_incomplete_sign_in_is_refused(environ: dict[str, str], message: str) -> None:
+    assert message in str(refusal(**environ))
 
 
 def test_viewer_password_without_admin_password_warns() -> None:
@@ -571,6 +649,8 @@ def test_address_of_a_disabled_dashboard_is_not_checked() -> None:
         (["config", "--json", "-p1"], ShowConfig(options("-p1"), is_json=True)),
         (["handover", "--journal", "postgresql://c/d"], Handover(options("--journal", "postgresql://c/d"))),
         (["handover", "-h"], Information(usage())),
+        (["hash-password"], HashPassword()),
+        (["hash-password", "--help"], Information(usage())),
         (["config", "-v"], Information(f"greenstalk-server {__version__} ({BUILD.name})\n")),
         (["config", "--help"], Information(usage())),
         (["journal", "-h"], Information(usage())),
@@ -603,6 +683,10 @@ def test_unknown_verb_of_journal_is_refused(argv: list[str]) -> None:
         ": must be `journal check DIR`, `journal export DIR [-o FILE] [-q]` or `journal import DIR [FILE]`"
     )
     assert error.exit_code == 5
+
+
+def test_hash_password_takes_no_arguments() -> None:
+    assert str(refusal("hash-password", "sesame")).startswith("hash-password: takes no arguments")
 
 
 def test_handover_needs_a_journal() -> None:

@@ -13,6 +13,7 @@ from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.core.peers import parse_peer
 from greenstalk_server.core.policy import Policy
 from greenstalk_server.core.receivers import parse_receiver
+from greenstalk_server.core.roles import Rights, Role, User
 from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
 
@@ -50,6 +51,10 @@ api_token = "t0ken"
 api_viewer_token = "r3ad"
 metrics_token = "scr4pe"
 allow_insecure = false
+operator_password = "0perate"
+api_operator_token = "0p"
+session_idle = "1h"
+session_lifetime = 86400
 
 [tls]
 cert = "/etc/queue.pem"
@@ -85,6 +90,28 @@ max_attempts = 5
 [policies."1st"]
 tubes = ["a"]
 priority = -1
+
+[roles.billing]
+view = ["billing.*", "mail"]
+operate = ["billing.*"]
+groups = ["billing-team"]
+[roles.viewer]
+view = ["mail"]
+[roles.operator]
+operate = ["a*"]
+[roles.admin]
+groups = ["queue-admins"]
+[users.bea]
+password_hash = "scrypt:32768:8:1$NZxjDsV2Nb5dCVGC$0123456789abcdef0123456789abcdef"
+role = "billing"
+[oidc]
+issuer = "https://login.example.com"
+client_id = "queue"
+client_secret = "cl1ent"
+scopes = "openid groups"
+groups_claim = "roles"
+name_claim = "email"
+label = "Keycloak"
 
 [attention]
 oldest_ready = "1h"
@@ -158,6 +185,36 @@ FIELDS = {
                 "[[access]]",
             ),
             (
+                "roles",
+                {
+                    "viewer": Role("viewer", Rights(view=frozenset({"mail"}))),
+                    "operator": Role("operator", Rights(operate=frozenset({"a*"}))),
+                    "admin": Role("admin", Rights(is_admin=True), ("queue-admins",)),
+                    "billing": Role(
+                        "billing",
+                        Rights(view=frozenset({"billing.*", "mail"}), operate=frozenset({"billing.*"})),
+                        ("billing-team",),
+                    ),
+                },
+                "[roles.billing]",
+            ),
+            (
+                "users",
+                (User("bea", "scrypt:32768:8:1$NZxjDsV2Nb5dCVGC$0123456789abcdef0123456789abcdef", "billing"),),
+                "[users.bea]",
+            ),
+            ("operator_password", "0perate", 'operator_password = "0perate"'),
+            ("api_operator_token", "0p", 'api_operator_token = "0p"'),
+            ("session_idle_ns", 3600 * 10**9, 'session_idle = "1h"'),
+            ("session_lifetime_ns", 86400 * 10**9, "session_lifetime = 86400"),
+            ("oidc_issuer", "https://login.example.com", 'issuer = "https://login.example.com"'),
+            ("oidc_client_id", "queue", 'client_id = "queue"'),
+            ("oidc_client_secret", "cl1ent", 'client_secret = "cl1ent"'),
+            ("oidc_scopes", "openid groups", 'scopes = "openid groups"'),
+            ("oidc_groups_claim", "roles", 'groups_claim = "roles"'),
+            ("oidc_name_claim", "email", 'name_claim = "email"'),
+            ("oidc_label", "Keycloak", 'label = "Keycloak"'),
+            (
                 "policies",
                 (Policy("mail", ("mail.*",), 0, {"max_attempts": 5}), Policy("1st", ("a",), -1, {})),
                 "[policies.mail]",
@@ -211,7 +268,11 @@ def test_journal_may_be_a_database(path: Path) -> None:
 
 
 def test_every_key_is_tested_above() -> None:
-    assert {row.field for row in DEFINITIONS if row.key} == FIELDS.keys() | {"journal", "web_password_file"}
+    assert {row.field for row in DEFINITIONS if row.key} == FIELDS.keys() | {
+        "journal",
+        "web_password_file",
+        "oidc_client_secret_file",
+    }
 
 
 def test_keys_may_be_dotted_or_in_tables(path: Path) -> None:
@@ -291,6 +352,24 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         (
             "[attention.tubes.'mail.*']\npaused = 1\ndisk_free = 1",
             ":3: attention.tubes.\"mail.*\": unknown key 'disk_free': is a threshold of the server: write it below",
+        ),
+        ("roles = 1", ":1: roles: must be tables, each headed [roles.NAME]"),
+        ("[roles]\na = 1", ":2: roles.a: must be a table: write [roles.a], and its keys below it"),
+        ("[roles.a]", ":1: roles.a: must have view, operate or admin, or it would allow nothing"),
+        ("[roles.a]\nviev = ['a']\nview = ['a']", ":2: roles.a: unknown key 'viev': did you mean view?"),
+        ("[roles.a]\nview = 'a'", ":2: roles.a.view: must be an array of tube names"),
+        ("[roles.a]\nview = ['a b']", ":2: roles.a.view: 'a b' cannot match any tube"),
+        ("[roles.a]\nadmin = 1", ":2: roles.a.admin: must be true or false"),
+        ("[roles.a]\nadmin = true\ngroups = [1]", ":3: roles.a.groups: must be an array of names of groups"),
+        ("[roles.admin]\nview = ['a']", ":2: roles.admin.view: must not be set: the role admin always exists"),
+        ("[roles.viewer]\noperate = ['a']", ":2: roles.viewer.operate: must not be set"),
+        ("[roles.'a b']\nview = ['a']", ":1: roles: 'a b': must be a name of 1 to 100 letters, digits and -_."),
+        ("users = 1", ":1: users: must be tables, each headed [users.NAME]"),
+        ("[users.a]\nrole = 'viewer'", ":1: users.a.password_hash: must be the output of `greenstalk-server hash-pass"),
+        ("[users.'a:b']\nrole = 'viewer'", ":1: users: 'a:b': must be a name of 1 to 100 visible characters"),
+        (
+            "[users.a]\nrole = 'x'\npassword_hash = 'scrypt:1:1:1$a$0123456789abcdef0123456789abcdef'",
+            ":1: users.a.role x: must be one of viewer, operator, admin",
         ),
         ("policies = 1", ":1: policies: must be tables, each headed [policies.NAME]"),
         ("port = 1\n[[policies]]", ":2: policies: must be tables, each headed [policies.NAME]"),

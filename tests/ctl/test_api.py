@@ -131,6 +131,14 @@ def test_pause_with_a_reason(with_api: WithApi, mail: Client) -> None:
 # Lists
 
 
+def test_mark(with_api: WithApi) -> None:
+    done = ctl(with_api, "mark", "deployed 4.2", "--json")
+    assert done.code == 0
+    assert (done.json["text"], done.json["tube"]) == ("deployed 4.2", None)
+    assert ctl(with_api, "mark", "import", "--tube", "mail").out == b"marked: import\n"
+    assert ctl(with_api, "mark", "x" * 201).code == 2
+
+
 def test_jobs_are_listed_in_the_order_of_their_state(with_api: WithApi, mail: Client) -> None:
     last, first = mail.put(b"last", priority=9), mail.put(b"first", priority=1)
     assert [job["id"] for job in ctl(with_api, "jobs", "mail", "--state", "ready", "--json").lines] == [first, last]

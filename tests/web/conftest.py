@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from flask import Flask
+from flask import Flask, g
 from flask.testing import FlaskClient
 from jinja2 import BytecodeCache
 from jinja2.bccache import Bucket
@@ -20,6 +21,7 @@ from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_dashboard
+from greenstalk_server.web.auth.access import Visitor
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, browser
@@ -126,6 +128,17 @@ class Queue:
 
     def app(self, commit: Callable[[], bool] | None = None, **options: Any) -> Flask:
         return create_dashboard(self.broker, self.clock, WebOptions(**options), commit=commit).app
+
+
+ADMIN = Visitor("", "", is_admin=True, sees_bodies=True)
+
+
+@contextmanager
+def visiting(app: Flask) -> Iterator[None]:
+    """Act as an admin within the block, for calls without a request."""
+    with app.app_context():
+        g.visitor = ADMIN
+        yield
 
 
 @pytest.fixture

@@ -19,7 +19,14 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.receivers import Receiver, parse_receiver
 from greenstalk_server.core.thresholds import ThresholdSet
-from greenstalk_server.web.alerts.alerts import FIRST_RETRY, MAX_RETRY, MAX_RETRY_AFTER, REJECTED_RETRY, Alerts
+from greenstalk_server.web.alerts.alerts import (
+    FIRST_RETRY,
+    MAX_RETRY,
+    MAX_RETRY_AFTER,
+    REJECTED_RETRY,
+    TAKEOVER_TIME,
+    Alerts,
+)
 from greenstalk_server.web.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Batch, Book
 from greenstalk_server.web.alerts.messages import MAX_DEDUP_KEY, SIGNATURE, dedup_key, messages
 from greenstalk_server.web.alerts.silences import MAX_SILENCES, SilenceLimitExceeded, Silences
@@ -79,7 +86,7 @@ class Rounds:
         self.silences = Silences()
 
     def is_silenced(self, kind: str, tube: bytes) -> bool:
-        return self.silences.covers(kind, tube, self.now) is not None
+        return self.silences.has(kind, tube, self.now)
 
     def at(self, seconds: float, *conditions: Condition) -> list[str]:
         """Do a round *seconds* after the start; return the items that were sent: `begin mail`, `end mail`."""
@@ -247,6 +254,8 @@ def test_scope_of_a_silence(tubes: str, kind: str, is_covered: bool) -> None:
     silences = Silences()
     silences.add(tubes, kind, 60, "", "", START)
     assert (silences.covers("buried_growth", b"mail", START) is not None) is is_covered
+    assert silences.has("buried_growth", b"mail", START) is is_covered
+    assert not silences.has("buried_growth", b"mail", START + 60 * SECOND)
 
 
 def test_pattern_of_tubes_does_not_cover_the_server() -> None:
@@ -548,7 +557,7 @@ def test_pagerduty_failure_in_the_middle_repeats_only_the_rest(queue: Queue, ser
     assert {request.document["routing_key"] for request in server.requests} == {"routing"}
 
 
-def test_standby_sends_nothing(queue: Queue, server: Server) -> None:
+def test_standby_and_new_leader_send_nothing(queue: Queue, server: Server) -> None:
     queue.put("mail")
     status = ClusterStatus(is_active=False, journal="j", name="b")
     world = World(queue, table(server), role=lambda: status)
@@ -556,7 +565,10 @@ def test_standby_sends_nothing(queue: Queue, server: Server) -> None:
     world.run()
     assert server.requests == []
     status = ClusterStatus(is_active=True, journal="j", name="b")
-    world.run()
+    world.run(1)
+    world.run(TAKEOVER_TIME // SECOND - 1)
+    assert server.requests == []
+    world.run(1)
     assert len(server.requests) == 1
 
 
@@ -577,6 +589,28 @@ def test_stop_aborts_what_is_under_way(queue: Queue, server: Server) -> None:
         gevent.joinall(sending)
     world.alerts.tick()
     assert not world.alerts._sending
+
+
+def test_message_that_cannot_be_made_is_tried_again_later(
+    queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.put("mail")
+    world = World(queue, table(server, dashboard_url="https://queue.example.com"))
+    world.alerts._path_of = lambda link: link.args["none"]
+    for _ in range(5):
+        world.run()
+    assert caplog.text.count("alerts: a message to r0 failed") == 1
+    assert server.requests == []
+    world.alerts._path_of = lambda link: "/"
+    world.run(REJECTED_RETRY // SECOND)
+    assert len(server.requests) == 1
+
+
+def test_link_to_a_page_that_no_longer_exists_leads_to_the_overview(queue: Queue) -> None:
+    alerts = queue.app().extensions["dashboard"].alerts
+    assert alerts._path_of(Link("tube", {"tube": "a+b", "state": "buried"})) == "/tube?tube=a%2Bb&state=buried"
+    assert alerts._path_of(Link("overview", {"_anchor": "group-disk"})) == "/#group-disk"
+    assert alerts._path_of(Link("removed", {"tube": "a"})) == "/"
 
 
 # Restarts

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Route
 
 from greenstalk_server.web.live import hub
-from tests.support.daemon import TIMEOUT, Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.ports import free_ports
 
 from .browser import Browser, Tab
@@ -304,16 +304,6 @@ def test_lost_server_is_reported(chromium: Browser, daemon: Daemon) -> None:
         daemon.stop()
         tab.page.wait_for_selector("#live[data-state=lost]")
         tab.screenshot("lost")
-
-
-def test_password_in_the_url(chromium: Browser) -> None:
-    """A page opened with the password in its URL stays live, although fetch rejects such URLs."""
-    with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD="sesame")) as daemon:  # noqa: S106
-        with_password = daemon.dashboard.replace("http://", "http://me:sesame@")
-        with chromium.tab(daemon.dashboard) as tab:
-            tab.page.goto(with_password)
-            tab.page.wait_for_selector("#live[data-state=live]")
-            assert (tab.console, tab.elsewhere) == ([], [])
 
 
 @pytest.mark.parametrize("width", [1280, 360])

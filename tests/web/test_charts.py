@@ -66,28 +66,92 @@ def test_path_of_no_values_is_empty(values: list[float]) -> None:
 
 
 def test_json_of_a_tube() -> None:
-    queue, client = create_used_queue(hours=0.25)
-    history = client.get("/tube/history?tube=mail&span=hour").get_json()
-    assert list(history) == ["step", "end", "series"]
-    assert (history["step"], history["end"]) == (10, queue.now // SECOND)
+    queue, client = create_used_queue(hours=0.5)
+    history = client.get("/tube/history.json?tube=mail&span=hour").get_json()
+    assert list(history) == ["step", "end", "series", "marks"]
+    assert (history["step"], history["end"]) == (60, queue.now // SECOND)
+    assert history["marks"] == []
     series = history["series"]
-    assert {len(values) for values in series.values()} == {360}
+    assert {len(values) for values in series.values()} == {60}
     assert set(series) < set(SERIES)
     assert "kick" not in series and "delayed" not in series, "a series without events is not omitted"
-    assert series["put"][:270] == [None] * 270
-    assert series["put"][-90:] == [(6 + at // 40 % 3 * 4) / 10 for at in range(90)]
-    assert series["buried"][-90:] == list(range(1, 91))
-    assert client.get("/tube/history?tube=mail").get_json() == history, "the default span is not an hour"
-    day = client.get("/tube/history?tube=mail&span=day").get_json()
-    assert (day["step"], {len(values) for values in day["series"].values()}) == (300, {288})
-    assert day["series"]["buried"][-3:] == [30, 60, 90]
+    assert series["put"][:30] == [None] * 30
+    puts = [6 + at // 40 % 3 * 4 for at in range(180)]
+    assert series["put"][-30:] == pytest.approx([sum(puts[at : at + 6]) / 60 for at in range(0, 180, 6)], abs=0.001)
+    assert series["buried"][-30:] == list(range(6, 181, 6))
+    assert set(series) >= {"wait_p99", "run_p99"}
+    assert client.get("/tube/history.json?tube=mail").get_json() == history, "the default span is not an hour"
+    day = client.get("/tube/history.json?tube=mail&span=day").get_json()
+    assert (day["step"], {len(values) for values in day["series"].values()}) == (60, {1440})
+    assert day["series"]["buried"][-3:] == [168, 174, 180]
+    ten = client.get("/tube/history.json?tube=mail&span=10min").get_json()
+    assert (ten["step"], {len(values) for values in ten["series"].values()}) == (1, {600})
+
+
+def test_json_with_the_day_before() -> None:
+    """An hour of work, the same hour a day later, and one a week later."""
+    queue, client = create_used_queue(hours=1)
+    history = client.application.extensions["dashboard"].history
+    first = client.get("/tube/history.json?tube=mail").get_json()["series"]["put"]
+    queue.now += 23 * 3600 * SECOND
+    work(queue, history, 1, "mail")
+    day = client.get("/tube/history.json?tube=mail&compare=day").get_json()
+    assert day["before"]["put"] == first
+    assert "before" not in client.get("/tube/history.json?tube=mail").get_json()
+    queue.now += (6 * 24 - 1) * 3600 * SECOND
+    work(queue, history, 1, "mail")
+    week = client.get("/tube/history.json?tube=mail&compare=week").get_json()
+    assert week["before"]["put"] == pytest.approx([sum(first) / 60] * 60, rel=0.01), "kept per hour only"
+    html = client.get("/tube/history?tube=mail&compare=week").text
+    assert '<path class="before line-put"' in html
+    assert re.search(r"<td>1\.4 \(1\.0\)</td>", html)
+
+
+# Marks
+
+
+def test_marks_are_shown_on_the_chart_and_in_a_list() -> None:
+    queue, client = create_used_queue(hours=0.5)
+    form = {"Sec-Fetch-Site": "same-origin"}
+    back = "/tube/history?tube=mail&span=day"
+    assert (
+        client.post("/mark/add", data={"text": "  deployed\n4.2 ", "back": back}, headers=form).headers["Location"]
+        == back
+    )
+    assert client.post("/mark/add", data={"text": "of mail", "tube": "mail"}, headers=form).status_code == 303
+    assert client.post("/mark/add", data={"text": "of other", "tube": "other"}, headers=form).status_code == 303
+    assert client.post("/mark/add", data={"text": " "}, headers=form).status_code == 400
+    assert client.post("/mark/add", data={"text": "x" * 201}, headers=form).status_code == 400
+    marks = client.get("/tube/history.json?tube=mail").get_json()["marks"]
+    assert marks == [{"at": queue.now // SECOND, "text": text, "kind": "note"} for text in ("deployed 4.2", "of mail")]
+    assert [mark["text"] for mark in client.get("/server/history.json").get_json()["marks"]] == ["deployed 4.2"]
+    html = client.get("/tube/history?tube=mail").text
+    assert html.count('<path class="mark" d="M720.0 0V160"/>') == 2 * 3
+    assert "deployed 4.2" in html and "of other" not in html
+    entries = client.application.extensions["dashboard"].audit.entries
+    assert [entry.what for entry in entries] == ["mark/add"] * 3
+
+
+def test_pauses_and_policies_leave_marks(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    for action, body in (("pause", {"seconds": 3600, "reason": ""}), ("resume", {}), ("resume", {})):
+        assert client.post(f"/api/v1/tube/{action}?tube=mail", json=body).status_code == 200
+    queue.broker.pause_tube(b"mail", 5 * SECOND, queue.now)  # as a client does
+    assert client.put("/api/v1/policies/retry", json={"tubes": ["mail"], "max_attempts": 3}).status_code == 200
+    found = client.get("/api/v1/marks").get_json()["marks"]
+    assert [(mark["kind"], mark["tube"], mark["text"]) for mark in found] == [
+        ("pause", "mail", "Paused for 1\xa0h"),
+        ("pause", "mail", "Resumed"),
+        ("pause", "mail", "Paused for 5\xa0s"),
+        ("policy", None, "Policy retry set"),
+    ]
 
 
 def test_json_of_the_server() -> None:
     queue, client = create_used_queue()
     queue.put("other", count=5)
-    one = client.get("/server/history").get_json()
-    assert one["series"]["put"][-36:] == client.get("/tube/history?tube=mail").get_json()["series"]["put"][-36:]
+    one = client.get("/server/history.json").get_json()["series"]["put"][-6:]
+    assert one == client.get("/tube/history.json?tube=mail").get_json()["series"]["put"][-6:] == [0.6] * 6
 
 
 def test_json_of_a_dropped_tube() -> None:
@@ -96,25 +160,26 @@ def test_json_of_a_dropped_tube() -> None:
     queue.put("gone")
     queue.broker.clear(queue.broker.tubes[b"gone"], 1, 1, queue.broker.next_id, queue.now)
     assert b"gone" not in queue.broker.tubes
-    queue.now += SECOND
-    history.tick()
-    response = client.get("/tube/history?tube=gone")
+    for _ in range(61):
+        queue.now += SECOND
+        history.tick()
+    response = client.get("/tube/history.json?tube=gone")
     assert response.status_code == 200
-    assert client.get("/tube/history?tube=never").status_code == 404
+    assert client.get("/tube/history.json?tube=never").status_code == 404
 
 
 def test_json_of_a_tube_without_history(queue: Queue) -> None:
     """The tube exists, but has no events."""
     client = queue.app().test_client()
-    assert client.get("/tube/history?tube=default").get_json()["series"] == {}
+    assert client.get("/tube/history.json?tube=default").get_json()["series"] == {}
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_json_of_tubes_with_odd_names(name: str) -> None:
     _, client = create_used_queue(tube=name)
-    history = client.get(f"/tube/history?tube={quote(name, safe='')}").get_json()
+    history = client.get(f"/tube/history.json?tube={quote(name, safe='')}").get_json()
     assert history["series"]["put"][-1] == 0.6
-    html = client.get(f"/tube?tube={quote(name, safe='')}").text
+    html = client.get(f"/tube/history?tube={quote(name, safe='')}").text
     source = re.search(r'data-source="([^"]*)"', html)
     assert source is not None
     assert client.get(unescape(source[1])).get_json() == history
@@ -122,7 +187,7 @@ def test_json_of_tubes_with_odd_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", INVALID_NAMES)
 def test_json_refuses_invalid_names(client: FlaskClient, name: str) -> None:
-    response = client.get("/tube/history", query_string={"tube": name})
+    response = client.get("/tube/history.json", query_string={"tube": name})
     assert response.status_code == 400
     assert "“tube”" in response.text
     assert "<b>" not in response.text and "<img src=x>" not in response.text
@@ -137,13 +202,13 @@ def test_other_links_keep_the_span(queue: Queue, client: FlaskClient) -> None:
 
 
 def test_unknown_span(client: FlaskClient) -> None:
-    assert client.get("/server/history?span=week").status_code == 400
-    assert client.get("/tube?tube=default&span=week").status_code == 200
+    assert client.get("/server/history.json?span=year").status_code == 400
+    assert client.get("/tube/history?tube=default&span=year").status_code == 200
 
 
 def test_numbers_have_significant_digits_only() -> None:
     _, client = create_used_queue(hours=0.5)
-    text = client.get("/tube/history?tube=mail").text
+    text = client.get("/tube/history.json?tube=mail").text
     assert max(len(number) for number in re.findall(r"[0-9.e-]+", text)) <= len("1800000000")
     assert "NaN" not in text
 
@@ -153,21 +218,21 @@ def test_numbers_have_significant_digits_only() -> None:
 
 def test_page_has_drawings_without_a_script() -> None:
     _, client = create_used_queue(hours=0.5)
-    html = client.get("/tube?tube=mail").text
+    html = client.get("/tube/history?tube=mail").text
     drawn = dict(re.findall(r'<path class="line-(\w+)" d="([^"]*)"', html))
-    assert set(drawn) == set(client.get("/tube/history?tube=mail").get_json()["series"]) | {"run_p50", "run_p95"}
+    assert set(drawn) == set(client.get("/tube/history.json?tube=mail").get_json()["series"]) | {"run_p50", "run_p95"}
     assert all(re.fullmatch(r"(M[\d.]+ [\d.]+(h0)?(L[\d.]+ [\d.]+)*)+", line) for line in drawn.values())
     assert "style=" not in html
 
 
 def test_table_has_the_last_points() -> None:
     _, client = create_used_queue(hours=0.5)
-    html = client.get("/tube?tube=mail").text
+    html = client.get("/tube/history?tube=mail").text
     tables = re.findall(r'<table class="points">(.*?)</table>', html, re.DOTALL)
     assert len(tables) == len([chart for chart in TUBE_CHARTS if not chart.is_optional])
     rows = re.findall(r"<tr>\s*<th scope=\"row\">(.*?)</tr>", tables[0], re.DOTALL)
     assert len(rows) == TABLE_ROWS
-    assert re.findall(r">([^<>]*UTC)<", rows[0]) == ["08:30:00 UTC"]
+    assert re.findall(r">([^<>]*UTC)<", rows[0]) == ["2027-01-15 08:30:00 UTC"]
     assert re.findall(r"<td>([^<]*)</td>", rows[0])[:2] == ["1.0", "0.50"]
 
 
@@ -177,22 +242,24 @@ def test_chart_of_policies_is_shown_once_a_policy_has_acted(queue: Queue) -> Non
     app = queue.app()
     client, history = app.test_client(), app.extensions["dashboard"].history
     queue.put("mail", count=3)
-    assert b"line-expire" not in client.get("/tube?tube=mail").data
-    for _ in range(20):
+    assert b"line-expire" not in client.get("/tube/history?tube=mail").data
+    for _ in range(120):
         queue.now += SECOND
         broker.tick(queue.now)
         history.tick()
-    for page in ("/tube?tube=default", "/"):
+    for page in ("/tube/history?tube=default", "/"):
         assert ('<path class="line-expire"' in client.get(page).text) == (page == "/")
-    series = client.get("/tube/history?tube=mail").get_json()["series"]
-    assert series["expire"][-2:] == [0.3, 0] and "dead_letter" not in series
+    series = client.get("/tube/history.json?tube=mail").get_json()["series"]
+    assert series["expire"][-2:] == [0.05, 0] and "dead_letter" not in series
 
 
 def test_span_links_keep_the_other_arguments() -> None:
     _, client = create_used_queue()
-    html = client.get("/tube?tube=mail&state=buried&_scheme=javascript&notice=put&n=1").text
+    html = client.get("/tube/history?tube=mail&span=day&compare=week&_scheme=javascript&notice=put&n=1").text
     links = [unescape(link) for link in re.findall(r'<a class="button" href="(\?[^"]*)"', html)]
-    assert links == [f"?tube=mail&state=buried&_scheme=javascript&span={span}" for span in SPANS]
+    spans = [f"?tube=mail&compare=week&_scheme=javascript&span={span}" for span in SPANS]
+    compares = [f"?tube=mail&span=day&_scheme=javascript{compare}" for compare in ("", "&compare=day", "&compare=week")]
+    assert links == [*spans, *compares]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +349,16 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
 """
 """Records the time labels below the charts."""
 
+TEXTS = """
+window.texts = [];
+const fillAny = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+    window.texts.push(text);
+    return fillAny.call(this, text, ...rest);
+};
+"""
+"""Records all texts on the charts."""
+
 STROKES = """async png => {
     const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
     const image = await createImageBitmap(new Blob([bytes], { type: 'image/png' }));
@@ -304,7 +381,7 @@ DRAWN = f"lines => lines.every(line => ({COLORS})().includes(({LEGEND})(line)))"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("page", ["tube?tube=mail", ""])
+@pytest.mark.parametrize("page", ["tube/history?tube=mail", ""])
 def test_charts_draw(chromium: Browser, served: Served, theme: str, page: str) -> None:
     with quiet_tab(chromium, served, color_scheme=theme) as tab:
         tab.page.goto(f"{served.url}{page}")
@@ -316,7 +393,7 @@ def test_charts_draw(chromium: Browser, served: Served, theme: str, page: str) -
 
 def test_theme_can_change(chromium: Browser, served: Served) -> None:
     with quiet_tab(chromium, served, color_scheme="light") as tab:
-        tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.goto(f"{served.url}tube/history?tube=mail")
         tab.page.wait_for_selector(".plot canvas")
         seen = [tab.page.evaluate(LEGEND, "put")]
         tab.page.emulate_media(color_scheme="dark")
@@ -330,7 +407,7 @@ def test_theme_can_change(chromium: Browser, served: Served) -> None:
 
 def test_values_under_the_cursor(chromium: Browser, served: Served) -> None:
     with quiet_tab(chromium, served) as tab:
-        tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.goto(f"{served.url}tube/history?tube=mail")
         tab.page.wait_for_selector(".plot canvas")
         buried = tab.page.locator(".legend .line-buried .legend-value")
         assert buried.text_content() == "9,000"
@@ -338,6 +415,23 @@ def test_values_under_the_cursor(chromium: Browser, served: Served) -> None:
         assert buried.text_content() in {f"{count:,}" for count in range(8640, 8900)}, "all charts follow"
         tab.page.mouse.move(0, 0)
         assert buried.text_content() == "9,000"
+
+
+def test_comparison_and_marks_are_drawn(chromium: Browser, served: Served) -> None:
+    """The legend and the table have both values; the canvas has the text of the mark, as the list below it."""
+    with quiet_tab(chromium, served) as tab:
+        tab.page.add_init_script(TEXTS)
+        tab.page.goto(f"{served.url}tube/history?tube=mail&span=hour&compare=day")
+        tab.page.get_by_label("What happened").fill("deployed 4.2")
+        tab.page.get_by_role("button", name="Add mark").click()
+        tab.page.wait_for_selector(".plot canvas")
+        assert "compare=day" in tab.page.url
+        buried = tab.page.locator(".legend .line-buried .legend-value")
+        tab.page.wait_for_function("window.texts.includes('deployed 4.2')")
+        assert buried.text_content() == "9,000 (360)"
+        assert tab.page.locator(".mark-text").all_text_contents() == ["deployed 4.2"]
+        tab.page.locator(".chart summary").first.click()
+        assert re.fullmatch(r"[\d.]+ \([\d.]+\)", tab.page.locator(".points td").first.inner_text())
 
 
 @pytest.mark.parametrize(("hours", "minutes"), [(0.05, 10), (0.5, 30)])
@@ -353,13 +447,13 @@ def test_time_scale_of_a_new_server_is_short(chromium: Browser, hours: float, mi
 @pytest.mark.parametrize("span", ["hour", "day"])
 def test_times_are_utc_in_every_time_zone(chromium: Browser, served: Served, span: str) -> None:
     with quiet_tab(chromium, served, timezone_id="UTC") as tab:
-        tab.page.goto(f"{served.url}tube?tube=mail&span={span}")
+        tab.page.goto(f"{served.url}tube/history?tube=mail&span={span}")
         begins = tab.page.inner_text("#charts-when")
     shown = []
     for zone, locale in (("UTC", "en-GB"), ("America/New_York", "en-US"), ("Asia/Kathmandu", "de-DE")):
         with quiet_tab(chromium, served, timezone_id=zone, locale=locale) as tab:
             tab.page.add_init_script(TICKS)
-            tab.page.goto(f"{served.url}tube?tube=mail&span={span}")
+            tab.page.goto(f"{served.url}tube/history?tube=mail&span={span}")
             tab.page.wait_for_selector(".plot canvas")
             when = tab.page.inner_text("#charts-when")
             tab.page.locator(".plot .u-over").first.hover(position={"x": 100, "y": 50})
@@ -368,27 +462,28 @@ def test_times_are_utc_in_every_time_zone(chromium: Browser, served: Served, spa
     assert shown[0] == shown[1] == shown[2]
     when, pointed, ticks = shown[0]
     assert when.endswith(" UTC") and pointed.endswith(" UTC")
-    assert re.fullmatch(r"\d\d:\d\d:\d\d UTC", pointed)
+    assert re.fullmatch(r"(1[56] Jan, )?\d\d:\d\d:\d\d UTC", pointed)
     assert begins.endswith(" UTC")
     assert {"hour": "08:30", "day": "00:00"}[span] in ticks
 
 
 def test_legend_of_a_dashed_line_is_dashed(chromium: Browser, served: Served) -> None:
     with quiet_tab(chromium, served) as tab:
-        tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.goto(f"{served.url}tube/history?tube=mail")
         tab.page.wait_for_selector(".plot canvas")
         strokes = {}
-        for line in ("wait_p50", "wait_p95", "run_p50", "run_p95"):
+        for line in ("wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99"):
             image = tab.page.locator(f".legend .line-{line}").screenshot()
             strokes[line] = tab.page.evaluate(STROKES, base64.b64encode(image).decode())
     assert strokes["wait_p50"] == strokes["run_p50"] == 1
     assert strokes["wait_p95"] == strokes["run_p95"] >= 2
+    assert strokes["wait_p99"] == strokes["run_p99"] > strokes["run_p95"]
 
 
 def test_span_is_switched_by_a_link(chromium: Browser, served: Served) -> None:
     for script in (True, False):
         with quiet_tab(chromium, served, java_script_enabled=script) as tab:
-            tab.page.goto(f"{served.url}tube?tube=mail")
+            tab.page.goto(f"{served.url}tube/history?tube=mail")
             assert tab.page.inner_text(".spans [aria-current]") == "Last hour"
             tab.page.get_by_role("link", name="Last day").click()
             assert tab.page.inner_text(".spans [aria-current]") == "Last day"
@@ -400,7 +495,7 @@ def test_span_is_switched_by_a_link(chromium: Browser, served: Served) -> None:
 def test_tables_of_the_script_and_of_the_server_agree(chromium: Browser, served: Served) -> None:
     def tables(script: bool, zone: str) -> list[list[str]]:
         with quiet_tab(chromium, served, java_script_enabled=script, timezone_id=zone, locale="en-US") as tab:
-            tab.page.goto(f"{served.url}tube?tube=mail")
+            tab.page.goto(f"{served.url}tube/history?tube=mail")
             if script:
                 tab.page.wait_for_selector(".plot canvas")
             return [table.locator("td, time").all_text_contents() for table in tab.page.locator(".points").all()]
@@ -413,7 +508,7 @@ def test_tables_of_the_script_and_of_the_server_agree(chromium: Browser, served:
 
 def test_charts_fit_and_are_accessible(chromium: Browser, served: Served) -> None:
     with quiet_tab(chromium, served, width=360) as tab:
-        for page in ("", "tube?tube=mail&span=day"):
+        for page in ("", "tube/history?tube=mail&span=day"):
             tab.page.goto(f"{served.url}{page}")
             tab.page.wait_for_selector(".plot canvas")
             for summary in tab.page.locator(".chart summary").all():
@@ -430,12 +525,12 @@ def test_charts_refresh_while_visible(chromium: Browser, served: Served) -> None
     with chromium.tab(served.url) as tab:
         asked: list[str] = []
         tab.stop_clock()
-        tab.page.on("request", lambda request: asked.append(request.url) if "/history" in request.url else None)
-        with tab.page.expect_response("**/tube/history*"):
-            tab.page.goto(f"{served.url}tube?tube=mail")
+        tab.page.on("request", lambda request: asked.append(request.url) if "history.json" in request.url else None)
+        with tab.page.expect_response("**/tube/history.json*"):
+            tab.page.goto(f"{served.url}tube/history?tube=mail")
         tab.page.wait_for_selector(".plot canvas")
-        with tab.page.expect_response("**/tube/history*"):
-            tab.page.clock.run_for(10_000)
+        with tab.page.expect_response("**/tube/history.json*"):
+            tab.page.clock.run_for(20_000)
         tab.page.evaluate("""() => {
             Object.defineProperty(document, 'hidden', {value: true, configurable: true});
             document.dispatchEvent(new Event('visibilitychange'));
@@ -449,16 +544,16 @@ def test_charts_stay_when_the_server_does_not_respond(chromium: Browser) -> None
     """The page stops requesting figures, and keeps the drawn charts."""
     asked: list[str] = []
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0") as daemon, chromium.tab(daemon.dashboard) as tab:
-        tab.page.goto(f"{daemon.dashboard}tube?tube=default")
+        tab.page.goto(daemon.dashboard)
         tab.page.wait_for_selector(".plot canvas")
         tab.page.wait_for_selector("#live[data-state=live]")
         daemon.stop()
         tab.page.wait_for_selector("#live[data-state=lost]")
-        tab.page.on("request", lambda request: asked.append(request.url) if "/history" in request.url else None)
+        tab.page.on("request", lambda request: asked.append(request.url) if "history.json" in request.url else None)
         tab.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         tab.page.wait_for_timeout(200)
         assert asked == []
-        assert tab.page.locator(".plot canvas").count() == 3
+        assert tab.page.locator(".plot canvas").count() == 2
         assert not [line for line in tab.console if "history" in line or "uncaught" in line]
 
 

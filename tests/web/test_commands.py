@@ -232,6 +232,20 @@ def test_changes_of_many_tubes(api: Api, client: greenstalk.Client, program: str
     run(api.commands("tube/clear", tube=TUBE, state="ready")["curl"])
 
 
+def test_silences(api: Api) -> None:
+    form = {"tubes": "mail.$(x)*", "kind": "disk", "seconds": "3600", "reason": REASON}
+    run(api.commands("alerts/silence", **form)["curl"])
+    (silence,) = api.get("/alerts/silences")["silences"]
+    assert (silence["tubes"], silence["condition"], silence["reason"]) == (
+        "mail.$(x)*",
+        "disk",
+        " ".join(REASON.split()),
+    )
+    run(api.commands("alerts/silence/end", id=str(silence["id"]))["curl"])
+    assert api.get("/alerts/silences") == {"silences": []}
+    assert "/alerts/test" in api.commands("alerts/test", receiver="ops")["curl"]
+
+
 def test_connection_is_closed(api: Api, server: Daemon) -> None:
     victim = greenstalk.Client(("127.0.0.1", server.port), use="victim")
     number = next(one["number"] for one in api.get("/connections")["connections"] if one["uses"] == "victim")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.durations import MAX_BUCKET, RELATIVE_ERROR
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.metrics import history_files
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore
+from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
 from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.history_files import HistoryFiles, intact_frames
 from greenstalk_server.web.metrics.points import (
@@ -143,8 +143,11 @@ def test_restart_continues_the_history(server: Server) -> None:
     later = server.restart()
     assert {key: later.series(HOUR, key) for key in before} == before
     assert later.series(HOUR, tube=None)[-30:] == before["put"][-30:]
+    assert [None if isnan(one) else one for one in later.history.last_hour(b"mail", "put")] == before["put"]
     later.work(30)
     assert later.series(HOUR)[:30] == before["put"][-30:]
+    again = later.restart()
+    assert again.history.last_hour(b"mail", "put") == later.series(HOUR), "of the hour before, too"
     [expected] = [value for value in later.series(WEEK, "run_p50") if value is not None]
     assert expected == pytest.approx(1, rel=RELATIVE_ERROR)
     hour = later.series(WEEK)[-1]
@@ -162,6 +165,7 @@ def test_restart_after_hours_closes_the_hour_of_then(server: Server) -> None:
     assert len(known) == 2
     assert known[-1] == pytest.approx(sum(rates) / 30)  # type: ignore[arg-type]
     assert later.series(DAY)[-330:-300] == rates
+    later.wait()
     assert not list((server.directory / "history").glob("minutes-*.log")), "the log has become a block"
     again = later.restart(3600)
     assert [value for value in again.series(NINETY_DAYS) if value is not None] == known
@@ -190,8 +194,8 @@ def written(directory: Path) -> tuple[Path, list[bytes]]:
     for number in range(3):
         entries = [Entry(SERVER, point, {}, {}), Entry(b"mail", point, {100: 3, 130: 1}, {})]
         files.append(MINUTES, 0, number, encode_frame(number, map(encode_entry, entries)))
-    [(tier, block, frames)] = HistoryFiles(str(directory)).load()
-    assert (tier, block, len(frames)) == (MINUTES, 0, 3)
+    [(block, frames)] = HistoryFiles(str(directory)).load(MINUTES)
+    assert (block, len(frames)) == (0, 3)
     return directory / "history" / "minutes-0.log", frames
 
 
@@ -230,9 +234,9 @@ def test_append_after_a_torn_frame_replaces_it(tmp_path: Path) -> None:
     path, frames = written(tmp_path)
     path.write_bytes(path.read_bytes()[:-3])
     files = HistoryFiles(str(tmp_path))
-    assert files.load() == [(MINUTES, 0, frames[:2])]
+    assert files.load(MINUTES) == [(0, frames[:2])]
     files.append(MINUTES, 0, 3, frames[0])
-    assert HistoryFiles(str(tmp_path)).load() == [(MINUTES, 0, [*frames[:2], frames[0]])]
+    assert HistoryFiles(str(tmp_path)).load(MINUTES) == [(0, [*frames[:2], frames[0]])]
 
 
 def test_damaged_block_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -287,7 +291,7 @@ class FailingFiles(HistoryFiles):
     is_full: bool = False
     attempts: int = 0
 
-    def append(self, tier: history_files.Tier, block: int, number: int, frame: bytes) -> None:
+    def append(self, tier: Tier, block: int, number: int, frame: bytes) -> None:
         self.attempts += 1
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -310,7 +314,7 @@ def test_full_disk_is_logged_once_and_written_later(tmp_path: Path, caplog: pyte
     archive._retry.clear()
     archive.append(MINUTES, 3, b"\0frame")
     archive._writer.join()
-    [(_, _, frames)] = HistoryFiles(str(tmp_path)).load()
+    [(_, frames)] = HistoryFiles(str(tmp_path)).load(MINUTES)
     assert len(frames) == 4
     assert archive.trouble == ""
 
@@ -362,7 +366,7 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "history").mkdir()
     for name in ("minutes-", "minutes-x.log", "hours-1.new", "days-3", "minutes-9999999999999.log", "notes.txt"):
         (tmp_path / "history" / name).write_bytes(b"x")
-    assert HistoryFiles(str(tmp_path)).load() == []
+    assert HistoryFiles(str(tmp_path)).load(MINUTES) == []
     HistoryFiles(str(tmp_path)).seal(HOURS, 500, {SERVER: b"x"})
     assert len(list((tmp_path / "history").iterdir())) == 7
 

@@ -29,7 +29,7 @@ from greenstalk_server.web.pages.overview import (
     memory_texts,
 )
 
-from .conftest import Queue
+from .conftest import Queue, visiting
 from .table import Page
 from .turns import LoopIterations
 
@@ -345,7 +345,7 @@ def test_scan_of_ten_thousand_tubes_lets_others_run(
     for number in range(10_000):
         queue.put(f"x{number:05}")
     builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
-    with LoopIterations() as turns:
+    with visiting(client.application), LoopIterations() as turns:
         assert len(builder.build(query, order, queue.now, sees_all).tubes) == MAX_TUBES
     steps = math.ceil(10_001 / TUBE_BATCH)
     assert turns.count >= steps + MAX_TUBES + steps  # ranking, rendering the page, and the totals
@@ -362,7 +362,8 @@ def test_tube_dropped_during_the_scan_is_omitted(queue: Queue, client: FlaskClie
         return found
 
     builder._page = first_then_drop_one  # type: ignore[assignment, method-assign]
-    assert [row[0] for row in builder.build("", Order(), queue.now, sees_all).tubes] == ["a", "default"]
+    with visiting(client.application):
+        assert [row[0] for row in builder.build("", Order(), queue.now, sees_all).tubes] == ["a", "default"]
 
 
 def test_filter_without_a_match_links_to_all_tubes(queue: Queue, client: FlaskClient) -> None:

@@ -21,7 +21,7 @@ from greenstalk_server.web.pages.policy_form import form_of, submitted_form
 from greenstalk_server.web.pages.policy_texts import COUNT_TEXTS, GROUPS, SETTING_TEXTS, value_text
 from tests.support.world import slots
 
-from .conftest import Queue
+from .conftest import Queue, visiting
 from .table import Page
 from .test_access import ADMIN, SAME_ORIGIN, VIEWER
 from .test_guard import basic
@@ -243,7 +243,8 @@ def test_values_are_kept_if_too_many_tasks_run(client: FlaskClient, monkeypatch:
 
 def test_preview_that_still_runs_reloads_itself(queue: Queue, client: FlaskClient) -> None:
     task, _ = preview(client, max_attempts="2")
-    found = client.application.extensions["dashboard"].tasks.find({"task": task})
+    with visiting(client.application):
+        found = client.application.extensions["dashboard"].tasks.find({"task": task})
     found.state = tasks.RUNNING
     html = client.get(f"/policy?task={task}").text
     assert '<meta http-equiv="refresh" content="2">' in html
@@ -335,7 +336,7 @@ def test_viewer_sees_policies_but_cannot_change_or_preview_them(queue: Queue) ->
         response = client.get(path, headers=viewer)
         assert response.status_code == 200, path
         forms = [attributes for tag, attributes in Page(response.text).elements if tag == "form"]
-        assert {form["action"] for form in forms if form.get("method") == "post"} <= {"/theme"}, path
+        assert {form["action"] for form in forms if form.get("method") == "post"} <= {"/theme", "/zone"}, path
     assert "Maximum attempts" in client.get("/policy?name=mail", headers=viewer).text
     assert client.get("/policy", headers=viewer).status_code == 403
     for path in ("/policy/preview", "/policy/set", "/policy/remove", "/job/redrive", "/bulk/preview"):
@@ -525,7 +526,9 @@ def run(client: FlaskClient, **form: str) -> str:
     response = post(client, "/bulk/run", task=task)
     assert response.status_code == 303
     (id,) = parse_qs(urlsplit(response.headers["Location"]).query)["id"]
-    client.application.extensions["dashboard"].tasks.find({"task": id}).wait(10)
+    with visiting(client.application):
+        found = client.application.extensions["dashboard"].tasks.find({"task": id})
+    found.wait(10)
     return words(Spaced(page.text))
 
 

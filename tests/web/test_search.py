@@ -18,7 +18,7 @@ from greenstalk_server.web.pages import search
 from greenstalk_server.web.pages.search import MAX_MATCHES, PAGE_SIZE
 from tests.support.daemon import TIMEOUT
 
-from .conftest import Queue
+from .conftest import ADMIN, Queue
 from .table import Page
 from .test_actions import refused
 from .turns import LoopIterations, until
@@ -199,7 +199,7 @@ def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> No
 
 
 def places(broker: Broker, q: str) -> list[int]:
-    total, ids = candidate_ids(broker, parse(q))
+    total, ids = candidate_ids(broker, parse(q), who=ADMIN)
     found = list(ids)
     assert total == len(found)
     return found
@@ -237,9 +237,9 @@ def test_candidates_of_one_id_of_a_missing_tube_and_of_a_large_tube(queue: Queue
 def test_candidates_start_at_the_least_matching_id(queue: Queue) -> None:
     ids = queue.put("mail", count=MAX_COLLECTED_IDS + 1)
     for query in (f"tube:mail id:>{ids[-3]}", f"id:{ids[-2]}..{MAX_ID}"):
-        total, found = candidate_ids(queue.broker, parse(query))
+        total, found = candidate_ids(queue.broker, parse(query), who=ADMIN)
         assert list(found) == ids[-2:] and total >= 2
-    assert list(candidate_ids(queue.broker, parse("id:>5"), above=ids[-2])[1]) == ids[-1:]
+    assert list(candidate_ids(queue.broker, parse("id:>5"), above=ids[-2], who=ADMIN)[1]) == ids[-1:]
 
 
 # Large queues

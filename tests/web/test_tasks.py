@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import gevent
 import pytest
@@ -234,3 +235,16 @@ def test_audit_entry_of_a_task_names_who_started_it(app: Flask, tasks: Tasks) ->
     settle(task)
     [entry] = app.extensions["dashboard"].audit.entries
     assert (entry.who, entry.address) == ("ann", "192.0.2.1")
+
+
+def test_task_ends_with_the_session_of_its_visitor(app: Flask) -> None:
+    work, live = BlockingWork(), [True]
+    with app.test_request_context():
+        g.visitor = replace(ADMIN, lasts=lambda: live[0])
+        task = app.extensions["dashboard"].tasks.start("Work", None, work)
+    work.is_waiting.wait(TIMEOUT)
+    live[0] = False
+    work.may_continue.set()
+    settle(task)
+    assert (task.state, task.scanned) == (FAILED, 4)
+    assert task.message == "The session of the user who started the task has ended."

@@ -28,6 +28,7 @@ from greenstalk_server.web.alerts.silences import Silence, Silences
 from greenstalk_server.web.alerts.state import Delivery, State
 from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
+from greenstalk_server.web.metrics.tube_counters import in_batches
 from greenstalk_server.web.outbound import Request, RequestFailed, Response, Secrets, send
 
 INTERVAL: Final = 2.0
@@ -38,6 +39,9 @@ CONDITION_INTERVAL: Final = 0.001
 
 ERROR_INTERVAL: Final = 60.0
 """Seconds until the next round after one has failed."""
+
+TAKEOVER_TIME: Final = 60 * SECOND
+"""Nanoseconds after a takeover until conditions are sent: the clients need a while to connect to the new leader."""
 
 FIRST_RETRY: Final = 5 * SECOND
 MAX_RETRY: Final = 300 * SECOND
@@ -120,6 +124,7 @@ class Alerts:
         self._sending: set[gevent.Greenlet] = set()
         self._number: int = max([delivery.number for delivery in self._state.log], default=0)
         self._started_at: int = clock()
+        self._led_since: int = 0
         self._is_stopped: bool = False
 
     def start(self) -> None:
@@ -152,7 +157,7 @@ class Alerts:
 
     def is_silenced(self, kind: str, tube: bytes) -> bool:
         """Whether conditions of this *kind* and *tube* are silenced now."""
-        return self.silences.covers(kind, tube, self._clock()) is not None
+        return self.silences.has(kind, tube, self._clock())
 
     def waiting(self, name: str) -> int:
         """Return the number of conditions that the receiver *name* should have been sent by now."""
@@ -207,8 +212,7 @@ class Alerts:
         Only one greenlet may call this.
         """
         self.follow_configuration()
-        is_leader = self._role is None or self._role().is_active
-        if not self.posts or not self._attention.evaluated_at or not is_leader or self._is_stopped:
+        if self._is_stopped or not self._leads() or not self.posts or not self._attention.evaluated_at:
             return INTERVAL
         if self.silences.remove_expired(self._clock()):
             self._save()
@@ -219,13 +223,24 @@ class Alerts:
             for book in books:
                 book.take(condition, self.is_silenced)
         now = self._clock()
-        for post in list(self.posts.values()):
+        for post in in_batches(list(self.posts.values()), 1):
             post.book.end_round(now)
             if not post.is_sending and now >= post.next_try:
                 batch = post.book.due(now, self.is_silenced)
                 if batch.items:
                     self._begin(post, batch)
         return max(INTERVAL, CONDITION_INTERVAL * self._attention.counts.total())
+
+    def _leads(self) -> bool:
+        """Return whether this server is the only one that may send, and its clients had time to connect."""
+        if self._role is None:
+            return True
+        now = self._clock()
+        if not self._role().is_active:
+            self._led_since = 0
+            return False
+        self._led_since = self._led_since or now
+        return now - self._led_since >= TAKEOVER_TIME
 
     def _begin(self, post: Post, batch: Batch) -> None:
         """Start to send *batch*. Does not switch."""
@@ -246,6 +261,10 @@ class Alerts:
                     break
                 post.failures, attempt = 0, 1
                 post.book.acknowledge(message.items, self._clock())
+        except Exception:
+            log.exception("alerts: a message to %s failed", post.receiver.name)
+            post.failures += 1
+            post.next_try = self._clock() + REJECTED_RETRY
         finally:
             post.is_sending = False
         self._save()

@@ -49,6 +49,8 @@ class Silences:
         self._silences: dict[int, Silence] = {}
         self._patterns: dict[int, re.Pattern[bytes] | None] = {}
         self._last: int = last
+        self._scopes: dict[str, tuple[bool, re.Pattern[bytes] | None]] = {}
+        self._scopes_until: int = 0
         for silence in silences:
             self._keep(silence)
 
@@ -76,6 +78,7 @@ class Silences:
     def remove(self, id: int) -> bool:
         """Remove a silence; return False if there is none with this id."""
         self._patterns.pop(id, None)
+        self._scopes_until = 0
         return self._silences.pop(id, None) is not None
 
     def remove_expired(self, now: int) -> bool:
@@ -84,6 +87,16 @@ class Silences:
         for id in expired:
             self.remove(id)
         return bool(expired)
+
+    def has(self, kind: str, tube: bytes, now: int) -> bool:
+        """Whether a silence covers conditions of this *kind* and *tube*; faster than `covers` with many silences."""
+        if now >= self._scopes_until:
+            self._combine(now)
+        for name in ("", kind):
+            covers_all, pattern = self._scopes.get(name, (False, None))
+            if covers_all or (pattern is not None and tube and pattern.fullmatch(tube)):
+                return True
+        return False
 
     def covers(self, kind: str, tube: bytes, now: int) -> Silence | None:
         """Return the silence of conditions of this *kind* and *tube* that lasts longest, or None."""
@@ -102,3 +115,13 @@ class Silences:
         self._silences[silence.id] = silence
         self._patterns[silence.id] = any_of([silence.tubes] if silence.tubes else [])
         self._last = max(self._last, silence.id)
+        self._scopes_until = 0
+
+    def _combine(self, now: int) -> None:
+        """Combine the silences of each kind, until the first of them ends."""
+        lasting = [silence for silence in self._silences.values() if silence.until > now]
+        self._scopes = {}
+        for kind in {silence.kind for silence in lasting}:
+            tubes = [silence.tubes for silence in lasting if silence.kind == kind]
+            self._scopes[kind] = "" in tubes, any_of([pattern for pattern in tubes if pattern])
+        self._scopes_until = min([silence.until for silence in lasting], default=2**63)

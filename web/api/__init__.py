@@ -39,11 +39,13 @@ from greenstalk_server.web.api.connections import Connections
 from greenstalk_server.web.api.framework.router import Api
 from greenstalk_server.web.api.jobs import Jobs
 from greenstalk_server.web.api.leases import Leases
+from greenstalk_server.web.api.marks import Marks
 from greenstalk_server.web.api.policies import Policies
 from greenstalk_server.web.api.samples import Samples
 from greenstalk_server.web.api.saved_searches import SavedSearches
 from greenstalk_server.web.api.server import Server
 from greenstalk_server.web.api.servers import Servers
+from greenstalk_server.web.api.sessions import Sessions
 from greenstalk_server.web.api.tasks import Tasks
 from greenstalk_server.web.api.tube_changes import TubeChanges
 from greenstalk_server.web.api.tube_errors import Errors
@@ -51,6 +53,7 @@ from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.metrics.marks import Marks as MarkRecorder
 from greenstalk_server.web.operations.alerts import AlertChanges
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
@@ -65,6 +68,7 @@ from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 from greenstalk_server.web.pages.saved_searches import SavedSearches as SavedSearchPages
 from greenstalk_server.web.pages.search import Searches
+from greenstalk_server.web.pages.signin import SignIn
 from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.servers import Servers as ServerList
 
@@ -89,9 +93,11 @@ class Parts:
     history: History
     leases: LeaseManager
     live: LiveHub
+    marks: MarkRecorder
     policies: PolicyOperations
     role: Callable[[], ClusterStatus] | None
     samples: SamplePages
+    sign_in: SignIn
     saved_searches: SavedSearchPages
     searches: Searches
     servers: ServerList
@@ -115,8 +121,10 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
+    api.add(Sessions(parts.sign_in))
     api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))
+    api.add(Marks(parts.marks, clock, parts.audit))
     api.add(Alerts(parts.alerts))
     api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))
     api.add(Servers(parts.servers))
@@ -125,5 +133,6 @@ def init_app(app: Flask, parts: Parts) -> None:
 
 def _security(options: WebOptions) -> list[str]:
     """Return the keys of openapi.SECURITY that the server accepts; empty if the API is open."""
-    has_token, has_password = options.api_token or options.api_viewer_token, options.password or options.viewer_password
+    has_token = options.api_token or options.api_operator_token or options.api_viewer_token
+    has_password = options.password or options.operator_password or options.viewer_password or options.users
     return [name for name, is_accepted in (("bearer", has_token), ("basic", has_password)) if is_accepted]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from flask import url_for
 from msgspec import Meta
 
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
@@ -12,6 +11,7 @@ from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.values import Count, Instant, RequestModel, ResponseModel, instant
 from greenstalk_server.web.attention.measures import Condition as ActiveCondition
 from greenstalk_server.web.attention.monitor import Attention as Monitor
+from greenstalk_server.web.pages.attention import href_of, sentence_of, visible_conditions
 
 
 class Condition(ResponseModel):
@@ -61,10 +61,11 @@ class Attention:
 
         The server is evaluated once a second, and each tube about every five seconds.
         """
-        at, conditions = self._monitor.evaluated_at, self._monitor.conditions
+        at = self._monitor.evaluated_at
+        conditions, counts = visible_conditions(self._monitor)
         return AttentionList(
             evaluated_at=instant(at) if at else None,
-            total=self._monitor.counts.total(),
+            total=counts.total(),
             conditions=[_model(condition) for condition in conditions[: query.limit]],
         )
 
@@ -79,6 +80,6 @@ def _model(condition: ActiveCondition) -> Condition:
         since=instant(condition.since),
         value=measure.value,
         threshold=measure.threshold,
-        sentence=measure.sentence,
-        link=url_for(measure.link.endpoint, **measure.link.args),
+        sentence=sentence_of(measure),
+        link=href_of(measure),
     )

@@ -18,6 +18,7 @@ from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, Instant, JobId, Pri, RequestModel, ResponseModel, TubeName, instant
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.connection_queries import (
     MAX_FILTER_LENGTH,
     MAX_JOBS_LISTED,
@@ -29,6 +30,8 @@ from greenstalk_server.web.connection_queries import (
     iter_batched,
     matching_clients,
     soonest_jobs,
+    visible_jobs,
+    visible_tubes,
 )
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.operations.operations import Operations
@@ -65,7 +68,7 @@ class Connection(ResponseModel):
     is_producer: Annotated[bool, Meta(description="Whether it has put jobs.")]
     is_worker: Annotated[bool, Meta(description="Whether it has reserved jobs.")]
     connected_at: Instant
-    uses: Annotated[TubeName, Meta(description="The tube that it puts into.")]
+    uses: Annotated[TubeName | None, Meta(description="The tube that it puts into; null if you may not see it.")]
     watches: Annotated[
         list[TubeName],
         Meta(
@@ -186,7 +189,7 @@ def _after(query: ListConnections) -> tuple[int, int] | None:
 
 def _connection_model(client: Client, tubes: int) -> Connection:
     """Return *client*, with the first *tubes* tubes that it watches."""
-    until = client.wait_until if client.is_waiting else None
+    until, watched, uses = client.wait_until if client.is_waiting else None, visible_tubes(client), client.used.name
     return Connection(
         number=client.number,
         address=client.address,
@@ -195,10 +198,10 @@ def _connection_model(client: Client, tubes: int) -> Connection:
         is_producer=client.is_producer,
         is_worker=client.is_worker,
         connected_at=instant(client.connected_at),
-        uses=client.used.name.decode(),
-        watches=[name.decode() for name in islice(client.watched, tubes)],
-        watched=len(client.watched),
-        held=len(client.reserved),
+        uses=uses.decode() if visitor().sees(uses) else None,
+        watches=[name.decode() for name in islice(watched, tubes)],
+        watched=len(watched),
+        held=len(visible_jobs(client)),
         finished=client.finished,
         waiting_since=instant(client.waiting_since) if client.is_waiting else None,
         waits_until=instant(until) if until is not None else None,

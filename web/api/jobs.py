@@ -51,7 +51,7 @@ from greenstalk_server.web.api.values import (
     duration,
     instant,
 )
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body
 from greenstalk_server.web.jobs.json_fields import MAX_PARSED, Path
@@ -92,7 +92,13 @@ class DeadLetter(ResponseModel):
         Reason,
         Meta(description="It ran out of attempts, expired, expired while buried, or its tube was full (`overflow`)."),
     ]
-    source: Annotated[TubeName, Meta(description="The tube that it came from. A redrive moves it back to this tube.")]
+    source: Annotated[
+        str,
+        Meta(
+            description="The tube that it came from. A redrive moves it back to this tube."
+            f" “{HIDDEN_TUBE}” if you may not see it."
+        ),
+    ]
     attempts: Annotated[Count, Meta(description="Its attempts in that tube.")]
     first_at: Annotated[Instant, Meta(description="Time of its first move to a dead-letter tube.")]
     last_at: Annotated[Instant, Meta(description="Time of its last move to a dead-letter tube.")]
@@ -607,7 +613,7 @@ def _dead_letter(job: CoreJob) -> DeadLetter | None:
     found = job_attributes.DeadLetter.unpack(job.dead_letter)
     return DeadLetter(
         reason=_REASONS[found.reason],
-        source=found.source.decode(),
+        source=visitor().name_of(found.source),
         attempts=found.attempts,
         first_at=instant(found.first_at),
         last_at=instant(found.last_at),

@@ -15,12 +15,13 @@ from flask import request
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
+from greenstalk_server.core.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.jobs import Job, job_model, shows_body
 from greenstalk_server.web.api.values import Count, FineDelay, Pri, RequestModel, ResponseModel, TubeName
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import require_operator, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.live.peer import peer_of
 from greenstalk_server.web.operations.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
@@ -174,6 +175,8 @@ class Leases:
         who = visitor()
         if not who.sees_bodies:
             raise Forbidden("Bodies are hidden on this server (--hide-bodies), so jobs cannot be reserved over HTTP.")
+        for name in body.tubes:
+            require_operator(name.encode())
         tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
         reserve = ReserveRequest(tubes, body.count, to_nanoseconds(body.wait), body.worker, who.address)
         try:
@@ -193,7 +196,7 @@ class Leases:
         Returns the job without its body; `time_left` is the remaining time of its ttr.
         """
         with _lease_errors():
-            return job_model(self._leases.job(body.token), self._clock())
+            return job_model(self._job(body.token), self._clock())
 
     @endpoint("POST", "/leases/touch", errors=NO_LEASE)
     def touch_lease(self, body: Leased) -> Job:
@@ -202,12 +205,14 @@ class Leases:
         Returns the job without its body.
         """
         with _lease_errors():
+            self._job(body.token)
             return job_model(self._leases.touch(body.token), self._clock())
 
     @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
     def delete_leased(self, body: Leased) -> None:
         """Delete the job once its work is done."""
         with _lease_errors():
+            self._job(body.token)
             self._leases.delete(body.token)
         wait_until_durable(self._commit)
 
@@ -220,6 +225,7 @@ class Leases:
         pace, lost = Pace(), list[str]()
         for token in body.tokens:
             try:
+                self._job(token)
                 self._leases.delete(token)
             except NoLease:
                 lost.append(token)
@@ -234,6 +240,7 @@ class Leases:
         Its priority stays unless `pri` is given.
         """
         with _lease_errors():
+            self._job(body.token)
             self._leases.release(body.token, body.pri, to_nanoseconds(body.delay))
         wait_until_durable(self._commit)
 
@@ -244,8 +251,19 @@ class Leases:
         Its priority stays unless `pri` is given.
         """
         with _lease_errors():
+            self._job(body.token)
             self._leases.bury(body.token, body.pri)
         wait_until_durable(self._commit)
+
+    def _job(self, token: str) -> CoreJob:
+        """Return the job reserved by *token*; raise NoLease if the visitor may not operate its tube, or as `job` does.
+
+        An admin may have moved the job to another tube.
+        """
+        job = self._leases.job(token)
+        if not visitor().operates(job.tube.name):
+            raise LeaseEnded(f"The lease of job {job.id} is not valid for you: you may not change jobs of its tube.")
+        return job
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.jobs.job_list import MAX_LISTED, count_jobs, jobs_in_order, sort_key
@@ -97,7 +98,7 @@ def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) 
     if place.after_id is not None:
         return _by_id(broker, query, place, now, rows)
     tube = broker.tubes.get(query.tube.encode())
-    return None if tube is None else _in_order(broker, tube, query, place, rows)
+    return None if tube is None or not visitor().sees(tube.name) else _in_order(broker, tube, query, place, rows)
 
 
 def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:

@@ -13,7 +13,7 @@ from greenstalk_server.web.api.values import Delay, Pri, RequestModel, ResponseM
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.store import MAX_SAMPLE_SIZE, Store
 from greenstalk_server.web.operations.store import Sample as StoredSample
-from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH
+from greenstalk_server.web.pages.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
 from greenstalk_server.web.pages.samples import Samples as SamplePages
 
 Name = Annotated[
@@ -71,7 +71,7 @@ class Samples:
         """List all samples."""
         if not visitor().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
-        samples = sorted(self._store.samples.values(), key=lambda sample: sample.name.casefold())
+        samples = sorted(visible_samples(self._store).values(), key=lambda sample: sample.name.casefold())
         return SampleList(samples=[_sample_model(sample) for sample in samples], trouble=self._store.trouble)
 
     @endpoint("POST", "/samples", status=201, errors={409: "There is no room for another sample."}, has_bodies=True)

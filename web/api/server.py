@@ -9,11 +9,19 @@ from flask import Response
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.protocol.stats import ServerStats, server_stats
+from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.api.framework.endpoint import endpoint
-from greenstalk_server.web.api.tubes import HistoryQuery, ListTubes, RatesPerSecond, Series, Tubes, rates_model
+from greenstalk_server.web.api.tubes import (
+    HistoryQuery,
+    ListTubes,
+    RatesPerSecond,
+    Series,
+    Tubes,
+    rates_model,
+    series_model,
+)
 from greenstalk_server.web.api.values import (
     Count,
     Instant,
@@ -25,10 +33,11 @@ from greenstalk_server.web.api.values import (
     nanoseconds,
     tube_of,
 )
+from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.rings import SPANS
+from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.pages.audit import (
     END_OF_TIME,
@@ -38,7 +47,6 @@ from greenstalk_server.web.pages.audit import (
     find_entries,
     require_audit_access,
 )
-from greenstalk_server.web.pages.charts import history_json
 from greenstalk_server.web.pages.overview import OverviewBuilder
 
 LIVE: Final = "api"
@@ -196,13 +204,17 @@ class Server:
 
     @endpoint("GET", "/server")
     def get_server(self) -> ServerFigures:
-        """Get the figures of the server."""
+        """Get the figures of the server.
+
+        If you may see some tubes only, the numbers of jobs and tubes, and the rates, are those of these tubes.
+        """
         return self._figures(self._clock())
 
-    @endpoint("GET", "/server/history")
+    @endpoint("GET", "/server/history", errors={403: "You may not see all tubes."})
     def get_server_history(self, query: HistoryQuery) -> Series:
-        """Get the recent history of all tubes together."""
-        return Series(**history_json(self._history.columns(None, SPANS[query.span])))
+        """Get the history of all tubes together."""
+        require_full_view("The history of the server")
+        return series_model(self._history, None, query)
 
     @endpoint(
         "GET",
@@ -262,13 +274,15 @@ class Server:
         }
 
     def _figures(self, now: int) -> ServerFigures:
+        """Return the figures of the server that the visitor may see. May switch."""
         journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
+        stats, rates = visible_figures(self._broker, self._history, now)
         return ServerFigures(
-            stats=server_stats(self._broker, now),
+            stats=stats,
             build=self._broker.facts.build,
             role=self._role,
             extensions=list(self._broker.facts.extensions),
-            rates=rates_model(self._history.total_rates()),
+            rates=rates_model(rates),
             journal=Journal(
                 is_on_disk=journal.is_on_disk,
                 trouble=self._broker.journal.trouble,

@@ -28,7 +28,7 @@ from greenstalk_server.web.api.values import (
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.jobs.bodies import iter_with_bodies
 from greenstalk_server.web.jobs.error_groups import ErrorGroups
-from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan, plan_of
+from greenstalk_server.web.operations.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan
 from greenstalk_server.web.operations.policies import Effect
 from greenstalk_server.web.operations.tasks import Task as CoreTask
 from greenstalk_server.web.operations.tasks import Tasks as TaskManager
@@ -278,7 +278,7 @@ class Tasks:
         dry_run = self._find(task)
         if isinstance(dry_run.subject, TubePlan):
             return self._started(self._tube_changes.start_run(dry_run))
-        plan = plan_of(dry_run)
+        plan = self._bulk.runnable_plan(dry_run)
         if plan.run is None:
             self._bulk.refuse_unfinished(dry_run)
         return self._started(self._bulk.start_run(plan, body.force))
@@ -289,14 +289,14 @@ class Tasks:
     def list_found(self, task: TaskId, query: ListFound) -> JobList:
         """List the jobs that a search has found so far, as they are now. Deleted jobs are left out."""
         found = self._find(task)
-        ids, now = search_of(found).ids, self._clock()
+        ids, now, sees = search_of(found).ids, self._clock(), visitor().sees
         rows = job_rows(query.limit, now, has_bodies=query.bodies)
         at = _at(query, found)
         for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.yield_if_due):
             if rows.is_full:
                 break
             at += 1
-            if job is not None:
+            if job is not None and sees(job.tube.name):
                 rows.add(job, body)
         return JobList(jobs=rows.rows, next_cursor=dump(_Place(found.id, at)) if at < len(ids) else None)
 

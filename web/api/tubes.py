@@ -8,6 +8,7 @@ from math import inf
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
+from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
@@ -20,6 +21,7 @@ from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName, tube_of
 from greenstalk_server.web.attention.monitor import Attention
+from greenstalk_server.web.auth.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.job_list import count_jobs
@@ -28,9 +30,9 @@ from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations
 from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store
-from greenstalk_server.web.pages.charts import history_json
+from greenstalk_server.web.pages.charts import COMPARED, history_json
 from greenstalk_server.web.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
-from greenstalk_server.web.policy_queries import DeadLetterTubes
+from greenstalk_server.web.policy_queries import DeadLetterTubes, visible_setting
 from greenstalk_server.web.tube_queries import MAX_FOUND, find_tubes
 
 Sort = Literal[
@@ -136,8 +138,11 @@ class TubeWithPolicy(Tube):
         Meta(description="The settings in force, merged from all policies that match; empty if none does."),
     ]
     dead_letter: Annotated[
-        TubeName | None,
-        Meta(description="The tube for jobs that fail; null if they are buried, for example because of a loop."),
+        str | None,
+        Meta(
+            description="The tube for jobs that fail; null if they are buried, for example because of a loop;"
+            f" “{HIDDEN_TUBE}” if you may not see it."
+        ),
     ]
     dead_letters_from: Annotated[
         list[TubeName], Meta(description=f"Up to {MAX_SOURCES} existing tubes that send their dead letters here.")
@@ -242,9 +247,16 @@ class HistoryQuery(RequestModel):
     """The span of time."""
 
     span: Annotated[
-        Literal["hour", "day"],
-        Meta(description="The last hour, with a point per 10 s, or the last day, with a point per 300 s."),
+        Literal["10min", "hour", "day", "week", "90days"],
+        Meta(
+            description="The last ten minutes, with a point per second; the last hour or day, with a point per minute;"
+            " the last week or 90 days, with a point per hour."
+        ),
     ] = "hour"
+    compare: Annotated[
+        Literal["day", "week"] | UnsetType,
+        Meta(description="Also return the same span, a day or a week earlier, in `before`."),
+    ] = UNSET
 
 
 class TubeHistoryQuery(HistoryQuery, kw_only=True):
@@ -263,10 +275,26 @@ class Series(ResponseModel):
         Meta(
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
             " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
-            " `buried`, `waiting`. Seconds: `wait_p50`, `wait_p95`, `run_p50`, `run_p95`. A series in which nothing"
-            " happened is left out."
+            " `buried`, `waiting`. Seconds, accurate to 1.6 %: `wait_p50`, `wait_p95`, `wait_p99`, `run_p50`,"
+            " `run_p95`, `run_p99`. A series in which nothing happened is left out."
         ),
     ]
+    before: Annotated[
+        dict[str, list[float | int | None]] | None,
+        Meta(
+            description="The series of the time to compare with, in the same form; null without `compare`. If its"
+            " points are kept per minute or per hour only, several points have the same values."
+        ),
+    ] = None
+
+
+def series_model(history: History, name: bytes | None, query: HistoryQuery) -> Series:
+    """Return the history that *query* asks for, of the tube *name*, or of the server if it is None. Switches."""
+    span = SPANS[query.span]
+    found = Series(**history_json(history.columns(name, span)))
+    if query.compare is not UNSET:
+        found.before = history_json(history.columns(name, span, COMPARED[query.compare][1]))["series"]
+    return found
 
 
 class _Place(Struct, array_like=True):
@@ -335,28 +363,34 @@ class Tubes:
     @endpoint("GET", "/tube", errors=NO_TUBE)
     def get_tube(self, query: OfTube) -> TubeWithPolicy:
         """Get one tube, with the settings that policies give to it."""
+        tube_of(self._broker, query.tube)
         sources = sources_of(self._broker, query.tube.encode())
         tube = tube_of(self._broker, query.tube)
         model = self.tube_model(tube, self._clock())
-        rules = tube.rules
+        rules, who = tube.rules, visitor()
         settings = rules.policy.describe() if rules is not None else {}
+        for key, setting in settings.items():
+            setting["value"] = visible_setting(key, setting["value"])
         return TubeWithPolicy(
             **{name: getattr(model, name) for name in Tube.__struct_fields__},
             policy={key: convert(setting, EffectiveSetting) for key, setting in settings.items()},
-            dead_letter=rules.dead_letter.decode() or None if rules is not None else None,
+            dead_letter=who.name_of(rules.dead_letter) or None if rules is not None else None,
             dead_letters_from=sources,
         )
 
     @endpoint("GET", "/tubes/history", errors=NO_TUBE)
     def get_tube_history(self, query: TubeHistoryQuery) -> Series:
-        """Get the recent history of one tube.
+        """Get the history of one tube.
 
-        The history of a deleted tube is kept for a while.
+        The history of a deleted tube is kept, too.
         """
         name = query.tube.encode()
-        if not self._history.has(name):
+        if not visitor().sees(name):
+            raise NotFound(f"The tube “{query.tube}” does not exist.")
+        found = series_model(self._history, name, query)
+        if not found.series and not self._history.has(name):
             tube_of(self._broker, query.tube)
-        return Series(**history_json(self._history.columns(name, SPANS[query.span])))
+        return found
 
     @endpoint("POST", "/tube/pause", errors=NO_TUBE)
     def pause_tube(self, query: OfTube, body: Pause) -> Tube:
@@ -425,10 +459,11 @@ class Tubes:
         return best
 
     def _matching(self, part: str) -> Iterator[list[CoreTube]]:
-        """Yield the tubes whose names contain *part*, in slices."""
-        wanted, tubes = part.lower().encode(), list(self._broker.tubes.values())
+        """Yield the tubes that the visitor may see and whose names contain *part*, in slices."""
+        wanted, tubes, sees = part.lower().encode(), list(self._broker.tubes.values()), visitor().sees
         for begin in range(0, len(tubes), TUBE_BATCH):
-            yield [tube for tube in tubes[begin : begin + TUBE_BATCH] if wanted in tube.name.lower()]
+            slice = tubes[begin : begin + TUBE_BATCH]
+            yield [tube for tube in slice if wanted in tube.name.lower() and sees(tube.name)]
 
     def _key(self, tube: CoreTube, query: ListTubes, now: int) -> _Key:
         rank = SORTS[query.sort].rank if query.sort != BY_NAME else None

@@ -147,6 +147,14 @@ class Attention:
         ranked = self._worst.get(tube)
         return ranked[1] if ranked is not None else None
 
+    def visible_to(self, sees: Callable[[bytes], bool]) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
+        """Return `conditions` and `counts` of the server and of the tubes that *sees* selects. May switch."""
+        active = self._tubes.active(partial(in_batches, batch_size=BATCH_SIZE))
+        ranked = [(rank(condition), condition) for condition in active if sees(condition.measure.tube)]
+        ranked += self._ranked_server
+        conditions = [condition for _, condition in sorted(ranked, key=itemgetter(0))]
+        return tuple(conditions[:MAX_CONDITIONS]), Counter(map(_kind, conditions))
+
     def each_active(self) -> Iterator[Condition]:
         """Yield the active conditions, also those beyond MAX_CONDITIONS, in no particular order. May switch."""
         for tracker in (self._server, self._tubes):

@@ -1,14 +1,27 @@
-"""The visitor of the current request, and what the visitor may do: admins may change things, viewers may only look.
+"""The visitor of the current request, and the visitor's rights.
 
-The guard sets a Visitor for each request before a view runs. Views and templates read it here.
+A viewer may look at some tubes, an operator may also act on the jobs of some tubes, and an admin may do everything. The
+guard sets a Visitor for each request before a view runs. Views, operations and templates read it here. A task keeps the
+Visitor who started it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, cast
 
 from flask import g, request
+from werkzeug.exceptions import Forbidden
+
+from greenstalk_server.core.roles import BUILT_IN_ROLES, VIEWER, Rights
+
+HIDDEN_TUBE: Final = "(hidden tube)"
+"""Shown instead of the name of a tube that the visitor may not see. No tube can have this name: it has a space."""
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +30,14 @@ class Visitor:
 
     name            the login name; empty where no login is needed.
     address         the sender's IP address.
-    is_admin        may change things.
+    is_admin        may change everything. False on a read-only dashboard.
     sees_bodies     may see job bodies.
-    sees_audit      may see the audit log. Like *is_admin*, but not affected by a read-only dashboard.
+    sees_audit      may see the audit log and the sessions. Like *is_admin*, but not affected by a read-only dashboard.
     is_known        has passed the guard; otherwise *name* is only a claim.
+    rights          the rights in tubes. On a read-only dashboard, without the right to operate any.
+    role            names of the roles, for pages; empty where no login is needed.
+    has_session     signed in on the login page, so that the visitor can sign out.
+    lasts           returns False once the session has ended. Then streams and tasks of this visitor end.
     """
 
     name: str
@@ -29,17 +46,39 @@ class Visitor:
     sees_bodies: bool
     sees_audit: bool = False
     is_known: bool = True
+    rights: Rights = BUILT_IN_ROLES[VIEWER].rights
+    role: str = ""
+    has_session: bool = False
+    lasts: Callable[[], bool] = field(default=_always, compare=False, repr=False)
 
     def sees(self, tube: bytes) -> bool:
         """Return whether the visitor may see *tube* and its jobs."""
-        return self.is_known
+        return self.is_known and self.rights.may_view(tube)
 
     def operates(self, tube: bytes) -> bool:
         """Return whether the visitor may change the jobs of *tube*, and pause it."""
-        return self.is_admin
+        return self.is_known and (self.is_admin or self.rights.may_operate(tube))
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the visitor may see every tube, and so the figures of the whole server."""
+        return self.is_known and self.rights.views_all
+
+    @property
+    def operates_any(self) -> bool:
+        """Whether there can be a tube whose jobs the visitor may change."""
+        return self.is_known and (self.is_admin or self.rights.operates_any)
+
+    def name_of(self, tube: bytes) -> str:
+        """Return the name of *tube*, or HIDDEN_TUBE if the visitor may not see it."""
+        return tube.decode() if not tube or self.sees(tube) else HIDDEN_TUBE
+
+    def shares_rights_with(self, other: Visitor) -> bool:
+        """Return whether both visitors may see and change the same."""
+        return (self.rights, self.is_admin, self.sees_bodies) == (other.rights, other.is_admin, other.sees_bodies)
 
 
-NOBODY: Final = Visitor("", "", is_admin=False, sees_bodies=False, is_known=False)
+NOBODY: Final = Visitor("", "", is_admin=False, sees_bodies=False, is_known=False, rights=Rights())
 
 
 API: Final = "/api/"
@@ -54,3 +93,16 @@ def is_api_request() -> bool:
 def visitor() -> Visitor:
     """Return the sender of the current request; NOBODY before the guard has run."""
     return cast(Visitor, g.get("visitor", NOBODY))
+
+
+def require_operator(tube: bytes) -> None:
+    """Raise Forbidden unless the visitor may change the jobs of *tube*."""
+    who = visitor()
+    if not who.operates(tube):
+        raise Forbidden(f"You may not change jobs of the tube “{who.name_of(tube)}”, put jobs into it, or pause it.")
+
+
+def require_full_view(what: str) -> None:
+    """Raise Forbidden unless the visitor may see every tube; *what* begins the message: `The policies`."""
+    if not visitor().sees_all:
+        raise Forbidden(f"{what} can be seen only by users who may see all tubes.")

@@ -5,16 +5,22 @@ The checks, in this order:
 1. The Host is allowed.
 2. A request that changes something comes from one of our own pages.
 3. A request that changes nothing is not sent by a page of another site to load an image, a script, a frame or the like.
-4. The password is right.
+4. The visitor has a session, or sends the right password.
 5. The path is under the prefix.
-6. A request that changes something comes from an admin.
+6. A request that changes something comes from an admin, or from an operator if the endpoint is open to operators.
+
+The guard does not know which tube a request is about. Views, operations and tasks ask the Visitor for that: `sees` and
+`operates` (web.auth.access).
+
+A page that a browser requests without either redirects to the login page. Programs get 401 and a challenge for basic
+auth. Browsers do not get the challenge, so they show no prompt of their own.
 
 For an API request with a bearer token, the token replaces checks 1 to 4, since no browser adds a token to a request.
 
-An API request without a token needs the password, if one is set. If there are only API tokens, the request is refused,
-unless it is for one of PAGES_OF_API, which are checked like other pages. If there are neither passwords nor API tokens,
-check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without Sec-Fetch-Site and Origin,
-as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
+An API request without a token needs the password or a session, if a password is set. If there are only API tokens, the
+request is refused, unless it is for one of PAGES_OF_API, which are checked like other pages. If there are neither
+passwords nor API tokens, check 1 applies. Then checks 2 and 3 apply, with one exception to check 2: a change without
+Sec-Fetch-Site and Origin, as programs send it, is accepted if an HTML form cannot send it (`_check_same_origin`).
 """
 
 from __future__ import annotations
@@ -22,19 +28,26 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-from hashlib import sha256
+from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from typing import Final, NoReturn
+from urllib.parse import urlsplit
 
-from flask import Flask, Request, Response, g, request
+from flask import Flask, Request, Response, abort, g, redirect, request, url_for
 from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
 from werkzeug.routing import MapAdapter
 
+from greenstalk_server.core.roles import ADMIN, OPERATOR, VIEWER, united
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.auth.access import Visitor, is_api_request, visitor
+from greenstalk_server.web.auth.access import NOBODY, Visitor, is_api_request, visitor
+from greenstalk_server.web.auth.accounts import Account, Accounts, digest
+from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
+from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.fields import own_path
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
 
@@ -54,8 +67,19 @@ SECURITY_HEADERS: Final = {
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-WITHOUT_PASSWORD: Final = frozenset({"static", "theme", "zone", "healthz", "readyz"})
-"""Endpoints that show nothing about jobs: files that the login error page needs, and health checks."""
+OIDC_ENDPOINTS: Final = ("oidc_start", "oidc_callback")
+"""Endpoints of the sign-in with OpenID Connect."""
+
+LOGIN: Final = "login"
+"""Endpoint of the login page."""
+
+WITHOUT_PASSWORD: Final = frozenset(
+    {"static", "theme", "zone", "healthz", "readyz", LOGIN, "sign_in", "logout", *OIDC_ENDPOINTS}
+)
+"""Endpoints that show nothing about jobs: sign-in and sign-out, files that the login page needs, and health checks."""
+
+WITHOUT_USE: Final = frozenset({"live", "events", "api_watch"})
+"""Endpoints that pages request by themselves. They do not prove that somebody uses the session."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
 """Endpoints that accept every Host, since platforms call them by any name."""
@@ -63,8 +87,28 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
 
-OPEN_TO_VIEWERS: Final = frozenset({"theme", "zone", "api_search_jobs", "api_dry_run_policy"})
+OPEN_TO_VIEWERS: Final = frozenset({"theme", "zone", "sign_in", "logout", "api_search_jobs", "api_dry_run_policy"})
 """Endpoints whose POST requests viewers may send too: they set a cookie, or start a search or a dry run."""
+
+OPEN_TO_OPERATORS: Final = frozenset(
+    {
+        *("tube_pause", "tube_resume", "tube_kick", "tube_clear", "tube_put"),
+        *("job_kick", "job_bury", "job_release", "job_delete", "job_move", "job_edit", "job_copy", "job_redrive"),
+        *("sample_save", "sample_delete", "task_cancel", "bulk_preview", "bulk_run", "commands"),
+        *("api_pause_tube", "api_resume_tube", "api_kick_tube", "api_clear_tube", "api_flush_tube"),
+        *("api_put_jobs", "api_change_job", "api_delete_job", "api_kick_job", "api_bury_job", "api_release_job"),
+        *("api_redrive_job", "api_move_job", "api_copy_job", "api_save_sample", "api_delete_sample"),
+        *("alerts_silence", "alerts_silence_end", "api_silence_conditions", "api_end_silence"),
+        *("tubes_preview", "tubes_run", "api_pause_tubes", "api_resume_tubes", "api_kick_tubes"),
+        *("api_change_jobs", "api_redrive_jobs", "api_cancel_task", "api_run_task"),
+        *("api_reserve_jobs", "api_show_lease", "api_touch_lease", "api_delete_leased", "api_delete_batch_leased"),
+        *("api_release_leased", "api_bury_leased"),
+    }
+)
+"""Endpoints that change jobs, or pause tubes, and refuse a visitor who may not operate the tube concerned.
+
+Admins alone may use every other endpoint that changes something.
+"""
 
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""
@@ -79,9 +123,17 @@ REQUESTED_WITH: Final = "X-Requested-With"
 NON_FORM_HEADERS: Final = f"“Content-Type: application/json”, or the header “{REQUESTED_WITH}”"
 """Headers that an HTML form cannot send, named in a message."""
 
-API_ADMIN: Final = "api-token"
-API_VIEWER: Final = "api-viewer-token"
-"""Names in the audit log for requests with a token."""
+TOKEN_NAMES: Final = {ADMIN: "api-token", OPERATOR: "api-operator-token", VIEWER: "api-viewer-token"}
+"""Names in the audit log for requests with a token, by role."""
+
+METRICS: Final = "metrics"
+"""Name of a visitor with the metrics token."""
+
+MAX_NEXT_LENGTH: Final = 4000
+"""Characters of the address of the page to which the login page leads back."""
+
+MAX_NAME_LENGTH: Final = 200
+"""Characters of a login name; longer names are cut."""
 
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -108,15 +160,29 @@ class Guard:
     password only to the name for which it was entered. So a dashboard behind a proxy needs no list of names.
     """
 
-    def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit) -> None:
+    def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit, *, has_login: bool) -> None:
+        """Read the sessions in the directory of *options*. Blocks. *has_login*: the app has a login page."""
         self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in (hostname, *options.hosts))})
-        self._user: bytes | None = _digest(options.user) if options.user else None
-        self._password: bytes | None = _digest(options.password) if options.password else None
-        self._viewer_password: bytes | None = _digest(options.viewer_password) if options.viewer_password else None
-        self._metrics_token: bytes | None = _digest(options.metrics_token) if options.metrics_token else None
-        self._api_token: bytes | None = _digest(options.api_token) if options.api_token else None
-        self._api_viewer_token: bytes | None = _digest(options.api_viewer_token) if options.api_viewer_token else None
-        self._needs_password: bool = self._password is not None or self._viewer_password is not None
+        self.accounts: Accounts = Accounts(options, clock)
+        self._metrics_token: bytes | None = digest(options.metrics_token) if options.metrics_token else None
+        self._api_tokens: dict[str, bytes] = {
+            role: digest(token)
+            for role, token in (
+                (ADMIN, options.api_token),
+                (OPERATOR, options.api_operator_token),
+                (VIEWER, options.api_viewer_token),
+            )
+            if token
+        }
+        self.sessions: Sessions = Sessions(
+            clock,
+            self.accounts.credential,
+            idle_time=options.session_idle_time,
+            lifetime=options.session_lifetime,
+            directory=options.directory if has_login else None,
+        )
+        self._has_login: bool = has_login
+        self._needs_password: bool = self.accounts.exist
         self._options: WebOptions = options
         # Three counts, so that a misconfigured scraper or program locks out only itself.
         self._failed_logins: FailedLogins = FailedLogins(clock)
@@ -141,7 +207,7 @@ class Guard:
         if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
             raise NotFound(f"This dashboard is at {request.script_root}/. There is nothing outside that path.")
         if is_change and not visitor().is_admin and request.endpoint not in OPEN_TO_VIEWERS:
-            self._refuse_change()
+            self._check_operator()
 
     def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
@@ -154,7 +220,7 @@ class Guard:
         if takes_token:
             g.visitor = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
-            g.visitor = self._log_in() if self._needs_password else self._visitor("", may_change=True)
+            g.visitor = self._authenticate() if self._needs_password else self._visitor("", (ADMIN,))
 
     def _check_api(self, is_change: bool) -> None:
         """Check a request for the API.
@@ -166,15 +232,18 @@ class Guard:
             g.visitor = self._check_api_token(token)
             return
         if self._needs_password:
-            try:
-                g.visitor = self._log_in()
-            except Unauthorized:
-                raise self._unauthorized() from None
+            if (session := self.current_session()) is not None:
+                g.visitor = self.visitor_of(session)
+            else:
+                try:
+                    g.visitor = self._log_in()
+                except Unauthorized:
+                    raise self._unauthorized() from None
         elif self._has_api_tokens:
             raise self._unauthorized()
         else:
             self._check_host()
-            g.visitor = self._visitor("", may_change=True)
+            g.visitor = self._visitor("", (ADMIN,))
         if is_change:
             self._check_same_origin()
         else:
@@ -219,35 +288,92 @@ class Guard:
                 + (hint if is_api_request() and origin is None else "")
             )
 
+    def _authenticate(self) -> Visitor:
+        """Return the visitor of a page, by the session or the password. May switch.
+
+        Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser without either to the login page.
+        """
+        if "Authorization" not in request.headers and self._has_login:
+            session = self.current_session()
+            if session is not None:
+                return self.visitor_of(session)
+            if _is_navigation():
+                abort(redirect(self._login_url(), 303))
+        return self._log_in()
+
+    def current_session(self) -> Session | None:
+        """Return the session of the current request, or None; other credentials take precedence."""
+        token = read_cookie(SESSION)
+        if not token or "Authorization" in request.headers:
+            return None
+        return self.sessions.find(token, is_use=request.endpoint not in WITHOUT_USE)
+
+    def _login_url(self) -> str:
+        """Return the address of the login page that leads back to the current page, or to the page of the form."""
+        if request.method in SAFE_METHODS:
+            here = f"{request.script_root}{request.full_path.removesuffix('?')}"
+        else:
+            form = urlsplit(request.headers.get("Referer", ""))
+            here = f"{form.path}?{form.query}" if form.netloc == request.host and form.query else form.path
+        home = f"{request.script_root}/"
+        where = own_path({"next": here[:MAX_NEXT_LENGTH]}, "next", home)
+        ended = "1" if read_cookie(SESSION) else None
+        return url_for(LOGIN, next=where if where == here != home else None, ended=ended)
+
+    def sign_in(self, name: str, password: str) -> Account | None:
+        """Return the account of *name* and *password*, or None if they are wrong. May switch.
+
+        Raise TooManyRequests after too many failures from the same address.
+        """
+        address, name = _address(), name[:MAX_NAME_LENGTH]
+        _refuse_locked(self._failed_logins, address)
+        account = self.accounts.verify(name, password)
+        if account is None:
+            self._note_failure(name, address)
+        return account
+
+    def visitor_of(self, session: Session) -> Visitor:
+        """Return the visitor whose session is *session*."""
+        account = session.account
+        return replace(
+            self._visitor(account.name, account.roles),
+            has_session=True,
+            lasts=partial(self.sessions.is_live, session),
+        )
+
+    @property
+    def needs_login(self) -> bool:
+        """Whether a visitor must sign in."""
+        return self._needs_password
+
     def _log_in(self) -> Visitor:
         """Check the password; return the visitor. Raise Unauthorized, or TooManyRequests after too many failures."""
         address = _address()
         _refuse_locked(self._failed_logins, address)
         login = _basic()
         if login is None or login.type != "basic" or login.password is None:
-            raise _challenge(f"This dashboard asks for {self._credentials()}.")
-        name, password = login.username or "", _digest(login.password)
-        # Compare digests, as compare_digest is constant-time only for equal lengths; and always compare all of them.
-        is_user = self._user is None or hmac.compare_digest(_digest(name), self._user)
-        is_admin = hmac.compare_digest(password, self._password or b"")
-        is_viewer = hmac.compare_digest(password, self._viewer_password or b"")
-        if not (is_admin and is_user) and not is_viewer:
+            raise self._challenge(f"This dashboard asks for {self._credentials()}.")
+        name = (login.username or "")[:MAX_NAME_LENGTH]
+        account = self.accounts.verify(name, login.password)
+        if account is None:
             self._fail(name, address)
-        return self._visitor(name, may_change=not is_viewer)
+        return self._visitor(account.name, account.roles)
 
     def _check_token(self) -> Visitor:
         """Check the metrics token or the password; return the visitor. Raise the exceptions of `_log_in`."""
         token, address = _bearer(), _address()
         if token is not None:
             _refuse_locked(self._failed_metrics_tokens, address)
-            if hmac.compare_digest(_digest(token), self._metrics_token or b""):
-                return Visitor("metrics", address, is_admin=False, sees_bodies=False)
+            if hmac.compare_digest(digest(token), self._metrics_token or b""):
+                return Visitor(METRICS, address, is_admin=False, sees_bodies=False)
             self._failed_metrics_tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
-            raise _challenge("The bearer token is not the one for the metrics.", "bearer")
+            raise self._challenge("The bearer token is not the one for the metrics.", "bearer")
         if self._needs_password and "Authorization" in request.headers:
             return self._log_in()
-        raise _challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
+        if (session := self.current_session()) is not None:
+            return self.visitor_of(session)
+        raise self._challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
 
     def _check_api_token(self, token: str) -> Visitor:
         """Check *token*; return its visitor. Raise Unauthorized, or TooManyRequests after too many failures.
@@ -258,62 +384,89 @@ class Guard:
             raise self._unauthorized()
         address = _address()
         _refuse_locked(self._failed_api_tokens, address)
-        digest = _digest(token)
-        is_admin = hmac.compare_digest(digest, self._api_token or b"")
-        is_viewer = hmac.compare_digest(digest, self._api_viewer_token or b"")
-        if is_admin or is_viewer:
-            return self._visitor(API_ADMIN if is_admin else API_VIEWER, may_change=is_admin)
+        given = digest(token)
+        found = [role for role, wanted in self._api_tokens.items() if hmac.compare_digest(given, wanted)]
+        if found:
+            return self._visitor(TOKEN_NAMES[found[0]], (found[0],))
         is_locked = self._failed_api_tokens.fail(address)
         self._audit.note_refusal("token/locked" if is_locked else "token/failed")
         raise self._unauthorized()
 
     @property
     def _has_api_tokens(self) -> bool:
-        return self._api_token is not None or self._api_viewer_token is not None
+        return bool(self._api_tokens)
 
     def _unauthorized(self) -> Unauthorized:
         """Return the error for an API request without valid credentials; the message names those that are accepted."""
         accepted = ["“Authorization: Bearer TOKEN”"] if self._has_api_tokens else []
         accepted += ["the dashboard's password, by HTTP basic auth"] if self._needs_password else []
         challenges = [_authenticate("bearer")] if self._has_api_tokens else []
-        challenges += [_authenticate("basic")] if self._needs_password else []
+        challenges += [_authenticate("basic")] if self._needs_password and not self._shows_prompt() else []
         if not accepted:
             return Unauthorized("This server has no API token. Send the request without the Authorization header.")
         return Unauthorized(f"The API needs {', or '.join(accepted)}.", www_authenticate=challenges or None)
 
     def _fail(self, name: str, address: str) -> NoReturn:
         """Record a failed login by *name*, and raise Unauthorized."""
+        self._note_failure(name, address)
+        if self.accounts.need_name:
+            raise self._challenge("The name or the password is wrong.")
+        raise self._challenge("The password is wrong. The user name does not matter.")
+
+    def _challenge(self, message: str, kind: str = "basic") -> Unauthorized:
+        """Return the error for missing or wrong credentials, with a challenge unless a browser would show a prompt."""
+        if kind == "basic" and self._shows_prompt():
+            return Unauthorized(message)
+        return Unauthorized(message, www_authenticate=_authenticate(kind))
+
+    def _shows_prompt(self) -> bool:
+        """Return whether a browser would answer a challenge for basic auth with a prompt, though it could sign in."""
+        return self._has_login and "Authorization" not in request.headers and _is_browser()
+
+    def _note_failure(self, name: str, address: str) -> None:
         g.visitor = _unverified_visitor(name)
         is_locked = self._failed_logins.fail(address)
         self._audit.note_refusal("login/locked" if is_locked else "login/failed")
         if is_locked:
             log.warning("dashboard: %d failed logins from %s; refusing its logins for a minute", MAX_FAILURES, address)
-        if self._user is not None:
-            raise _challenge("The name or the password is wrong.")
-        raise _challenge("The password is wrong. The user name does not matter.")
 
     def _credentials(self) -> str:
-        return "a name and a password" if self._user is not None else "a password; any user name will do"
+        return "a name and a password" if self.accounts.need_name else "a password; any user name will do"
 
-    def _visitor(self, name: str, *, may_change: bool) -> Visitor:
-        """Return a known visitor, who is an admin if *may_change* and the dashboard is not read-only."""
+    def _visitor(self, name: str, roles: tuple[str, ...]) -> Visitor:
+        """Return a known visitor with *roles*, without the right to change anything if the dashboard is read-only."""
+        known = [role for name in roles if (role := self._options.roles.get(name)) is not None]
+        rights = united(known)
+        is_read_only = self._options.is_read_only
         return Visitor(
-            name[:200],
+            name,
             _address(),
-            is_admin=may_change and not self._options.is_read_only,
+            is_admin=rights.is_admin and not is_read_only,
             sees_bodies=not self._options.hides_bodies,
-            sees_audit=may_change,
+            sees_audit=rights.is_admin,
+            rights=rights.without_changes() if is_read_only else rights,
+            role=", ".join(role.name for role in known),
         )
 
-    def _refuse_change(self) -> NoReturn:
+    def _check_operator(self) -> None:
+        """Raise Forbidden unless the visitor is an operator, and the endpoint is open to operators."""
+        who = visitor()
+        if who.operates_any and request.endpoint in OPEN_TO_OPERATORS:
+            return
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:
             raise Forbidden("This dashboard is read-only: --read-only is set, so nobody can change anything.")
+        if who.operates_any:
+            raise Forbidden("Only admins may do this. You may act on jobs, and pause tubes.")
         if is_api_request() and _bearer() is not None:
             raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
-        if self._password is None:
+        if not self._has_admin_password:
             raise Forbidden("No admin password is set on this dashboard, so nobody can change anything.")
         raise Forbidden("You are logged in as a viewer. A viewer can look at everything and change nothing.")
+
+    @property
+    def _has_admin_password(self) -> bool:
+        return self.accounts.has_shared(ADMIN) or bool(self._options.users)
 
 
 def _check_not_embedded() -> None:
@@ -335,7 +488,7 @@ def _refuse_locked(failed: FailedLogins, address: str) -> None:
 
 def _unverified_visitor(name: str) -> Visitor:
     """Return a visitor who has not passed the guard."""
-    return Visitor(name[:200], _address(), is_admin=False, sees_bodies=False, is_known=False)
+    return replace(NOBODY, name=name[:MAX_NAME_LENGTH], address=_address())
 
 
 def add_headers(response: Response) -> Response:
@@ -348,6 +501,17 @@ def add_headers(response: Response) -> Response:
 def _address() -> str:
     """Return the address of the visitor, cut to 100 characters, since a proxy may have sent any text."""
     return (request.remote_addr or "")[:100]
+
+
+def _is_browser() -> bool:
+    """Return whether a browser sent the current request. All browsers call themselves Mozilla."""
+    return "Sec-Fetch-Mode" in request.headers or request.headers.get("User-Agent", "").startswith("Mozilla/")
+
+
+def _is_navigation() -> bool:
+    """Return whether a browser shows the response to the current request as a page."""
+    mode = request.headers.get("Sec-Fetch-Mode", "navigate")  # omitted on plain HTTP, except to loopback addresses
+    return _is_browser() and mode == "navigate" and "text/html" in request.headers.get("Accept", "")
 
 
 def _basic() -> Authorization | None:
@@ -374,19 +538,11 @@ def _cannot_be_form() -> bool:
     )
 
 
-def _challenge(message: str, kind: str = "basic") -> Unauthorized:
-    return Unauthorized(message, www_authenticate=_authenticate(kind))
-
-
 def _authenticate(kind: str) -> WWWAuthenticate:
     parameters: dict[str, str | None] = {"realm": "Greenstalk Server"}
     if kind == "basic":
         parameters["charset"] = "UTF-8"
     return WWWAuthenticate(kind, parameters)
-
-
-def _digest(text: str) -> bytes:
-    return sha256(text.encode(errors="surrogateescape")).digest()
 
 
 def _plain(host: str) -> str:

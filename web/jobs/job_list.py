@@ -119,7 +119,8 @@ _HELD_BACK: Final = JobColumn(
 )  # fmt: skip
 _DEAD_LETTER: Final = (
     JobColumn(
-        "From", "source", "The tube that the job came from", lambda _, job, now: _of(job, lambda d: d.source.decode())
+        "From", "source", "The tube that the job came from",
+        lambda _, job, now: _of(job, lambda d: visitor().name_of(d.source)),
     ),
     JobColumn(
         "Reason", "reason", "The reason for the move", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])

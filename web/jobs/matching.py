@@ -16,7 +16,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web import fields, text
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.jobs.bodies import (
     BATCH_BYTES,
     BATCH_SIZE,
@@ -49,6 +49,8 @@ MIN_LIST_JOBS: Final = 8
 class JobMatcher:
     """Selects the jobs that match *query* at the time *at*; calls *yield_if_due* between two jobs.
 
+    Skips jobs of tubes that *who* may not see, by default the current visitor.
+
     A body that is only on disk is read if the query is about bodies, or if *wants_body* returns True for its job.
     """
 
@@ -59,11 +61,12 @@ class JobMatcher:
         at: int,
         yield_if_due: Callable[[], None],
         wants_body: Callable[[Job], bool] = never_wants_body,
+        who: Visitor | None = None,
     ) -> None:
         self._broker: Broker = broker
         self._at: int = at
         self._yield_if_due: Callable[[], None] = yield_if_due
-        self._is_match: Test = query.test()
+        self._is_match: Test = _seen_only(query.test(), who or visitor())
         self._body_test: BodyTest | None = query.body_test()
         self._wants_body: Callable[[Job], bool] = wants_body
         self._lost: int = 0
@@ -108,8 +111,12 @@ def read_query(given: fields.Fields) -> Query:
     return query.within(tube, state)
 
 
-def candidate_ids(broker: Broker, query: Query, above: int = 0) -> tuple[int, Iterable[int]]:
+def candidate_ids(
+    broker: Broker, query: Query, above: int = 0, who: Visitor | None = None
+) -> tuple[int, Iterable[int]]:
     """Return an upper bound on the number of current matches of *query*, and the candidate ids greater than *above*.
+
+    A tube that *who*, by default the current visitor, may not see has none.
 
     The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
 
@@ -120,7 +127,7 @@ def candidate_ids(broker: Broker, query: Query, above: int = 0) -> tuple[int, It
         return 1, [query.id] if query.id > above else []
     above = max(above, query.min_id - 1)
     tube = broker.tubes.get(query.tube.encode())
-    if query.tube and tube is None:
+    if query.tube and (tube is None or not (who or visitor()).sees(tube.name)):
         return 0, []
     places = _places(broker, tube, query.state) if tube is not None else []
     if tube is None or sum([place.size for place in places]) > MAX_COLLECTED_IDS:
@@ -194,3 +201,11 @@ def list_matching(
         is_truncated=False,
         is_complete=scanned >= present,
     )
+
+
+def _seen_only(is_match: Test, who: Visitor) -> Test:
+    """Return *is_match*, restricted to the tubes that *who* may see."""
+    if who.sees_all:
+        return is_match
+    sees = who.sees
+    return lambda job, now: sees(job.tube.name) and is_match(job, now)

@@ -35,6 +35,7 @@ from gevent.event import Event
 from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.roles import Rights
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
@@ -72,7 +73,7 @@ WAKE_INTERVAL: Final = 0.002
 KEPT_KEYS: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "REMOTE_ADDR", "wsgi.url_scheme")
 """Keys of a request's WSGI environ that are kept, so that the page can be rendered after that request has ended."""
 
-Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool]
+Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool, Rights]
 
 
 class Topic:
@@ -117,14 +118,16 @@ class Topic:
 class Stream:
     """One client's stream of events.
 
+    visitor     watches it. The stream ends with the session of the visitor.
     greenlet    serves the stream.
     descriptor  of its socket; None if the WSGI server does not expose it.
     wake        is set when there is an event to send.
     busy_since  when the WSGI server began to send the current event; 0 while the stream waits.
     """
 
-    def __init__(self, topic: Topic, descriptor: int | None) -> None:
+    def __init__(self, topic: Topic, descriptor: int | None, who: Visitor) -> None:
         self.topic: Topic = topic
+        self.visitor: Visitor = who
         self.greenlet: Any = getcurrent()
         self.descriptor: int | None = descriptor
         self.wake: Event = Event()
@@ -194,7 +197,7 @@ class LiveHub:
             topic.take(state, self._clock())
         if self._is_stopped or len(self._streams) >= MAX_STREAMS:
             raise ServiceUnavailable("The maximum number of event streams is open. Use /live instead.")
-        stream = self._serve(topic, state, descriptor_of(request.environ))
+        stream = self._serve(topic, state, descriptor_of(request.environ), visitor())
         response = make_response("" if request.method == "HEAD" else stream)
         response.mimetype = "text/event-stream"
         response.headers["Cache-Control"] = "no-store"
@@ -211,16 +214,17 @@ class LiveHub:
 
     def _topic(self, page: str, args: dict[str, str]) -> Topic:
         who = visitor()
-        key = page, tuple(sorted(args.items())), request.root_path, who.is_admin, who.sees_bodies, who.sees_audit
+        rights = who.is_admin, who.sees_bodies, who.sees_audit, who.rights
+        key = page, tuple(sorted(args.items())), request.root_path, *rights
         environ = {name: value for name, value in request.environ.items() if name in KEPT_KEYS}
         environ |= {"REQUEST_METHOD": "GET", "PATH_INFO": request.path, "QUERY_STRING": ""}
         return self._topics.get(key) or Topic(key, page, args, environ, who)
 
     # Streams
 
-    def _serve(self, topic: Topic, state: State, descriptor: int | None) -> Iterator[bytes]:
+    def _serve(self, topic: Topic, state: State, descriptor: int | None, who: Visitor) -> Iterator[bytes]:
         """Yield the events of one stream, from *state* on. Runs in the greenlet of its request. Switches."""
-        stream = self._begin(topic, descriptor)
+        stream = self._begin(topic, descriptor, who)
         topic, last, out = stream.topic, state, event(state)
         try:
             yield b"retry: %d\n\n" % RETRY
@@ -236,8 +240,8 @@ class LiveHub:
         finally:
             self._end(stream)
 
-    def _begin(self, topic: Topic, descriptor: int | None) -> Stream:
-        stream = Stream(self._topics.setdefault(topic.key, topic), descriptor)
+    def _begin(self, topic: Topic, descriptor: int | None, who: Visitor) -> Stream:
+        stream = Stream(self._topics.setdefault(topic.key, topic), descriptor, who)
         stream.topic.streams[stream] = None
         self._streams[stream] = None
         if self._greenlet is None:
@@ -260,6 +264,7 @@ class LiveHub:
                 if topic.streams:
                     self._refresh(topic)
             self._close_dead()
+            self._end_signed_out()
         self._greenlet = None
 
     def _refresh(self, topic: Topic) -> None:
@@ -293,6 +298,12 @@ class LiveHub:
         with self._app.request_context(topic.environ):
             g.visitor = topic.visitor
             yield
+
+    def _end_signed_out(self) -> None:
+        """End the streams of visitors whose sessions have ended. Does not switch."""
+        for stream in self._streams:
+            if not stream.visitor.lasts():
+                stream.end()
 
     def _close_dead(self) -> None:
         """Kill the streams whose readers are gone or have been stuck for too long. Does not switch."""

@@ -76,8 +76,8 @@ class Store(Protocol):
 
     is_blocking: bool
 
-    def load(self) -> list[tuple[Tier, int, list[bytes]]]:
-        """Return the logs: the tier, the block, and the frames that are intact, in order."""
+    def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
+        """Return the logs: the block, and the frames that are intact, in order."""
 
     def append(self, tier: Tier, block: int, number: int, frame: bytes) -> None:
         """Append *frame*, the points *number*, to the log of *block*."""
@@ -108,7 +108,7 @@ class MemoryStore:
         self._blocks: dict[tuple[int, int], dict[bytes, bytes]] = {}
         self._marks: bytes = b""
 
-    def load(self) -> list[tuple[Tier, int, list[bytes]]]:
+    def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
         return []
 
     def append(self, tier: Tier, block: int, number: int, frame: bytes) -> None:
@@ -174,8 +174,16 @@ class _Seal(NamedTuple):
         store.seal(self.tier, self.block, self.chunks)
 
 
+class _Marks(NamedTuple):
+    encode: Callable[[], bytes]
+    size: int = 0
+
+    def write(self, store: Store) -> None:
+        store.save_marks(self.encode())
+
+
 class Archive:
-    """The blocks of one server.
+    """The blocks and marks of one server.
 
     trouble         why the last attempt to write failed; empty if it did not.
     """
@@ -183,15 +191,15 @@ class Archive:
     def __init__(self, store: Store) -> None:
         self.trouble: str = ""
         self._store: Store = store
-        self._pending: deque[_Frame | _Seal] = deque()
+        self._pending: deque[_Frame | _Seal | _Marks] = deque()
         self._size: int = 0
         self._writer: gevent.Greenlet | None = None
         self._retry: Event = Event()
 
-    def load(self) -> list[tuple[Tier, int, list[bytes]]]:
-        """Return the logs, as Store.load does; empty if they cannot be read. Switches."""
+    def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
+        """Return the logs of *tier*, as Store.load does; empty if they cannot be read. Switches."""
         try:
-            return self._call(self._store.load)
+            return self._call(self._store.load, tier)
         except OSError as error:
             self._report(f"cannot be read: {error}; it begins again")
             return []
@@ -209,6 +217,19 @@ class Archive:
             self._pending.remove(frame)
             self._size -= frame.size
         self._add(_Seal(tier, block, chunks, sum(map(len, chunks.values()))))
+
+    def load_marks(self) -> bytes:
+        """Return the document that `save_marks` has saved last; empty if there is none, or on error. Switches."""
+        try:
+            return self._call(self._store.load_marks)
+        except OSError as error:
+            self._report(f"cannot be read: {error}; the marks are lost")
+            return b""
+
+    def save_marks(self, encode: Callable[[], bytes]) -> None:
+        """Save the document that *encode* returns when it is written, in another thread. Does not switch."""
+        if self._store.is_blocking and not any(isinstance(each, _Marks) for each in list(self._pending)[1:]):
+            self._add(_Marks(encode))
 
     def read(self, tier: Tier, first: int, last: int, names: Sequence[bytes]) -> dict[tuple[int, bytes], bytes]:
         """Return the chunks of *names* in the blocks *first* to *last*, by block and name. Switches."""
@@ -231,7 +252,7 @@ class Archive:
             self._writer.join(FLUSH_TIMEOUT)
             self._writer.kill()
 
-    def _add(self, operation: _Frame | _Seal) -> None:
+    def _add(self, operation: _Frame | _Seal | _Marks) -> None:
         if not self._store.is_blocking:
             operation.write(self._store)
             return

@@ -30,6 +30,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.attention.measures import KINDS, SEVERITIES
 from greenstalk_server.web.attention.monitor import Attention, free_bytes
+from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
@@ -121,6 +122,7 @@ class Metrics:
 
     def metrics(self) -> Response:
         """`/metrics`: all metrics as text. Switches."""
+        require_full_view("The metrics")
         return exposition(self.collect())
 
     def collect(self) -> Iterator[Metric]:

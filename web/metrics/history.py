@@ -9,6 +9,10 @@ Archive, which writes the points of all tubes once a minute and once an hour.
 
 Bounds: at most MAX_TUBES tubes have series; `_make_room` chooses them. Series outlive their tube.
 
+Memory, measured: 10 kB for a tube that is used once, 30 kB for one with a job every ten seconds, 48 kB with a job per
+second and 73 kB with twenty, half of it the sketches of the current hour. On disk a tube with constant jobs takes 36 kB
+for a day of minutes and 56 kB for 90 days of hours.
+
 Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, the seconds of that time
 are unknown, and their events are in no point. A minute or an hour with a gap has the rates of its known seconds.
 """
@@ -109,13 +113,19 @@ class History(BrokerListener):
         clock: Clock,
         archive: Archive | None = None,
         is_leader: Callable[[], bool] = lambda: True,
+        on_restored: Callable[[], None] = lambda: None,
     ) -> None:
-        """*archive* is None for one in memory. *is_leader* says whether this server may write to it."""
+        """*archive* is None for one in memory.
+
+        is_leader       returns whether this server may write to the archive.
+        on_restored     called once the archive was read, before the first sample. May switch.
+        """
         now = clock()
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._archive: Archive = archive if archive is not None else Archive(MemoryStore())
         self._is_leader: Callable[[], bool] = is_leader
+        self._on_restored: Callable[[], None] = on_restored
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
         self._minute_seconds: int = 0  # seconds of the current minute that were counted
@@ -163,7 +173,7 @@ class History(BrokerListener):
     def last_hour(self, name: bytes, series: str) -> list[float]:
         """Return *series* in each of the last 60 minutes, oldest first; NaN is unknown. Does not switch.
 
-        Minutes from before a restart of the server are not in memory, and are unknown. Empty if the tube has no series.
+        Empty if the tube has no series.
         """
         found, current = self._series(name), MINUTES.block(self._second)
         if found is None:
@@ -397,8 +407,11 @@ class History(BrokerListener):
         restored.run()
         self._last = {MINUTES: restored.last_minute, HOURS: restored.last_hour}
         self._hour_seconds = restored.hour_seconds
+        names = [SERVER, *restored.names()[:MAX_TUBES]]
+        last_hour = MINUTES.block(self._second) - 1
+        previous = self._archive.read(MINUTES, last_hour, last_hour, names)
         restored.give(SERVER, self._server)
-        for name in restored.names()[:MAX_TUBES]:
+        for name in names[1:]:
             entry = self._entry(name)
             if entry.series is None:
                 self._start_series(name)
@@ -407,6 +420,11 @@ class History(BrokerListener):
             entry.active_at = self._second
             self._fresh.pop(name, None)
             self._proven[name] = entry
+        for (_, name), chunk in previous.items():
+            series = self._series(name or None)
+            if series is not None:
+                series.previous = last_hour, chunk
+        self._on_restored()
 
     # Eviction
 

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -39,6 +39,9 @@ MAX_LOG: Final = 64 * 2**20
 MAX_INDEX: Final = 2**20
 MAX_MARKS: Final = 2**20
 
+MAX_SEARCHES: Final = 8
+"""Names up to which an index is searched for each, instead of split."""
+
 FIRST_READ: Final = 64 * 1024
 """Bytes read of a block at first: its head and usually its index."""
 
@@ -57,10 +60,10 @@ class HistoryFiles:
 
     # Logs
 
-    def load(self) -> list[tuple[Tier, int, list[bytes]]]:
+    def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
         found = []
-        for tier, block, is_log in self._list():
-            if not is_log:
+        for each, block, is_log in self._list():
+            if each is not tier or not is_log:
                 continue
             path = self._path(tier, block, ".log")
             if self._path(tier, block).exists():
@@ -73,8 +76,8 @@ class HistoryFiles:
                     "history: %s is damaged after %d frames, %d bytes are ignored", path, len(frames), len(data) - end
                 )
             self._ends[path] = end
-            found.append((tier, block, frames))
-        return sorted(found, key=lambda each: each[1])
+            found.append((block, frames))
+        return sorted(found)
 
     def append(self, tier: Tier, block: int, number: int, frame: bytes) -> None:
         path = self._path(tier, block, ".log")
@@ -236,16 +239,25 @@ def read_chunks(handle: int, names: Sequence[bytes]) -> dict[bytes, bytes]:
     if zlib.crc32(index) != crc:
         raise ValueError("its index is damaged")
     found = {}
-    for name in names:
-        at = index.find(b"\n" + name + b" ")
-        if at < 0:
-            continue
-        offset, size, chunk_crc = map(int, index[at + len(name) + 2 : index.index(b"\n", at + 1)].split())
+    for name, line in _lines(index, names):
+        offset, size, chunk_crc = map(int, line.split())
         chunk = os.pread(handle, size, first + length + offset)
         if len(chunk) != size or zlib.crc32(chunk) != chunk_crc:
             raise ValueError("a chunk is damaged")
         found[name] = chunk
     return found
+
+
+def _lines(index: bytes, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each of *names* that *index* has, and the rest of its line."""
+    if len(names) > MAX_SEARCHES:
+        lines = dict(line.split(b" ", 1) for line in index.split(b"\n") if line)
+        yield from ((name, lines[name]) for name in names if name in lines)
+        return
+    for name in names:
+        at = index.find(b"\n" + name + b" ")
+        if at >= 0:
+            yield name, index[at + len(name) + 2 : index.index(b"\n", at + 1)]
 
 
 def _read(path: Path, most: int) -> bytes:

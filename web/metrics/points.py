@@ -57,7 +57,8 @@ class Point(NamedTuple):
     def series(self) -> list[float]:
         """Return the values in the order of rings.SERIES: rates in events per second, times in seconds."""
         rates = [count / self.seconds for count in self.values[: len(RATES)]]
-        return [*rates, *self.values[len(RATES) :], *times(self.waits), *times(self.runs)]
+        depths = map(float, self.values[len(RATES) :])
+        return [*rates, *depths, *times(self.waits), *times(self.runs)]
 
 
 def times(buckets: Buckets) -> list[float]:

@@ -75,16 +75,14 @@ class Restored:
 
     def run(self) -> None:
         """Read the logs. Switches."""
-        logs, today = self._archive.load(), HOURS.block(self._second)
-        for tier, block, frames in logs:
-            if tier is HOURS:
-                for number, entries in self._frames(tier, block, frames):
-                    self._add(self._days.setdefault(block, {}), tier, number, entries)
-                    if block <= today:
-                        self.last_hour = max(self.last_hour, number)
-        for tier, block, frames in logs:
-            if tier is MINUTES:
-                self._restore_minutes(block, frames)
+        today = HOURS.block(self._second)
+        for block, frames in self._archive.load(HOURS):
+            for number, entries in self._frames(HOURS, block, frames):
+                self._add(self._days.setdefault(block, {}), HOURS, number, entries)
+                if block <= today:
+                    self.last_hour = max(self.last_hour, number)
+        for block, frames in self._archive.load(MINUTES):
+            self._restore_minutes(block, frames)
         self.hours = self._days.pop(today, {})
         for day, chunks in self._days.items():
             self._archive.seal(HOURS, day, {name: bytes(chunk) for name, chunk in chunks.items()})

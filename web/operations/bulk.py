@@ -17,15 +17,17 @@ from typing import Final
 import gevent
 from flask import Flask, make_response, redirect, render_template, request, url_for
 from werkzeug.datastructures import MultiDict
-from werkzeug.exceptions import BadRequest, Conflict, NotFound, ServiceUnavailable
+from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
+from greenstalk_server.web.auth.access import Visitor, require_operator, visitor
 from greenstalk_server.web.fields import MAX_NUMBER
 from greenstalk_server.web.jobs.bodies import never_wants_body
 from greenstalk_server.web.jobs.matching import JobMatcher, candidate_ids, read_query
@@ -181,6 +183,13 @@ class Change:
     def applies_to(self, job: Job) -> bool:
         """Whether this would change *job*; for a job that a client holds, whether a forced run would."""
         return self.action.changes(job, self.value)
+
+    def is_allowed(self, job: Job, who: Visitor) -> bool:
+        """Return whether *who* may make this change to *job*, whose tube *who* may see."""
+        if who.is_admin:
+            return True
+        source = DeadLetter.unpack(job.dead_letter).source if self.key == "redrive" and job.dead_letter else b""
+        return who.operates(job.tube.name) and (not source or who.operates(source))
 
     def apply(self, broker: Broker, id: int, body: bytes | None, is_forced: bool, now: int) -> int:
         """Change the job *id*, whose body is *body*; return an EditOutcome, as `Broker.edit_job` does."""
@@ -377,7 +386,7 @@ class Bulk:
         If the confirmation is wrong, the form comes back as it was sent.
         """
         dry_run = self._tasks.find(request.form)
-        plan, is_forced = plan_of(dry_run), request.form.get("force") == "1"
+        plan, is_forced = self.runnable_plan(dry_run), request.form.get("force") == "1"
         if plan.run is None:
             self.refuse_unfinished(dry_run)
             if refusal := _refusal(plan, is_forced):
@@ -385,7 +394,9 @@ class Bulk:
         return redirect(url_for("task", id=self.start_run(plan, is_forced).id), 303)
 
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
-        """Return a plan as of now."""
+        """Return a plan as of now; raise Forbidden if the visitor may not put jobs into the target tube."""
+        if isinstance(change.value, bytes):
+            require_operator(change.value)
         return Plan(change, query, ids, self._clock(), self._broker.next_id, rate)
 
     def dry_run(self, plan: Plan) -> Task:
@@ -414,6 +425,14 @@ class Bulk:
                 facts=plan.facts,
             )
         return plan.run
+
+    @staticmethod
+    def runnable_plan(dry_run: Task) -> Plan:
+        """Return the plan of *dry_run*; raise NotFound if it has none, or Forbidden if the visitor may not run it."""
+        plan = plan_of(dry_run)
+        if not dry_run.is_controlled_by(visitor()):
+            raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
+        return plan
 
     @staticmethod
     def refuse_unfinished(dry_run: Task) -> None:
@@ -505,9 +524,9 @@ class Bulk:
             task.total, ids = candidate_ids(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        matcher = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body)
+        matcher, who = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body), visitor()
         for id, job, body in matcher.match(ids):
-            if job is not None and id < plan.below:
+            if job is not None and id < plan.below and plan.change.is_allowed(job, who):
                 yield job, body
             task.scanned += 1
         task.total = task.scanned  # jobs may have been deleted before the task reached them

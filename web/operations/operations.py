@@ -1,5 +1,7 @@
 """Operations on the queue, shared by the pages and the API. Each writes its entry to the audit log.
 
+An operation raises Forbidden unless the visitor may operate each tube that it changes.
+
 An operation calls the same broker methods as the protocol. The caller must wait for the journal (`commit`) before it
 reports success. Long operations work in slices and yield to the event loop in between, so a caller must look up tubes
 and jobs again afterwards. Only methods whose docstrings say so may switch greenlets.
@@ -8,7 +10,7 @@ and jobs again afterwards. Only methods whose docstrings say so may switch green
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, NoReturn
@@ -29,6 +31,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.web import text
+from greenstalk_server.web.auth.access import require_operator
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.audit import Audit
@@ -116,6 +119,7 @@ class Operations:
 
     def pause(self, tube: Tube, seconds: float, reason: str) -> None:
         """Pause *tube* for *seconds*: no client can reserve its jobs. May switch."""
+        require_operator(tube.name)
         now = self._clock()
         self._broker.pause_tube(tube.name, to_nanoseconds(seconds), now)
         self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
@@ -125,6 +129,7 @@ class Operations:
 
     def resume(self, tube: Tube) -> None:
         """End the pause of *tube*. May switch."""
+        require_operator(tube.name)
         now = self._clock()
         self._broker.pause_tube(tube.name, 0, now)
         self._store.set_reason(tube.name.decode(), "", 0, now)
@@ -136,6 +141,7 @@ class Operations:
 
         Stops early after MAX_REQUEST_TIME.
         """
+        require_operator(tube.name)
         bound = min(bound, count_jobs(tube, state))
         kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
         self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
@@ -146,6 +152,7 @@ class Operations:
 
         Stops early after MAX_REQUEST_TIME.
         """
+        require_operator(tube.name)
         below = self._broker.next_id
 
         def clear(found: Tube, left: int) -> int:
@@ -163,6 +170,7 @@ class Operations:
         A pass may miss a job whose state changes during the pass, so passes repeat until one finds no job, or until
         MAX_REQUEST_TIME is over.
         """
+        require_operator(tube.name)
         below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
         keys, pace = self._broker.kept_keys.count(scope_of(tube.name)), Pace()
         while keys > 0 and (freed := self._broker.forget_keys(tube.name, SLICE)):
@@ -185,17 +193,20 @@ class Operations:
 
     def put(self, new: Put) -> Added:
         """Put a job; raise PutRefused if the server cannot accept it."""
+        require_operator(new.tube)
         self._refuse_puts()
         added = self._put(new)
         if not added.is_duplicate:
             self._audit.note("tube/put", tube=new.tube.decode(), id=added.id, bytes=len(new.body))
         return added
 
-    def put_all(self, new: Iterable[Put]) -> list[Added]:
+    def put_all(self, new: Collection[Put]) -> list[Added]:
         """Put several jobs and return the outcomes. Raise PutRefused, with the ids put so far, at the first failure.
 
         May switch.
         """
+        for name in {one.tube for one in new}:
+            require_operator(name)
         self._refuse_puts()
         pace, outcomes = Pace(), list[Added]()
         tubes: dict[bytes, list[int]] = {}
@@ -217,12 +228,14 @@ class Operations:
 
     def kick_job(self, job: Job) -> None:
         """Make *job* ready; raise Conflict unless it is buried or delayed."""
+        require_operator(job.tube.name)
         if not self._broker.kick_job(job.id, self._clock()):
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
         self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
 
     def bury_job(self, job: Job, is_forced: bool) -> None:
         """Bury *job*; raise Conflict if it is already buried, or held and not *is_forced*."""
+        require_operator(job.tube.name)
         if job.state == BURIED:
             raise Conflict(f"Job {job.id} is buried already.")
         if not self._broker.bury_job(job.id, self._clock(), is_forced):
@@ -234,6 +247,7 @@ class Operations:
 
         Raise Conflict if the job is not reserved, or if not *is_forced*.
         """
+        require_operator(job.tube.name)
         if job.state != RESERVED:
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
         if not is_forced:
@@ -243,6 +257,7 @@ class Operations:
 
     def delete_job(self, job: Job, is_forced: bool) -> None:
         """Delete *job*; raise JobHeld if a client holds it and not *is_forced*."""
+        require_operator(job.tube.name)
         name = job.tube.name.decode()
         if not self._broker.delete_job(job.id, self._clock(), is_forced):
             self._refuse_held(job, "deleted")
@@ -251,6 +266,8 @@ class Operations:
     def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
         """Move *job*, whose body is *body*, to the tube *name*; its state stays."""
         old = job.tube.name
+        require_operator(old)
+        require_operator(name)
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
         done = self._broker.edit_job(job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
@@ -262,6 +279,7 @@ class Operations:
 
         Raise JobHeld if a client holds the job and not *is_forced*.
         """
+        require_operator(job.tube.name)
         done = self._broker.edit_job(
             job.id,
             self._clock(),
@@ -280,8 +298,9 @@ class Operations:
 
         Raise Conflict if the policy of the tube allows no second job with this body.
         """
-        self._refuse_puts()
         tube = job.tube
+        require_operator(tube.name)
+        self._refuse_puts()
         added = self._put(Put(tube.name, job.pri, delay, job.ttr / SECOND, body))
         if added.is_duplicate:
             raise Conflict(
@@ -297,9 +316,11 @@ class Operations:
         Raise Conflict if the job is not a dead letter, JobHeld if a client holds it, and PutRefused if that tube cannot
         take it.
         """
+        require_operator(job.tube.name)
         if not job.dead_letter:
             raise Conflict(f"Job {job.id} is not a dead letter, so there is no tube to move it back to.")
         tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
+        require_operator(source.encode())
         outcome = self._broker.redrive(job.id, self._clock())
         if outcome == EditOutcome.HELD:
             self._refuse_held(job, "moved")

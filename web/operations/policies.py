@@ -24,8 +24,10 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import TubeRules, buried_at
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
+from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS
+from greenstalk_server.web.metrics.marks import POLICY, Marks
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskFailed, Tasks
 
@@ -94,14 +96,20 @@ class Effect:
 class Policies:
     """The policies of one broker."""
 
-    def __init__(self, broker: Broker, clock: Clock, audit: Audit, tasks: Tasks) -> None:
+    def __init__(self, broker: Broker, clock: Clock, audit: Audit, tasks: Tasks, marks: Marks) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._audit: Audit = audit
         self._tasks: Tasks = tasks
+        self._marks: Marks = marks
 
     def all(self) -> list[ListedPolicy]:
-        """Return all policies by name; the configuration file's come first if a name is used twice."""
+        """Return all policies by name; the configuration file's come first if a name is used twice.
+
+        This method, `get`, `dry_run` and `warnings` raise Forbidden unless the visitor may see all tubes: policies name
+        tubes.
+        """
+        require_full_view("The policies")
         store = self._broker.policy_store
         found = [ListedPolicy(policy.name, policy.document(), True) for policy in store.file_policies.values()]
         found += [self._runtime_policy(name) for name in store.documents]
@@ -109,6 +117,7 @@ class Policies:
 
     def get(self, name: str) -> ListedPolicy:
         """Return the policy *name*, of the configuration file if both sources have it; raise NotFound."""
+        require_full_view("The policies")
         store = self._broker.policy_store
         if name in store.file_policies:
             return ListedPolicy(name, store.file_policies[name].document(), True)
@@ -121,6 +130,7 @@ class Policies:
         self._broker.set_policy(policy, self._clock())
         shown = json.dumps(policy.document(), separators=(",", ":"))
         self._audit.note("policy/set", policy=policy.name, document=shown)
+        self._marks.add(f"Policy {policy.name} set", kind=POLICY, who=visitor().name)
 
     def remove(self, name: str) -> None:
         """Remove the policy *name*; raise NotFound, or PolicyError if the configuration file has it.
@@ -130,12 +140,14 @@ class Policies:
         if not self._broker.remove_policy(name, self._clock()):
             raise NotFound(f"There is no policy “{name[:100]}”. Nothing was removed.")
         self._audit.note("policy/remove", policy=name)
+        self._marks.add(f"Policy {name} removed", kind=POLICY, who=visitor().name)
 
     def dry_run(self, policy: Policy) -> Task:
         """Start a task that counts what *policy* would do if it were set; its subject is an Effect.
 
         Raise PolicyError as `set` does. The task changes nothing, and fails after MAX_DRY_RUN_TIME. Does not switch.
         """
+        require_full_view("The effect of a policy")
         self._broker.policy_store.check(policy)
         effect = Effect(policy)
         return self._tasks.start(
@@ -148,6 +160,7 @@ class Policies:
 
     def warnings(self) -> list[str]:
         """Return a message for each loop of dead letters."""
+        require_full_view("The policies")
         return self._broker.policies.warnings()
 
     def _runtime_policy(self, name: str) -> ListedPolicy:
@@ -348,10 +361,13 @@ class _DryRun:
 
 
 def sources_of(broker: Broker, name: bytes) -> list[str]:
-    """Return the first MAX_SOURCES existing tubes, by name, whose dead letters go to the tube *name*. May switch."""
-    pace, found = Pace(), list[str]()
+    """Return the first MAX_SOURCES existing tubes, by name, whose dead letters go to the tube *name*. May switch.
+
+    Tubes that the visitor may not see are left out.
+    """
+    pace, found, sees = Pace(), list[str](), visitor().sees
     for tube in list(broker.tubes.values()):
-        if tube.rules is not None and tube.rules.dead_letter == name:
+        if tube.rules is not None and tube.rules.dead_letter == name and sees(tube.name):
             found.append(tube.name.decode())
         pace.yield_if_due()
     return sorted(found)[:MAX_SOURCES]

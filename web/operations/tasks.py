@@ -110,14 +110,23 @@ class Task:
         return self.state == RUNNING
 
     def checkpoint(self) -> None:
-        """Yield to the event loop if it is time; raise TaskCancelled if cancelled. Call between jobs. May switch."""
+        """Yield to the event loop if it is time. Call between jobs. May switch.
+
+        Raise TaskCancelled if cancelled, and TaskFailed if the session of the visitor has ended.
+        """
         if self.is_cancelled:
             raise TaskCancelled
+        if not self.who.lasts():
+            raise TaskFailed("The session of the user who started the task has ended.")
         self._pace.yield_if_due()
 
     def cancel(self) -> None:
         """Make the task end at its next `checkpoint`. Does not switch."""
         self.is_cancelled = True
+
+    def is_controlled_by(self, who: Visitor) -> bool:
+        """Return whether *who* may cancel the task, or carry it out if it is a dry run."""
+        return who.is_admin or (who.operates_any and who.name == self.who.name and who.shares_rights_with(self.who))
 
     def end(self, state: str, message: str, now: int) -> None:
         """Record the end of the task."""
@@ -168,7 +177,7 @@ class Tasks:
         if len(running) >= most:
             raise ServiceUnavailable(
                 f"{len(running)} searches or changes are running, which is the maximum: "
-                + "; ".join(task.title for task in running if visitor().sees_bodies or not task.needs_bodies)
+                + "; ".join(task.title for task in reversed(self.all()) if task.is_running)
                 + ". Wait for one to end, or cancel one."
             )
         task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
@@ -180,26 +189,36 @@ class Tasks:
         return task
 
     def has(self, id: str) -> bool:
-        """Return whether the task *id* is still kept."""
-        return id in self._kept
+        """Return whether the task *id* is still kept, and the current visitor may see it."""
+        task = self._kept.get(id)
+        return task is not None and _sees(visitor(), task)
 
-    def running(self, is_wanted: Callable[[object], bool]) -> Task | None:
-        """Return a running task whose subject *is_wanted*, or None."""
-        return next((task for task in self._kept.values() if task.is_running and is_wanted(task.subject)), None)
+    def running(self, is_wanted: Callable[[Task], bool]) -> Task | None:
+        """Return a running task that *is_wanted*, or None."""
+        return next((task for task in self._kept.values() if task.is_running and is_wanted(task)), None)
 
     def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
-        """Return the task that was started last of those whose subject *is_wanted*, or None."""
-        return next((task for task in reversed(self._kept.values()) if is_wanted(task.subject)), None)
+        """Return the task that was started last of those whose subject *is_wanted*, or None.
+
+        It was started by a visitor with the same rights as the current one.
+        """
+        who = visitor()
+        found = (task for task in reversed(self._kept.values()) if task.who.shares_rights_with(who))
+        return next((task for task in found if is_wanted(task.subject)), None)
 
     def all(self) -> list[Task]:
         """Return the tasks that the current visitor may see, newest first."""
-        sees_bodies = visitor().sees_bodies
-        return [task for task in reversed(self._kept.values()) if sees_bodies or not task.needs_bodies]
+        who = visitor()
+        return [
+            task
+            for task in reversed(self._kept.values())
+            if _sees(who, task) and (who.sees_bodies or not task.needs_bodies)
+        ]
 
     def find(self, fields: Fields, name: str = "task") -> Task:
         """Return the task whose id is in the field *name*; raise NotFound, or Forbidden if it shows hidden bodies."""
         task = self._kept.get(fields.get(name, ""))
-        if task is None:
+        if task is None or not _sees(visitor(), task):
             raise NotFound(
                 f"There is no such task. The server keeps the last {MAX_KEPT} of each kind until it stops. Start the"
                 " search or change again."
@@ -235,6 +254,8 @@ class Tasks:
 
     def stop(self, task: Task) -> None:
         """Cancel *task* if it is running, and wait up to a second for its end. May switch."""
+        if not task.is_controlled_by(visitor()):
+            raise Forbidden("Only admins, and the user who started a task, may cancel it.")
         if task.is_running:
             task.cancel()
             self._audit.note("task/cancel", task=task.id, title=task.title)
@@ -266,6 +287,11 @@ class Tasks:
         ended.sort(key=lambda id: self._kept[id].who.is_admin)
         for id in ended[: max(0, len(alike) - MAX_KEPT)]:
             del self._kept[id]
+
+
+def _sees(who: Visitor, task: Task) -> bool:
+    """Return whether *who* may see *task*: its title and its results may name every tube that its starter sees."""
+    return who.sees_all or who.shares_rights_with(task.who)
 
 
 def progress_texts(task: Task, now: int) -> dict[str, str]:

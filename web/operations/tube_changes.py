@@ -14,7 +14,7 @@ from heapq import heappush, heappushpop
 from typing import Final
 
 from flask import url_for
-from werkzeug.exceptions import Conflict, NotFound
+from werkzeug.exceptions import Conflict, Forbidden, NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, READY, STATE_NAMES
@@ -193,6 +193,8 @@ class TubeChanges:
     def start_run(self, dry_run: Task) -> Task:
         """Start the run of *dry_run*, or return it if it has started; raise Conflict if the dry run did not finish."""
         plan = tube_plan_of(dry_run)
+        if not dry_run.is_controlled_by(visitor()):
+            raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
         if plan.run is None:
             if dry_run.state != "done":
                 raise Conflict("The dry run did not finish, so the tubes are not known. Start it again.")

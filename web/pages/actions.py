@@ -306,22 +306,20 @@ class Actions:
 
     def _to_tube(self, name: bytes, state: str, notice: str, number: int) -> Response:
         """Redirect to the tube's page, or to the overview if the tube no longer exists. May switch."""
-        query = self._query(notice, number)
-        if name not in self._broker.tubes:
-            return _redirect("overview", query)
-        return _redirect("tube", {"tube": name.decode()} | ({"state": state} if state else {}) | query)
+        return self._tube_or_overview(name, ({"state": state} if state else {}) | self._query(notice, number))
 
     def _to_job(self, job: Job, notice: str) -> Response:
         """Redirect to the job's page, or to its tube's if the job has been deleted meanwhile. May switch."""
         query = self._query(notice, job.id)
-        if job.id in self._broker.jobs:
+        if job.id in self._broker.jobs and visitor().sees(job.tube.name):
             return _redirect("job", {"id": str(job.id)} | query)
-        name = job.tube.name
-        return (
-            _redirect("tube", {"tube": name.decode()} | query)
-            if name in self._broker.tubes
-            else _redirect("overview", query)
-        )
+        return self._tube_or_overview(job.tube.name, query)
+
+    def _tube_or_overview(self, name: bytes, query: dict[str, str]) -> Response:
+        """Redirect to the page of the tube *name*, or to the overview if the visitor cannot see such a tube."""
+        if name in self._broker.tubes and visitor().sees(name):
+            return _redirect("tube", {"tube": name.decode()} | query)
+        return _redirect("overview", query)
 
     def _query(self, notice: str, number: int) -> dict[str, str]:
         is_late = not self._commit()
@@ -333,9 +331,9 @@ def _redirect(endpoint: str, query: Mapping[str, str]) -> Response:
 
 
 def find_tube(broker: Broker, given: fields.Fields) -> Tube:
-    """Return the tube that the field `tube` names; raise NotFound if it does not exist."""
+    """Return the tube that the field `tube` names; raise NotFound if there is none that the visitor may see."""
     tube = broker.tubes.get(given.get("tube", "").encode(errors="replace"))
-    if tube is None:
+    if tube is None or not visitor().sees(tube.name):
         name = fields.tube_name(given)
         raise NotFound(
             f"Tube “{name.decode()}” does not exist now. A tube exists while it has jobs or a client uses or watches"
@@ -345,10 +343,10 @@ def find_tube(broker: Broker, given: fields.Fields) -> Tube:
 
 
 def find_job(broker: Broker, given: fields.Fields) -> Job:
-    """Return the job that the field `id` names; raise NotFound if it does not exist."""
+    """Return the job that the field `id` names; raise NotFound if there is none that the visitor may see."""
     id = fields.job_id(given)
     job = broker.jobs.get(id)
-    if job is None:
+    if job is None or not visitor().sees(job.tube.name):
         if id < broker.next_id:
             reason = "it was deleted, most likely by a worker that finished it"
         else:

@@ -131,9 +131,7 @@ class AlertPages:
         require_alerts()
         form = request.form
         try:
-            tubes, kind = _scope(form)
-            seconds = fields.number(form, "seconds", 1, MAX_SILENCE)
-            reason = fields.line(form, "reason", MAX_REASON_LENGTH)
+            tubes, kind, seconds, reason = read_silence(form)
         except BadRequest as error:
             return make_response(self._render(form, error.description or ""), 400)
         silence = self._changes.silence(tubes, kind, seconds, reason)
@@ -263,8 +261,8 @@ def _receives(receiver: Receiver) -> str:
     return "; ".join(words) or "all conditions"
 
 
-def _scope(form: Mapping[str, str]) -> tuple[str, str]:
-    """Return the fields `tubes` and `kind` of *form*; raise BadRequest."""
+def read_silence(form: Mapping[str, str]) -> tuple[str, str, int, str]:
+    """Return the fields `tubes`, `kind`, `seconds` and `reason` of *form*; raise BadRequest."""
     tubes, kind = form.get("tubes", "").strip(), form.get("kind", "")
     if tubes and not is_tube_pattern(tubes):
         raise BadRequest(
@@ -273,7 +271,8 @@ def _scope(form: Mapping[str, str]) -> tuple[str, str]:
         )
     if kind and kind not in CONDITION_KINDS:
         raise BadRequest(f"“kind” must be one of {', '.join(CONDITION_KINDS)}, or empty for all.")
-    return tubes, kind
+    seconds = fields.number(form, "seconds", 1, MAX_SILENCE)
+    return tubes, kind, seconds, fields.line(form, "reason", MAX_REASON_LENGTH)
 
 
 def _silence(silence: Silence, now: int) -> SilenceRow:

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web import text
-from greenstalk_server.web.attention.measures import CRITICAL, KINDS, SEVERITIES, Condition
+from greenstalk_server.web.attention.measures import CRITICAL, KINDS, SEVERITIES, Condition, Measure
 from greenstalk_server.web.attention.monitor import Attention, KindCount
+from greenstalk_server.web.auth.access import visitor
 
 MAX_PER_KIND: Final = 5
 """Tubes with conditions of one kind and severity that the panel shows one by one; it counts the others."""
@@ -48,15 +49,16 @@ class Panel:
 
 
 def attention_panel(attention: Attention, now: int) -> Panel:
-    """Return the panel with the conditions of *attention* at the time *now*."""
+    """Return the panel with the conditions of *attention* that the visitor may see, at the time *now*. May switch."""
+    conditions, counts = visible_conditions(attention)
     shown, seen = list[Condition](), Counter[KindCount]()
-    for condition in attention.conditions:
+    for condition in conditions:
         key = condition.measure.kind.name, condition.measure.severity
         if seen[key] < MAX_PER_KIND or not condition.measure.tube:
             seen[key] += 1
             shown.append(condition)
     left_out, severities = Counter[str](), Counter[str]()
-    for (kind, severity), count in attention.counts.items():
+    for (kind, severity), count in counts.items():
         left_out[kind] += count - seen[kind, severity]
         severities[severity] += count
     return Panel(
@@ -67,17 +69,38 @@ def attention_panel(attention: Attention, now: int) -> Panel:
     )
 
 
+def visible_conditions(attention: Attention) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
+    """Return the conditions that the visitor may see, the worst first, and their number by kind. May switch."""
+    who = visitor()
+    return (attention.conditions, attention.counts) if who.sees_all else attention.visible_to(who.sees)
+
+
+def sentence_of(measure: Measure) -> str:
+    """Return the sentence of *measure*, without the name of a dead-letter tube that the visitor may not see."""
+    target = str(measure.link.args.get("tube", "")).encode()
+    if not target or target == measure.tube or visitor().sees(target):
+        return measure.sentence
+    return measure.sentence.replace(f"“{target.decode()}”", "another tube")
+
+
 def _summary(counts: Counter[str]) -> str:
     texts = [text.counted(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
     return ", ".join(texts).replace("criticals", CRITICAL)
+
+
+def href_of(measure: Measure) -> str:
+    """Return the path of the page about the jobs or workers of *measure*, which the visitor may see."""
+    target = str(measure.link.args.get("tube", "")).encode()
+    args = measure.link.args if not target or visitor().sees(target) else {"tube": measure.tube.decode()}
+    return url_for(measure.link.endpoint, **args)
 
 
 def _item(condition: Condition, now: int) -> Item:
     measure, since = condition
     return Item(
         severity=measure.severity,
-        sentence=measure.sentence,
-        href=url_for(measure.link.endpoint, **measure.link.args),
+        sentence=sentence_of(measure),
+        href=href_of(measure),
         since=text.time_tag(since, "full" if now - since > SAME_DAY else "clock"),
         lasting=text.duration(max(0, now - since) // SECOND // 60 * 60) if now - since >= 60 * SECOND else "just now",
     )

@@ -1,27 +1,25 @@
 """Charts of the history: as SVG and text, which need no script, and as JSON for static/charts.js.
 
-A chart of the whole server and one of a tube differ only in the history that they read. Nothing in this module
-switches greenlets.
+A chart of the whole server and one of a tube differ only in the history that they read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import isnan, nan
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from flask import Flask, Response, jsonify, request, url_for
-from werkzeug.exceptions import BadRequest
+from flask import request
+from markupsafe import Markup
 
-from greenstalk_server.core.broker import Broker
-from greenstalk_server.web import fields, text
-from greenstalk_server.web.metrics.history import Columns, History
-from greenstalk_server.web.metrics.rings import HOUR, SPANS, Span
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.web import text
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.metrics.history import Columns
 from greenstalk_server.web.metrics.rings import TIMES as TIMED
-from greenstalk_server.web.pages.actions import find_tube
+from greenstalk_server.web.metrics.rings import Span
 from greenstalk_server.web.pages.sparkline import path
 
 WIDTH: Final = 720
@@ -34,7 +32,15 @@ SVG_POINTS: Final = 120
 TABLE_ROWS: Final = 12
 """Rows in the table of figures."""
 
-DROPPED_ARGS: Final = frozenset({"span", "notice", "n", "late", "live"})
+DAY_SECONDS: Final = 86400
+
+COMPARED: Final = {"day": ("a day ago", DAY_SECONDS), "week": ("a week ago", 7 * DAY_SECONDS)}
+"""For each value of the field `compare`: the label, and the seconds to go back."""
+
+MAX_SHOWN_MARKS: Final = 50
+"""Marks on a chart, the latest."""
+
+DROPPED_ARGS: Final = frozenset({"span", "compare", "notice", "n", "late", "live"})
 """Query arguments that the links to other spans leave out."""
 
 
@@ -122,91 +128,81 @@ SERVER_CHARTS: Final = (RATES, JOBS, POLICIES)
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """A line of a drawn chart: its SVG path, and the last value as text."""
+    """A line of a drawn chart: its SVG path, that of the time before to compare it with, and the last value as text."""
 
     key: str
     label: str
     path: str
+    before: str
     last: str
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnChart:
-    """A drawn chart. A row of its table has the time in ISO format, the time as text, and a cell per chart line."""
+    """A drawn chart. A row of its table has the end of the interval, as HTML, and a cell per chart line."""
 
     chart: Chart
     label: str
     top: str
     lines: list[DrawnLine]
-    rows: list[tuple[str, str, list[str]]]
+    rows: list[tuple[Markup, list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A link that shows the charts in another way."""
+
+    label: str
+    href: str
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnMark:
+    """A mark: its place in the SVG, its time as HTML, and its text."""
+
+    x: float
+    at: Markup
+    text: str
+    tube: str
+    who: str
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
     """All charts of a page.
 
-    source      URL of the figures as JSON.
-    spans       for each span: its name, its label, the link, and whether it is shown.
+    source          URL of the figures as JSON.
+    start, end      the shown time, as HTML.
+    spans, compares choices of the span, and of the time to compare with.
+    before          label of that time; empty if there is none.
+    tube            name of the tube; empty for the server.
+    may_mark        the visitor may add marks to it.
     """
 
     span: Span
     source: str
-    start: str
-    end: str
-    spans: list[tuple[str, str, str, bool]]
+    start: Markup
+    end: Markup
+    spans: list[Choice]
+    compares: list[Choice]
+    before: str
     charts: list[DrawnChart]
-
-
-class Charts:
-    """The charts of one broker's dashboard."""
-
-    def __init__(self, broker: Broker, history: History) -> None:
-        self._broker: Broker = broker
-        self._history: History = history
-
-    def init_app(self, app: Flask) -> None:
-        """Add the JSON routes to *app*, and `tube_charts` and `server_charts` to its templates."""
-        app.add_url_rule("/tube/history", "tube_history", self.tube_history)
-        app.add_url_rule("/server/history", "server_history", self.server_history)
-        app.jinja_env.globals["tube_charts"] = self.tube_charts
-        app.jinja_env.globals["server_charts"] = self.server_charts
-
-    def tube_history(self) -> Response:
-        """Serve `/tube/history?tube=&span=`: the series of a tube that may no longer exist."""
-        span, name = _span(strict=True), fields.tube_name(request.args)
-        if not self._history.has(name):
-            find_tube(self._broker, request.args)
-        return jsonify(history_json(self._history.columns(name, span)))
-
-    def server_history(self) -> Response:
-        """Serve `/server/history?span=`: the series of the whole server."""
-        return jsonify(history_json(self._history.columns(None, _span(strict=True))))
-
-    def tube_charts(self, name: str) -> Panel:
-        """Return the charts of the tube *name* for the current request."""
-        span = _span()
-        source = url_for("tube_history", tube=name, span=span.name)
-        return _panel(TUBE_CHARTS, self._history.columns(name.encode(), span), span, source, url_for("tube", tube=name))
-
-    def server_charts(self) -> Panel:
-        """Return the charts of the whole server for the current request."""
-        span = _span()
-        source = url_for("server_history", span=span.name)
-        return _panel(SERVER_CHARTS, self._history.columns(None, span), span, source, url_for("overview"))
-
-
-def _span(*, strict: bool = False) -> Span:
-    """Return the span in the field `span`, by default HOUR. If it is invalid: BadRequest if *strict*, else HOUR."""
-    given = request.args.get("span", HOUR.name)
-    if given not in SPANS and strict:
-        raise BadRequest(f"“span” must be one of {', '.join(SPANS)}, not “{given[:40]}”.")
-    return SPANS.get(given, HOUR)
+    marks: list[DrawnMark]
+    tube: str
+    may_mark: bool
 
 
 def history_json(columns: Columns) -> dict[str, Any]:
-    """Return *columns* as JSON: `step`, `end`, and `series`: a list of values for each series that is not empty."""
-    some = {key: values for key, values in columns.series.items() if _has_any(key, values)}
-    series = {key: [_rounded(value) for value in values] for key, values in some.items()}
+    """Return *columns* as JSON: `step`, `end`, and `series`: a list of values for each series that is not empty.
+
+    May switch.
+    """
+    series, pace = dict[str, list[float | int | None]](), Pace()
+    for key, values in columns.series.items():
+        pace.yield_if_due()
+        if _has_any(key, values):
+            series[key] = [_rounded(value) for value in values]
     return {"step": columns.step, "end": columns.end, "series": series}
 
 
@@ -225,47 +221,38 @@ def _rounded(value: float) -> float | int | None:
     return int(value) if float(value).is_integer() else round(value, 3) if value >= 1 else round(value, 6)
 
 
-def _panel(charts: Sequence[Chart], columns: Columns, span: Span, source: str, page: str) -> Panel:
-    return Panel(
-        span=span,
-        source=source,
-        start=_time(columns.end - span.step * span.points),
-        end=_time(columns.end),
-        spans=[(one.name, f"Last {one.label}", _link(one, page), one is span) for one in SPANS.values()],
-        charts=[_draw(chart, columns, span) for chart in charts if _is_shown(chart, columns)],
-    )
-
-
-def _is_shown(chart: Chart, columns: Columns) -> bool:
+def is_shown(chart: Chart, columns: Columns) -> bool:
+    """Return whether the page has *chart*."""
     return not chart.is_optional or any(_has_any(line.key, columns.series[line.key]) for line in chart.lines)
 
 
-def _link(span: Span, page: str) -> str:
-    """Return the URL of the current page with *span*.
-
-    The URL is relative; in the response to a POST it starts with *page*, the page's own URL.
-    """
-    kept = [(key, value) for key, value in request.args.items(multi=True) if key not in DROPPED_ARGS]
-    query = urlencode([*kept, ("span", span.name)])
-    return f"{page}&{query}" if request.method == "POST" else f"?{query}"
+def link(**changed: str) -> str:
+    """Return the relative URL of the current page with *changed* of the fields `span` and `compare`."""
+    dropped = {key for key in DROPPED_ARGS if key not in {"span", "compare"} - changed.keys()}
+    kept = [(key, value) for key, value in request.args.items(multi=True) if key not in dropped]
+    return f"?{urlencode([*kept, *[one for one in changed.items() if one[1]]])}"
 
 
-def _draw(chart: Chart, columns: Columns, span: Span) -> DrawnChart:
+def draw(chart: Chart, columns: Columns, before: Columns | None, span: Span) -> DrawnChart:
+    """Return *chart* of *columns*, with the lines of *before* if there are any."""
     series = {line.key: columns.series[line.key] for line in chart.lines}
+    earlier = {line.key: before.series[line.key] for line in chart.lines} if before is not None else {}
     thin = {key: downsample(values) for key, values in series.items() if _has_any(key, values)}
-    top = max((value for values in thin.values() for value in values if not isnan(value)), default=0.0)
+    faint = {key: downsample(values) for key, values in earlier.items() if _has_any(key, values)}
+    drawn = [*thin.values(), *faint.values()]
+    top = max((value for values in drawn for value in values if not isnan(value)), default=0.0)
     lines = [
         DrawnLine(
             line.key,
             line.label,
             path(thin[line.key], WIDTH, HEIGHT, top) if line.key in thin else "",
+            path(faint[line.key], WIDTH, HEIGHT, top) if line.key in faint else "",
             format_value(series[line.key][-1], chart.unit),
         )
         for line in chart.lines
     ]
-    return DrawnChart(
-        chart, _label(chart, span, lines), format_value(top, chart.unit), lines, _rows(chart, columns, series)
-    )
+    rows = _rows(chart, columns, series, earlier)
+    return DrawnChart(chart, _label(chart, span, lines), format_value(top, chart.unit), lines, rows)
 
 
 def _label(chart: Chart, span: Span, lines: Sequence[DrawnLine]) -> str:
@@ -274,13 +261,18 @@ def _label(chart: Chart, span: Span, lines: Sequence[DrawnLine]) -> str:
     return f"{chart.title} in the last {span.label}, {chart.help}. Last: {last}."
 
 
-def _rows(chart: Chart, columns: Columns, series: dict[str, list[float]]) -> list[tuple[str, str, list[str]]]:
-    """Return the last TABLE_ROWS points, newest first."""
+def _rows(
+    chart: Chart, columns: Columns, series: dict[str, list[float]], earlier: dict[str, list[float]]
+) -> list[tuple[Markup, list[str]]]:
+    """Return the last TABLE_ROWS points, newest first, each with the earlier value in brackets if there is one."""
     rows = []
     for back in range(1, TABLE_ROWS + 1):
         end = columns.end - (back - 1) * columns.step
         cells = [format_value(values[-back], chart.unit) for values in series.values()]
-        rows.append((datetime.fromtimestamp(end, UTC).isoformat(), _time(end), cells))
+        if earlier:
+            others = [format_value(values[-back], chart.unit) for values in earlier.values()]
+            cells = [f"{cell} ({other})" for cell, other in zip(cells, others, strict=True)]
+        rows.append((time_of(end), cells))
     return rows
 
 
@@ -291,8 +283,9 @@ def downsample(values: Sequence[float]) -> list[float]:
     return [max((value for value in group if not isnan(value)), default=nan) for group in groups]
 
 
-def _time(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S UTC")
+def time_of(seconds: int) -> Markup:
+    """Return a time in seconds since the Unix epoch as HTML."""
+    return text.time_tag(seconds * SECOND)
 
 
 def format_value(value: float, unit: str) -> str:

@@ -22,6 +22,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES
 from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.targets import is_name
 from greenstalk_server.web import fields
 from greenstalk_server.web.api.framework.router import ROOT
 from greenstalk_server.web.auth.access import visitor
@@ -34,6 +35,7 @@ from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.tube_changes import KICK, PAUSE
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.pages.actions import find_job
+from greenstalk_server.web.pages.alerts import read_silence
 from greenstalk_server.web.pages.edit import read_changes
 from greenstalk_server.web.pages.policy_form import submitted_form
 from greenstalk_server.web.pages.saved_searches import MAX_NAME_LENGTH
@@ -367,6 +369,25 @@ def _save_search(form: Form) -> Call:
     return Call("POST", "/saved-searches", {}, {"name": name, "q": str(_query(form))})
 
 
+def _test_receiver(form: Form) -> Call:
+    receiver = form.get("receiver", "")
+    if not is_name(receiver):
+        raise BadRequest("“receiver” must be the name of a receiver.")
+    return Call("POST", "/alerts/test", {}, {"receiver": receiver})
+
+
+def _silence(form: Form) -> Call:
+    tubes, kind, seconds, reason = read_silence(form)
+    given = {"tubes": tubes, "condition": kind, "reason": reason}
+    return Call(
+        "POST", "/alerts/silences", {}, {"seconds": seconds, **{key: text for key, text in given.items() if text}}
+    )
+
+
+def _end_silence(form: Form) -> Call:
+    return Call("DELETE", "/alerts/silences", {"id": fields.number(form, "id", 1, MAX_ID)})
+
+
 CALLS: Final[Mapping[str, Callable[[Form], Call]]] = {
     "tube/pause": _pause,
     "tube/resume": _resume,
@@ -386,5 +407,8 @@ CALLS: Final[Mapping[str, Callable[[Form], Call]]] = {
     "search/save": _save_search,
     "policy/set": _set_policy,
     "policy/remove": _remove_policy,
+    "alerts/test": _test_receiver,
+    "alerts/silence": _silence,
+    "alerts/silence/end": _end_silence,
 }
 """The API call of each action, by the path of its form. `job/edit` needs the job: see CommandPages."""

@@ -17,6 +17,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.connection_queries import (
     MAX_FILTER_LENGTH,
     MAX_JOBS_LISTED,
@@ -29,6 +30,8 @@ from greenstalk_server.web.connection_queries import (
     iter_batched,
     matching_clients,
     soonest_jobs,
+    visible_jobs,
+    visible_tubes,
 )
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
@@ -179,8 +182,8 @@ def list_connections(broker: Broker, given: Fields, now: int) -> ConnectionList:
     if sort not in SORTS:
         raise BadRequest(f"“sort” must be one of {', '.join(SORTS)}, not “{sort[:40]}”.")
     pace = Pace()
-    total = len(broker.clients)
     found = matching_clients(broker, query, pace)
+    total = len(broker.clients) if visitor().sees_all else len(matching_clients(broker, "", pace))
     sort_key = SORTS[sort][1]
     ranked = [(sort_key(client), client.number, client) for client in iter_batched(found, pace)]
     first = [client for _, _, client in nsmallest(MAX_ROWS, ranked)]
@@ -197,14 +200,15 @@ def connection_details(client: Client, now: int) -> ConnectionDetails:
     """Return the details of the connection of *client*."""
     row = _row(client, now)
     jobs = soonest_jobs(client, MAX_JOBS_LISTED, MAX_SCANNED_JOBS)
-    tubes = [name.decode() for name in islice(client.watched, MAX_TUBES_LISTED)]
+    watched, held = visible_tubes(client), len(visible_jobs(client))
+    tubes = [name.decode() for name in islice(watched, MAX_TUBES_LISTED)]
     return ConnectionDetails(
         row=row,
         figures=[
             ("Connected for", row.connected_for, ""),
-            ("Holds", text.number(len(client.reserved)), "job" if len(client.reserved) == 1 else "jobs"),
+            ("Holds", text.number(held), "job" if held == 1 else "jobs"),
             ("Waiting", row.waiting or text.NONE, row.until),
-            ("Watches", text.number(len(client.watched)), "tube" if len(client.watched) == 1 else "tubes"),
+            ("Watches", text.number(len(watched)), "tube" if len(watched) == 1 else "tubes"),
         ],
         entries=[
             ("Address", client.address or "not known"),
@@ -214,16 +218,17 @@ def connection_details(client: Client, now: int) -> ConnectionDetails:
             ("Connected at", text.time_tag(client.connected_at)),
         ],
         jobs=[_held_job(job, now) for job in jobs],
-        jobs_summary=_jobs_summary(len(jobs), len(client.reserved)),
+        jobs_summary=_jobs_summary(len(jobs), held),
         tubes=tubes,
-        tubes_summary=_first_of(len(tubes), len(client.watched), "tube"),
-        job_count=len(client.reserved),
+        tubes_summary=_first_of(len(tubes), len(watched), "tube"),
+        job_count=held,
     )
 
 
 def _row(client: Client, now: int) -> Row:
     jobs = soonest_jobs(client, MAX_JOBS_IN_ROW, MAX_SCANNED_IN_ROW)
-    watches = [name.decode() for name in islice(client.watched, MAX_TUBES_IN_ROW)]
+    watched = visible_tubes(client)
+    watches = [name.decode() for name in islice(watched, MAX_TUBES_IN_ROW)]
     return Row(
         number=str(client.number),
         address=client.address,
@@ -231,11 +236,11 @@ def _row(client: Client, now: int) -> Row:
         is_http=client.is_http,
         role=_role(client),
         connected_for=_seconds(now - client.connected_at),
-        uses=client.used.name.decode(),
+        uses=client.used.name.decode() if visitor().sees(client.used.name) else "",
         watches=watches,
-        more_tubes=_more(len(client.watched) - len(watches)),
+        more_tubes=_more(len(watched) - len(watches)),
         jobs=[_held_job(job, now) for job in jobs],
-        more_jobs=_more(len(client.reserved) - len(jobs)),
+        more_jobs=_more(len(visible_jobs(client)) - len(jobs)),
         waiting=_seconds(now - client.waiting_since) if client.is_waiting else "",
         until=_until(client, now),
     )
@@ -266,7 +271,9 @@ def _holds(client: Client, now: int) -> list[tuple[str, str]]:
     """Return the first watched tubes whose ready jobs a policy holds back while *client* waits, with the reasons."""
     if not client.is_waiting:
         return []
-    found = [(tube.name.decode(), hold_text(tube, now)) for tube in islice(client.watched.values(), MAX_TUBES_LISTED)]
+    sees = visitor().sees
+    watched = [tube for tube in islice(client.watched.values(), MAX_TUBES_LISTED) if sees(tube.name)]
+    found = [(tube.name.decode(), hold_text(tube, now)) for tube in watched]
     return [(name, hold) for name, hold in found if hold][:MAX_HOLDS]
 
 

@@ -17,7 +17,8 @@ from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.web import text
-from greenstalk_server.web.connection_queries import ActorRef, resolve_actors, tube_names
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.connection_queries import ActorRef, resolve_actors, tube_names, visible_jobs
 from greenstalk_server.web.fields import STATES
 from greenstalk_server.web.jobs.job_list import REASON_TEXTS, attempts_text, count_jobs
 from greenstalk_server.web.jobs.tags_text import hold_reason, is_awaiting, tag_entries
@@ -96,9 +97,14 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterDetails:
-    """The origin of a dead letter: tube, reason, attempts, and the times of its first and last move."""
+    """The origin of a dead letter: tube, reason, attempts, and the times of its first and last move.
+
+    source          empty if the visitor may not see the tube.
+    can_redrive     the visitor may move the job back there.
+    """
 
     source: str
+    can_redrive: bool
     entries: list[tuple[str, str]]
 
 
@@ -244,9 +250,9 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
         by=resolve_actors(broker, {client.number})[client.number],
         since=_since(job.reserved_at, now),
         time_left=text.duration(stats.time_left),
-        jobs=text.counted(len(client.reserved), "job"),
-        watches=tube_names(client),
-        uses=client.used.name.decode(),
+        jobs=text.counted(len(visible_jobs(client)), "job"),
+        watches=tube_names(client) or text.NONE,
+        uses=visitor().name_of(client.used.name),
     )
 
 
@@ -271,7 +277,8 @@ def _dead_letter(job: Job, now: int) -> DeadLetterDetails | None:
         return None
     found = DeadLetter.unpack(job.dead_letter)
     return DeadLetterDetails(
-        source=found.source.decode(),
+        source=found.source.decode() if visitor().sees(found.source) else "",
+        can_redrive=visitor().operates(found.source) and visitor().operates(job.tube.name),
         entries=[
             ("Reason", REASON_TEXTS[found.reason]),
             ("Attempts there", text.number(found.attempts)),

@@ -29,7 +29,7 @@ from greenstalk_server.core.job import Job
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import load_job_with_body
 from greenstalk_server.web.jobs.json_fields import Path, field_text, parse_body
@@ -117,21 +117,24 @@ class Exports:
                 f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
             )
         mimetype, make = _FORMATS[form]
-        response = Response(self._stream(query, make(visitor().sees_bodies, paths)), mimetype=mimetype)
+        who = visitor()  # the file is written after the end of the request
+        response = Response(self._stream(query, make(who.sees_bodies, paths), who), mimetype=mimetype)
         response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
         return response
 
-    def _stream(self, query: Query, writer: Writer) -> Iterator[bytes]:
+    def _stream(self, query: Query, writer: Writer, who: Visitor) -> Iterator[bytes]:
         with self._counted():
-            yield from _chunks(self._pieces(query, writer))
+            yield from _chunks(self._pieces(query, writer, who))
 
-    def _pieces(self, query: Query, writer: Writer) -> Iterator[bytes]:
-        """Yield the file in small pieces. Switches."""
+    def _pieces(self, query: Query, writer: Writer, who: Visitor) -> Iterator[bytes]:
+        """Yield the file for *who* in small pieces; end it if the session of *who* ends. Switches."""
         yield writer.head()
         pace = Pace()
-        matcher = JobMatcher(self._broker, query, self._clock(), pace.yield_if_due, lambda job: writer.has_bodies)
-        for _, job, body in matcher.match(candidate_ids(self._broker, query)[1]):
+        matcher = JobMatcher(self._broker, query, self._clock(), pace.yield_if_due, lambda job: writer.has_bodies, who)
+        for _, job, body in matcher.match(candidate_ids(self._broker, query, who=who)[1]):
             if job is not None:
+                if not who.lasts():
+                    raise ConnectionAbortedError("the session that requested the export has ended")
                 for piece in writer.row(job, body, self._clock()):
                     yield piece
                     pace.yield_if_due()

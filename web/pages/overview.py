@@ -19,12 +19,14 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.protocol.stats import ServerStats, server_stats
+from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web import text
 from greenstalk_server.web.attention.measures import KINDS, Condition
 from greenstalk_server.web.attention.monitor import Attention
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.metrics.history import History, Rates
+from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.pages import sparkline
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_label
 
@@ -477,10 +479,10 @@ class OverviewBuilder:
                 view.top = top
                 rows.append(tube_texts(view))
                 pace.yield_if_due()
-        stats = server_stats(broker, now)
+        stats, rates = visible_figures(broker, self._history, now)
         following = page.begin + len(page.tubes)
         return Overview(
-            server=server_texts(stats) | self._more_texts(),
+            server=server_texts(stats) | self._more_texts(rates),
             tubes=rows,
             begin=page.begin,
             following=following if following < page.matched else 0,
@@ -488,7 +490,7 @@ class OverviewBuilder:
             query=query,
             order=order,
             is_filtered_out=not rows,
-            is_unused=not stats.total_jobs and not broker.jobs,
+            is_unused=not stats.total_jobs and not broker.jobs and visitor().sees_all,
             is_draining=broker.is_draining,
         )
 
@@ -527,10 +529,11 @@ class OverviewBuilder:
         worst = self._attention.worst_of(tube.name) if self._attention is not None else None
         return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
 
-    def _more_texts(self) -> dict[str, str]:
+    def _more_texts(self, rates: Rates) -> dict[str, str]:
         """Return the fields of the server that the reply to "stats" lacks."""
-        broker, rates = self._broker, self._history.total_rates()
-        texts = {"build": broker.facts.build, "dead_letters": text.number(self._dead_letter_tubes.count_jobs())}
+        broker, who = self._broker, visitor()
+        dead_letters = self._dead_letter_tubes.count_jobs(who.sees)
+        texts = {"build": broker.facts.build, "dead_letters": text.number(dead_letters)}
         texts |= journal_texts(broker.journal.stats(), broker.journal.trouble)
         texts |= role_texts(self._role() if self._role is not None else None)
         texts |= memory_texts(broker.facts.memory())
@@ -538,7 +541,7 @@ class OverviewBuilder:
         texts |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
         for _, series in TOTALS:
             texts[f"rate-{series}"] = text.rate(getattr(rates, series))
-            values = self._history.spark(None, series)
+            values = self._history.spark(None, series) if who.sees_all else []
             texts[f"spark-{series}"] = _spark(values, _most(values))
         return texts
 

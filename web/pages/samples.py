@@ -10,6 +10,7 @@ from werkzeug.exceptions import BadRequest, Conflict, NotFound
 from werkzeug.wrappers import Response
 
 from greenstalk_server.web import fields
+from greenstalk_server.web.auth.access import require_operator, visitor
 from greenstalk_server.web.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import Sample, SampleLimitExceeded, Store
@@ -76,6 +77,9 @@ class Samples:
 
     def keep(self, sample: Sample) -> None:
         """Save *sample*, replacing any sample of the same name; raise Conflict if the store is full. Switches."""
+        require_operator(sample.tube.encode())
+        if (replaced := self._store.samples.get(sample.name)) is not None:
+            require_operator(replaced.tube.encode())
         try:
             self._store.add_sample(sample)
         except SampleLimitExceeded as error:
@@ -85,18 +89,28 @@ class Samples:
 
     def forget(self, name: str) -> None:
         """Delete the sample *name*; raise NotFound if it does not exist. Switches."""
-        if not self._store.remove_sample(name):
+        sample = visible_samples(self._store).get(name)
+        if sample is not None:
+            require_operator(sample.tube.encode())
+        if sample is None or not self._store.remove_sample(name):
             raise NotFound(f"There is no template “{name[:MAX_NAME_LENGTH]}”.")
         self._audit.note("sample/delete", name=name)
         self._store.save()
 
 
+def visible_samples(store: Store) -> dict[str, Sample]:
+    """Return the samples for tubes that the visitor may see, by name."""
+    sees = visitor().sees
+    return {name: sample for name, sample in store.samples.items() if sees(sample.tube.encode())}
+
+
 def samples_for(store: Store, given: Fields, tube: str) -> SampleList:
     """Return the samples for the put form of *tube*; the field `sample` names the one to load, if any."""
-    names = sorted(store.samples, key=str.casefold)
+    visible = visible_samples(store)
+    names = sorted(visible, key=str.casefold)
     own = [name for name in names if store.samples[name].tube == tube]
     others = [name for name in names if store.samples[name].tube != tube]
-    loaded = store.samples.get(given.get("sample", ""))
+    loaded = visible.get(given.get("sample", ""))
     return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, store.trouble)
 
 

@@ -11,7 +11,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.web import fields
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.jobs.matching import read_query
-from greenstalk_server.web.jobs.query import Query, QueryError, parse
+from greenstalk_server.web.jobs.query import Query, QueryError, TextMatch, parse
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.store import SavedSearch, SearchLimitExceeded, Store
 
@@ -86,8 +86,10 @@ class SavedSearches:
 
 
 def _is_visible(search: SavedSearch) -> bool:
+    """Return whether the visitor may see every tube, and every beginning of tube names, that *search* names."""
     try:
-        tube = parse(search.query).tube
+        terms = parse(search.query).terms
     except QueryError:  # of another version of the server, or edited by hand
-        return True
-    return not tube or visitor().sees(tube.encode())
+        return visitor().sees_all
+    tubes = [term.value.text for term in terms if term.name == "tube" and isinstance(term.value, TextMatch)]
+    return all(visitor().sees(tube.encode()) for tube in tubes)

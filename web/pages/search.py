@@ -109,9 +109,17 @@ class Searches:
         return live_state(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now, columns)}}
 
     def start(self, query: Query) -> Task:
-        """Start the search for *query*, or return the running task with the same query. Does not switch."""
-        running = self._tasks.running(lambda subject: isinstance(subject, Search) and subject.query == query)
-        if running is not None:
+        """Start the search for *query*, or return the running task with the same query. Does not switch.
+
+        Visitors share a task only if they may see the same tubes.
+        """
+        who = visitor()
+
+        def is_same(task: Task) -> bool:
+            subject = task.subject
+            return isinstance(subject, Search) and subject.query == query and task.who.shares_rights_with(who)
+
+        if (running := self._tasks.running(is_same)) is not None:
             return running
         search = Search(query)
         return self._tasks.start(
@@ -181,11 +189,11 @@ def visible_columns(paths: Iterable[Path] = ()) -> tuple[Column, ...]:
 
 
 def match_rows(broker: Broker, ids: list[int], now: int, columns: Iterable[Column]) -> list[list[str]]:
-    """Return a row for each of the jobs *ids* that still exists: the id, then the *columns*. May switch."""
-    pace, rows = Pace(), list[list[str]]()
+    """Return a row for each of the jobs *ids* that exists and is visible: the id, then the *columns*. May switch."""
+    sees, pace, rows = visitor().sees, Pace(), list[list[str]]()
     for id in ids:
         job = broker.jobs.get(id)
-        if job is not None:
+        if job is not None and sees(job.tube.name):
             rows.append([str(id), *[column.text(job, now) for column in columns]])
             pace.yield_if_due()
     return rows

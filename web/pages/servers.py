@@ -53,7 +53,7 @@ def require_servers() -> None:
 
 def sees_servers() -> bool:
     """Return whether the visitor may see the figures of whole servers."""
-    return visitor().is_known
+    return visitor().sees_all
 
 
 class ServerPages:

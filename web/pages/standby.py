@@ -24,7 +24,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     """Return the app that a standby with *role* serves on the dashboard's port."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
-    Guard(options, hostname, clock, Audit(clock, None)).init_app(app)
+    Guard(options, hostname, clock, Audit(clock, None), has_login=False).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))

@@ -9,9 +9,10 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.policy import SETTINGS
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web import text
+from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.policies import sources_of
 from greenstalk_server.web.pages.policy_texts import COUNT_TEXTS, SETTING_TEXTS, value_text
-from greenstalk_server.web.policy_queries import DeadLetterTubes
+from greenstalk_server.web.policy_queries import DeadLetterTubes, visible_setting
 
 MAX_SHOWN_SOURCES: Final = 20
 """Maximum number of source tubes on the page of a dead-letter tube."""
@@ -35,6 +36,7 @@ class TubePolicy:
     counts          label and value of each counter that is not 0.
     dead_letter     the tube to which its dead letters go, or empty.
     dead_letters    number of jobs of that tube; empty if it does not exist.
+    is_target_hidden    the visitor may not see that tube.
     is_loop         it has a dead-letter tube that leads back to it, so its dead letters are buried.
     is_dead_letter  it is a dead-letter tube.
     sources         the first tubes whose dead letters come to it; *has_more_sources* if there are others.
@@ -46,6 +48,7 @@ class TubePolicy:
     counts: list[tuple[str, str]]
     dead_letter: str
     dead_letters: str
+    is_target_hidden: bool
     is_loop: bool
     is_dead_letter: bool
     sources: list[str]
@@ -60,12 +63,13 @@ def tube_policy(broker: Broker, tube: Tube, dead_letter_tubes: DeadLetterTubes) 
     sources = sources_of(broker, tube.name) if policies else []
     rules = tube.rules
     target = rules.dead_letter if rules is not None else b""
-    target_tube = broker.tubes.get(target) if target else None
+    target_tube = broker.tubes.get(target) if target and visitor().sees(target) else None
     return TubePolicy(
         settings=_settings(tube),
         counts=_counts(tube),
-        dead_letter=target.decode(),
+        dead_letter=visitor().name_of(target),
         dead_letters=text.counted(target_tube.job_count, "job") if target_tube is not None else "",
+        is_target_hidden=bool(target) and not visitor().sees(target),
         is_loop=rules is not None and bool(rules.policy.dead_letter) and not target,
         is_dead_letter=dead_letter_tubes.has(tube),
         sources=sources[:MAX_SHOWN_SOURCES],
@@ -80,7 +84,12 @@ def _settings(tube: Tube) -> list[SettingRow]:
     if policy is None:
         return []
     return [
-        SettingRow(key, SETTING_TEXTS[key].label, value_text(key, policy.values[key]), policy.origins[key])
+        SettingRow(
+            key,
+            SETTING_TEXTS[key].label,
+            value_text(key, visible_setting(key, policy.values[key])),
+            policy.origins[key],
+        )
         for key in SETTINGS
         if key in policy.values
     ]

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import Flask, Response, current_app, make_response, redirect, render_template, request, url_for
-from werkzeug.exceptions import BadRequest, Conflict, Forbidden, HTTPException
+from werkzeug.exceptions import BadRequest, Conflict, HTTPException
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
@@ -17,7 +17,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.auth.access import require_operator, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
@@ -68,7 +68,7 @@ TUBE_PARTS: Final = {
 """Blocks of the templates of a tube's page, each within an element with its name in `data-part`."""
 
 JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "dead_letter", "facts")
-JOB_PARTS_OF_ADMINS: Final = (*JOB_PARTS, "actions")
+JOB_PARTS_OF_OPERATORS: Final = (*JOB_PARTS, "actions")
 """Blocks of job.html, each within an element with its name in `data-part`."""
 
 MAX_BEGIN: Final = 10**9
@@ -223,8 +223,9 @@ class Views:
         The argument `edited` is the value of JobDetails.edited when the page was loaded. The state tells whether the
         job has been edited since.
         """
-        details = job_details(self._broker, find_job(self._broker, args), now)
-        names = JOB_PARTS_OF_ADMINS if visitor().is_admin else JOB_PARTS
+        job = find_job(self._broker, args)
+        details = job_details(self._broker, job, now)
+        names = JOB_PARTS_OF_OPERATORS if visitor().operates(job.tube.name) else JOB_PARTS
         return {
             "parts": render_blocks("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
             "shown": {"edited": details.edited != args.get("edited", details.edited)},
@@ -238,8 +239,7 @@ class Views:
 
     def job_form(self) -> str:
         """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
-        if not visitor().is_admin:
-            raise Forbidden("You cannot edit jobs. Only admins can, and only if the dashboard is not read-only.")
+        require_operator(self._job().tube.name)
         job, body = load_job_with_body(self._broker, self._job)
         form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
         return edit_page(job, body, form, self._clock())

@@ -74,6 +74,7 @@ class LeaderLease:
     heartbeat_interval  seconds between two heartbeats.
     connection  connection for the lease alone, so that nothing else delays a renewal.
     background  connection for statements that no client waits for.
+    others      connections for anything else, which the process watches too.
     epoch_limit highest epoch that this process can have set: a higher one was set by another process.
     """
 
@@ -85,6 +86,7 @@ class LeaderLease:
         self.journal_name: str = journal_name
         self.journal: int = 0
         self.heartbeat_interval: float = min(duration / 3, HEARTBEAT_INTERVAL)
+        self.others: list[DatabaseConnection] = []
         self.epoch_limit: int = 0
         self._hosts: Hosts = Hosts(conninfo)
         self._former: str = f"{APPLICATION} {former}" if former else ""

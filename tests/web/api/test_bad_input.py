@@ -45,7 +45,7 @@ from .conftest import ROOT, TOKEN, Program, bearer, problem
         ("/connections/x", "number", "must be a whole number from 1 to 4294967295"),
         ("/tube", "tube", "is missing"),
         ("/tubes?sort=size", "sort", "must be one of"),
-        ("/tubes/history?tube=a&span=year", "span", "must be one of day, hour"),
+        ("/tubes/history?tube=a&span=year", "span", "must be one of 10min, 90days, day, hour, week"),
         ("/jobs/export?format=xml", "format", "must be one of csv, jsonl"),
     ],
 )
@@ -156,7 +156,7 @@ def test_failure_is_a_problem_and_is_logged(
     def fail(*_: object) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr(server, "server_stats", fail)
+    monkeypatch.setattr(server, "visible_figures", fail)
     assert "secret" not in json.dumps(problem(program.ask("GET", "/server"), 500))
     assert "the secret inside" in caplog.text
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.api.tubes import Sort
+from greenstalk_server.web.metrics.marks import MAX_MARKS
 from greenstalk_server.web.pages.overview import BY_NAME, SORTS
 
 from ..conftest import Queue
@@ -152,15 +153,68 @@ def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
 def test_history(queue: Queue, program: Program) -> None:
     history = program.app.extensions["dashboard"].history
     queue.put("mail", count=20)
-    for _ in range(11):
+    for _ in range(61):
         queue.now += SECOND
         history.tick()
     found = program.get("/tubes/history", tube="mail")
-    assert (found["step"], found["series"]["ready"][-1]) == (10, 20)
-    assert found["series"]["put"][-1] == 2
-    assert len(found["series"]["put"]) == 360
-    assert program.get("/server/history", span="day")["step"] == 300
+    assert (found["step"], found["series"]["ready"][-1], found["before"]) == (60, 20, None)
+    assert found["series"]["put"][-1] == pytest.approx(20 / 60, abs=1e-6)
+    assert len(found["series"]["put"]) == 60
+    for span, step, count in (("10min", 1, 600), ("day", 60, 1440), ("week", 3600, 168), ("90days", 3600, 2160)):
+        found = program.get("/server/history", span=span, compare="day")
+        assert (found["step"], {len(values) for values in found["series"].values()} - {count}) == (step, set())
+        assert found["before"] == {}
     assert program.get("/server/history")["series"]["ready"][-1] == 20
+
+
+# Marks
+
+
+def test_marks(queue: Queue, program: Program) -> None:
+    now = queue.now
+    first = program.do("POST", "/marks", {"text": " deployed  4.2 "}, 201)
+    assert (first["at"], first["text"], first["kind"]) == ("2027-01-15T08:00:00Z", "deployed 4.2", "note")
+    assert (first["tube"], first["who"]) == (None, "api-token")
+    program.do("POST", "/marks", {"text": "import began", "tube": "mail", "at": "2027-01-14T08:00:00+01:00"}, 201)
+    program.do("POST", "/marks", {"text": "of another tube", "tube": "other"}, 201)
+    assert texts(program) == ["import began", "deployed 4.2", "of another tube"], "oldest first"
+    assert texts(program, tube="mail") == ["import began", "deployed 4.2"]
+    assert texts(program, since="2027-01-15T00:00:00Z", tube="mail") == ["deployed 4.2"]
+    assert texts(program, until="2027-01-15T00:00:00Z") == ["import began"]
+    assert texts(program, limit=1) == ["of another tube"]
+    assert queue.now == now
+
+
+def texts(program: Program, **query: Any) -> list[str]:
+    return [mark["text"] for mark in program.get("/marks", **query)["marks"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"text": ""}, "text"),
+        ({"text": " "}, "text"),
+        ({"text": "x" * 201}, "text"),
+        ({"text": "x", "tube": "a b"}, "tube"),
+        ({"text": "x", "at": "2026-01-15T08:00:00Z"}, "at"),
+        ({"text": "x", "at": "2027-01-15T08:02:00Z"}, "at"),
+    ],
+)
+def test_invalid_mark_is_refused(program: Program, body: dict[str, str], field: str) -> None:
+    problem(program.ask("POST", "/marks", json=body), 400, field)
+    assert texts(program) == []
+
+
+def test_marks_are_bounded_and_pauses_do_not_evict_those_of_people(queue: Queue, program: Program) -> None:
+    for number in range(MAX_MARKS + 5):
+        program.do("POST", "/marks", {"text": f"deploy {number}"}, 201)
+    queue.put("mail")
+    for _ in range(MAX_MARKS + 5):
+        queue.broker.pause_tube(b"mail", SECOND, queue.now)
+    found = program.get("/marks", limit=1000)["marks"]
+    kinds = [mark["kind"] for mark in found]
+    assert (kinds.count("note"), kinds.count("pause")) == (MAX_MARKS, MAX_MARKS)
+    assert found[0]["text"] == "deploy 5"
 
 
 @pytest.mark.parametrize("cursor", ["", "eA", "WyJuYW1lIl0", "WyJuYW1lIiwwLDAsMF0"])

@@ -1,0 +1,49 @@
+"""The history of a real server that is killed: its minutes and marks are there after the restart."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemon import Daemon
+
+FIRST_MINUTE: float = 90.0
+"""Seconds within which the first minute ends."""
+
+
+def ask(daemon: Daemon, path: str, body: object = None) -> Any:
+    data = json.dumps(body).encode() if body is not None else None
+    url, headers = f"{daemon.dashboard}api/v1{path}", {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, data, headers)  # noqa: S310  our own server
+    with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+        return json.load(response)
+
+
+def test_killed_server_shows_its_history_after_the_restart(tmp_path: Path) -> None:
+    """SIGKILL after the first minute was written; the server is then started with the same directory."""
+    flags = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0", "-b", str(tmp_path))
+    history = tmp_path / "history"
+    with Daemon(*flags) as daemon:
+        ask(daemon, "/jobs", {"tube": "mail", "body": "x"})
+        ask(daemon, "/marks", {"text": "deployed 4.2"})
+        deadline = time.monotonic() + FIRST_MINUTE
+        while not any(log.stat().st_size for log in history.glob("minutes-*.log")):
+            assert time.monotonic() < deadline, list(history.iterdir())
+            time.sleep(0.05)
+        daemon.process.kill()
+        daemon.process.wait()
+    with Daemon(*flags) as daemon:
+        deadline = time.monotonic() + FIRST_MINUTE
+        while len(ask(daemon, "/marks")["marks"]) < 3:  # until the history was read
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        found = ask(daemon, "/tubes/history?tube=mail")["series"]
+        assert found["ready"].count(1) >= 1
+        puts = [value for value in found["put"] if value]
+        assert len(puts) == 1 and 1 / 60 <= puts[0] + 1e-6 <= 1
+        texts = [mark["text"] for mark in ask(daemon, "/marks")["marks"]]
+        assert texts[1] == "deployed 4.2"
+        assert len(texts) == 3 and all("started, version" in text for text in (texts[0], texts[2]))

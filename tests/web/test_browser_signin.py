@@ -1,0 +1,139 @@
+"""Signing in and out in a real browser, with and without JavaScript."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import greenstalk
+import pytest
+
+from tests.support.daemon import Daemon, environment
+
+from .browser import Browser, Tab
+from .test_guard import basic
+from .visit import AXE, AXE_VIOLATIONS, FLAGS, is_too_wide, press
+
+PASSWORD = "sesame"  # noqa: S105
+REFUSED = "the server responded with a status of 401"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD=PASSWORD)) as running:
+        with greenstalk.Client(("127.0.0.1", running.port), use="mail") as queue:
+            queue.put("hello")
+        yield running
+
+
+def enter(tab: Tab, password: str, name: str = "ann") -> None:
+    tab.page.fill("#name", name)
+    tab.page.fill("#password", password)
+    press(tab, "Sign in")
+
+
+def end_sessions(daemon: Daemon) -> None:
+    request = urllib.request.Request(  # noqa: S310
+        f"{daemon.dashboard}api/v1/sessions", method="DELETE", headers=basic("op", PASSWORD)
+    )
+    with urllib.request.urlopen(request) as response:  # noqa: S310
+        assert json.load(response)["sessions"] >= 1
+
+
+def test_sign_in_leads_to_the_page_and_sign_out_back(tab: Tab, daemon: Daemon) -> None:
+    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
+    assert tab.page.title() == "Sign in · Greenstalk Server"
+    enter(tab, PASSWORD)
+    assert tab.page.url == f"{daemon.dashboard}tube?tube=mail"
+    assert tab.page.inner_text("h1") == "mail"
+    assert "Signed in as ann, admin" in tab.page.inner_text(".whoami")
+    press(tab, "Sign out")
+    assert "You are signed out." in tab.page.inner_text("main")
+    tab.page.goto(f"{daemon.dashboard}search")
+    assert tab.page.title() == "Sign in · Greenstalk Server"
+
+
+def test_wrong_password_shows_the_error_beside_the_field(tab: Tab, daemon: Daemon) -> None:
+    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
+    enter(tab, "wrong", "ada")
+    field = tab.page.locator("#password")
+    error = tab.page.locator(f"#{field.get_attribute('aria-describedby')}")
+    assert error.inner_text() == "The password is wrong."
+    assert error.bounding_box()["y"] - field.bounding_box()["y"] < 80
+    assert tab.page.input_value("#name") == "ada"
+    enter(tab, PASSWORD, "ada")
+    assert tab.page.url == f"{daemon.dashboard}tube?tube=mail"
+    tab.console[:] = [line for line in tab.console if REFUSED not in line]  # the browser reports the status 401
+
+
+def test_ended_session_keeps_the_address(tab: Tab, daemon: Daemon) -> None:
+    address = f"{daemon.dashboard}tube?tube=mail&state=buried"
+    tab.page.goto(address)
+    enter(tab, PASSWORD)
+    end_sessions(daemon)
+    tab.page.goto(address)
+    assert "Your session has ended." in tab.page.inner_text("main")
+    enter(tab, PASSWORD)
+    assert tab.page.url == address
+
+
+def test_form_after_the_end_of_the_session_changes_nothing(tab: Tab, daemon: Daemon) -> None:
+    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
+    enter(tab, PASSWORD)
+    end_sessions(daemon)
+    press(tab, "Sign out")
+    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
+    enter(tab, PASSWORD)
+    end_sessions(daemon)
+    with tab.page.expect_navigation():
+        tab.page.locator('form[action="/tube/kick"] button').first.click()
+    assert "nothing was changed" in tab.page.inner_text("main")
+    enter(tab, PASSWORD)
+    assert tab.page.url == f"{daemon.dashboard}tube?tube=mail"
+    tab.console[:] = [line for line in tab.console if REFUSED not in line]  # of the stream of the ended session
+
+
+def test_live_page_says_that_the_session_has_ended(chromium: Browser, daemon: Daemon) -> None:
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(daemon.dashboard)
+        enter(tab, PASSWORD)
+        tab.page.wait_for_selector("#live[data-state=live]")
+        end_sessions(daemon)
+        tab.page.get_by_text("Signed out. Reload to sign in.").wait_for()
+        assert not [line for line in tab.console if REFUSED not in line]
+
+
+def test_page_stays_live_after_a_password_in_the_url(chromium: Browser, daemon: Daemon) -> None:
+    """A browser keeps the password in the address for the session. fetch rejects such addresses."""
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(daemon.dashboard.replace("http://", "http://me:other@"))
+        enter(tab, PASSWORD)
+        tab.page.wait_for_selector("#live[data-state=live]")
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 360])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_accessible(chromium: Browser, daemon: Daemon, width: int, scheme: str) -> None:
+    with chromium.tab(daemon.dashboard, width, color_scheme=scheme, bypass_csp=True) as tab:
+        tab.page.goto(daemon.dashboard)
+        check(tab, f"login-{scheme}-{width}")
+        enter(tab, "wrong")
+        check(tab, f"login-wrong-{scheme}-{width}")
+        enter(tab, PASSWORD)
+        check(tab, f"signed-in-{scheme}-{width}")
+        tab.page.goto(f"{daemon.dashboard}sessions")
+        check(tab, f"sessions-{scheme}-{width}")
+
+
+def check(tab: Tab, name: str) -> None:
+    tab.page.add_script_tag(content=AXE)
+    assert tab.page.evaluate(AXE_VIOLATIONS) == []
+    assert not is_too_wide(tab)
+    small = tab.page.evaluate(
+        "[...document.querySelectorAll('.signin input:not([type=hidden]), .signin .button, .sign-out .button, "
+        ".sessions .button')].filter(one => one.getBoundingClientRect().height < 24).map(one => one.outerHTML)"
+    )
+    assert small == []
+    tab.screenshot(name)

@@ -1,0 +1,425 @@
+"""Sign-in with a real OpenID Connect provider, which runs beside the server; and with one that misbehaves."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+from flask import Flask
+from flask.testing import FlaskClient
+from joserfc import jwt
+from joserfc.jwk import RSAKey
+
+from greenstalk_server.core.roles import Rights, Role
+from greenstalk_server.web.auth import oidc
+from greenstalk_server.web.options import Provider
+from tests.support.daemon import TIMEOUT, Daemon, environment
+from tests.support.ports import free_ports
+
+from .browser import Tab
+from .conftest import Queue
+from .table import Page
+from .visit import FLAGS, press
+
+SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
+
+ROLES = """
+[roles.admin]
+groups = ["queue-admins"]
+[roles.billing]
+operate = ["billing.*"]
+groups = ["billing-team"]
+[oidc]
+issuer = "{issuer}"
+client_id = "queue"
+client_secret = "any"
+label = "Example"
+"""
+
+USERS = (
+    {"sub": "ann", "preferred_username": "Ann Other", "groups": ["queue-admins", "staff"]},
+    {"sub": "bea", "groups": ["billing-team"]},
+    {"sub": "eve", "groups": ["staff"]},
+)
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[str]:
+    """The address of a provider with three users."""
+    port = free_ports(1)[0]
+    users = [word for user in USERS for word in ("--user-claims", json.dumps(user))]
+    command = [sys.executable, "-m", "oidc_provider_mock", "--port", str(port), *users]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "AUTHLIB_INSECURE_TRANSPORT": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "running" in line.lower())
+        reader = threading.Thread(target=process.stderr.read)
+        reader.start()
+        assert str(port) in line
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def daemon(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    file = tmp_path_factory.mktemp("oidc") / "greenstalk.toml"
+    file.write_text(ROLES.format(issuer=issuer))
+    file.chmod(0o600)
+    with Daemon(*FLAGS, "--config", str(file), environ=environment()) as running:
+        yield running
+
+
+def sign_in(daemon: Daemon, sub: str, where: str = "/search") -> tuple[requests.Session, requests.Response]:
+    """Sign in at the provider as *sub*; return the browser's session, and the last page."""
+    browser = requests.Session()
+    page = browser.get(f"{daemon.dashboard}oidc/start", params={"next": where})
+    assert "Authorize Client" in page.text
+    return browser, browser.post(page.url, data={"sub": sub})
+
+
+def test_user_signs_in_and_returns_to_the_page(tab: Tab, daemon: Daemon, issuer: str) -> None:
+    tab.page.goto(f"{daemon.dashboard}search")
+    assert tab.page.locator("#password").count() == 0
+    tab.page.get_by_role("link", name="Sign in with Example").click()
+    tab.page.wait_for_url(f"{issuer}/**")
+    tab.page.get_by_role("button", name="ann", exact=True).click()
+    tab.page.wait_for_url(f"{daemon.dashboard}search")
+    assert "Signed in as Ann Other, admin" in tab.page.inner_text(".whoami")
+    press(tab, "Sign out")
+    assert "You are signed out." in tab.page.inner_text("main")
+    link = tab.page.get_by_role("link", name="Sign out of Example too").get_attribute("href")
+    assert link is not None
+    assert link.startswith(f"{issuer}/oauth2/end_session?id_token_hint=")
+    tab.console.clear()  # messages of the provider's own pages
+    tab.elsewhere.clear()
+
+
+def test_groups_give_the_role(daemon: Daemon) -> None:
+    browser, page = sign_in(daemon, "bea")
+    assert (page.status_code, urlsplit(page.url).path) == (200, "/search")
+    assert "Signed in as bea, billing" in Page(page.text).text
+    assert browser.get(f"{daemon.dashboard}audit").status_code == 403
+    put = browser.post(f"{daemon.dashboard}api/v1/jobs", json={"tube": "billing.a"}, headers=SAME_ORIGIN)
+    assert put.status_code == 201
+    assert browser.post(f"{daemon.dashboard}api/v1/jobs", json={"tube": "a"}, headers=SAME_ORIGIN).status_code == 403
+
+
+def test_user_without_a_role_is_refused(daemon: Daemon) -> None:
+    browser, page = sign_in(daemon, "eve")
+    assert page.status_code == 403
+    assert "You are signed in as eve, but none of your groups has a role here." in Page(page.text).text
+    assert browser.get(f"{daemon.dashboard}api/v1/server").status_code == 401
+
+
+def test_refusal_at_the_provider_is_shown(app: Flask) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    back = client.get("/oidc/callback", query_string={"error": "access_denied", "state": sent["state"]})
+    assert back.status_code == 403
+    assert "The provider refused the sign-in: access_denied" in Page(back.text).text
+
+
+def test_link_with_an_error_text_shows_no_foreign_text(app: Flask) -> None:
+    client = app.test_client()
+    begin(client)
+    back = client.get("/oidc/callback", query_string={"error": "x", "error_description": "Call 555", "state": "x"})
+    assert (back.status_code, "Call 555" in back.text) == (403, False)
+
+
+def test_response_counts_only_in_the_browser_that_began(daemon: Daemon) -> None:
+    victim, attacker = requests.Session(), requests.Session()
+    page = attacker.get(f"{daemon.dashboard}oidc/start")
+    answer = attacker.post(page.url, data={"sub": "ann"}, allow_redirects=False)
+    for browser in (victim, requests.Session()):
+        stolen = browser.get(answer.headers["Location"])
+        assert stolen.status_code == 403
+        assert "started in another browser" in stolen.text
+        assert browser.get(f"{daemon.dashboard}api/v1/server").status_code == 401
+    victim.get(f"{daemon.dashboard}oidc/start")
+    stolen = victim.get(answer.headers["Location"])
+    assert "does not belong to the last sign-in" in stolen.text
+
+
+def test_code_works_once(daemon: Daemon) -> None:
+    browser = requests.Session()
+    page = browser.get(f"{daemon.dashboard}oidc/start")
+    cookie = dict(browser.cookies)
+    answer = browser.post(page.url, data={"sub": "ann"}, allow_redirects=False).headers["Location"]
+    assert browser.get(answer, allow_redirects=False).status_code == 303
+    again = requests.get(answer, cookies=cookie, timeout=TIMEOUT)
+    assert again.status_code == 403
+    assert "The provider refused the sign-in" in again.text
+
+
+def test_missing_packages_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text(ROLES.format(issuer="http://127.0.0.1:1"))
+    file.chmod(0o600)
+    code = (
+        "import sys; sys.modules['authlib'] = None\n"
+        "import importlib.util as util; real = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'authlib' else real(name, *rest)\n"
+        "from greenstalk_server.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *FLAGS, "--config", str(file)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert "pip install 'greenstalk-server[oidc]'" in done.stderr
+
+
+# A provider that the test controls
+
+
+class ScriptedProvider:
+    """A provider with a valid configuration, whose tokens the test chooses.
+
+    token_requests      the forms that the server sent to the token endpoint.
+    """
+
+    def __init__(self) -> None:
+        self.key = RSAKey.generate_key(2048, {"kid": "k1"})
+        self.token_requests: list[dict[str, str]] = []
+        self.claims: dict[str, Any] = {}
+        self.signing_key = self.key
+        self.header: dict[str, Any] = {"alg": "RS256", "kid": "k1"}
+        self.metadata: dict[str, Any] = {}
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/keys":
+                    self.reply({"keys": [provider.key.as_dict(private=False)]})
+                elif self.path == "/.well-known/openid-configuration":
+                    self.reply(provider.document())
+                else:
+                    self.reply({"sub": "other"})
+
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                provider.token_requests.append({name: values[0] for name, values in parse_qs(raw).items()})
+                token = jwt.encode(provider.header, provider.claims, provider.signing_key)
+                self.reply({"access_token": "a", "token_type": "Bearer", "id_token": token})
+
+            def reply(self, document: object) -> None:
+                body = json.dumps(document).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.issuer = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/keys",
+            "token_endpoint_auth_methods_supported": ["client_secret_post"],
+        } | self.metadata
+
+
+@pytest.fixture
+def provider() -> Iterator[ScriptedProvider]:
+    found = ScriptedProvider()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+@pytest.fixture
+def app(queue: Queue, provider: ScriptedProvider) -> Flask:
+    roles = {"staff": Role("staff", Rights(view=frozenset({"*"})), ("staff",))}
+    return queue.app(oidc=Provider(provider.issuer, "queue", "s3cret"), roles=roles)
+
+
+def begin(client: FlaskClient) -> dict[str, str]:
+    """Begin a sign-in; return the parameters that the server sent to the provider."""
+    response = client.get("/oidc/start?next=/search")
+    assert response.status_code == 303, response.text
+    return {name: values[0] for name, values in parse_qs(urlsplit(response.headers["Location"]).query).items()}
+
+
+def good_claims(provider: ScriptedProvider, sent: dict[str, str]) -> dict[str, Any]:
+    now = int(time.time())
+    return {
+        "iss": provider.issuer, "aud": "queue", "sub": "u1", "nonce": sent["nonce"], "iat": now, "exp": now + 60,
+        "preferred_username": "Bob", "groups": ["staff"],
+    }  # fmt: skip
+
+
+def finish(client: FlaskClient, sent: dict[str, str], **more: str) -> Any:
+    return client.get("/oidc/callback", query_string={"code": "c0de", "state": sent["state"], **more})
+
+
+def test_flow_uses_pkce_and_the_secret(app: Flask, provider: ScriptedProvider) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    assert (sent["response_type"], sent["code_challenge_method"], sent["client_id"]) == ("code", "S256", "queue")
+    assert sent["redirect_uri"] == "http://localhost/oidc/callback"
+    provider.claims = good_claims(provider, sent)
+    response = finish(client, sent)
+    assert (response.status_code, response.headers["Location"]) == (303, "/search")
+    (form,) = provider.token_requests
+    digest = hashlib.sha256(form["code_verifier"].encode()).digest()
+    assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == sent["code_challenge"]
+    assert (form["code"], form["client_secret"], form["redirect_uri"]) == ("c0de", "s3cret", sent["redirect_uri"])
+    assert "Signed in as Bob, staff" in Page(client.get("/").text).text
+
+
+def test_two_flows_share_nothing(app: Flask) -> None:
+    first, second = begin(app.test_client()), begin(app.test_client())
+    for name in ("state", "nonce", "code_challenge"):
+        assert first[name] != second[name]
+    assert len({first["state"], first["nonce"], first["code_challenge"]}) == 3
+
+
+BAD_CLAIMS: dict[str, dict[str, Any]] = {
+    "nonce": {"nonce": "other"},
+    "no nonce": {"nonce": None},
+    "issuer": {"iss": "http://127.0.0.1:1"},
+    "audience": {"aud": "another-client"},
+    "expired": {"exp": 1},
+    "from the future": {"iat": 4_000_000_000, "nbf": 4_000_000_000},
+    "no subject": {"sub": None},
+}
+
+
+@pytest.mark.parametrize("case", BAD_CLAIMS)
+def test_token_for_something_else_is_refused(app: Flask, provider: ScriptedProvider, case: str) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    claims = good_claims(provider, sent) | BAD_CLAIMS[case]
+    provider.claims = {name: value for name, value in claims.items() if value is not None}
+    response = finish(client, sent)
+    assert response.status_code == 403
+    assert "token is not valid" in response.text
+    assert client.get("/live?page=overview").status_code == 401
+
+
+def test_small_difference_of_the_clocks_is_accepted(app: Flask, provider: ScriptedProvider) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    now = int(time.time())
+    provider.claims = good_claims(provider, sent) | {"iat": now + 30, "nbf": now + 30, "exp": now - 30}
+    assert finish(client, sent).status_code == 303
+
+
+@pytest.mark.parametrize("kid", ["k1", "unknown"])
+def test_token_with_another_key_is_refused(app: Flask, provider: ScriptedProvider, kid: str) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    provider.claims = good_claims(provider, sent)
+    provider.signing_key = RSAKey.generate_key(2048, {"kid": kid})
+    provider.header["kid"] = kid
+    response = finish(client, sent)
+    assert response.status_code == 403
+    assert "token is not valid" in response.text
+
+
+def test_unsigned_token_is_refused(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    parts = [{"alg": "none"}, good_claims(provider, sent)]
+    token = ".".join(
+        [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts] + [""]
+    )
+    monkeypatch.setattr(jwt, "encode", lambda *_: token)
+    response = finish(client, sent)
+    assert response.status_code == 403
+    assert "token is not valid" in response.text
+
+
+def test_response_of_another_issuer_is_refused(app: Flask, provider: ScriptedProvider) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    assert "came from another provider" in finish(client, sent, iss="https://evil.example").text
+    assert provider.token_requests == []
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"issuer": "http://127.0.0.1:1"}, {"token_endpoint": "http://10.0.0.1/token"}, {"jwks_uri": "file:///etc/passwd"},
+     {"authorization_endpoint": None}],
+)  # fmt: skip
+def test_provider_with_an_unsafe_configuration_is_refused(
+    app: Flask, provider: ScriptedProvider, metadata: dict[str, Any]
+) -> None:
+    provider.metadata = metadata
+    response = app.test_client().get("/oidc/start")
+    assert response.status_code == 502
+    assert "The identity provider failed" in response.text
+
+
+def test_provider_that_is_down_is_reported(queue: Queue) -> None:
+    issuer = f"http://127.0.0.1:{free_ports(1)[0]}"
+    response = queue.app(oidc=Provider(issuer, "queue")).test_client().get("/oidc/start")
+    assert response.status_code == 502
+    assert "no response" in response.text
+
+
+def test_flow_ends_after_ten_minutes(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    provider.claims = good_claims(provider, sent)
+    late = time.time() + oidc.FLOW_TIME + 1
+    monkeypatch.setattr(time, "time", lambda: late)
+    assert "took more than 10 minutes" in finish(client, sent).text
+    assert provider.token_requests == []
+
+
+@pytest.mark.parametrize("cookie", ["", "x", ".", "e30=.x", "a" * 3000])
+def test_forged_cookie_is_refused(app: Flask, cookie: str) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    client.set_cookie("greenstalk-sign-in", cookie, path="/")
+    assert "started in another browser" in finish(client, sent).text
+
+
+def test_nested_claim_gives_the_groups() -> None:
+    claims = {"realm_access": {"roles": ["a", "b", 5]}, "a.b": ["x"]}
+    assert oidc._groups(oidc._claim(claims, "realm_access.roles")) == {"a", "b"}
+    assert oidc._groups(oidc._claim(claims, "a.b")) == {"x"}
+    assert oidc._groups(oidc._claim(claims, "nothing.there")) == frozenset()
+    assert oidc._groups("one") == {"one"}
+
+
+def test_name_has_no_control_characters() -> None:
+    assert oidc._clean(" ad\u202emin\n ") == "admin"
+    assert re.fullmatch("x{200}", oidc._clean("x" * 500))

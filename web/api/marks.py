@@ -1,0 +1,105 @@
+"""The marks of the API: texts at points in time, which charts show."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+from werkzeug.exceptions import Forbidden
+
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
+from greenstalk_server.web.api.framework.endpoint import endpoint
+from greenstalk_server.web.api.framework.problems import refuse
+from greenstalk_server.web.api.values import Instant, RequestModel, ResponseModel, TubeName, instant, nanoseconds
+from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web.metrics.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
+from greenstalk_server.web.metrics.marks import Mark as Recorded
+from greenstalk_server.web.metrics.marks import Marks as Recorder
+from greenstalk_server.web.operations.audit import Audit
+
+
+class Mark(ResponseModel):
+    """A mark."""
+
+    at: Instant
+    text: str
+    kind: Annotated[
+        Literal["note", "pause", "policy", "start"],
+        Meta(description="`note` for the marks that people and programs add; the server adds all others."),
+    ]
+    tube: Annotated[str | None, Meta(description="Null for a mark of the whole server.", examples=["mail"])]
+    who: Annotated[str, Meta(description="The login name, or the kind of token; empty if there is none.")]
+
+
+class MarkList(ResponseModel):
+    """Marks, oldest first."""
+
+    marks: list[Mark]
+
+
+class NewMark(RequestModel):
+    """A mark to add."""
+
+    text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT, examples=["deployed 4.2"])]
+    tube: Annotated[TubeName | UnsetType, Meta(description="The tube; without it, the whole server.")] = UNSET
+    at: Annotated[Instant | UnsetType, Meta(description="Within the last 90 days; by default now.")] = UNSET
+
+
+class ListMarks(RequestModel):
+    """Selects marks."""
+
+    tube: Annotated[
+        TubeName | UnsetType, Meta(description="Only marks of this tube and of the whole server; by default all.")
+    ] = UNSET
+    since: Annotated[Instant | UnsetType, Meta(description="Only marks at this time or later.")] = UNSET
+    until: Annotated[Instant | UnsetType, Meta(description="Only marks at this time or earlier.")] = UNSET
+    limit: Limit = DEFAULT_LIMIT
+
+
+class Marks:
+    """Marks: deploys and other events that charts show as vertical lines."""
+
+    def __init__(self, marks: Recorder, clock: Clock, audit: Audit) -> None:
+        self._marks: Recorder = marks
+        self._clock: Clock = clock
+        self._audit: Audit = audit
+
+    @endpoint("GET", "/marks")
+    def list_marks(self, query: ListMarks) -> MarkList:
+        """List the marks, oldest first; if there are more than `limit`, the latest."""
+        since = 0 if query.since is UNSET else nanoseconds(query.since)
+        until = self._clock() + MAX_FUTURE if query.until is UNSET else nanoseconds(query.until)
+        found = self._marks.find(None if query.tube is UNSET else query.tube, since, until)
+        sees = visitor().sees
+        seen = [mark for mark in found if not mark.tube or sees(mark.tube.encode())]
+        return MarkList(marks=[_model(mark) for mark in seen[-query.limit :]])
+
+    @endpoint(
+        "POST",
+        "/marks",
+        status=201,
+        errors={403: "The visitor may not act on the tube."},
+    )
+    def add_mark(self, body: NewMark) -> Mark:
+        """Add a mark, such as a deploy.
+
+        The last 500 marks are kept, and as many of those that the server adds.
+        """
+        now = self._clock()
+        at = now if body.at is UNSET else nanoseconds(body.at)
+        if not now - MAX_PAST <= at <= now + MAX_FUTURE:
+            refuse("at", "must be within the last 90 days")
+        text = " ".join(body.text.split())
+        if not text:
+            refuse("text", "must have a character that is not a space")
+        tube = "" if body.tube is UNSET else body.tube
+        if tube and not visitor().operates(tube.encode()):
+            raise Forbidden(f"You may not add marks to the tube “{tube}”.")
+        mark = self._marks.add(text, tube=tube, at=at, who=visitor().name)
+        self._audit.note("mark/add", tube=tube, text=text)
+        return _model(mark)
+
+
+def _model(mark: Recorded) -> Mark:
+    return Mark(at=instant(mark.at), text=mark.text, kind=mark.kind, tube=mark.tube or None, who=mark.who)  # type: ignore[arg-type]

@@ -1,0 +1,292 @@
+"""Sessions: who signed in on the login page, by a random token in a cookie.
+
+The server keeps only a hash of each token. A session ends when the user signs out, an admin ends it, nobody used it for
+the idle time, its lifetime is over, or its credential no longer exists. With a directory, sessions survive a restart:
+a thread writes the file `sessions.jsonl`, one JSON object per line. If it is damaged, it is renamed, and everybody must
+sign in again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import gevent
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.auth.accounts import USER, Account
+from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
+
+NAME: Final = "sessions.jsonl"
+VERSION: Final = 1
+
+MAX_PER_USER: Final = 20
+MAX_PER_SOURCE: Final = 1000
+"""Sessions of one name, and of one kind of credential. The longest unused one is ended to make room for another."""
+
+MAX_TEXT: Final = 200
+"""Characters that a session keeps of the browser's name."""
+
+MAX_DOCUMENT: Final = 64 * 1024 * 1024
+"""Bytes of the file: all sessions fit."""
+
+SEEN_INTERVAL: Final = 60 * SECOND
+"""Nanoseconds between two notes of a session's last use on disk."""
+
+WRITE_RETRY_INTERVAL: Final = 5.0
+"""Seconds between attempts to write while the disk fails."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One signed-in browser.
+
+    key             hash of the token.
+    number          public name of the session, for lists and for admins who end it.
+    credential      changes when the password or the provider changes; the session is void then.
+    address, browser    the sender of the sign-in.
+    created_at, seen_at nanoseconds since the Unix epoch: the sign-in, and the last use.
+    id_token        the provider's token, needed to sign out there too; in memory only.
+    """
+
+    key: str
+    number: str
+    account: Account
+    credential: str
+    address: str
+    browser: str
+    created_at: int
+    seen_at: int
+    is_ended: bool = False
+    id_token: str = ""
+
+
+class Sessions:
+    """The sessions of one server."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        credential_of: Callable[[Account], str],
+        *,
+        idle_time: int,
+        lifetime: int,
+        directory: str | None = None,
+    ) -> None:
+        """Read the sessions in *directory*. Blocks, so call this before the server serves clients.
+
+        credential_of   returns a secret that changes with the credential of an account; empty if it no longer exists.
+        idle_time, lifetime     nanoseconds.
+        """
+        self.trouble: str = ""
+        self.lifetime: int = lifetime
+        self._idle_time: int = idle_time
+        self._clock: Clock = clock
+        self._credential_of: Callable[[Account], str] = credential_of
+        self._by_key: dict[str, Session] = {}
+        self._path: Path | None = Path(directory, NAME) if directory is not None else None
+        self._salt: str = secrets.token_hex(16)
+        self._fingerprints: dict[str, str] = {}
+        self._version: int = 0
+        self._saved: int = 0
+        self._writer: gevent.Greenlet | None = None
+        if self._path is not None:
+            self._load(self._path)
+
+    def create(self, account: Account, address: str, browser: str, id_token: str = "") -> tuple[str, Session]:
+        """Start a session; return its token, which nothing else knows, and the session. May switch."""
+        credential = self._fingerprint(account, run_in_thread)
+        self._make_room(account)
+        token, now = secrets.token_urlsafe(32), self._clock()
+        session = Session(
+            key=_hash(token),
+            number=secrets.token_hex(6),
+            account=account,
+            credential=credential,
+            address=address,
+            browser=browser[:MAX_TEXT],
+            created_at=now,
+            seen_at=now,
+            id_token=id_token,
+        )
+        self._by_key[session.key] = session
+        self._changed()
+        return token, session
+
+    def find(self, token: str, *, is_use: bool) -> Session | None:
+        """Return the session of *token*, or None. *is_use* postpones the end of its idle time. Does not switch."""
+        session = self._by_key.get(_hash(token))
+        if session is None or not self.is_live(session):
+            return None
+        now = self._clock()
+        if is_use and now - session.seen_at >= SEEN_INTERVAL:
+            session.seen_at = now
+            self._changed()
+        return session
+
+    def is_live(self, session: Session) -> bool:
+        """Return whether *session* has not ended; end it if its time is over."""
+        if session.is_ended:
+            return False
+        now = self._clock()
+        if now - session.seen_at >= self._idle_time or now - session.created_at >= self.lifetime:
+            self.end(session)
+        return not session.is_ended
+
+    def end(self, session: Session) -> None:
+        """End *session*. Does not switch."""
+        session.is_ended = True
+        if self._by_key.pop(session.key, None) is not None:
+            self._changed()
+
+    def all(self) -> list[Session]:
+        """Return the sessions, the most recently used first."""
+        live = [session for session in list(self._by_key.values()) if self.is_live(session)]
+        return sorted(live, key=lambda session: (-session.seen_at, session.number))
+
+    def flush(self) -> None:
+        """Write the changes that are not on disk yet. Switches."""
+        if self._path is not None and self._saved < self._version:
+            self._save(self._path)
+
+    def _make_room(self, account: Account) -> None:
+        """End the longest unused sessions of the same name, or of the same kind of credential, above the limits."""
+        alike = [session for session in self.all() if session.account.source == account.source]
+        own = [session for session in alike if session.account.name == account.name]
+        for session in [*own[MAX_PER_USER - 1 :], *(alike[MAX_PER_SOURCE - 1 :] if account.source != USER else ())]:
+            self.end(session)
+
+    def _fingerprint(self, account: Account, call: Callable[[Callable[[], str]], str]) -> str:
+        """Return a hash of the credential of *account*, empty if it no longer exists. May switch if *call* does.
+
+        The hash of a shared password takes 40 ms at first, since the file must not help to guess the password.
+        """
+        secret = self._credential_of(account)
+        if not secret or self._path is None:
+            return secret and "-"
+        if not account.is_shared:
+            return _hash(self._salt + secret)
+        if secret not in self._fingerprints:
+            self._fingerprints[secret] = call(partial(_slow_hash, self._salt, secret))
+        return self._fingerprints[secret]
+
+    # The file
+
+    def _changed(self) -> None:
+        self._version += 1
+        if self._path is not None and not self._writer:
+            self._writer = gevent.spawn(self._write, self._path)
+
+    def _write(self, path: Path) -> None:
+        """Write the file until it has all changes. Switches."""
+        while self._saved < self._version:
+            if not self._save(path):
+                gevent.sleep(WRITE_RETRY_INTERVAL)
+
+    def _save(self, path: Path) -> bool:
+        """Write the file; return whether that succeeded. Switches."""
+        version, pace = self._version, Pace()
+        lines = [_line({"version": VERSION, "salt": self._salt})]
+        for session in list(self._by_key.values()):
+            lines.append(_line(_as_json(session)))
+            pace.yield_if_due()
+        try:
+            run_in_thread(replace_document, path, b"".join(lines))
+        except OSError as error:
+            self._report(f"{NAME} cannot be written: {error}")
+            return False
+        self._saved, self.trouble = max(version, self._saved), ""
+        return True
+
+    def _load(self, path: Path) -> None:
+        try:
+            head, *lines = read_document(path, MAX_DOCUMENT).splitlines()
+            self._salt = _salt(json.loads(head))
+            self._take([_session(json.loads(line)) for line in lines])
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._report(f"{NAME} cannot be read: {error}")
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            self._set_aside(path, error)
+
+    def _take(self, found: Iterable[Session]) -> None:
+        """Keep those of *found* that are not over and whose credential is still the same."""
+        for session in found:
+            is_same = session.credential and session.credential == self._fingerprint(session.account, _call)
+            if is_same and self.is_live(session):
+                self._by_key[session.key] = session
+
+    def _set_aside(self, path: Path, why: Exception) -> None:
+        try:
+            set_aside(path, why, "users must sign in again")
+        except OSError as error:
+            self._report(f"{NAME} cannot be moved: {error}")
+
+    def _report(self, trouble: str) -> None:
+        """Set *trouble*, and log it if it is new."""
+        if trouble != self.trouble:
+            log.error("dashboard: %s; sessions may end at a restart", trouble)
+        self.trouble = trouble
+
+
+def _call(function: Callable[[], str]) -> str:
+    return function()
+
+
+def _slow_hash(salt: str, secret: str) -> str:
+    return hashlib.scrypt(secret.encode(), salt=salt.encode(), n=2**14, r=8, p=1, dklen=16).hex()
+
+
+def _salt(head: dict[str, Any]) -> str:
+    """Return the salt in *head*, the first line of the file; raise ValueError if the version is not VERSION."""
+    if head["version"] != VERSION or not isinstance(head["salt"], str):
+        raise ValueError(f"its version is {str(head['version'])[:20]}, not {VERSION}")
+    return head["salt"]
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _line(values: dict[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+def _as_json(session: Session) -> dict[str, Any]:
+    return {
+        "key": session.key,
+        "number": session.number,
+        "name": session.account.name,
+        "roles": session.account.roles,
+        "source": session.account.source,
+        "credential": session.credential,
+        "address": session.address,
+        "browser": session.browser,
+        "created_at": session.created_at,
+        "seen_at": session.seen_at,
+    }
+
+
+def _session(values: dict[str, Any]) -> Session:
+    """Return the session in *values*; raise KeyError, TypeError or ValueError unless they have the right types."""
+    texts = [values[name] for name in ("key", "number", "name", "source", "credential", "address", "browser")]
+    numbers = [values[name] for name in ("created_at", "seen_at")]
+    roles = values["roles"]
+    if not all(isinstance(one, str) for one in (*texts, *roles)) or not all(type(one) is int for one in numbers):
+        raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
+    key, number, name, source, credential, address, browser = texts
+    account = Account(name, tuple(roles), source)
+    return Session(key, number, account, credential, address, browser, numbers[0], numbers[1])

@@ -1,0 +1,118 @@
+"""Marks: texts at points in time, which charts show as vertical lines.
+
+People and programs add marks, such as deploys. The server adds marks for pauses, policies, starts and takeovers. Each
+of the two kinds has its own limit, so that many pauses do not evict deploys. The archive keeps all marks in one
+document.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.tube import Tube, is_tube_name
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web import text
+from greenstalk_server.web.metrics.archive import Archive
+
+log = logging.getLogger(__name__)
+
+MAX_MARKS: Final = 500
+"""Marks of people, and as many of the server. The oldest are dropped."""
+
+MAX_TEXT: Final = 200
+"""Characters."""
+
+MAX_PAST: Final = 90 * 86400 * SECOND
+MAX_FUTURE: Final = 60 * SECOND
+"""Nanoseconds by which the time of a mark may differ from now."""
+
+NOTE: Final = "note"
+PAUSE: Final = "pause"
+POLICY: Final = "policy"
+START: Final = "start"
+KINDS: Final = (NOTE, PAUSE, POLICY, START)
+"""NOTE is the kind of the marks of people."""
+
+_time = attrgetter("at")
+
+
+class Mark(Struct, frozen=True):
+    """A mark.
+
+    at      nanoseconds since the Unix epoch.
+    kind    one of KINDS.
+    tube    name of the tube that it is about; empty if it is about the whole server.
+    who     login name of its author; empty if there is none.
+    """
+
+    at: int
+    text: str
+    kind: str = NOTE
+    tube: str = ""
+    who: str = ""
+
+
+class Marks(BrokerListener):
+    """The marks of one server, and those that it adds for pauses."""
+
+    def __init__(self, archive: Archive, clock: Clock) -> None:
+        self._archive: Archive = archive
+        self._clock: Clock = clock
+        self._marks: list[Mark] = []
+
+    def restore(self) -> None:
+        """Add the marks that the archive has. Switches."""
+        try:
+            found = msgspec.json.decode(self._archive.load_marks() or b"[]", type=list[Mark])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            log.error("history: the marks cannot be read, and are lost: %s", error)  # noqa: TRY400  says all
+            return
+        for mark in found[-2 * MAX_MARKS :]:
+            if not mark.tube or is_tube_name(mark.tube.encode()):
+                self._insert(mark)
+
+    def add(self, mark_text: str, *, kind: str = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:
+        """Add a mark at *at*, by default now. The caller has checked the arguments. Does not switch."""
+        mark = Mark(at or self._clock(), mark_text[:MAX_TEXT], kind, tube, who)
+        self._insert(mark)
+        self._archive.save_marks(self._encoded)
+        return mark
+
+    def find(self, tube: str | None, since: int, until: int) -> list[Mark]:
+        """Return the marks from *since* to *until*, oldest first.
+
+        tube            its name for the marks about it and about the whole server, empty for only the latter, and None
+                        for all marks.
+        since, until    nanoseconds since the Unix epoch.
+        """
+        return [mark for mark in self._marks if since <= mark.at <= until and (tube is None or mark.tube in ("", tube))]
+
+    def on_tube_paused(self, tube: Tube) -> None:
+        """Add a mark for the pause, or the end of a pause, of *tube*. Does not switch."""
+        pause = tube.pause // SECOND
+        self.add(f"Paused for {text.duration(pause)}" if pause else "Resumed", kind=PAUSE, tube=tube.name.decode())
+
+    def _insert(self, mark: Mark) -> None:
+        insort(self._marks, mark, key=_time)
+        is_note = mark.kind == NOTE
+        alike = [other for other in self._marks if (other.kind == NOTE) == is_note]
+        if len(alike) > MAX_MARKS:
+            self._marks.remove(alike[0])
+
+    def _encoded(self) -> bytes:
+        """Return the document. May be called by another thread."""
+        return encode(list(self._marks))
+
+
+def encode(marks: Iterable[Mark]) -> bytes:
+    """Return *marks* as a document."""
+    return msgspec.json.encode(list(marks))
