@@ -36,6 +36,9 @@ WRONG = [
     ("bulk/preview", {"tube": "mail", "scope": "all", "action": "delay", "delay": ""}, "delay"),
     ("job/move", {"id": "1", "tube": EVIL}, "tube"),
     ("job/copy", {"id": "1", "delay": "soon"}, "delay"),
+    ("tubes/preview", {"pattern": EVIL, "action": "pause", "seconds": "77", "reason": "why"}, "pattern"),
+    ("tubes/preview", {"pattern": "a.*", "action": "pause", "seconds": "soon", "reason": "why"}, "seconds"),
+    ("tubes/preview", {"pattern": "a.*", "action": "pause", "seconds": "77", "reason": "x" * 201}, "reason"),
 ]  # fmt: skip
 
 

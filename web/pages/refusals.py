@@ -22,6 +22,7 @@ FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "tube_clear": frozenset({"confirm"}),
     "tube_put": frozenset({"body", "pri", "delay", "ttr", *_TAGS}),
     "sample_save": frozenset({"name", "body", "pri", "delay", "ttr"}),
+    "tubes_preview": frozenset({"pattern", "seconds", "reason"}),
     "bulk_preview": frozenset({"to", "pri", "delay", "rate"}),
     "job_kick": frozenset(),
     "job_bury": frozenset(),

@@ -120,10 +120,14 @@ class Views:
 
     def overview(self) -> str:
         """Serve `/?q=&sort=&desc=&from=`: a page of the tubes, and the server. May switch."""
-        shown = self._overview(request.args, self._clock())
+        return self._overview_page(request.args, NOTHING_SENT)
+
+    def _overview_page(self, args: Fields, sent: Sent) -> str:
+        shown = self._overview(args, self._clock())
         return render_cooperatively(
             "overview.html",
             overview=shown,
+            sent=sent,
             attention=self._attention_panel(),
             reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
@@ -156,7 +160,10 @@ class Views:
             return error_page(error)
         sent = sent_form(error)
         try:
-            page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
+            if sent.endpoint == "tubes_preview":
+                page = self._overview_page({}, sent)
+            else:
+                page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
         except HTTPException:  # the job or the tube is gone, or the form names none
             return error_page(error)
         return make_response(page, error.code)
