@@ -61,6 +61,12 @@ document.addEventListener("click", (event) => {
   }
 });
 
+// In a filtered list, the action is for all matches unless rows are selected.
+panel.addEventListener("toggle", () => {
+  if (panel.open && form.elements.q.value && count() === 0) {
+    form.elements.scope.value = "all";
+  }
+});
 action.addEventListener("change", choose);
 document.addEventListener("live", count);
 all.hidden = false;

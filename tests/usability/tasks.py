@@ -69,7 +69,7 @@ def _find_the_jobs_of_a_customer(operator: Operator, scenario: Scenario) -> None
 def _move_the_jobs_of_a_customer(operator: Operator, scenario: Scenario) -> None:
     _search_customer(operator)
     operator.click(operator.page.locator("#bulk-panel > summary"))
-    operator.click(operator.page.locator("#bulk-panel input[value=all]"))
+    expect(operator.page.locator("#bulk-panel input[value=all]")).to_be_checked()
     operator.choose(operator.page.locator("#bulk-panel select[name=action]"), "Move to another tube")
     operator.write(operator.page.locator("#bulk-panel input[name=to]"), "moved")
     operator.click(operator.page.locator("#bulk-panel").get_by_role("button", name="Preview"))
@@ -96,6 +96,9 @@ def _delete_one_failed_job(operator: Operator, scenario: Scenario) -> None:
 def _compare_with_last_week(operator: Operator, scenario: Scenario) -> None:
     operator.click(operator.page.locator("#tubes").get_by_role("link", name="search.index"))
     operator.click_link("History")
+    operator.click(operator.page.locator(".spans").get_by_role("link", name=re.compile("week")))
+    operator.click(operator.page.locator(".compares").get_by_role("link", name="a week ago"))
+    operator.sees(operator.page.get_by_text("are those of a week ago"))
 
 
 def _open_errors(operator: Operator) -> None:
