@@ -122,7 +122,8 @@ class CommandPages:
 
     @property
     def _has_tokens(self) -> bool:
-        return bool(self._options.api_token or self._options.api_viewer_token)
+        options = self._options
+        return bool(options.api_token or options.api_operator_token or options.api_viewer_token)
 
     def _curl(self, call: Call) -> str:
         words = ["curl"]
