@@ -33,8 +33,8 @@ OPEN_ID: Final = "OpenID Connect"
 USER: Final = "user"
 """Source of an account of the configuration file."""
 
-MAX_HASHING: Final = 2
-"""Password hashes verified at the same time."""
+MAX_HASHING: Final = 1
+"""Password hashes verified at the same time: the other cores remain for the queue."""
 
 MAX_WAITING: Final = 20
 """Further logins that wait for their turn; more are refused."""
