@@ -23,6 +23,7 @@ FIRES: dict[str, tuple[str, dict[str, str]]] = {
     "GreenstalkJournalSyncsSlow": ("30m", {"job": "greenstalk"}),
     "GreenstalkPolicyRefusesPuts": ("30m", {"job": "greenstalk", "tube": "mail", "action": "refused"}),
     "GreenstalkApiErrors": ("30m", {"job": "greenstalk", "endpoint": "overview", "method": "GET", "code": "500"}),
+    "GreenstalkAlertsNotAccepted": ("30m", {"job": "greenstalk", "receiver": "chat"}),
 }
 """By alert: the time at which it fires for `a` of alerts.yml, and its labels except instance and severity."""
 

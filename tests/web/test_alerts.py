@@ -55,6 +55,7 @@ START = STARTED_AT
 
 KEYED = {"secret_env": "KEY"}
 PASSWORDS = {"password": "a", "viewer_password": "v"}
+OPERATOR = {"operator_password": "o"}
 HERE = {"allow_plain": True, "allow_private": True, "timeout": 5}
 
 
@@ -861,6 +862,22 @@ def test_viewer_sees_no_alerts(visit: Callable[..., FlaskClient]) -> None:
         assert client.get(f"/api/v1/{path}", headers=viewer).status_code == 403
     assert client.post("/alerts/test", headers=viewer | SAME_ORIGIN).status_code == 403
     assert ">Alerts<" not in client.get("/", headers=viewer).text
+
+
+def test_operator_silences_single_tubes_only(visit: Callable[..., FlaskClient]) -> None:
+    client = visit(**PASSWORDS, **OPERATOR)
+    operator = {"Authorization": "Basic b3BlcmF0b3I6bw=="}
+    assert client.get("/alerts", headers=operator).status_code == 200
+    made = client.post("/api/v1/alerts/silences", json={"seconds": 60, "tubes": "mail"}, headers=operator)
+    assert (made.status_code, made.json["who"]) == (201, "operator")
+    for tubes in ("", "mail.*"):
+        refused = client.post("/api/v1/alerts/silences", json={"seconds": 60, "tubes": tubes}, headers=operator)
+        assert (refused.status_code, "only single tubes" in refused.json["detail"]) == (403, True)
+    admin = {"Authorization": "Basic YWRtaW46YQ=="}
+    assert client.post("/api/v1/alerts/silences", json={"seconds": 60}, headers=admin).status_code == 201
+    assert client.delete("/api/v1/alerts/silences?id=2", headers=operator | PROGRAM).status_code == 403
+    assert client.delete("/api/v1/alerts/silences?id=1", headers=operator | PROGRAM).status_code == 204
+    assert client.post("/api/v1/alerts/test", json={"receiver": "ops"}, headers=operator).status_code == 403
 
 
 def test_metrics_count_messages(visited: FlaskClient, server: Server) -> None:

@@ -730,6 +730,7 @@ def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
     file.write_text('[policies.mail]\ntubes = ["mail", "default"]\nmax_attempts = 1\ndead_letter = "mail.failed"\n')
     with file.open("a") as appended:
         appended.write("[attention]\ndisk_free = 9000000000000000000\n")  # a condition, so that it has a metric
+        appended.write('[alerts.own]\ntemplate = "json"\nurl = "https://127.0.0.1:1/"\nfor = "1h"\n')  # never sent to
     flags = ["-l", "127.0.0.1", "-p", "0", "--web-port", "0", "--memory-limit", str(2**30), "--config", str(file)]
     flags += ["-f", "0", "-b", str(tmp_path_factory.mktemp("journal"))]
     with Daemon(*flags, environ=environment(GREENSTALK_METRICS_TOKEN=TOKEN)) as daemon:
@@ -847,6 +848,7 @@ def test_alert_rules_use_existing_metrics(exported: dict[str, set[str]]) -> None
         "GreenstalkJournalSyncsSlow",
         "GreenstalkPolicyRefusesPuts",
         "GreenstalkApiErrors",
+        "GreenstalkAlertsNotAccepted",
     ]
     assert [rule["alert"] for rule in shared["rules"]] == ["GreenstalkNotOneLeader", "GreenstalkNoStandby"]
     exported |= {name: set() for name in ("greenstalk_leader", "greenstalk_replication_lag_seconds")}

@@ -16,7 +16,7 @@ from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, Instant, RequestModel, ResponseModel, instant
-from greenstalk_server.web.operations.alerts import AlertChanges, require_alerts, sees_silence
+from greenstalk_server.web.operations.alerts import AlertChanges, require_alerts
 from greenstalk_server.web.pages.alerts import address_of
 
 ReceiverName = Annotated[
@@ -124,6 +124,7 @@ class Alerts:
         """Get the receivers of alerts, and the last messages that were sent to them."""
         require_alerts()
         alerts = self._changes.alerts
+        alerts.follow_configuration()
         return AlertStatus(
             receivers=[
                 Receiver(
@@ -157,8 +158,7 @@ class Alerts:
     def list_silences(self) -> SilenceList:
         """List the silences that have not ended."""
         require_alerts()
-        silences = self._changes.alerts.silences.all()
-        return SilenceList(silences=[_silence_model(silence) for silence in silences if sees_silence(silence)])
+        return SilenceList(silences=[_silence_model(silence) for silence in self._changes.alerts.silences.all()])
 
     @endpoint("POST", "/alerts/silences", status=201, errors={409: "There are too many silences."})
     def silence_conditions(self, body: NewSilence) -> Silence:

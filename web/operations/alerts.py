@@ -22,11 +22,6 @@ def sees_alerts() -> bool:
     return who.is_admin or who.sees_audit or (who.operates_any and who.sees_all)
 
 
-def sees_silence(silence: Silence) -> bool:
-    """Return whether the visitor may see *silence*: its tube may be hidden, unless it is a pattern."""
-    return not silence.tubes or "*" in silence.tubes or visitor().sees(silence.tubes.encode())
-
-
 def require_alerts() -> None:
     """Raise Forbidden unless the visitor may see receivers, silences and the log."""
     if not sees_alerts():
@@ -54,7 +49,7 @@ class AlertChanges:
     def end_silence(self, id: int) -> None:
         """End a silence; raise Forbidden or NotFound. Switches."""
         silence = self.alerts.silences.get(id)
-        if silence is None or not sees_silence(silence):
+        if silence is None:
             raise NotFound(f"There is no silence {id}: it has ended.")
         _require_silencing(silence.tubes)
         self.alerts.end_silence(id)
@@ -77,8 +72,14 @@ class AlertChanges:
         return delivery
 
 
-def _require_silencing(tubes: str) -> None:
-    """Raise Forbidden unless the visitor may silence the conditions of *tubes*, a pattern, or of all if it is empty."""
+def may_silence(tubes: str) -> bool:
+    """Return whether the visitor may silence the conditions of *tubes*, a pattern, or all conditions if it is empty."""
     who = visitor()
-    if not who.is_admin and (not tubes or "*" in tubes or not who.operates(tubes.encode())):
+    return who.is_admin or (bool(tubes) and "*" not in tubes and who.operates(tubes.encode()))
+
+
+def _require_silencing(tubes: str) -> None:
+    """Raise Forbidden unless `may_silence`."""
+    require_alerts()
+    if not may_silence(tubes):
         raise Forbidden("You may silence only single tubes whose jobs you may change. Only admins may silence others.")

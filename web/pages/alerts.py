@@ -19,11 +19,10 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.alerts.alerts import Alerts, Post
 from greenstalk_server.web.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE, Silence
-from greenstalk_server.web.attention.measures import KINDS, Condition
+from greenstalk_server.web.attention.measures import KINDS, Condition, Measure
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
-from greenstalk_server.web.operations.alerts import AlertChanges, require_alerts, sees_silence
+from greenstalk_server.web.operations.alerts import AlertChanges, may_silence, require_alerts
 
 MAX_CONDITIONS: Final = 100
 """Conditions that the page lists, the worst ones."""
@@ -57,13 +56,17 @@ class ReceiverRow:
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """A condition, and what each receiver knows of it: its name, and a few words."""
+    """A condition, and what each receiver knows of it: its name, and a few words.
+
+    silence_href    URL of the page with the form filled in to silence this condition; empty if the visitor may not.
+    """
 
     severity: str
     sentence: str
     href: str
     since: Markup
     receivers: list[tuple[str, str | Markup]]
+    silence_href: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +163,7 @@ class AlertPages:
         return {
             "receivers": [self._receiver(post, now) for post in alerts.posts.values()],
             "conditions": list(self._conditions(now)),
-            "silences": [
-                _silence(each, now) for each in alerts.silences.all() if each.until > now and sees_silence(each)
-            ],
+            "silences": [_silence(each, now) for each in alerts.silences.all() if each.until > now],
             "log": [
                 DeliveryRow(
                     text.time_tag(delivery.at),
@@ -202,20 +203,15 @@ class AlertPages:
         )
 
     def _conditions(self, now: int) -> Iterator[ConditionRow]:
-        shown = 0
-        for condition in self._attention.conditions:
+        for condition in self._attention.conditions[:MAX_CONDITIONS]:
             measure = condition.measure
-            if shown >= MAX_CONDITIONS:
-                return
-            if measure.tube and not visitor().sees(measure.tube):
-                continue
-            shown += 1
             yield ConditionRow(
                 measure.severity,
                 measure.sentence,
                 url_for(measure.link.endpoint, **measure.link.args),
                 text.time_tag(condition.since),
                 [(name, self._sent(post, condition, now)) for name, post in self._alerts.posts.items()],
+                _silence_href(measure),
             )
 
     def _sent(self, post: Post, condition: Condition, now: int) -> str | Markup:
@@ -275,9 +271,14 @@ def read_silence(form: Mapping[str, str]) -> tuple[str, str, int, str]:
     return tubes, kind, seconds, fields.line(form, "reason", MAX_REASON_LENGTH)
 
 
+def _silence_href(measure: Measure) -> str:
+    tube = measure.tube.decode()
+    if not may_silence(tube):
+        return ""
+    return url_for("alerts", tubes=tube or None, kind=measure.kind.name, _anchor="silence")
+
+
 def _silence(silence: Silence, now: int) -> SilenceRow:
-    who = visitor()
-    is_single = bool(silence.tubes) and "*" not in silence.tubes
     return SilenceRow(
         silence.id,
         silence.tubes or "all tubes and the server",
@@ -286,5 +287,5 @@ def _silence(silence: Silence, now: int) -> SilenceRow:
         text.duration(max(0, silence.until - now) // SECOND),
         silence.who,
         silence.reason,
-        may_end=who.is_admin or (is_single and who.operates(silence.tubes.encode())),
+        may_end=may_silence(silence.tubes),
     )
