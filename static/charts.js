@@ -28,7 +28,8 @@
   const utc = { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone }; // of static/times.js, like all times of the dashboard
   const day = { day: "2-digit", month: "short" };
   const isLong = seconds > 86400; // the axis has days
-  const onAxis = new Intl.DateTimeFormat("en-GB", { ...(isLong ? day : { hour: "2-digit", minute: "2-digit" }), timeZone: times.timeZone });
+  const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: times.timeZone });
+  const date = new Intl.DateTimeFormat("en-GB", { ...day, timeZone: times.timeZone });
   const toTheMinute = new Intl.DateTimeFormat("en-GB", { ...(seconds >= 86400 ? day : {}), ...utc });
   const toTheSecond = new Intl.DateTimeFormat("en-GB", { ...(seconds >= 86400 ? day : {}), ...utc, second: "2-digit" });
   const full = new Intl.DateTimeFormat("sv-SE", {
@@ -65,6 +66,12 @@
 
   function time(at) {
     return `${toTheSecond.format(at * 1000)} ${times.name(at * 1000)}`;
+  }
+
+  // Returns the label of a time below a chart: the date at midnight of a long span, and the time of day otherwise.
+  function onAxis(at) {
+    const label = clock.format(at * 1000);
+    return isLong && label === "00:00" ? date.format(at * 1000) : label;
   }
 
   // Colours come from the stylesheet: those of the legend's entries, and of a plot's text and border.
@@ -150,7 +157,7 @@
           y: { range: (plot, least, most) => [0, most > 0 ? most * 1.08 : 1] },
         },
         axes: [
-          { ...axis, grid: { show: false }, size: 30, space: 72, values: (plot, splits) => splits.map((at) => onAxis.format(at * 1000)) },
+          { ...axis, grid: { show: false }, size: 30, space: 72, values: (plot, splits) => splits.map(onAxis) },
           {
             ...axis,
             grid,

@@ -411,7 +411,9 @@ class History(BrokerListener):
         last_hour = MINUTES.block(self._second) - 1
         previous = self._archive.read(MINUTES, last_hour, last_hour, names)
         restored.give(SERVER, self._server)
+        pace = Pace()
         for name in names[1:]:
+            pace.yield_if_due()
             entry = self._entry(name)
             if entry.series is None:
                 self._start_series(name)

@@ -146,4 +146,5 @@ class Restored:
 
     def _add(self, chunks: Growing, tier: Tier, number: int, entries: list[Entry]) -> None:
         for entry in entries:
+            self._pace.yield_if_due()
             add_to_chunk(chunks.setdefault(entry.name, bytearray()), number % tier.length, entry.point)

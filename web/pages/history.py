@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from flask import Flask, make_response, redirect, request, url_for
-from werkzeug.exceptions import BadRequest, Forbidden
+from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
@@ -79,8 +79,7 @@ class HistoryPages:
 
     def server_json(self) -> Response:
         """Serve `/server/history.json?span=&compare=`: the series of the whole server. Switches."""
-        if not visitor().sees_all:
-            raise Forbidden("You may not see all tubes, so you cannot see the history of the whole server.")
+        require_full_view("The history of the server")
         require_full_view("The history of the server")
         return self._json(self._history.columns(None, _span(strict=True)), None)
 
