@@ -13,6 +13,8 @@ const TRIES = 3; // failed streams before the page polls
 const STREAM_AGAIN_MS = 60000;
 const SETTLE_MS = 1000;
 const TYPING_MS = 150;
+const LONGEST_UNCUT = 20; // both as in web/text.py
+const NAME_END = 10;
 
 const NOTICE = ["notice", "n", "late"];
 
@@ -35,10 +37,20 @@ function setText(element, text) {
   }
 }
 
-// Splits a name so that it breaks after separators, not inside words, as web/text.py does.
-function breakable(name) {
-  const words = name.match(/[^./_-]*[./_-]+|[^./_-]+/g) ?? [];
-  return words.flatMap((word, at) => (at === 0 ? [word] : [document.createElement("wbr"), word]));
+// Returns a name whose middle is cut where it has no room, as web/text.py does.
+function middle(name) {
+  const element = document.createElement("span");
+  element.className = "cut-name";
+  element.title = name;
+  if (name.length <= LONGEST_UNCUT) {
+    element.textContent = name;
+    return element;
+  }
+  element.classList.add("long");
+  for (const part of [name.slice(0, -NAME_END), name.slice(-NAME_END)]) {
+    element.append(Object.assign(document.createElement("span"), { textContent: part }));
+  }
+  return element;
 }
 
 function say(state, text) {
@@ -144,11 +156,8 @@ class Table {
     const row = this.template.cloneNode(true);
     row.dataset.key = key;
     const link = row.querySelector("a");
-    (link.querySelector("[data-text]") ?? link).replaceChildren(...breakable(key));
+    (link.querySelector("[data-text]") ?? link).replaceChildren(middle(key));
     link.setAttribute("href", link.getAttribute("href") + encodeURIComponent(key)); // .search is empty in a template, whose links have no base URL
-    if (link.hasAttribute("title")) {
-      link.title = key; // the cell may truncate the name
-    }
     for (const other of row.querySelectorAll("a[data-keyed]")) {
       other.setAttribute("href", other.getAttribute("href") + encodeURIComponent(key));
     }

@@ -49,11 +49,21 @@
     });
   }
 
+  // The offset changes at the next midnight if the clocks change before it.
+  function offset() {
+    const midnight = new Date();
+    midnight.setHours(24, 0, 0, 0);
+    return -midnight.getTimezoneOffset();
+  }
+
   document.getElementById("zone-name").textContent = timeZone;
   document.getElementById("zone").hidden = false;
   if (isLocal) {
     rewrite(document);
     document.querySelectorAll("input[type=datetime-local]").forEach(adopt);
+    document.querySelectorAll("input[data-utc-offset]").forEach((input) => {
+      input.value = offset();
+    });
     const news = (changes) => changes.flatMap(({ addedNodes }) => [...addedNodes]).filter((node) => node instanceof Element);
     new MutationObserver((changes) => news(changes).forEach(rewrite)).observe(document.getElementById("main"), { childList: true, subtree: true });
   }

@@ -65,6 +65,7 @@ from greenstalk_server.web.pages.oidc import OpenIdPages
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.page_template import PageTemplate
 from greenstalk_server.web.pages.policies import PolicyPages
+from greenstalk_server.web.pages.refusals import NOTHING_SENT
 from greenstalk_server.web.pages.samples import Samples
 from greenstalk_server.web.pages.saved_searches import SavedSearches
 from greenstalk_server.web.pages.search import Searches
@@ -97,6 +98,7 @@ class Dashboard:
     history: History
     leases: Leases
     live: LiveHub
+    marks: Marks
     policies: Policies
     sessions: Sessions
     store: Store
@@ -260,6 +262,7 @@ def create_dashboard(
         history=history,
         leases=leases,
         live=live,
+        marks=marks,
         policies=policies,
         sessions=guard.sessions,
         store=store,
@@ -297,6 +300,7 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
     notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
+    sent            the form that was refused, for its page.
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
     """
@@ -309,6 +313,7 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
         pages.append(("servers", "Servers"))
     return {
         "notice": notice(request.args),
+        "sent": NOTHING_SENT,
         "visitor": visitor(),
         "navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages,
     }

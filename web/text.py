@@ -117,7 +117,7 @@ def verbatim(value: str) -> Markup:
 
 
 def breakable(name: str) -> Markup:
-    """Return *name* as HTML that breaks after separators, not inside words; static/live.js does the same."""
+    """Return *name* as HTML that breaks after separators, not inside words."""
     return Markup("<wbr>").join(_WORDS.findall(name))
 
 
@@ -126,10 +126,13 @@ def middle(name: str) -> Markup:
 
     The end of a long name is an element of its own, which is never cut. The title has the whole name.
     """
+    name = spelled(name)
     if len(name) <= LONGEST_UNCUT:
-        return Markup('<span class="name" title="{}">{}</span>').format(name, name)
+        return Markup('<span class="cut-name" title="{}">{}</span>').format(name, name)
     start, end = name[:-NAME_END], name[-NAME_END:]
-    return Markup('<span class="name long" title="{}"><span>{}</span><span>{}</span></span>').format(name, start, end)
+    return Markup('<span class="cut-name long" title="{}"><span>{}</span><span>{}</span></span>').format(
+        name, start, end
+    )
 
 
 def boolean(value: bool) -> str:

@@ -10,6 +10,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.core.tube import Tube
 from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
@@ -291,3 +292,37 @@ def test_restored_broker_numbers_clients_above_those_in_events(facts: ServerFact
     broker.restore(4, START)
     broker.check()
     assert [broker.connect(lambda: None).number for _ in range(2)] == [91, 92]
+
+
+# Pauses
+
+
+class Pauses(BrokerListener):
+    """Records the pauses of tubes, in seconds; 0 for the end of one."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.found: list[tuple[bytes, int]] = []
+        broker.subscribe(self)
+
+    def on_tube_paused(self, tube: Tube) -> None:
+        self.found.append((tube.name, tube.pause // SECOND))
+
+
+def test_listener_is_notified_of_pauses_and_of_their_ends(world: World) -> None:
+    client, pauses = world.client(use=b"mail", watch=(b"mail",)), Pauses(world.broker)
+    client.put()
+    client.pause_tube(b"mail", 60)
+    client.pause_tube(b"mail", 5)
+    client.pause_tube(b"mail", 0)
+    client.pause_tube(b"mail", 0)
+    assert not client.pause_tube(b"nowhere", 9)
+    assert pauses.found == [(b"mail", 60), (b"mail", 5), (b"mail", 0)]
+
+
+def test_pause_that_ends_by_itself_is_not_notified_again(world: World) -> None:
+    client, pauses = world.client(use=b"mail", watch=(b"mail",)), Pauses(world.broker)
+    client.put()
+    client.pause_tube(b"mail", 5)
+    world.advance(6)
+    client.pause_tube(b"mail", 0)
+    assert pauses.found == [(b"mail", 5)]

@@ -110,7 +110,7 @@ def test_each_page_shows_the_login_name(queue: Queue) -> None:
 # Viewers and read-only dashboards
 
 NOT_ADMINS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "viewer": ({"password": ADMIN, "viewer_password": VIEWER}, VIEWER, "You are logged in as a viewer"),
+    "viewer": ({"password": ADMIN, "viewer_password": VIEWER}, VIEWER, "You are signed in as a viewer"),
     "viewers alone": ({"viewer_password": VIEWER}, VIEWER, "No admin password is set"),
     "read-only": ({"is_read_only": True}, "", "This dashboard is read-only"),
     "read-only, admin": ({"is_read_only": True, "password": ADMIN}, ADMIN, "This dashboard is read-only"),

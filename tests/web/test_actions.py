@@ -86,7 +86,7 @@ def test_kick_all_lets_others_run(queue: Queue, client: FlaskClient) -> None:
             gevent.sleep(0)
 
     other = gevent.spawn(watch)
-    assert done(post(client, "/tube/kick", tube="mail", state="delayed", all="1")) == ("kicked", 3 * SLICE)
+    assert done(post(client, "/tube/kick", tube="mail", state="delayed", all="1", confirm="1")) == ("kicked", 3 * SLICE)
     other.join()
     assert {SLICE, 2 * SLICE, 3 * SLICE} <= set(seen)
 
@@ -114,7 +114,10 @@ def test_clear_and_kick_wait_for_the_journal_between_batches(
     client = visit(commit=lambda: not waits.append(queue.broker.tubes[b"mail"].delayed.count))
     queue.put("mail", count=5 * SLICE + 1, delay=60)
     queue.put("mail")
-    assert done(post(client, "/tube/kick", tube="mail", state="delayed", count=3 * SLICE)) == ("kicked", 3 * SLICE)
+    assert done(post(client, "/tube/kick", tube="mail", state="delayed", count=3 * SLICE, confirm="1")) == (
+        "kicked",
+        3 * SLICE,
+    )
     assert waits == [3 * SLICE + 1, 2 * SLICE + 1]
     waits.clear()
     cleared = done(post(client, "/tube/clear", tube="mail", state="delayed", confirm="mail"))

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -351,7 +352,7 @@ def rows(client: FlaskClient, path: str = "/audit", **headers: str) -> list[list
 def links(client: FlaskClient, path: str) -> dict[str, str]:
     html = client.get(path).text
     targets = [attributes["href"] for tag, attributes in Page(html).elements if tag == "a" and attributes.get("href")]
-    labels = [part.split("</a>")[0].split(">", 1)[1].strip() for part in html.split("<a ")[1:]]
+    labels = [re.sub("<[^>]*>", "", part.split("</a>")[0].split(">", 1)[1]).strip() for part in html.split("<a ")[1:]]
     return {label: target for label, target in zip(labels, targets, strict=True) if target}
 
 

@@ -84,8 +84,13 @@ TABLE: dict[str, list[Probe]] = {
     "GET /": [Probe("/"), Probe("/?q={tube}"), Probe("/?sort=ready&desc=1"), Probe("/?sort=attention")],
     "GET /tube": [Probe(f"/tube?tube={{tube}}&state={s}&q=pri:1") for s in ("ready", "reserved", "delayed", "buried")]
     + [Probe("/tube?tube=billing.failed"), Probe("/tube?tube=billing.invoice&sample=hidden&state=reserved")],
-    "GET /tube/history": [Probe("/tube/history?tube={tube}")],
-    "GET /server/history": [Probe("/server/history")],
+    "GET /tube/history": [Probe("/tube/history?tube={tube}"), Probe("/tube/history?tube=billing.invoice")],
+    "GET /tube/history.json": [Probe("/tube/history.json?tube={tube}"),
+                               Probe("/tube/history.json?tube=billing.invoice&span=10min")],
+    "GET /server/history.json": [Probe("/server/history.json")],
+    "POST /mark/add": [form("/mark/add", text="x", tube="{tube}"), form("/mark/add", text="x")],
+    "GET /api/v1/marks": [api("/marks"), api("/marks?tube={tube}")],
+    "POST /api/v1/marks": [api("/marks", {"text": "x", "tube": "{tube}"}), api("/marks", {"text": "x"})],
     "GET /job": [Probe("/job?id={id}"), Probe("/job?id={held}"), Probe("/job?id={own_letter}", has_twin=False)],
     "GET /job/body": [Probe("/job/body?id={id}")],
     "GET /job/form": [Probe("/job/form?id={id}")],
@@ -318,6 +323,7 @@ class World:
             {name: sample.tube for name, sample in self.store.samples.items() if sample.tube.startswith("covert.")},
             sorted(self.store.searches),
             len(dashboard.alerts.silences.all()),
+            [mark for mark in dashboard.marks.find(None, 0, 2**63) if not mark.tube.startswith("billing.")],
             [(task.id, task.is_cancelled) for task in dashboard.tasks._kept.values() if task.who.name == "ann"],
         )
 
@@ -459,7 +465,7 @@ def test_operator_of_some_tubes_sees_and_changes_nothing_else(world: World, rout
 WITHOUT_TRACES = frozenset(
     {
         *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/search"),
-        *("/server/history", "/tube/history", "/events"),
+        *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
         *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/tube/errors")),
     }

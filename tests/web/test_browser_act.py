@@ -257,7 +257,7 @@ def test_palette_and_pages_fit(chromium: Browser, daemon: Daemon, clients: Clien
 
 
 @pytest.mark.parametrize(
-    "target", ["#bulk-panel summary", "#seconds", "#kick-state", "#put > summary", "#clear > summary"]
+    "target", ["#bulk-panel summary", "#reason", "#kick-state", "#put > summary", "#clear > summary"]
 )
 def test_each_action_of_a_tube_is_within_ten_tabs(scripted: Tab, clients: Clients, target: str) -> None:
     clients.put(*[b"x"] * 30)

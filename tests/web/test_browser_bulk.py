@@ -60,7 +60,7 @@ def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clie
     refusal = tab.page.inner_text("main")
     assert f"“confirm” must be “{clients.tube}”, not “something”." in refusal and "Nothing was changed." in refusal
     tab.console.clear()  # the browser logs the status 400
-    tab.page.get_by_role("link", name="Back to the confirmation").click()
+    assert tab.page.get_by_label("to confirm").input_value() == "something"
     tab.page.get_by_label("to confirm").fill(clients.tube)
     press(tab, "Delete 2 jobs")
     assert "2 deleted" in wait_done(tab)

@@ -19,6 +19,7 @@ from tests.support.daemon import Daemon, environment
 
 from .conftest import Queue
 from .test_actions import SAME_ORIGIN
+from .test_guard import basic
 from .visit import FLAGS
 
 TOKEN = "a$secret;'token'\"!"  # noqa: S105
@@ -292,6 +293,8 @@ def test_unknown_action_is_refused(client_of_app: FlaskClient) -> None:
             "GREENSTALKCTL_API_TOKEN=",
         ),
         ({"password": "p", "user": "a b"}, "curl -u 'a b':\"$GREENSTALK_WEB_PASSWORD\" --json", ""),
+        ({"operator_password": "p"}, 'curl -u admin:"$GREENSTALK_WEB_PASSWORD" --json', ""),
+        ({"operator_password": "p", "api_operator_token": "t"}, "curl -H ", "GREENSTALKCTL_API_TOKEN="),
     ],
 )
 def test_credentials_are_variables(queue: Queue, options: dict[str, Any], curl: str, ctl: str) -> None:
@@ -301,6 +304,14 @@ def test_credentials_are_variables(queue: Queue, options: dict[str, Any], curl: 
         found = commands("tube/resume", {"tube": "mail"})
     assert found.curl.startswith(curl) and found.ctl.startswith(ctl)
     assert bool(found.ctl) == bool(ctl) == (not found.problem)
+
+
+def test_command_names_the_visitor(queue: Queue) -> None:
+    client = queue.app(operator_password="p").test_client()  # noqa: S106
+    headers = SAME_ORIGIN | basic("o'hara", "p")
+    response = client.post("/commands?action=tube/resume", data={"tube": "mail"}, headers=headers)
+    assert response.json is not None
+    assert response.json["curl"].startswith("""curl -u 'o'"'"'hara':"$GREENSTALK_WEB_PASSWORD" --json""")
 
 
 def test_long_body_is_a_problem(client_of_app: FlaskClient) -> None:

@@ -161,7 +161,7 @@ def test_held_job_is_not_changed_without_confirmation(
     before = jobs.look()
     message = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
     assert "for at most 1\xa0min more" in message
-    assert f"Back to job {jobs[HELD].id}" in message
+    assert f"Job {jobs[HELD].id} was not " in message and "Held by a client" in message, "the page of the job"
     assert jobs.look() == before
 
 
@@ -415,7 +415,7 @@ def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name
     assert queue.broker.jobs[id].body == body
     _, copy = done(post(client, "/job/copy", id=id, delay="0"), "/job")
     assert queue.broker.jobs[copy].body == body
-    common = ["/static/times.js", "/static/keys.js"]
+    common = ["/static/times.js", "/static/keys.js", "/static/copy.js", "/static/palette.js"]
     for path, scripts in (("/job/form", common), ("/job", [*common, "/static/live.js"])):
         elements = Page(client.get(path, query_string={"id": id}).text).elements
         assert [a.get("src") for tag, a in elements if tag == "script"] == scripts

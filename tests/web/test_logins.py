@@ -48,7 +48,7 @@ def test_refusal_says_when_to_try_again(queue: Queue, client: FlaskClient) -> No
     assert "WWW-Authenticate" not in response.headers
     text = Page(response.text).text
     assert "Too many logins from 192.0.2.1 have failed. Try again in 46 s." in text
-    assert "Other addresses can still log in." in text
+    assert "Other addresses can still sign in." in text
 
 
 def test_other_addresses_are_not_locked_out(client: FlaskClient) -> None:

@@ -16,7 +16,7 @@ from jinja2.runtime import Context
 
 from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.web import cooperative
+from greenstalk_server.web import cooperative, text
 from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
 
 from .conftest import Queue
@@ -353,3 +353,11 @@ def test_rendered_page_is_freed_without_the_garbage_collector(queue: Queue, clie
 
 def contexts() -> int:
     return sum(type(one) is Context for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 20, "a" * 21, "x" * 190 + ".last-part", "<b>" * 9])
+def test_name_that_is_cut_is_complete(name: str) -> None:
+    html = text.middle(name)
+    assert Page(html).text == name
+    assert Page(html).elements[0][1]["title"] == name
+    assert ("long" in html) == (len(name) > text.LONGEST_UNCUT)

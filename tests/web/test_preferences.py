@@ -162,7 +162,7 @@ def test_all_times_follow_the_zone(chromium: Browser, prefixed: Daemon) -> None:
         assert utc.strftime("since=%Y-%m-%dT%H%%3A%M") in page.url, "requests have UTC"
         assert page.get_by_label("From (Australia/Darwin)").input_value() == begin.strftime("%Y-%m-%dT%H:%M")
         assert time.count() == 1
-        page.goto(f"{prefixed.dashboard}tube?tube=default")
+        page.goto(f"{prefixed.dashboard}tube/history?tube=default")
         page.wait_for_function("() => /GMT\\+9:30$/.test(document.getElementById('charts-when').textContent)")
         assert tab.console == []
 

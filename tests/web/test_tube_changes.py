@@ -148,7 +148,10 @@ def test_change_runs_at_most_once(queue: Queue, client: FlaskClient, buried: dic
 def test_bad_form_is_refused(client: FlaskClient, form: dict[str, str], field: str) -> None:
     response = client.post("/tubes/preview", data=form, headers=SAME_ORIGIN)
     assert response.status_code == 400
-    assert field in Page(response.text).text
+    shown = Page(response.text)
+    assert field in shown.text
+    assert shown.attribute("act-pattern", "value") == form["pattern"], "the form has lost its values"
+    assert shown.attribute("act-seconds", "value") == form.get("seconds", "3600")
 
 
 def test_no_tube_matches(client: FlaskClient) -> None:

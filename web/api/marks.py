@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
-from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Instant, RequestModel, ResponseModel, TubeName, instant, nanoseconds
-from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.metrics.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
 from greenstalk_server.web.metrics.marks import Mark as Recorded
 from greenstalk_server.web.metrics.marks import Marks as Recorder
 from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.operations.marks import add_mark, visible_marks
 
 
 class Mark(ResponseModel):
@@ -29,7 +28,13 @@ class Mark(ResponseModel):
         Meta(description="`note` for the marks that people and programs add; the server adds all others."),
     ]
     tube: Annotated[str | None, Meta(description="Null for a mark of the whole server.", examples=["mail"])]
-    who: Annotated[str, Meta(description="The login name, or the kind of token; empty if there is none.")]
+    who: Annotated[
+        str,
+        Meta(
+            description="The login name, or the kind of token; empty if there is none, or if you may not read the audit"
+            " log."
+        ),
+    ]
 
 
 class MarkList(ResponseModel):
@@ -70,16 +75,14 @@ class Marks:
         """List the marks, oldest first; if there are more than `limit`, the latest."""
         since = 0 if query.since is UNSET else nanoseconds(query.since)
         until = self._clock() + MAX_FUTURE if query.until is UNSET else nanoseconds(query.until)
-        found = self._marks.find(None if query.tube is UNSET else query.tube, since, until)
-        sees = visitor().sees
-        seen = [mark for mark in found if not mark.tube or sees(mark.tube.encode())]
+        seen = visible_marks(self._marks, None if query.tube is UNSET else query.tube, since, until)
         return MarkList(marks=[_model(mark) for mark in seen[-query.limit :]])
 
     @endpoint(
         "POST",
         "/marks",
         status=201,
-        errors={403: "The visitor may not act on the tube."},
+        errors={403: "You may not act on the tube, or not on the whole server."},
     )
     def add_mark(self, body: NewMark) -> Mark:
         """Add a mark, such as a deploy.
@@ -93,12 +96,7 @@ class Marks:
         text = " ".join(body.text.split())
         if not text:
             refuse("text", "must have a character that is not a space")
-        tube = "" if body.tube is UNSET else body.tube
-        if tube and not visitor().operates(tube.encode()):
-            raise Forbidden(f"You may not add marks to the tube “{tube}”.")
-        mark = self._marks.add(text, tube=tube, at=at, who=visitor().name)
-        self._audit.note("mark/add", tube=tube, text=text)
-        return _model(mark)
+        return _model(add_mark(self._marks, self._audit, text, "" if body.tube is UNSET else body.tube, at))
 
 
 def _model(mark: Recorded) -> Mark:

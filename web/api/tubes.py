@@ -8,7 +8,6 @@ from math import inf
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
-from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
@@ -386,7 +385,7 @@ class Tubes:
         """
         name = query.tube.encode()
         if not visitor().sees(name):
-            raise NotFound(f"The tube “{query.tube}” does not exist.")
+            tube_of(self._broker, query.tube)
         found = series_model(self._history, name, query)
         if not found.series and not self._history.has(name):
             tube_of(self._broker, query.tube)

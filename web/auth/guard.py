@@ -98,9 +98,11 @@ OPEN_TO_OPERATORS: Final = frozenset(
         *("api_pause_tube", "api_resume_tube", "api_kick_tube", "api_clear_tube", "api_flush_tube"),
         *("api_put_jobs", "api_change_job", "api_delete_job", "api_kick_job", "api_bury_job", "api_release_job"),
         *("api_redrive_job", "api_move_job", "api_copy_job", "api_save_sample", "api_delete_sample"),
+        *("mark_add", "api_add_mark"),
         *("alerts_silence", "alerts_silence_end", "api_silence_conditions", "api_end_silence"),
         *("tubes_preview", "tubes_run", "api_pause_tubes", "api_resume_tubes", "api_kick_tubes"),
         *("api_change_jobs", "api_redrive_jobs", "api_cancel_task", "api_run_task"),
+        *("mark_add", "api_add_mark"),
         *("api_reserve_jobs", "api_show_lease", "api_touch_lease", "api_delete_leased", "api_delete_batch_leased"),
         *("api_release_leased", "api_bury_leased"),
     }
@@ -459,10 +461,10 @@ class Guard:
         if who.operates_any:
             raise Forbidden("Only admins may do this. You may act on jobs, and pause tubes.")
         if is_api_request() and _bearer() is not None:
-            raise Forbidden("This is a viewer's token. It can read everything and change nothing.")
+            raise Forbidden("This is a viewer's token. It can read, and change nothing.")
         if not self._has_admin_password:
             raise Forbidden("No admin password is set on this dashboard, so nobody can change anything.")
-        raise Forbidden("You are logged in as a viewer. A viewer can look at everything and change nothing.")
+        raise Forbidden("You are signed in as a viewer. A viewer can look, and change nothing.")
 
     @property
     def _has_admin_password(self) -> bool:

@@ -68,6 +68,7 @@ class Marks(BrokerListener):
         self._archive: Archive = archive
         self._clock: Clock = clock
         self._marks: list[Mark] = []
+        self._counts: list[int] = [0, 0]  # of the server's marks, and of those of people
 
     def restore(self) -> None:
         """Add the marks that the archive has. Switches."""
@@ -104,9 +105,11 @@ class Marks(BrokerListener):
     def _insert(self, mark: Mark) -> None:
         insort(self._marks, mark, key=_time)
         is_note = mark.kind == NOTE
-        alike = [other for other in self._marks if (other.kind == NOTE) == is_note]
-        if len(alike) > MAX_MARKS:
-            self._marks.remove(alike[0])
+        self._counts[is_note] += 1
+        if self._counts[is_note] > MAX_MARKS:
+            oldest = next(at for at, other in enumerate(self._marks) if (other.kind == NOTE) == is_note)
+            del self._marks[oldest]
+            self._counts[is_note] -= 1
 
     def _encoded(self) -> bytes:
         """Return the document. May be called by another thread."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import gevent
-from flask import Flask, redirect, render_template, request, url_for
+from flask import Flask, make_response, redirect, render_template, request, url_for
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
@@ -363,9 +363,11 @@ class Bulk:
     def page(self) -> str | Response:
         """`/bulk?task=`: the counts of a dry run, and the form that starts the run."""
         task = self._tasks.find(request.args)
+        return redirect(url_for("task", id=task.id), 303) if task.is_running else self._confirmation(task)
+
+    def _confirmation(self, task: Task, refusal: str = "") -> str:
+        """Return the page of the dry run *task*; *refusal* is the reason if its form was refused."""
         plan = plan_of(task)
-        if task.is_running:
-            return redirect(url_for("task", id=task.id), 303)
         return render_template(
             "bulk.html",
             task=task,
@@ -373,15 +375,22 @@ class Bulk:
             back=self._back(plan),
             columns=visible_columns(),
             rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
+            refusal=refusal,
+            typed=request.form.get("confirm", ""),
+            is_forced=request.form.get("force") == "1",
         )
 
     def run(self) -> Response:
-        """Carry out a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch."""
+        """Carry out a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch.
+
+        If the confirmation is wrong, the form comes back as it was sent.
+        """
         dry_run = self._tasks.find(request.form)
         plan, is_forced = self.runnable_plan(dry_run), request.form.get("force") == "1"
         if plan.run is None:
             self.refuse_unfinished(dry_run)
-            _refuse_unconfirmed(plan, is_forced)
+            if refusal := _refusal(plan, is_forced):
+                return make_response(self._confirmation(dry_run, refusal), 400)
         return redirect(url_for("task", id=self.start_run(plan, is_forced).id), 303)
 
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
@@ -537,13 +546,12 @@ class Bulk:
             raise TaskFailed(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
 
 
-def _refuse_unconfirmed(plan: Plan, is_forced: bool) -> None:
-    """Raise BadRequest if *plan* needs a confirmation that the form does not have."""
+def _refusal(plan: Plan, is_forced: bool) -> str:
+    """Return why the confirmation of *plan* in the form is not valid; empty if it is, or if *plan* needs none."""
     typed = request.form.get("confirm", "").strip()
-    if (plan.is_destructive or is_forced) and typed != plan.confirm:
-        raise BadRequest(
-            f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed. Go back and type it."
-        )
+    if not (plan.is_destructive or is_forced) or typed == plan.confirm:
+        return ""
+    return f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed."
 
 
 def _stay(count: int) -> str:

@@ -8,10 +8,11 @@ again afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
-from flask import Flask, make_response, redirect, request, url_for
+from flask import Flask, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound
 from werkzeug.wrappers import Response
 
@@ -28,6 +29,9 @@ from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations, Put
 from greenstalk_server.web.pages.details import reservation
 from greenstalk_server.web.pages.edit import Changes, edit_page, read_changes, submitted_form, version
+
+DAY: Final = 86400
+"""Seconds."""
 
 ACTIONS: Final = (
     "tube/pause",
@@ -48,15 +52,48 @@ ACTIONS: Final = (
 """The path of each action. With `_` instead of `/`, it also names the endpoint and the method of Actions."""
 
 
-class Unconfirmed(BadRequest):
-    """A refused request to delete the jobs of *tube* in *state*: *typed* is not the name of the tube."""
+MAX_UNCONFIRMED: Final = 100
+"""Jobs that a kick may move without a confirmation: more are a load that an operator should have seen as a number."""
 
-    def __init__(self, tube: Tube, state: int, typed: str) -> None:
-        name = tube.name.decode()
-        super().__init__(f"“confirm” must be the tube's name, “{name}”, to delete its jobs. Nothing was deleted.")
-        self.tube: Tube = tube
-        self.state: int = state
-        self.typed: str = typed
+TOMORROW: Final = "tomorrow"
+
+MAX_UTC_OFFSET: Final = 14 * 60
+"""Minutes that the clocks of a zone may be ahead of UTC, and the most that they are behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausePreset:
+    """A length of a pause that one button selects: *key* is the number of seconds, or TOMORROW."""
+
+    key: str
+    label: str
+    help: str = ""
+
+
+PAUSE_PRESETS: Final = (
+    PausePreset("300", "5 min"),
+    PausePreset("3600", "1 h"),
+    PausePreset("28800", "8 h"),
+    PausePreset(TOMORROW, "Until tomorrow", "Until the next midnight in the zone that the footer names"),
+)
+
+
+def pause_seconds(form: fields.Fields, now: int) -> int:
+    """Return the length of the pause that the fields `preset`, `utc-offset` and `seconds` ask for at the time *now*."""
+    preset = form.get("preset", "")
+    if not preset:
+        return fields.number(form, "seconds", 1, MAX_NUMBER)
+    if preset not in [one.key for one in PAUSE_PRESETS]:
+        raise BadRequest(
+            f"“preset” must be one of {', '.join([one.key for one in PAUSE_PRESETS])}, not “{preset[:40]}”."
+        )
+    if preset != TOMORROW:
+        return int(preset)
+    given = form.get("utc-offset", "0")
+    behind = given.startswith("-")
+    offset = fields.number({"utc-offset": given.removeprefix("-")}, "utc-offset", 0, MAX_UTC_OFFSET)
+    local = now // SECOND + (-offset if behind else offset) * 60
+    return DAY - local % DAY
 
 
 class Actions:
@@ -80,13 +117,14 @@ class Actions:
     # Tubes
 
     def tube_pause(self) -> Response:
-        """`tube`, `seconds`, `reason`: pause reserves from the tube for `seconds`.
+        """`tube`, `seconds` or `preset`, `reason`: pause reserves from the tube for that time. May switch.
 
-        May switch.
+        `preset` is the key of one of PAUSE_PRESETS. For TOMORROW, `utc-offset` gives the visitor's zone.
         """
         tube = self._tube()
-        seconds = fields.number(request.form, "seconds", 1, MAX_NUMBER)
-        self._operations.pause(tube, seconds, fields.line(request.form, "reason", MAX_REASON_LENGTH))
+        reason = fields.line(request.form, "reason", MAX_REASON_LENGTH)
+        seconds = pause_seconds(request.form, self._clock())
+        self._operations.pause(tube, seconds, reason)
         return self._to_tube(tube.name, "", "paused", seconds)
 
     def tube_resume(self) -> Response:
@@ -96,14 +134,32 @@ class Actions:
         return self._to_tube(tube.name, "", "resumed", 0)
 
     def tube_kick(self) -> Response:
-        """`tube`, `state`, and `count` or `all`: kick that many buried or delayed jobs of the tube. May switch."""
+        """`tube`, `state`, and `count` or `all`: kick that many buried or delayed jobs of the tube. May switch.
+
+        For more than MAX_UNCONFIRMED jobs, `confirm` must be 1. Without it, the response is a page that asks for it.
+        """
         tube = self._tube()
         state = fields.state(request.form, (BURIED, DELAYED))
-        bound = count_jobs(tube, state)
+        present = bound = count_jobs(tube, state)
         if not request.form.get("all"):
             bound = min(bound, fields.number(request.form, "count", 1, MAX_NUMBER))
+        if bound > MAX_UNCONFIRMED and request.form.get("confirm") != "1":
+            return self._confirm_kick(tube, state, bound, present)
         kicked = self._operations.kick(tube, state, bound)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("kicked", kicked, tube, state, bound))
+
+    def _confirm_kick(self, tube: Tube, state: int, bound: int, present: int) -> Response:
+        page = render_template(
+            "kick.html",
+            tube=tube.name.decode(),
+            state=STATE_NAMES[state],
+            bound=bound,
+            jobs=text.counted(bound, "job"),
+            present=text.number(present),
+            is_idle=not tube.watching,
+            is_paused=tube.paused_until > self._clock(),
+        )
+        return make_response(page)
 
     def tube_clear(self) -> Response:
         """`tube`, `state`, `confirm`: delete the current ready, delayed or buried jobs of the tube. May switch."""
@@ -111,7 +167,8 @@ class Actions:
         state = fields.state(request.form, (READY, DELAYED, BURIED))
         typed = request.form.get("confirm", "").strip()
         if typed != tube.name.decode():
-            raise Unconfirmed(tube, state, typed)
+            name = tube.name.decode()
+            raise BadRequest(f"“confirm” must be the tube's name, “{name}”, to delete its jobs. Nothing was deleted.")
         bound = count_jobs(tube, state)
         cleared = self._operations.clear(tube, state)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))

@@ -109,12 +109,14 @@ class CommandPages:
             call = make(form)
         except HTTPException as error:
             return Commands(problem=error.description or "The form is not complete.")
+        if self._options.oidc is not None and not (self._has_tokens or self._has_passwords):
+            return Commands(problem="The API needs a token (GREENSTALK_API_TOKEN), and this server has none.")
         curl = self._curl(call)
         if len(curl) > MAX_COMMAND:
             return Commands(problem="The values are too long for a command line.")
         if call.ctl is None:
             return Commands(curl, problem="greenstalkctl has no command for this.")
-        if not self._has_tokens and self._options.password:
+        if self._has_passwords and not self._has_tokens:
             return Commands(curl, problem="greenstalkctl needs an API token, and this server has none.")
         if any("\0" in word for word in call.ctl):
             return Commands(curl, problem="A body with a null character cannot be an argument of greenstalkctl.")
@@ -122,7 +124,13 @@ class CommandPages:
 
     @property
     def _has_tokens(self) -> bool:
-        return bool(self._options.api_token or self._options.api_viewer_token)
+        options = self._options
+        return bool(options.api_token or options.api_operator_token or options.api_viewer_token)
+
+    @property
+    def _has_passwords(self) -> bool:
+        options = self._options
+        return bool(options.password or options.operator_password or options.viewer_password or options.users)
 
     def _curl(self, call: Call) -> str:
         words = ["curl"]
@@ -130,8 +138,9 @@ class CommandPages:
             words += ["-X", call.method]
         if self._has_tokens:
             words += ["-H", '"Authorization: Bearer $GREENSTALK_API_TOKEN"']
-        elif self._options.password:
-            words += ["-u", quoted(self._options.user or "admin") + ':"$GREENSTALK_WEB_PASSWORD"']
+        elif self._has_passwords:
+            name = visitor().name or self._options.user or "admin"
+            words += ["-u", quoted(name) + ':"$GREENSTALK_WEB_PASSWORD"']
         if call.body is not None or call.method == "POST":
             words += ["--json", quoted(json.dumps(call.body or {}))]
         query = f"?{urlencode(call.query, quote_via=quote)}" if call.query else ""

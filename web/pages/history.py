@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from flask import Flask, make_response, redirect, request, url_for
-from werkzeug.exceptions import BadRequest, Forbidden, NotFound
+from werkzeug.exceptions import BadRequest, Forbidden
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
@@ -20,6 +20,7 @@ from greenstalk_server.web.metrics.history import Columns, History
 from greenstalk_server.web.metrics.marks import MAX_TEXT, Mark, Marks
 from greenstalk_server.web.metrics.rings import HOUR, SPANS, Span
 from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.operations.marks import add_mark, may_mark, visible_marks
 from greenstalk_server.web.pages.actions import find_tube
 from greenstalk_server.web.pages.charts import (
     COMPARED,
@@ -78,6 +79,8 @@ class HistoryPages:
 
     def server_json(self) -> Response:
         """Serve `/server/history.json?span=&compare=`: the series of the whole server. Switches."""
+        if not visitor().sees_all:
+            raise Forbidden("You may not see all tubes, so you cannot see the history of the whole server.")
         require_full_view("The history of the server")
         return self._json(self._history.columns(None, _span(strict=True)), None)
 
@@ -88,19 +91,16 @@ class HistoryPages:
     def add_mark(self) -> Response:
         """`text`, `tube`: add a mark, of the whole server if `tube` is empty."""
         tube = fields.tube_name(request.form).decode() if request.form.get("tube") else ""
-        if tube and not visitor().operates(tube.encode()):
-            raise Forbidden(f"You may not add marks to the tube “{tube}”.")
         mark = fields.line(request.form, "text", MAX_TEXT)
         if not mark:
             raise BadRequest("“text” is empty. Write what happened, such as “deployed 4.2”.")
-        self._marks.add(mark, tube=tube, who=visitor().name)
-        self._audit.note("mark/add", tube=tube, text=mark)
+        add_mark(self._marks, self._audit, mark, tube)
         return redirect(fields.own_path(request.form, "back", url_for("overview")), 303)
 
     def _tube_columns(self, name: bytes, span: Span) -> Columns:
         """Return the series of a tube; raise NotFound if it does not exist and has no history in *span*. Switches."""
         if not visitor().sees(name):
-            raise NotFound(f"Tube “{name.decode()}” does not exist, or you may not see it.")
+            find_tube(self._broker, request.args)
         columns = self._history.columns(name, span)
         if not self._history.has(name) and all(map(isnan, columns.series["ready"])):
             find_tube(self._broker, request.args)
@@ -114,7 +114,7 @@ class HistoryPages:
     def _shown_marks(self, columns: Columns, span: Span, name: bytes | None) -> list[Mark]:
         tube = name.decode() if name is not None else ""
         since, until = (columns.end - span.seconds) * SECOND, (columns.end + span.step) * SECOND
-        return self._marks.find(tube, since, until)[-MAX_SHOWN_MARKS:]
+        return visible_marks(self._marks, tube, since, until)[-MAX_SHOWN_MARKS:]
 
     def _json(self, columns: Columns, name: bytes | None) -> Response:
         before = self._before(name)
@@ -167,7 +167,7 @@ class HistoryPages:
                 for mark in self._shown_marks(columns, span, name)
             ],
             tube=tube,
-            may_mark=visitor().operates(name) if name is not None else visitor().is_admin,
+            may_mark=may_mark(tube),
         )
 
 

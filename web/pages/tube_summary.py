@@ -262,8 +262,9 @@ def _chart(view: TubeView) -> Chart:
 
 
 def _drawing(view: TubeView, title: str, unit: str, series: tuple[tuple[str, str], ...]) -> Drawing:
-    values = {key: view.history.last_hour(view.tube.name, key) for key, _ in series}
+    """Draw *series* by the minute, and at the right end their values in the last ten seconds."""
     latest = {key: view.history.spark(view.tube.name, key, 1) for key, _ in series}
+    values = {key: [*view.history.last_hour(view.tube.name, key), *latest[key]] for key, _ in series}
     top = max((value for line in values.values() for value in line if not isnan(value)), default=0.0)
     lines = [
         (

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from flask import Flask, Response, current_app, make_response, redirect, render_template, request, url_for
-from werkzeug.exceptions import BadRequest
+from werkzeug.exceptions import BadRequest, Conflict, HTTPException
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
@@ -29,10 +29,11 @@ from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Task, live_state, progress_texts
-from greenstalk_server.web.pages.actions import Unconfirmed, find_job, find_tube
+from greenstalk_server.web.pages.actions import PAUSE_PRESETS, find_job, find_tube
 from greenstalk_server.web.pages.attention import Panel, attention_panel
 from greenstalk_server.web.pages.details import job_details, tube_details
 from greenstalk_server.web.pages.edit import edit_page, initial_form
+from greenstalk_server.web.pages.errors import error_page
 from greenstalk_server.web.pages.export import body_file
 from greenstalk_server.web.pages.onboarding import Example
 from greenstalk_server.web.pages.overview import (
@@ -51,6 +52,7 @@ from greenstalk_server.web.pages.overview import (
     OverviewBuilder,
     TubeView,
 )
+from greenstalk_server.web.pages.refusals import FIELDS, NOTHING_SENT, Sent, sent_form
 from greenstalk_server.web.pages.samples import MAX_NAME_LENGTH, samples_for
 from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.pages.tube_policy import tube_policy
@@ -110,17 +112,22 @@ class Views:
         app.add_url_rule("/job/holder", "job_holder", self.job_holder)
         app.add_url_rule("/healthz", "healthz", self.healthz)
         app.add_url_rule("/readyz", "readyz", self.readyz)
-        app.register_error_handler(Unconfirmed, self.unconfirmed)
+        for kind in (BadRequest, Conflict):
+            app.register_error_handler(kind, self.refused)
         live.register("overview", self.overview_state)
         live.register("tube", self.tube_state)
         live.register("job", self.job_state)
 
     def overview(self) -> str:
         """Serve `/?q=&sort=&desc=&from=`: a page of the tubes, and the server. May switch."""
-        shown = self._overview(request.args, self._clock())
+        return self._overview_page(request.args, NOTHING_SENT)
+
+    def _overview_page(self, args: Fields, sent: Sent) -> str:
+        shown = self._overview(args, self._clock())
         return render_cooperatively(
             "overview.html",
             overview=shown,
+            sent=sent,
             attention=self._attention_panel(),
             reasons=self._reasons(row[0] for row in shown.tubes),
             columns=COLUMNS,
@@ -147,11 +154,26 @@ class Views:
         """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
         return render_cooperatively("tube.html", **self._tube_values(request.args, self._clock()))
 
-    def unconfirmed(self, error: Unconfirmed) -> Response:
-        """Return the page of the tube with the refused confirmation as it was typed. May switch."""
-        args = {"tube": error.tube.name.decode(), "state": STATE_NAMES[error.state]}
-        values = self._tube_values(args, self._clock()) | {"refused": error.description, "typed": error.typed}
-        return make_response(render_cooperatively("tube.html", **values), error.code)
+    def refused(self, error: HTTPException) -> Response:
+        """Return the page of a refused form, with its values and the error, or else an error page. May switch."""
+        if request.endpoint not in FIELDS:
+            return error_page(error)
+        sent = sent_form(error)
+        try:
+            if sent.endpoint == "tubes_preview":
+                page = self._overview_page({}, sent)
+            else:
+                page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
+        except HTTPException:  # the job or the tube is gone, or the form names none
+            return error_page(error)
+        return make_response(page, error.code)
+
+    def _tube_page(self, sent: Sent) -> str:
+        given = {name: sent.values[name] for name in ("tube", "state", "q") if sent.values.get(name)}
+        if given.get("state") not in [STATE_NAMES[state] for state in fields.STATES]:
+            given.pop("state", None)
+        values = self._tube_values(given, self._clock()) | {"sent": sent}
+        return render_cooperatively("tube.html", **values)
 
     def tube_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/tube`. May switch."""
@@ -176,6 +198,9 @@ class Views:
 
     def job(self) -> str:
         """Serve `/job?id=`: a job and its body. May switch."""
+        return self._job_page(NOTHING_SENT)
+
+    def _job_page(self, sent: Sent) -> str:
         job, body, is_lost = self._job(), b"", False
         if visitor().sees_bodies:
             try:
@@ -189,6 +214,7 @@ class Views:
             is_lost=is_lost,
             is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
+            sent=sent,
         )
 
     def job_state(self, args: Fields, now: int) -> State:
@@ -234,7 +260,7 @@ class Views:
         return _plain("ready", 200) if trouble is None else _plain(f"journal: {trouble}", 503)
 
     def _job(self) -> Job:
-        return find_job(self._broker, request.args)
+        return find_job(self._broker, request.args if request.method == "GET" else request.form)
 
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
         """Return the pause reasons of the tubes *names*, by tube name, without tubes that have no reason."""
@@ -269,13 +295,12 @@ class Views:
             ),
             "texts": progress_texts(task, now) if task is not None else {},
             "reason": self._store.reason(tube.name.decode(), tube.paused_until),
+            "pause_presets": PAUSE_PRESETS,
             "samples": samples_for(self._store, args, tube.name.decode()),
             "max_reason_length": MAX_REASON_LENGTH,
             "longest_sample_name": MAX_NAME_LENGTH,
             "max_number": fields.MAX_NUMBER,
             "max_job_size": text.size(self._broker.max_job_size),
-            "refused": "",
-            "typed": "",
         }
 
     def _summary(self, tube: Tube, now: int) -> TubeSummary:

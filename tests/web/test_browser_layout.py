@@ -1,0 +1,170 @@
+"""Every page at three widths, with the longest texts: nothing overflows, no number is cut, no target is too small."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.support.daemon import TIMEOUT, Daemon
+
+from .browser import Browser, Tab
+from .test_layout import BROKEN, CUT, REPOSITORY, WIDTHS
+from .visit import Clients, is_too_wide
+from .wide import LONG, SOLID
+
+MIN_TARGET = 24
+"""Pixels; WCAG 2.2, success criterion 2.5.8. Links within a sentence are exempt there."""
+
+SMALL = """least => [...document.querySelectorAll(
+        'a[href], button, input:not([type=hidden]), select, textarea, summary')]
+    .filter(one => one.offsetParent !== null && !one.closest('.visually-hidden, .skip'))
+    .filter(one => !one.matches('p a, li.effects a, .query-error a, .task-message a, .predicate a, caption a'))
+    .map(one => [one, one.labels?.[0]?.querySelector('span') ? one.labels[0] : one])
+    .map(([one, target]) => [one, target.getBoundingClientRect()])
+    .filter(([one, { width, height }]) => width > 0 && Math.min(width, height) < least - 0.5)
+    .map(([one, { width, height }]) =>
+        `${one.tagName} ${one.className || one.id} in ${one.parentElement.className || one.parentElement.tagName}`
+        + ` “${one.textContent.slice(0, 20)}” ${Math.round(width)}x${Math.round(height)}`)"""
+"""Returns the links, buttons and fields that are smaller than the least size."""
+
+OUTSIDE = """() => [...document.querySelectorAll('main *')]
+    .filter(one => one.offsetParent !== null)
+    .filter(one => !one.closest('.tubes-scroll, .points-scroll, .error-sample, pre, svg, .visually-hidden'))
+    .filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+    .map(one => `${one.tagName} ${one.className}`)"""
+"""Returns the elements that reach out of the window, although an ancestor may clip them."""
+
+NUMBERS = (
+    "main :is(.value, .vital-value, .badge, .worker-rate, .held),"
+    " .jobs :is(th.id, td.pri, td.state, td.reserves, td.timeouts, td.attempts, td.size),"
+    " .tubes-of-server td:not(.attention)"
+)
+"""Selects the elements whose numbers and words must not break across lines."""
+
+TEXTS_CUT = """() => [...document.querySelectorAll(
+        'main :is(.value, .vital-value, .note, dd, td:not(.body), .badge, .worker-rate)')]
+    .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
+    .filter(one => getComputedStyle(one).overflow !== 'visible' && one.querySelector('.cut-name') === null)
+    .map(one => `${one.className} ${one.textContent}`)"""
+
+
+def pages(tab: Tab, wide: str) -> dict[str, str]:
+    """Return the path of every page, by the name of its screenshots."""
+    mail, long = (urlencode({"tube": name}) for name in ("mail", LONG))
+    tab.page.goto(f"{wide}tube?{long}&state=reserved")
+    held = tab.page.locator(".jobs tbody tr").first.get_attribute("data-key")
+    worker = tab.page.locator(".worker").first.inner_text()
+    change = {"action": "move", "tube": LONG, "to": SOLID}
+    task = tab.page.request.post(f"{wide}api/v1/bulk", data=change).json()["id"]
+    return {
+        "overview": "",
+        "overview-filtered": "?q=nowhere",
+        **{f"tube-{state}": f"tube?{mail}&state={state}" for state in ("ready", "reserved", "delayed", "buried")},
+        "tube-long": f"tube?{long}",
+        "tube-solid": f"tube?{urlencode({'tube': SOLID})}&state=reserved",
+        "tube-filter": f"tube?{mail}&q=pri:0",
+        "tube-filter-task": "tube?tube=billing.invoices&q=pri:%3E1999",
+        "tube-filter-error": f"tube?{mail}&q=pri:x",
+        "tube-errors": f"tube/errors?{mail}",
+        "tube-errors-long": f"tube/errors?{long}",
+        "tube-history": f"tube/history?{mail}",
+        "tube-history-long": f"tube/history?{long}&span=week",
+        "alerts": "alerts",
+        "bulk": f"bulk?task={task}",
+        "task": f"task?id={task}",
+        "connections": "connections",
+        "connection": f"connection?number={worker}",
+        "search": "search",
+        "search-matches": f"search?q=tube:{LONG}",
+        "job-held": f"job?id={held}",
+        "job-form": f"job/form?id={held}",
+        "policies": "policies",
+        "policy": f"policy?name={'p' * 100}",
+        "audit": "audit",
+        "tasks": "task",
+        "api": "api",
+        "not-found": "nowhere",
+    }
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[str]:
+    """Serve a dashboard with the longest texts (wide.py); return its URL."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.web.wide"],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -> None:
+    problems: dict[str, list[Any]] = {}
+    with chromium.tab(wide, width, color_scheme=theme) as tab:
+        for name, path in pages(tab, wide).items():
+            tab.page.goto(wide + path)
+            tab.screenshot(f"{name}-{width}-{theme}")
+            tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
+            found = [
+                *(["too wide"] if is_too_wide(tab) else []),
+                *[f"outside: {one}" for one in tab.page.evaluate(OUTSIDE)],
+                *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
+                *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
+                *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
+            ]
+            if found:
+                problems[name] = found
+        assert problems == {}
+        assert [line for line in tab.console if not re.search("status of 40[04]", line)] == []
+        assert tab.elsewhere == []
+
+
+NAMES = """() => [...document.querySelectorAll('main .cut-name.long')].filter(one => one.offsetParent !== null).map(one => {
+    const [start, end] = one.children;
+    return [one.title, one.textContent, start.scrollWidth > start.clientWidth, end.scrollWidth <= end.offsetWidth + 1,
+            end.getBoundingClientRect().right <= one.parentElement.closest('th, td, li, div, h1, nav').getBoundingClientRect().right + 1];
+})"""  # noqa: E501
+"""Returns the title, the text, whether the start is cut, whether the end is whole, and whether it is inside."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("path", ["", "connections", "audit", f"tube?tube={SOLID}", "tube/errors?tube=" + SOLID])
+def test_names_are_cut_in_the_middle(chromium: Browser, wide: str, width: int, path: str) -> None:
+    with chromium.tab(wide, width) as tab:
+        tab.page.goto(wide + path)
+        names = {title: rest for title, *rest in tab.page.evaluate(NAMES)}
+        longest = "p" * 100 if path == "audit" else SOLID
+        for title, (text, is_cut, *is_whole) in names.items():
+            assert text == title
+            assert is_whole == [True, True], title
+            assert is_cut or title not in (LONG, SOLID), title
+        assert any(longest in title for title in names)
+        assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_rows_added_live_look_like_those_of_the_server(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
+    with chromium.tab(daemon.dashboard) as tab:
+        tab.page.goto(daemon.dashboard)
+        tab.page.wait_for_selector("#live[data-state=live]")
+        clients.producer.use(LONG)
+        clients.producer.put(b"x")
+        added = tab.page.locator(f"tr[data-key='{LONG}'] th")
+        added.wait_for()
+        html = added.inner_html()
+        tab.page.reload()
+        assert tab.page.locator(f"tr[data-key='{LONG}'] th").inner_html() == html
+        clients.producer.use(clients.tube)
+        assert (tab.console, tab.elsewhere) == ([], [])
