@@ -28,6 +28,8 @@ from greenstalk_server.core.targets import (
 MAX_RECEIVERS: Final = 16
 MAX_PATTERNS: Final = 100
 MAX_HEADERS: Final = 20
+MAX_SOURCE: Final = 100
+"""Characters of the name of this server."""
 
 JSON: Final = "json"
 SLACK: Final = "slack"
@@ -66,6 +68,7 @@ class Receiver:
     interval        minimum time between two messages; critical conditions are sent earlier.
     with_resolved   whether the end of a condition is sent.
     headers         further headers of its requests.
+    source          name of this server in messages; empty for the host, or the journal that it shares.
     dashboard_url   address of the dashboard for links; empty for messages without links.
     document        the table from which this was read.
     """
@@ -84,6 +87,7 @@ class Receiver:
     interval: int
     with_resolved: bool
     headers: Mapping[str, str]
+    source: str
     dashboard_url: str
     document: Mapping[str, object]
     _tubes: re.Pattern[bytes] | None = field(compare=False, repr=False)
@@ -134,6 +138,12 @@ def _dashboard_url(value: object) -> str:
     return value.rstrip("/")
 
 
+def _source(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_SOURCE:
+        raise ValueError
+    return value
+
+
 def _time(value: object) -> int:
     return read_time(value, 30 * _DAY)
 
@@ -165,6 +175,7 @@ _KEYS: Final[Mapping[str, Key]] = {
         f'a table of at most {MAX_HEADERS} headers, such as {{ "X-Team" = "mail" }}, but none that the server sets',
         is_secret=True,
     ),
+    "source": Key(_source, f"1 to {MAX_SOURCE} printable characters, in quotes"),
     "dashboard_url": Key(_dashboard_url, "the URL of the dashboard, such as https://queue.example.com"),
 }
 
@@ -210,6 +221,7 @@ def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
         interval=values.get("interval", 30 * SECOND),
         with_resolved=values.get("resolved", True),
         headers=values.get("headers", {}),
+        source=values.get("source", ""),
         dashboard_url=values.get("dashboard_url", ""),
         document=table,
         _tubes=any_of(tubes),

@@ -72,6 +72,7 @@ resolve_after = "2m"
 repeat = 0
 interval = "1h30m"
 resolved = false
+source = "queue-eu"
 dashboard_url = "https://queue.example.com/queue/"
 headers = { "X-Team" = "mail" }
 """,
@@ -81,6 +82,7 @@ headers = { "X-Team" = "mail" }
     assert [str(network) for network in found.target.networks] == ["10.0.0.0/8", "::1/128"]
     assert (found.wait, found.resolve_after, found.repeat, found.interval) == (0, 120 * SECOND, 0, 5400 * SECOND)
     assert (found.with_server, found.with_resolved) == (False, False)
+    assert found.source == "queue-eu"
     assert (found.dashboard_url, found.headers) == ("https://queue.example.com/queue", {"X-Team": "mail"})
 
 

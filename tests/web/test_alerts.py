@@ -321,6 +321,12 @@ def test_json_message() -> None:
     }
 
 
+def test_receiver_may_name_the_server() -> None:
+    ((_, document),) = bodies(receiver(source="queue-eu"), condition())
+    assert document["source"] == "queue-eu"
+    assert document["conditions"][0]["id"] == "greenstalk/queue-eu/buried_growth/mail"
+
+
 def test_signature_of_a_json_message() -> None:
     to = receiver(**KEYED)
     book = Book(to)

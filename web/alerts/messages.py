@@ -47,10 +47,10 @@ def messages(
 ) -> Iterator[Message]:
     """Yield the requests that tell *receiver* of *batch*, in the order in which to send them.
 
-    source      name of this server, or of its journal if several servers share it.
+    source      name of this server, or of the journal that it shares; the receiver may have another one.
     path_of     returns the path of a page below the dashboard's address.
     """
-    make = _Maker(receiver, source, path_of, now)
+    make = _Maker(receiver, receiver.source or source, path_of, now)
     if receiver.template == PAGERDUTY:
         for item in batch.items:
             yield Message((item,), _as_body(receiver, lambda secret, item=item: make.event(item, secret)))  # type: ignore[misc]
