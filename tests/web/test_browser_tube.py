@@ -7,6 +7,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
+from greenstalk_server.web.attention.measures import NO_CONSUMERS
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
@@ -97,3 +98,33 @@ def test_summary_is_accessible_and_fits(chromium: Browser, daemon: Daemon, clien
             assert not is_too_wide(tab)
             assert (tab.console, tab.elsewhere) == ([], [])
     clients.worker.delete(held)
+
+
+def test_badge_has_the_same_name_as_in_the_overview(tab: Tab, clients: Clients) -> None:
+    clients.put(b"x")
+    clients.worker.watch("default")
+    clients.worker.ignore(clients.tube)
+    tab.page.goto(clients.url)
+    assert tab.page.inner_text(".badges") == NO_CONSUMERS.label == "no consumers"
+
+
+def test_audit_log_is_filtered_by_what_was_deleted(tab: Tab, clients: Clients) -> None:
+    clients.put(*[b"x"] * 3)
+    tab.page.goto(clients.url)
+    tab.page.locator("tbody td.tick input").first.check()
+    if not tab.page.locator("#bulk-panel").evaluate("panel => panel.open"):
+        tab.page.get_by_text("Change many jobs").click()
+    tab.page.get_by_label("Action", exact=True).select_option("Delete")
+    press(tab, "Preview")
+    tab.page.get_by_label("to confirm").fill(clients.tube)
+    press(tab, "Delete 1 job")
+    expect(tab.page.locator("[data-task-state]")).to_have_text("done")
+    tab.page.goto(clients.url.partition("tube?")[0] + "audit")
+    tab.page.get_by_label("Action, such as delete").fill("delete")
+    tab.page.get_by_label("Tube", exact=True).fill(clients.tube)
+    press(tab, "Filter")
+    row = tab.page.locator(".audit tbody tr")
+    expect(row).to_have_count(1)
+    assert "bulk/end" in row.inner_text() and "action delete" in row.inner_text()
+    follow(tab, row.get_by_role("link", name="task"))
+    assert "1 deleted" in tab.page.inner_text("main")
