@@ -356,7 +356,7 @@ def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: i
 
 
 def check(tab: Tab, name: str) -> None:
-    tab.page.evaluate("document.querySelectorAll('#bulk-panel, #how').forEach((one) => { one.open = true; })")
+    tab.page.evaluate("document.querySelectorAll('#bulk-panel, .query-help').forEach((one) => { one.open = true; })")
     tab.screenshot(name)
     assert not is_too_wide(tab), name
     assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], name

@@ -157,6 +157,21 @@ def test_durations_of_cards_stay_on_one_line(chromium: Browser, aged: str) -> No
             assert not is_too_wide(tab)
 
 
+def test_link_to_the_search_syntax_opens_it(chromium: Browser, aged: str) -> None:
+    with chromium.tab(aged, 1024) as tab:
+        saved = {"name": "first", "q": "pri:0"}
+        assert tab.page.request.post(f"{aged}api/v1/saved-searches", data=saved).status == 201
+        tab.page.goto(f"{aged}search")
+        assert tab.page.locator(".query-help[open]").count() == 0
+        tab.page.get_by_role("link", name="first").wait_for()
+        tab.page.goto("about:blank")  # a change of the fragment alone would load nothing
+        tab.page.goto(f"{aged}search#how")
+        tab.page.wait_for_selector(".query-help[open]")
+        codes = tab.page.locator(".query-words th code").filter(visible=True)
+        assert codes.count() > 10
+        assert set(codes.evaluate_all(f"codes => codes.map({LINES})")) == {1}
+
+
 FIELD_HEIGHTS = """() => [...document.querySelectorAll('main :is(input:not([type=checkbox], [type=radio]), select)')]
     .filter(one => one.offsetParent !== null).map(one => Math.round(one.getBoundingClientRect().height))"""
 

@@ -50,6 +50,12 @@ def test_search_is_saved_run_and_deleted(client: FlaskClient) -> None:
     assert client.post("/search/delete", data={"name": "stuck jobs"}, headers=SAME_ORIGIN).status_code == 404
 
 
+def test_saved_searches_are_not_below_the_open_search_syntax(client: FlaskClient) -> None:
+    assert '<details class="query-help" open>' in client.get("/search").text
+    save(client)
+    assert '<details class="query-help">' in client.get("/search").text
+
+
 def test_filter_of_a_tube_is_saved_with_the_tube_and_the_state(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     assert "Save this search" in client.get("/tube?tube=mail&q=age:>0").text

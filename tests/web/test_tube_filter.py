@@ -86,6 +86,14 @@ def test_short_list_needs_no_task(queue: Queue, app: Flask, client: FlaskClient)
     assert tasks(app) == []
 
 
+def test_invalid_filter_can_be_cleared_and_not_exported(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail")
+    shown = client.get("/tube?tube=mail&q=pri:x").text
+    assert "must be a comparison" in shown
+    assert '<a class="button" href="/tube?tube=mail&amp;state=ready">Clear</a>' in shown
+    assert "/export?" not in shown and "/export?" in client.get("/tube?tube=mail&q=pri:0").text
+
+
 def test_matches_are_paged(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=2 * PAGE_SIZE + 30 + MAX_LISTED)[: 2 * PAGE_SIZE + 30]
     html = client.get(f"/tube?tube=mail&q=id:<={found[-1]}").text

@@ -85,7 +85,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "kick": Action(
         "Kick",
         "kicked",
-        "becomes ready: a worker can reserve it at once",
+        "becomes ready, and a worker can reserve it at once",
         "",
         lambda job, _: job.state != READY,
         "is taken from the client that holds it, and becomes ready",
