@@ -120,7 +120,7 @@ def find_role_mistakes(document: object) -> list[tuple[str, str]]:
 
 
 def read_roles(document: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Role]:
-    """Return the roles of *document*, in which `find_role_mistakes` finds none, and the built-in ones."""
+    """Return the roles of *document*, which must have no mistakes, and the built-in roles."""
     roles = dict(BUILT_IN_ROLES)
     for name, table in document.items():
         built_in = BUILT_IN_ROLES.get(name, Role(name, Rights())).rights
@@ -145,7 +145,7 @@ def find_user_mistakes(document: object) -> list[tuple[str, str]]:
 
 
 def read_users(document: Mapping[str, Mapping[str, str]]) -> tuple[User, ...]:
-    """Return the users of *document*, in which `find_user_mistakes` finds none."""
+    """Return the users of *document*, which must have no mistakes."""
     return tuple([User(name, table["password_hash"], table["role"]) for name, table in document.items()])
 
 

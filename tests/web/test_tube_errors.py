@@ -233,7 +233,7 @@ def test_other_errors_are_counted_on_the_page(queue: Queue, client: FlaskClient)
 # Requests that share a grouping
 
 
-def test_finished_grouping_is_shown_again_for_ten_times_as_long_as_it_took(queue: Queue, client: FlaskClient) -> None:
+def test_finished_grouping_is_reused_for_ten_times_its_duration(queue: Queue, client: FlaskClient) -> None:
     put(queue, failing("late"))
     ticks = iter(range(10**6))
     started = queue.now

@@ -136,7 +136,7 @@ class Actions:
     def tube_kick(self) -> Response:
         """`tube`, `state`, and `count` or `all`: kick that many buried or delayed jobs of the tube. May switch.
 
-        For more than MAX_UNCONFIRMED jobs, `confirm` must be 1. Without it, the response is a page that asks for it.
+        For more than MAX_UNCONFIRMED jobs, `confirm` must be 1. Without it, the response is a confirmation page.
         """
         tube = self._tube()
         state = fields.state(request.form, (BURIED, DELAYED))

@@ -171,7 +171,7 @@ class Searches:
 
 
 def _form(q: str, error: str) -> str:
-    """Return the page without a search; *error* is about the query *q*."""
+    """Return the page without a search; *error* explains why the query *q* is invalid."""
     return render_template(
         "search.html",
         q=q,
