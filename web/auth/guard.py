@@ -78,7 +78,7 @@ WITHOUT_PASSWORD: Final = frozenset(
 )
 """Endpoints that show nothing about jobs: sign-in and sign-out, files that the login page needs, and health checks."""
 
-WITHOUT_USE: Final = frozenset({"live", "events", "api_watch"})
+WITHOUT_USE: Final = frozenset({"live", "events", "api_watch", "tube_history_json", "server_history_json"})
 """Endpoints that pages request by themselves. They do not prove that somebody uses the session."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
