@@ -1,7 +1,7 @@
 """A queue with problems: 45 tubes, 30 connections, and some 220,000 jobs.
 
 billing.invoices    ready jobs grow old: its one worker holds a job
-imports             failed jobs with three kinds of errors, the commonest one a KeyError
+imports             failed jobs with three kinds of errors, the most common one a KeyError
 exports.csv         ready jobs, and no consumers
 search.index        100,000 ready jobs
 quiet.01 and so on  tubes without problems

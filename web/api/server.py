@@ -121,7 +121,7 @@ class AuditEntry(ResponseModel):
 
     number: Annotated[Count, Meta(description="Increases by one per entry, across restarts.")]
     at: Instant
-    who: Annotated[str, Meta(description="The login name, or the kind of token.")]
+    who: Annotated[str, Meta(description="The user name, or the kind of token.")]
     address: Annotated[str, Meta(description="The address of the client.")]
     what: Annotated[str, Meta(description="The operation.", examples=["tube/pause"])]
     details: dict[str, str | int]

@@ -1,6 +1,6 @@
-"""The history that the logs of the previous run hold: what was current then is current again, or becomes blocks.
+"""The history in the logs of the previous run: its current blocks are continued, or closed if they have ended.
 
-Invariant: the result has only points whose frames were intact. A frame that is not after the one before it is ignored.
+Invariant: the result has only points of intact frames. A frame whose number is not above the previous one is ignored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Hour:
 
 
 class Restored:
-    """What was restored.
+    """The restored points.
 
     minutes, hours  the chunks of the current hour and of the current day.
     hour            events and times of the current hour, by name.
@@ -61,7 +61,7 @@ class Restored:
     """
 
     def __init__(self, archive: Archive, second: int) -> None:
-        """Restore from *archive*, at *second*."""
+        """The history of *archive*, at the time *second*."""
         self.minutes: Growing = {}
         self.hours: Growing = {}
         self.hour: dict[bytes, Interval] = {}

@@ -26,7 +26,7 @@ KEPT: Final = 5
 """Copies kept. The oldest is 60 to 75 seconds old."""
 
 MIN_TIME: Final = 10 * SECOND
-"""Nanoseconds to which a throughput refers at least, so that the first job of a worker is no peak."""
+"""Minimum nanoseconds over which a throughput is averaged, so that the first job of a new worker causes no peak."""
 
 BATCH_SIZE: Final = 256
 """Clients between two checks of the time slice."""

@@ -245,11 +245,11 @@ class Metrics:
             labels=labels,
         )
         failed = CounterMetricFamily(
-            f"{PREFIX}alert_messages_failed_total", "Attempts to send such a message that failed.", labels=labels
+            f"{PREFIX}alert_messages_failed_total", "Failed attempts to send a message about conditions.", labels=labels
         )
         waiting = GaugeMetricFamily(
             f"{PREFIX}alert_conditions_waiting",
-            "Conditions that a receiver should have been sent by now.",
+            "Conditions that are due and that a receiver has not accepted.",
             labels=labels,
         )
         for name in list(alerts.posts):
