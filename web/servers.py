@@ -23,7 +23,7 @@ from greenstalk_server.core.targets import ENVIRONMENT, shown_url
 from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.history.history import History
 from greenstalk_server.web.outbound import Request, RequestFailed, Response, send
 
 REFRESH_INTERVAL: Final = 5 * SECOND

@@ -49,7 +49,9 @@ class Scenario:
     worker      the local port of that worker, by which the dashboard names it.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, backlog: int = BACKLOG) -> None:
+        """*backlog* is the number of ready jobs of `search.index`, at least 1000."""
+        self._backlog: int = backlog
         self._daemon: Daemon = daemon
         self._clients: list[greenstalk.Client] = []
         self.held: int = 0
@@ -91,7 +93,7 @@ class Scenario:
         importer = self.connect(use="imports", watch="imports")
         for _ in failed:
             importer.bury(importer.reserve(timeout=0))
-        self._put("search.index", [b"{}"] * BACKLOG)
+        self._put("search.index", [b"{}"] * self._backlog)
         self._put("exports.csv", [b'{"format": "csv"}'] * 200)
         orders = [
             json.dumps({"customer": {"id": CUSTOMER + number // CUSTOMER_JOBS}}).encode() for number in range(700)

@@ -669,6 +669,10 @@ def damaged() -> list[bytes]:
         "threshold": 1.0, "link": ["overview", {}], "is_present": True, "ended_at": 0, "sent_at": 1,
         "sent_severity": "", "kept_until": 0,
     }  # fmt: skip
+    delivery = {
+        "number": 1, "at": 1, "receiver": "ops", "summary": "test", "attempt": 1, "status": 200, "seconds": 0.1,
+        "error": "",
+    }  # fmt: skip
     changes: list[dict[str, Any]] = [
         {"version": 2},
         {"alerts": []},
@@ -676,13 +680,21 @@ def damaged() -> list[bytes]:
         {"alerts": {"ops": [alert | {"severity": 1}]}},
         {"alerts": {"ops": [alert | {"link": ["overview", {"a": 1}]}]}},
         {"alerts": {"ops": [alert | {"link": 5}]}},
+        {"alerts": {"ops": [alert | {"severity": "fatal"}]}},
+        {"alerts": {"ops": [alert | {"since": 10**30}]}},
+        {"alerts": {"ops": [alert | {"value": float("inf")}]}},
+        {"alerts": {"ops": [alert | {"threshold": float("nan")}]}},
+        {"alerts": {"ops": [alert | {"sentence": "\ud800"}]}},
         {"alerts": {"ops": [alert] * 200}},
         {"silences": [silence | {"until": "soon"}]},
         {"silences": [silence | {"tubes": "a b"}]},
         {"silences": [silence | {"more": 1}]},
+        {"silences": [silence | {"until": 10**30}]},
         {"silences": [silence] * 101},
         {"last_silence": True},
         {"log": [{}]},
+        {"log": [delivery | {"at": 2**63}]},
+        {"log": [delivery | {"at": -1}]},
     ]
     broken = [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff", b"{}"]
     return broken + [json.dumps(good | change).encode() for change in changes]

@@ -302,6 +302,17 @@ def test_live_updates_do_not_count_as_use(app: Flask, queue: Queue) -> None:
     assert status(client, "/live?page=overview") == 401
 
 
+@pytest.mark.parametrize("path", ["/tube/history.json?tube=a", "/server/history.json"])
+def test_charts_do_not_count_as_use(app: Flask, queue: Queue, path: str) -> None:
+    queue.put("a")
+    client = app.test_client()
+    sign_in(client)
+    queue.now += 11 * HOUR
+    assert status(client, path) == 200
+    queue.now += HOUR
+    assert status(client, path) == 401
+
+
 def test_session_ends_after_its_lifetime(queue: Queue) -> None:
     app = queue.app(password=ADMIN, session_idle_time=2 * HOUR, session_lifetime=5 * HOUR)
     client = app.test_client()
@@ -497,6 +508,35 @@ def test_damaged_file_is_renamed(queue: Queue, tmp_path: Path, damage: bytes) ->
     dashboard.flush()
     lines = (tmp_path / NAME).read_text().splitlines()
     assert [json.loads(line).get("name") for line in lines] == [None, "ann"]
+
+
+@pytest.mark.parametrize("change", [{"created_at": 10**30}, {"seen_at": 2**63}, {"created_at": -1}, {"seen_at": True},
+                                    {"name": "\ud800"}])  # fmt: skip
+def test_session_with_an_impossible_value_is_damage(queue: Queue, tmp_path: Path, change: dict[str, Any]) -> None:
+    client, dashboard = restarted(queue, tmp_path)
+    sign_in(client)
+    dashboard.flush()
+    head, line = (tmp_path / NAME).read_text().splitlines()
+    (tmp_path / NAME).write_text(f"{head}\n{json.dumps(json.loads(line) | change)}\n")
+    client, dashboard = restarted(queue, tmp_path)
+    assert (tmp_path / f"{NAME}.damaged").exists()
+    assert dashboard.sessions.all() == []
+    sign_in(client)
+    assert status(client, "/sessions") == 200
+
+
+def test_session_from_the_future_lasts_no_longer(queue: Queue, tmp_path: Path) -> None:
+    client, dashboard = restarted(queue, tmp_path)
+    queue.now += 1000 * HOUR
+    name, token, _ = cookie_of(sign_in(client))
+    dashboard.flush()
+    queue.now -= 1000 * HOUR  # the clock was wrong, and has been set
+    again, _ = restarted(queue, tmp_path)
+    again.set_cookie(name, token)
+    queue.now += 11 * HOUR
+    assert status(again) == 200
+    queue.now += HOUR
+    assert status(again) == 401
 
 
 def test_default_times() -> None:

@@ -28,7 +28,7 @@ from greenstalk_server.web.alerts.silences import Silence, Silences
 from greenstalk_server.web.alerts.state import Delivery, State
 from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.metrics.tube_counters import in_batches
+from greenstalk_server.web.history.tube_counters import in_batches
 from greenstalk_server.web.outbound import Request, RequestFailed, Response, Secrets, send
 
 INTERVAL: Final = 2.0

@@ -21,8 +21,8 @@ from greenstalk_server.core.patterns import is_tube_pattern
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.alerts.book import MAX_ALERTS, Alert
 from greenstalk_server.web.alerts.silences import MAX_SILENCES, Silence, Silences
-from greenstalk_server.web.attention.measures import Link
-from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
+from greenstalk_server.web.attention.measures import SEVERITIES, Link
+from greenstalk_server.web.operations.documents import is_storable, read_document, replace_document, set_aside
 
 NAME: Final = "alerts.json"
 VERSION: Final = 1
@@ -169,6 +169,8 @@ def _alert(values: dict[str, Any]) -> Alert:
     endpoint, args = values["link"]
     if not isinstance(endpoint, str) or not all(isinstance(value, str) for value in args.values()):
         raise ValueError(f"a link is of the wrong type in {str(values)[:200]}")
+    if values["severity"] not in SEVERITIES:
+        raise ValueError(f"a severity is unknown in {str(values)[:200]!a}")
     return _read(Alert, values | {"tube": values["tube"].encode(), "link": Link(endpoint, args)})
 
 
@@ -180,4 +182,6 @@ def _read(kind: type[T], values: dict[str, Any]) -> T:
         given = values.get(field.name, NoneType)
         if type(given) is not wanted and not (wanted is float and type(given) is int):
             raise ValueError(f"{field.name} is of the wrong type in {str(values)[:200]}")
+        if not is_storable(given):
+            raise ValueError(f"{field.name} is impossible in {str(values)[:200]!a}")
     return kind(**values)

@@ -11,9 +11,9 @@ from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Instant, RequestModel, ResponseModel, TubeName, instant, nanoseconds
-from greenstalk_server.web.metrics.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
-from greenstalk_server.web.metrics.marks import Mark as Recorded
-from greenstalk_server.web.metrics.marks import Marks as Recorder
+from greenstalk_server.web.history.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
+from greenstalk_server.web.history.marks import Mark as Recorded
+from greenstalk_server.web.history.marks import Marks as Recorder
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.marks import add_mark, visible_marks
 

@@ -35,8 +35,8 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.history.history import History
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.pages.audit import (

@@ -78,7 +78,7 @@ WITHOUT_PASSWORD: Final = frozenset(
 )
 """Endpoints that show nothing about jobs: sign-in and sign-out, files of the sign-in page, and health checks."""
 
-WITHOUT_USE: Final = frozenset({"live", "events", "api_watch"})
+WITHOUT_USE: Final = frozenset({"live", "events", "api_watch", "tube_history_json", "server_history_json"})
 """Endpoints that pages request without a user action. Their requests do not count as use of the session."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})

@@ -27,10 +27,16 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.options import Provider
 
 REQUEST_TIMEOUT: Final = (5.0, 10.0)
-"""Seconds to connect to the provider, and to wait for its response."""
+"""Seconds to connect to the provider, and to wait for the next bytes of its response."""
+
+BODY_TIMEOUT: Final = 10.0
+"""Seconds after which no further bytes of a response's body are read."""
 
 MAX_DOCUMENT: Final = 1024 * 1024
 """Maximum bytes of a response of the provider."""
+
+READ_SIZE: Final = 64 * 1024
+"""Maximum bytes of one read."""
 
 KEPT_FOR: Final = 3600.0
 """Seconds for which the provider's configuration and keys are kept."""
@@ -114,7 +120,7 @@ class OpenIdClient:
             raw = urlsafe_b64decode(payload)
         except ValueError:
             raw = b""
-        if not raw or not hmac.compare_digest(self._sign(b"cookie", raw), signature):
+        if not raw or not hmac.compare_digest(self._sign(b"cookie", raw).encode(), signature.encode(errors="replace")):
             raise SignInFailed("The sign-in was started in another browser, or before a restart of the server.")
         flow = self._flow(raw)
         if not hmac.compare_digest(flow.state.encode(), state.encode(errors="replace")):
@@ -169,7 +175,7 @@ class OpenIdClient:
     def sign_out_url(self, id_token: str, back: str) -> str:
         """Return the address at the provider that ends the session there; empty if it is unknown."""
         endpoint = self._metadata[1].get("end_session_endpoint") if self._metadata is not None else None
-        if not isinstance(endpoint, str) or not id_token:
+        if not isinstance(endpoint, str) or not is_safe_address(endpoint) or not id_token:
             return ""
         query = {"id_token_hint": id_token, "client_id": self.provider.client_id, "post_logout_redirect_uri": back}
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
@@ -185,6 +191,11 @@ class OpenIdClient:
         except _ProviderFailed as error:
             log.warning("dashboard: the OpenID Connect provider %s failed: %s", self.provider.issuer, error)
             raise BadGateway(f"The identity provider failed: {error}. The server's log has the details.") from None
+        except SignInFailed:
+            raise
+        except Exception as error:  # the libraries raise many kinds of exceptions for malformed documents
+            log.exception("dashboard: a response of the OpenID Connect provider %s is malformed", self.provider.issuer)
+            raise BadGateway("The identity provider sent a malformed response. The server's log has it.") from error
         finally:
             self._waiting -= 1
 
@@ -228,6 +239,7 @@ class OpenIdClient:
             redirect_uri=callback,
             token_endpoint_auth_method=method if provider.client_secret else "none",
         ) as session:
+            session.register_compliance_hook("access_token_response", _with_bounded_body)
             try:
                 token = session.fetch_token(
                     metadata["token_endpoint"],
@@ -235,7 +247,10 @@ class OpenIdClient:
                     code_verifier=flow.verifier,
                     timeout=REQUEST_TIMEOUT,
                     allow_redirects=False,
+                    stream=True,
                 )
+            except _ProviderFailed:
+                raise
             except RequestException as error:
                 raise _ProviderFailed(_reason(error)) from error
             except Exception as error:
@@ -290,13 +305,10 @@ class OpenIdClient:
             with found:
                 if found.status_code != 200:
                     raise _ProviderFailed(f"{url} returned status {found.status_code}")
-                body = found.raw.read(MAX_DOCUMENT + 1, decode_content=True)
-            if len(body) > MAX_DOCUMENT:
-                raise _ProviderFailed(f"{url} returned more than {MAX_DOCUMENT} bytes")
-            document = json.loads(body)
+                document = json.loads(_body(found))
         except requests.RequestException as error:
             raise _ProviderFailed(_reason(error)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _ProviderFailed(f"{url} returned no JSON") from error
         if not isinstance(document, dict):
             raise _ProviderFailed(f"{url} returned no JSON object")
@@ -307,9 +319,40 @@ class _ProviderFailed(Exception):
     """The provider did not respond, or its response violates the specification."""
 
 
+def _body(response: Any) -> bytes:
+    """Return the body of *response*, which must be a stream; raise _ProviderFailed if it is too long or slow. Blocks.
+
+    Each read returns after the first bytes, so that a provider that sends single bytes cannot keep the thread.
+    """
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415  optional dependency
+
+    body, until = bytearray(), time.monotonic() + BODY_TIMEOUT
+    try:
+        while part := response.raw.read1(READ_SIZE, decode_content=True):
+            body += part
+            if len(body) > MAX_DOCUMENT:
+                raise _ProviderFailed(f"{response.url} returned more than {MAX_DOCUMENT} bytes")
+            if time.monotonic() > until:
+                raise _ProviderFailed(f"{response.url} returned no complete response in {BODY_TIMEOUT:g} s")
+    except (HTTPError, OSError) as error:
+        raise _ProviderFailed(_reason(error)) from error
+    return bytes(body)
+
+
+def _with_bounded_body(response: Any) -> Any:
+    """Read the body of *response*, which must be a stream, and return *response*. Raise _ProviderFailed. Blocks."""
+    with response:
+        response._content = _body(response)
+        response._content_consumed = True
+    return response
+
+
 def is_safe_address(url: str) -> bool:
     """Return whether *url* is encrypted, or on a loopback address."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as a bracket that is not closed
+        return False
     host = parts.hostname or ""
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback))

@@ -26,7 +26,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
+from greenstalk_server.web.operations.documents import is_storable, read_document, replace_document, set_aside
 
 NAME: Final = "sessions.jsonl"
 VERSION: Final = 1
@@ -224,8 +224,13 @@ class Sessions:
             self._set_aside(path, error)
 
     def _take(self, found: Iterable[Session]) -> None:
-        """Keep each of the sessions *found* that has not expired and whose credential is unchanged."""
+        """Keep each of the sessions *found* that has not expired and whose credential is unchanged.
+
+        A time in the future counts as now: the clock was wrong then, and the session must not last longer for that.
+        """
+        now = self._clock()
         for session in found:
+            session.created_at, session.seen_at = min(session.created_at, now), min(session.seen_at, now)
             is_same = session.credential and session.credential == self._fingerprint(session.account, _call)
             if is_same and self.is_live(session):
                 self._by_key[session.key] = session
@@ -288,6 +293,8 @@ def _session(values: dict[str, Any]) -> Session:
     roles = values["roles"]
     if not all(isinstance(one, str) for one in (*texts, *roles)) or not all(type(one) is int for one in numbers):
         raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
+    if not all(map(is_storable, (*texts, *roles, *numbers))):
+        raise ValueError(f"a value is impossible in {str(values)[:200]!a}")
     key, number, name, source, credential, address, browser = texts
     account = Account(name, tuple(roles), source)
     return Session(key, number, account, credential, address, browser, numbers[0], numbers[1])

@@ -32,9 +32,9 @@ from greenstalk_server.web.attention.measures import KINDS, SEVERITIES
 from greenstalk_server.web.attention.monitor import Attention, free_bytes
 from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.history.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
-from greenstalk_server.web.metrics.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
 
 PREFIX: Final = "greenstalk_"
 

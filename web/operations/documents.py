@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from math import isfinite
 from pathlib import Path
+from typing import Final
 
 from greenstalk_server.journal.files import open_regular, sync_directory
 
 log = logging.getLogger(__name__)
+
+MAX_TIME: Final = 2**63
+"""Times and numbers in documents are below this: nanoseconds since the Unix epoch until the year 2262."""
+
+
+def is_storable(value: object) -> bool:
+    """Return whether *value*, of a document, can be shown: an integer from 0 to MAX_TIME, a finite number, or text."""
+    if isinstance(value, int):
+        return 0 <= value < MAX_TIME
+    if isinstance(value, float):
+        return isfinite(value)
+    return not isinstance(value, str) or _LONE_SURROGATE.search(value) is None
+
+
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""JSON may have one, but no response can."""
 
 
 def read_document(path: Path, most: int) -> bytes:

@@ -21,7 +21,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube, is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
-from greenstalk_server.web.metrics.archive import Archive
+from greenstalk_server.web.history.archive import Archive
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Final
 
 from greenstalk_server.core.durations import Sketch, add_sketch
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.web.metrics.archive import MINUTES, Tier
-from greenstalk_server.web.metrics.points import Point, encode_point, quantiles, times
-from greenstalk_server.web.metrics.rings import NO_COUNTS, RATES, Counts, Rings
-from greenstalk_server.web.metrics.tube_counters import tube_counters
+from greenstalk_server.web.history.archive import MINUTES, Tier
+from greenstalk_server.web.history.points import Point, encode_point, quantiles, times
+from greenstalk_server.web.history.rings import NO_COUNTS, RATES, Counts, Rings
+from greenstalk_server.web.history.tube_counters import tube_counters
 
 WINDOW: Final = 10
 """Seconds that Recent looks back."""

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 from greenstalk_server.journal.files import open_regular, sync_directory
-from greenstalk_server.web.metrics.archive import TIERS, Chunks, Tier, surplus
+from greenstalk_server.web.history.archive import TIERS, Chunks, Tier, surplus
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from math import nan
 from typing import Final, NamedTuple
 
 from greenstalk_server.core.durations import MAX_BUCKET, Sketch, bucket_seconds, quantile_buckets
-from greenstalk_server.web.metrics.rings import DEPTHS, RATES, TIMES
+from greenstalk_server.web.history.rings import DEPTHS, RATES, TIMES
 
 QUANTILES: Final = (0.5, 0.95, 0.99)
 """In the order of rings.TIMES, first of waits, then of runs."""

@@ -20,7 +20,7 @@ from gevent.event import Event
 
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.points import NO_VALUES, Point, decode_chunk, offsets
+from greenstalk_server.web.history.points import NO_VALUES, Point, decode_chunk, offsets
 
 P = ParamSpec("P")
 T = TypeVar("T")

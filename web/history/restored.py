@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, Tier
-from greenstalk_server.web.metrics.points import (
+from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, Tier
+from greenstalk_server.web.history.points import (
     Entry,
     add_to_chunk,
     decode_frame,
@@ -21,8 +21,8 @@ from greenstalk_server.web.metrics.points import (
     encode_point,
     frame_number,
 )
-from greenstalk_server.web.metrics.rings import NO_DEPTHS, RATES, Counts
-from greenstalk_server.web.metrics.tube_series import Interval, Series
+from greenstalk_server.web.history.rings import NO_DEPTHS, RATES, Counts
+from greenstalk_server.web.history.tube_series import Interval, Series
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.metrics.tube_counters import in_batches
+from greenstalk_server.web.history.tube_counters import in_batches
 
 INTERVAL: Final = 15
 """Seconds between two copies."""

@@ -35,10 +35,10 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
-from greenstalk_server.web.metrics.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
-from greenstalk_server.web.metrics.restored import Restored
-from greenstalk_server.web.metrics.rings import (
+from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
+from greenstalk_server.web.history.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
+from greenstalk_server.web.history.restored import Restored
+from greenstalk_server.web.history.rings import (
     HOUR,
     NO_COUNTS,
     NO_DEPTHS,
@@ -49,8 +49,8 @@ from greenstalk_server.web.metrics.rings import (
     Counts,
     Span,
 )
-from greenstalk_server.web.metrics.tube_counters import each_tube, in_batches, tube_counters
-from greenstalk_server.web.metrics.tube_series import WINDOW, Interval, Series, TubeSeries
+from greenstalk_server.web.history.tube_counters import each_tube, in_batches, tube_counters
+from greenstalk_server.web.history.tube_series import WINDOW, Interval, Series, TubeSeries
 
 MAX_TUBES: Final = 1000
 """Maximum tubes with series."""
