@@ -93,7 +93,7 @@ class Receiver:
     _tubes: re.Pattern[bytes] | None = field(compare=False, repr=False)
 
     def wants(self, kind: str, severity: str, tube: bytes) -> bool:
-        """Whether it receives conditions of this *kind* and *severity*; an empty *tube* is the server."""
+        """Whether it receives conditions of *kind* and *severity* about *tube*; an empty *tube* is the server."""
         if severity not in self.severities or kind not in self.kinds:
             return False
         if not tube:

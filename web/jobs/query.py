@@ -349,7 +349,7 @@ def _written(name: str, value: NumberMatch | TextMatch | FieldMatch) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return *value* in quotes, as a term has it."""
+    """Return *value* in quotes, escaped for a term."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

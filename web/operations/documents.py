@@ -27,7 +27,7 @@ def is_storable(value: object) -> bool:
 
 
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""JSON may have one, but no response can."""
+"""A lone surrogate: JSON may contain it, but a response may not."""
 
 
 def read_document(path: Path, most: int) -> bytes:

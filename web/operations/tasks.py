@@ -198,7 +198,7 @@ class Tasks:
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task)), None)
 
     def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
-        """Return the task that was started last of those whose subject *is_wanted*, or None.
+        """Return the most recent task whose subject *is_wanted*, or None.
 
         Only tasks of visitors with the rights of the current visitor are considered.
         """

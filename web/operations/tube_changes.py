@@ -185,7 +185,7 @@ class TubeChanges:
         )
 
     def start(self, change: TubeChange, pattern: str) -> Task:
-        """Start *change* of all tubes that match *pattern* now. Does not switch."""
+        """Start *change* of all tubes that match *pattern*, without a dry run. Does not switch."""
         plan = TubePlan(change, pattern)
         plan.run = self._start(f"{change.label} tubes that match {pattern}", plan, is_counted=False)
         return plan.run

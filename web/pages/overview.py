@@ -366,7 +366,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The column by which tubes are sorted, and the direction. By default the worst attention is first."""
+    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
 
     key: str = ATTENTION_KEY
     is_descending: bool = True
