@@ -33,15 +33,15 @@ from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
+from greenstalk_server.web.history.archive import Archive, MemoryStore
+from greenstalk_server.web.history.archive import Store as HistoryStore
+from greenstalk_server.web.history.files import HistoryFiles
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.marks import START, Marks
+from greenstalk_server.web.history.worker_rates import WorkerRates
 from greenstalk_server.web.live.hub import LiveHub
-from greenstalk_server.web.metrics.archive import Archive, MemoryStore
-from greenstalk_server.web.metrics.archive import Store as HistoryStore
 from greenstalk_server.web.metrics.exporter import Metrics
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.history_files import HistoryFiles
-from greenstalk_server.web.metrics.marks import START, Marks
 from greenstalk_server.web.metrics.request_times import RequestTimes
-from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk

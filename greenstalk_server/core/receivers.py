@@ -29,7 +29,7 @@ MAX_RECEIVERS: Final = 16
 MAX_PATTERNS: Final = 100
 MAX_HEADERS: Final = 20
 MAX_SOURCE: Final = 100
-"""Characters of the name of this server."""
+"""Maximum characters of the name of this server."""
 
 JSON: Final = "json"
 SLACK: Final = "slack"
@@ -62,13 +62,13 @@ class Receiver:
     severities, kinds   the conditions that it receives.
     tubes           patterns of the tubes whose conditions it receives; empty for all.
     with_server     whether it receives conditions of the server.
-    wait            time for which a condition must last until it is sent.
-    resolve_after   time for which a condition must have ended until that is sent.
-    repeat          time after which a condition that lasts is sent again; 0 for never.
+    wait            time for which a condition must hold before it is sent.
+    resolve_after   time for which a condition must be over before its end is sent.
+    repeat          time after which a condition that still holds is sent again; 0 for never.
     interval        minimum time between two messages; critical conditions are sent earlier.
     with_resolved   whether the end of a condition is sent.
     headers         further headers of its requests.
-    source          name of this server in messages; empty for the host, or the journal that it shares.
+    source          name of this server in messages; empty for the name of the host, or of the shared journal.
     dashboard_url   address of the dashboard for links; empty for messages without links.
     document        the table from which this was read.
     """

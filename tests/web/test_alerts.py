@@ -469,7 +469,7 @@ def test_failures_are_retried_with_growing_pauses(queue: Queue, server: Server) 
     assert world.alerts.waiting("r0") == 0
 
 
-def test_receiver_gets_only_what_still_holds_after_an_outage(queue: Queue, server: Server) -> None:
+def test_receiver_gets_only_conditions_that_still_hold_after_an_outage(queue: Queue, server: Server) -> None:
     server.answer = answer(503)
     queue.put("mail")
     world = World(queue, table(server))
@@ -510,7 +510,7 @@ def test_time_until_a_retry(queue: Queue, server: Server, status: int, after: st
     assert world.alerts.posts["r0"].next_try - queue.now == wait
 
 
-def test_each_receiver_is_sent_its_own_conditions(queue: Queue, server: Server) -> None:
+def test_each_receiver_gets_its_own_conditions(queue: Queue, server: Server) -> None:
     queue.put("mail")
     queue.put("web")
     world = World(queue, table(server), table(server, tubes=["web"]), table(server, severities=["critical"]))
@@ -579,7 +579,7 @@ def test_standby_and_new_leader_send_nothing(queue: Queue, server: Server) -> No
     assert len(server.requests) == 1
 
 
-def test_stop_aborts_what_is_under_way(queue: Queue, server: Server) -> None:
+def test_stop_aborts_messages_in_transit(queue: Queue, server: Server) -> None:
     server.answer = server.hang
     queue.put("mail")
     world = World(queue, table(server))
@@ -623,7 +623,7 @@ def test_link_to_a_page_that_no_longer_exists_leads_to_the_overview(queue: Queue
 # Restarts
 
 
-def test_what_was_sent_is_not_sent_again_after_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
+def test_sent_conditions_are_not_sent_again_after_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
     queue.put("mail")
     world = World(queue, table(server), directory=tmp_path)
     world.run()
@@ -701,12 +701,12 @@ def damaged() -> list[bytes]:
 
 
 @pytest.mark.parametrize("content", damaged())
-def test_damaged_state_is_kept_aside(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_state_is_renamed(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "alerts.json").write_bytes(content)
     state = State(str(tmp_path))
     assert (state.alerts, state.silences.all(), list(state.log), state.trouble) == ({}, [], [], "")
     assert (tmp_path / "alerts.json.damaged").read_bytes() == content
-    assert "silences are lost, and conditions that last are sent again" in caplog.text
+    assert "silences are lost, and conditions that still hold are sent again" in caplog.text
     state.save({})
     assert State(str(tmp_path)).trouble == ""
 
@@ -734,7 +734,7 @@ def test_log_is_bounded(queue: Queue, server: Server) -> None:
 # Reloads
 
 
-def test_changed_receiver_keeps_what_it_knows(queue: Queue, server: Server) -> None:
+def test_changed_receiver_keeps_its_alerts(queue: Queue, server: Server) -> None:
     queue.put("mail")
     world = World(queue, table(server))
     world.run()
@@ -848,7 +848,7 @@ def test_silences_by_form_and_by_api(visited: FlaskClient) -> None:
         ({"reason": "x" * 201}, "“reason” must have at most 200 characters"),
     ],
 )
-def test_refused_silence_keeps_what_was_typed(visited: FlaskClient, change: dict[str, str], message: str) -> None:
+def test_refused_silence_keeps_the_values(visited: FlaskClient, change: dict[str, str], message: str) -> None:
     form = {"tubes": "mail.typed", "kind": "disk", "seconds": "3600", "reason": "typed reason"} | change
     response = visited.post("/alerts/silence", data=form, headers=SAME_ORIGIN)
     assert response.status_code == 400

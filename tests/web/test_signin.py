@@ -1,4 +1,4 @@
-"""The login page, and sessions: cookies, expiry, sign-out, and what a session does not allow."""
+"""The sign-in page, and sessions: cookies, expiry, sign-out, and what a session does not allow."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def app(queue: Queue) -> Flask:
 # Redirects and challenges
 
 
-def test_browser_without_a_session_is_led_to_the_login_page_and_back(app: Flask) -> None:
+def test_browser_without_a_session_is_redirected_to_the_sign_in_page_and_back(app: Flask) -> None:
     client = app.test_client()
     response = client.get("/tube?tube=a/b&state=buried", headers=BROWSER)
     assert response.status_code == 303
@@ -127,7 +127,7 @@ def test_next_leads_to_no_other_site(app: Flask, where: str) -> None:
     assert sign_in(app.test_client(), where=where).headers["Location"] == "/"
 
 
-def test_open_dashboard_has_no_login_page(queue: Queue) -> None:
+def test_open_dashboard_has_no_sign_in_page(queue: Queue) -> None:
     client = queue.app().test_client()
     assert client.get("/login?next=/search").headers["Location"] == "/search"
     assert sign_in(client, where="/search").headers["Location"] == "/search"
@@ -243,7 +243,7 @@ def test_wrong_password_shows_the_error_and_keeps_the_name(app: Flask) -> None:
     assert "/search" in response.text
 
 
-def test_ten_failures_lock_the_login_page_and_basic_auth(app: Flask, queue: Queue) -> None:
+def test_ten_failures_lock_the_sign_in_page_and_basic_auth(app: Flask, queue: Queue) -> None:
     client = app.test_client()
     for _ in range(10):
         assert sign_in(client, "wrong").status_code == 401
@@ -406,7 +406,7 @@ def with_users(queue: Queue) -> Flask:
     return queue.app(viewer_password=VIEWER, users=[User("bea", HASH, "billing")], roles=roles)
 
 
-def test_user_signs_in_with_the_own_password(with_users: Flask, queue: Queue) -> None:
+def test_user_signs_in_with_their_own_password(with_users: Flask, queue: Queue) -> None:
     queue.put("billing.invoice")
     queue.put("mail")
     client = with_users.test_client()
@@ -416,7 +416,7 @@ def test_user_signs_in_with_the_own_password(with_users: Flask, queue: Queue) ->
     assert client.get("/api/v1/tubes", headers=basic("bea", "tea-time")).status_code == 200
 
 
-def test_name_of_a_user_is_valid_only_with_the_own_password(with_users: Flask) -> None:
+def test_name_of_a_user_is_valid_only_with_their_own_password(with_users: Flask) -> None:
     client = with_users.test_client()
     assert sign_in(client, VIEWER, "bea").status_code == 401
     assert sign_in(client, "tea-time", "ada").status_code == 401

@@ -103,7 +103,7 @@ def settled(client: FlaskClient, id: str) -> Task:
 # Grouping
 
 
-def test_errors_are_grouped_commonest_first(queue: Queue, client: FlaskClient) -> None:
+def test_errors_are_grouped_most_common_first(queue: Queue, client: FlaskClient) -> None:
     put(queue, *[failing(f"no route to host {number}") for number in range(3)], failing({"type": "Late"}), "plain text")
     put(queue, *[failing("no such user 'x'") for _ in range(2)])
     put(queue, failing("ready jobs do not count"), is_buried=False)

@@ -10,8 +10,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.worker_rates import INTERVAL, KEPT, WorkerRates
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.worker_rates import INTERVAL, KEPT, WorkerRates
 from greenstalk_server.web.pages.overview import TubeView
 from greenstalk_server.web.pages.tube_summary import MAX_WORKERS, drain_text, find_workers
 from greenstalk_server.web.policy_queries import DeadLetterTubes

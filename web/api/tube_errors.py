@@ -71,7 +71,7 @@ class ErrorList(ResponseModel):
     jobs: Annotated[Count, Meta(description="Failed jobs found so far.")]
     groups: Annotated[
         list[ErrorGroup],
-        Meta(description=f"The {MAX_GROUPS} commonest errors, the commonest first; empty until the end."),
+        Meta(description=f"The {MAX_GROUPS} most common errors, the most common first; empty until the end."),
     ]
     others: Annotated[Count, Meta(description="Failed jobs with other errors.")]
     unread: Annotated[Count, Meta(description="Failed jobs whose bodies cannot be read back from the disk.")]
@@ -108,7 +108,7 @@ class Errors:
         errors=NO_TUBE | BUSY | {403: "Bodies are hidden from you, so you cannot see their errors."},
     )
     def list_errors(self, query: OfErrors) -> ErrorList:
-        """Group the failed jobs of a tube by their error, the commonest first.
+        """Group the failed jobs of a tube by their error, the most common first.
 
         A task reads the jobs. The response comes within half a second; if `state` is then `running`, repeat the request
         without `refresh`. Requests for the same jobs share a task, and a result for ten times as long as it took.

@@ -23,9 +23,9 @@ from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_NUMBER
+from greenstalk_server.web.history.history import History, Rates
+from greenstalk_server.web.history.rings import SPANS
 from greenstalk_server.web.jobs.job_list import count_jobs
-from greenstalk_server.web.metrics.history import History, Rates
-from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations
 from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store

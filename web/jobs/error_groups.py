@@ -20,7 +20,7 @@ from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_SUGGESTED, Pa
 from greenstalk_server.web.jobs.query import ANY, REASON, Query, Term, TextMatch
 
 MAX_GROUPS: Final = 50
-"""Maximum groups of a result: the commonest ones. The others are only counted."""
+"""Maximum groups of a result: the most common ones. The others are only counted."""
 
 MAX_DISTINCT: Final = 2000
 """Maximum groups counted; jobs with further errors are counted together. 2000 groups need about 2 MB."""
@@ -86,7 +86,7 @@ class ErrorGroup:
 class ErrorGroups:
     """The groups of the jobs that match *query*; *path* names the field with the error, or is empty.
 
-    groups          the commonest groups first, once `close` was called.
+    groups          the most common groups first, once `close` was called.
     total           number of jobs, those of *others* and *unread* included.
     others          number of jobs in groups that *groups* leaves out.
     other_groups    number of these groups, at most MAX_DISTINCT; more are not counted.

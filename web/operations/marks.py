@@ -5,7 +5,7 @@ from __future__ import annotations
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.web.auth.access import visitor
-from greenstalk_server.web.metrics.marks import POLICY, Mark, Marks
+from greenstalk_server.web.history.marks import POLICY, Mark, Marks
 from greenstalk_server.web.operations.audit import Audit
 
 

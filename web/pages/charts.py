@@ -17,9 +17,9 @@ from markupsafe import Markup
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.history import Columns
-from greenstalk_server.web.metrics.rings import TIMES as TIMED
-from greenstalk_server.web.metrics.rings import Span
+from greenstalk_server.web.history.history import Columns
+from greenstalk_server.web.history.rings import TIMES as TIMED
+from greenstalk_server.web.history.rings import Span
 from greenstalk_server.web.pages.sparkline import path
 
 WIDTH: Final = 720

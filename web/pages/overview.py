@@ -25,7 +25,7 @@ from greenstalk_server.web.attention.measures import KINDS, Condition
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.history import History, Rates
+from greenstalk_server.web.history.history import History, Rates
 from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.pages import sparkline
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_label

@@ -20,7 +20,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import client_name, iter_batched
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.worker_rates import WorkerRates
+from greenstalk_server.web.history.worker_rates import WorkerRates
 from greenstalk_server.web.pages.charts import format_value
 from greenstalk_server.web.pages.overview import TubeView
 from greenstalk_server.web.pages.sparkline import path

@@ -20,12 +20,12 @@ from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import require_operator, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.worker_rates import WorkerRates
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
 from greenstalk_server.web.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Task, live_state, progress_texts

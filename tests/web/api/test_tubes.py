@@ -8,7 +8,7 @@ import pytest
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.api.tubes import Sort
-from greenstalk_server.web.metrics.marks import MAX_MARKS
+from greenstalk_server.web.history.marks import MAX_MARKS
 from greenstalk_server.web.pages.overview import BY_NAME, SORTS
 
 from ..conftest import Queue
