@@ -17,6 +17,7 @@ from greenstalk_server.web.history import files
 from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
 from greenstalk_server.web.history.files import HistoryFiles, intact_frames
 from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.marks import Mark, Marks, encode
 from greenstalk_server.web.history.points import (
     NO_VALUES,
     Entry,
@@ -381,3 +382,12 @@ def test_clock_that_was_set_back_changes_no_point(server: Server) -> None:
     later.work(10)
     after = later.series(HOUR)
     assert after[-15:-5] == before[-10:]
+
+
+@pytest.mark.parametrize("at", [2**63, 10**30, -1])
+def test_mark_at_an_impossible_time_is_left_out(server: Server, at: int) -> None:
+    known = Mark(server.queue.now, "deployed")
+    server.files.save_marks(f'[{{"at": {at}, "text": "x"}}, {encode([known]).decode()[1:]}'.encode())
+    marks = Marks(server.archive, server.queue.clock)
+    marks.restore()
+    assert marks.find(None, -(10**40), 10**40) == [known]

@@ -31,6 +31,9 @@ MAX_MARKS: Final = 500
 MAX_TEXT: Final = 200
 """Characters."""
 
+MAX_TIME: Final = 2**63
+"""Times of marks are below this, in nanoseconds since the Unix epoch: a larger one could not be shown."""
+
 MAX_PAST: Final = 90 * 86400 * SECOND
 MAX_FUTURE: Final = 60 * SECOND
 """Nanoseconds by which the time of a mark may differ from now."""
@@ -78,7 +81,7 @@ class Marks(BrokerListener):
             log.error("history: the marks cannot be read, and are lost: %s", error)  # noqa: TRY400  the message is complete
             return
         for mark in found[-2 * MAX_MARKS :]:
-            if not mark.tube or is_tube_name(mark.tube.encode()):
+            if 0 <= mark.at < MAX_TIME and (not mark.tube or is_tube_name(mark.tube.encode())):
                 self._insert(mark)
 
     def add(self, mark_text: str, *, kind: str = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:
