@@ -32,7 +32,7 @@ MAX_TEXT: Final = 200
 """Characters."""
 
 MAX_TIME: Final = 2**63
-"""Times of marks are below this, in nanoseconds since the Unix epoch: a larger one could not be shown."""
+"""Times of marks are below this, in nanoseconds since the Unix epoch. Pages cannot show later times."""
 
 MAX_PAST: Final = 90 * 86400 * SECOND
 MAX_FUTURE: Final = 60 * SECOND

@@ -14,7 +14,7 @@ from greenstalk_server.core.durations import MAX_BUCKET, Sketch, bucket_seconds,
 from greenstalk_server.web.history.rings import DEPTHS, RATES, TIMES
 
 QUANTILES: Final = (0.5, 0.95, 0.99)
-"""In the order of rings.TIMES, first of waits, then of runs."""
+"""The quantiles in the order of rings.TIMES, of waits and then of runs."""
 
 MAX_NAME: Final = 200
 """Maximum bytes of a tube's name."""
