@@ -94,7 +94,7 @@ def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
         (str(busy.number), str(second), "for 5\xa0s"),
         (str(other.number), "", "busy with another tube"),
     ]
-    assert found.summary == "4: 2 working, 1 waiting"
+    assert found.summary == "4 (2 working, 1 waiting)"
     assert found.more == ""
 
 

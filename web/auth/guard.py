@@ -47,6 +47,7 @@ from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
 from greenstalk_server.web.fields import own_path
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
@@ -145,6 +146,8 @@ log = logging.getLogger(__name__)
 class Guarded(Flask):
     """A Flask app whose routing accepts every Host; the guard checks the Host instead."""
 
+    request_class = BoundedRequest
+
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         try:
             return super().create_url_adapter(request)
@@ -215,6 +218,8 @@ class Guard:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
         if not self._needs_password and not takes_token and request.endpoint not in ANY_HOST:
             self._check_host()
+        if request.endpoint in WITHOUT_PASSWORD:
+            request.max_content_length = MAX_SIGN_IN_FORM
         if is_change:
             self._check_same_origin()
         elif request.endpoint not in WITHOUT_PASSWORD:

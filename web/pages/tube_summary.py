@@ -220,7 +220,7 @@ def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Wo
     holding = sum(job is not None for *_, job in found)
     waiting = sum(client.is_waiting for _, _, client, _ in found)
     more = text.counted(len(found) - MAX_WORKERS, "other") if len(found) > MAX_WORKERS else ""
-    return Workers(rows, f"{text.number(len(found))}: {holding:,} working, {waiting:,} waiting", more)
+    return Workers(rows, f"{text.number(len(found))} ({holding:,} working, {waiting:,} waiting)", more)
 
 
 def held_job(client: Client, tube: Tube) -> Job | None:
