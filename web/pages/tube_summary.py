@@ -175,7 +175,7 @@ def drain_text(view: TubeView) -> tuple[str, str]:
     if tube.paused_until > view.now:
         return "paused", ""
     if not tube.watching:
-        return "never drains", "no consumers"
+        return "never drains", "" if view.is_dead_letter else "no consumers"
     if view.drain_time == inf:
         return "growing", f"by {text.rate(rates.put - rates.delete)}/s"
     if view.drain_time is not None:
