@@ -209,7 +209,8 @@
         ctx.stroke();
         const text = mark.text.length > 24 ? `${mark.text.slice(0, 23)}…` : mark.text;
         const width = ctx.measureText(text).width;
-        const start = Math.min(x + 3 * ratio, bbox.left + bbox.width - width);
+        const isRight = x + 3 * ratio + width <= bbox.left + bbox.width; // otherwise at the left of its line
+        const start = isRight ? x + 3 * ratio : Math.max(bbox.left, x - 3 * ratio - width);
         if (start > free) {
           ctx.fillText(text, start, bbox.top);
           free = start + width;

@@ -121,7 +121,7 @@ class Dashboard:
         self.worker_rates.start()
 
     def stop(self) -> None:
-        """End the live streams, the alerts, and the waits and leases of HTTP reserves. Does not switch."""
+        """Stop the live streams and the alerts, and end the waits and leases of HTTP reserves. Does not switch."""
         self.live.stop()
         self.alerts.stop()
         self.leases.stop()
@@ -299,7 +299,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
 def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
-    notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
+    notice          the outcome of the change that led to this page, from its URL; None if there was no change.
     sent            the form that was refused, for its page.
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
@@ -332,7 +332,7 @@ def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] 
 def _path_of(app: Flask, link: Link) -> str:
     """Return the path of the page to which *link* leads, below the address of the dashboard; `/` if there is none.
 
-    The link may come from a file that another version has written.
+    The link may come from a file of another version.
     """
     args = {name: value for name, value in link.args.items() if name != "_anchor"}
     anchor = link.args.get("_anchor", "")

@@ -65,7 +65,7 @@ class Options:
                       admin.
     web_password_file file whose first line is the admin password.
     operator_password password of operators, who act on jobs and pause tubes.
-    viewer_password   password of viewers, who may look at the dashboard and change nothing.
+    viewer_password   password of viewers, who may see the dashboard but not change anything.
     api_token         bearer token with which programs use the API as admins; the pages accept only passwords.
     api_operator_token  bearer token with which programs use the API as operators.
     api_viewer_token  bearer token with which programs use the API as viewers.

@@ -18,7 +18,7 @@ DATABASE_URL: Final = "DATABASE_URL"
 TOKENS: Final = ("api_token", "api_operator_token", "api_viewer_token", "metrics_token")
 
 SHARED_PASSWORDS: Final = ("operator_password", "viewer_password")
-"""The passwords besides that of admins."""
+"""The passwords of the roles other than admin."""
 
 
 def problems(options: Options) -> Iterator[UsageError]:

@@ -70,7 +70,7 @@ class Receiver:
     headers         further headers of its requests.
     source          name of this server in messages; empty for the name of the host, or of the shared journal.
     dashboard_url   address of the dashboard for links; empty for messages without links.
-    document        the table from which this was read.
+    document        the table in the configuration.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Receiver:
     _tubes: re.Pattern[bytes] | None = field(compare=False, repr=False)
 
     def wants(self, kind: str, severity: str, tube: bytes) -> bool:
-        """Whether it receives conditions of this *kind* and *severity*; an empty *tube* is the server."""
+        """Whether it receives conditions of *kind* and *severity* about *tube*; an empty *tube* is the server."""
         if severity not in self.severities or kind not in self.kinds:
             return False
         if not tube:
@@ -184,7 +184,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
     """Return each mistake in *table*, `[alerts.NAME]`: the key, and a complete message."""
     place = f"alerts.{name[:60]}"
     if not is_name(name):
-        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_. that begins with no sign")]
+        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_., the first a letter or digit")]
     if not isinstance(table, dict):
         return [("", f"{place}: must be a table, headed [alerts.{name}]")]
     if mistakes := find_key_mistakes(place, table, _KEYS):
@@ -203,7 +203,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
 
 
 def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
-    """Return *table*, in which `find_mistakes` finds none, as a Receiver."""
+    """Return *table*, which must have no mistakes, as a Receiver."""
     values = {key: _KEYS[key].read(value) for key, value in table.items()}
     tubes = values.get("tubes", ())
     return Receiver(

@@ -27,9 +27,9 @@ COLUMNS: Final = (Column("jobs", 0), Column("last", 3, "text"), Column("sample",
 def errors(settings: Settings, tube: str, state: str | None, field: str) -> None:
     """Count the failed jobs of TUBE by their error, the most common first.
 
-    Failed jobs are the buried ones, and in a dead-letter tube all that no client holds. The error is a field of the
-    JSON body; numbers and ids in it become #. With --json each error is one line, with the search (q) that finds
-    exactly its jobs: use it for `jobs --query` and `redrive --query`.
+    Failed jobs are the buried ones, and in a dead-letter tube all jobs that no client holds. The error is a field of
+    the JSON body, in which # replaces numbers and ids. With --json each error is one line, with the search (q) that
+    finds exactly its jobs: use it for `jobs --query` and `redrive --query`.
     """
     out = settings.out
     with settings.open_api("groups of errors") as api, Interrupt() as interrupt:

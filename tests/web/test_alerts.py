@@ -119,7 +119,7 @@ def test_condition_that_ends_early_is_not_sent() -> None:
     assert rounds.book.alerts == {}
 
 
-def test_end_is_sent_once_after_a_while() -> None:
+def test_end_is_sent_once_after_resolve_after() -> None:
     rounds = Rounds()
     assert rounds.at(60, condition()) == ["begin mail"]
     assert rounds.at(100) == []
@@ -165,7 +165,7 @@ def test_severity_that_rises_is_sent_at_once() -> None:
     assert rounds.at(62, condition(kind=LIMIT)) == []
 
 
-def test_receiver_of_critical_conditions_is_told_that_they_are_no_longer_critical() -> None:
+def test_condition_that_is_no_longer_critical_ends_for_a_receiver_of_critical_ones() -> None:
     rounds = Rounds(severities=["critical"])
     assert rounds.at(60, condition(kind=LIMIT, severity=CRITICAL)) == ["begin mail"]
     assert rounds.at(61, condition(kind=LIMIT)) == []
@@ -598,7 +598,7 @@ def test_stop_aborts_messages_in_transit(queue: Queue, server: Server) -> None:
     assert not world.alerts._sending
 
 
-def test_message_that_cannot_be_made_is_tried_again_later(
+def test_message_that_cannot_be_built_is_retried(
     queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.put("mail")
@@ -613,7 +613,7 @@ def test_message_that_cannot_be_made_is_tried_again_later(
     assert len(server.requests) == 1
 
 
-def test_link_to_a_page_that_no_longer_exists_leads_to_the_overview(queue: Queue) -> None:
+def test_link_to_a_removed_page_opens_the_overview(queue: Queue) -> None:
     alerts = queue.app().extensions["dashboard"].alerts
     assert alerts._path_of(Link("tube", {"tube": "a+b", "state": "buried"})) == "/tube?tube=a%2Bb&state=buried"
     assert alerts._path_of(Link("overview", {"_anchor": "group-disk"})) == "/#group-disk"

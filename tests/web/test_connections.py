@@ -204,7 +204,7 @@ def test_connection_page_shows_every_fact(queue: Queue, client: FlaskClient) -> 
     shown = collapsed(look(client, "/connection", number=worker.number))
     for message in (
         f"Connection {worker.number}", "Connected for 20 s", "Holds 1 job", "Waiting –", "Watches 3 tubes",
-        "Program worker.py, process 7", "Role worker", "Connected at 2027-01-15 08:00:00 UTC",
+        "Program worker.py, process 7", "Role worker", "Connected 2027-01-15 08:00:00 UTC",
         f"{id} 40 s 20 s 2000 4 b", "This connection puts jobs into out.", "reserves jobs from 3 tubes: default a b",
     ):  # fmt: skip
         assert "".join(message.split()) in shown, message

@@ -156,7 +156,7 @@ def test_restart_continues_the_history(server: Server) -> None:
     assert hour == pytest.approx(sum(minutes) / len(minutes))
 
 
-def test_restart_after_hours_closes_the_hour_of_then(server: Server) -> None:
+def test_restart_after_hours_closes_the_previous_hour(server: Server) -> None:
     server.work(90)
     rates = server.series(DAY)[-30:]
     later = server.restart(5 * 3600)

@@ -12,6 +12,20 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 
+OUTSIDE = """() => [...document.querySelectorAll('#keys :is(dt, dd, kbd)')]
+    .filter(one => {
+        const { left, right } = one.getBoundingClientRect();
+        const around = one.closest('dl').getBoundingClientRect();
+        return left < around.left || right > around.right + 1;
+    })
+    .map(one => one.textContent)"""
+"""Returns the texts of the dialog that reach out of it."""
+
+LINES = """() => [...document.querySelectorAll('#keys dd')]
+    .map(one => [...one.querySelectorAll('kbd')].map(key => Math.round(key.getBoundingClientRect().top)))
+    .map(tops => new Set(tops).size)"""
+"""Returns the number of lines of the keys of each shortcut."""
+
 TUBES = ("alpha", "beta", "default")
 
 LOADED = "#keys-open"
@@ -120,3 +134,12 @@ def test_shortcuts_can_be_turned_off(tab: Tab) -> None:
     tab.page.get_by_label("Enable shortcuts").check()
     press(tab, "Escape", "j")
     assert focused(tab) == "alpha"
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_dialog_shows_every_shortcut_on_one_line(tab: Tab, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 800})
+    tab.page.locator(LOADED).click()
+    tab.page.wait_for_selector("#keys[open]")
+    assert tab.page.evaluate(OUTSIDE) == []
+    assert set(tab.page.evaluate(LINES)) == {1}

@@ -145,6 +145,31 @@ def test_cards_of_the_overview_count_waiting_workers(chromium: Browser, aged: st
         assert tab.page.locator("th.waiting a").is_visible()
 
 
+def test_durations_of_cards_stay_on_one_line(chromium: Browser, aged: str) -> None:
+    with chromium.tab(aged, 360) as tab:
+        for path, cells in (
+            ("", "td.oldest"), ("tube?tube=mail&state=reserved", "td:is(.age, .left)"),
+            ("tube?tube=billing.dunning&state=delayed", "td:is(.age, .left)"), ("search?q=tube:mail", "td.age"),
+        ):  # fmt: skip
+            tab.page.goto(aged + path)
+            lines = tab.page.locator(cells).filter(visible=True).evaluate_all(f"cells => cells.map({LINES})")
+            assert set(lines) == {1}, path
+            assert not is_too_wide(tab)
+
+
+FIELD_HEIGHTS = """() => [...document.querySelectorAll('main :is(input:not([type=checkbox], [type=radio]), select)')]
+    .filter(one => one.offsetParent !== null).map(one => Math.round(one.getBoundingClientRect().height))"""
+
+
+@pytest.mark.parametrize("path", ["audit", "alerts", "?q="])
+def test_fields_of_a_page_have_one_height(tab: Tab, aged: str, path: str) -> None:
+    tab.page.goto(aged + path)
+    tab.page.evaluate("document.querySelectorAll('main details').forEach(one => { one.open = true; })")
+    heights = tab.page.evaluate(FIELD_HEIGHTS)
+    assert len(heights) >= 4
+    assert max(heights) - min(heights) <= 1
+
+
 @pytest.mark.parametrize("key", ["urgent", "waiting", "bury-rate", "timeout-rate"])
 def test_sort_column_is_visible(tab: Tab, aged: str, key: str) -> None:
     tab.page.goto(f"{aged}?sort={key}&desc=1")

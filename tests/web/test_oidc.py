@@ -144,14 +144,14 @@ def test_refusal_at_the_provider_is_shown(app: Flask) -> None:
     assert "The provider refused the sign-in: access_denied" in Page(back.text).text
 
 
-def test_link_with_an_error_text_shows_no_foreign_text(app: Flask) -> None:
+def test_error_text_in_a_link_is_not_shown(app: Flask) -> None:
     client = app.test_client()
     begin(client)
     back = client.get("/oidc/callback", query_string={"error": "x", "error_description": "Call 555", "state": "x"})
     assert (back.status_code, "Call 555" in back.text) == (403, False)
 
 
-def test_response_counts_only_in_the_browser_that_began(daemon: Daemon) -> None:
+def test_response_is_accepted_only_in_the_browser_that_began_the_sign_in(daemon: Daemon) -> None:
     victim, attacker = requests.Session(), requests.Session()
     page = attacker.get(f"{daemon.dashboard}oidc/start")
     answer = attacker.post(page.url, data={"sub": "ann"}, allow_redirects=False)
@@ -338,7 +338,7 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD_CLAIMS)
-def test_token_for_something_else_is_refused(app: Flask, provider: ScriptedProvider, case: str) -> None:
+def test_token_for_another_use_is_refused(app: Flask, provider: ScriptedProvider, case: str) -> None:
     client = app.test_client()
     sent = begin(client)
     claims = good_claims(provider, sent) | BAD_CLAIMS[case]

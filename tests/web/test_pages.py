@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import tracemalloc
 from collections.abc import Callable
@@ -301,6 +302,22 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
     queue.broker.delete(None, id, queue.now)
     for path in (f"/job?id={id}", f"/job/body?id={id}"):
         assert "it was deleted" in refusal(client, path, 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "section", "current"),
+    [
+        ("/", "Tubes", "page"), ("/tube?tube=mail", "Tubes", "true"), ("/tube/history?tube=mail", "Tubes", "true"),
+        ("/job?id=1", "Tubes", "true"), ("/job/form?id=1", "Tubes", "true"), ("/policies", "Policies", "page"),
+        ("/policy", "Policies", "true"), ("/search", "Search", "page"), ("/task", None, None), ("/nowhere", None, None),
+    ],
+)  # fmt: skip
+def test_navigation_marks_the_section_of_the_page(
+    queue: Queue, client: FlaskClient, path: str, section: str | None, current: str | None
+) -> None:
+    queue.put("mail")
+    links = re.findall(r'data-go="\w" aria-current=(\w+)>(\w+)</a>', client.get(path).text)
+    assert links == ([(current, section)] if section else [])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_browser_without_a_session_is_redirected_to_the_sign_in_page_and_back(ap
     assert (back.status_code, back.headers["Location"]) == (303, "/tube?tube=a/b&state=buried")
 
 
-def test_program_gets_a_challenge_and_a_browser_none(app: Flask) -> None:
+def test_programs_get_a_challenge_but_browsers_do_not(app: Flask) -> None:
     client = app.test_client()
     program = client.get("/")
     assert (program.status_code, program.headers["WWW-Authenticate"].split()[0]) == (401, "Basic")
@@ -100,7 +100,7 @@ def test_programs_still_send_a_password(app: Flask) -> None:
     assert "Set-Cookie" not in response.headers
 
 
-def test_expired_form_leads_back_to_its_page(app: Flask) -> None:
+def test_expired_form_returns_to_its_page(app: Flask) -> None:
     client = app.test_client()
     client.set_cookie("greenstalk", "gone")
     headers = SAME_ORIGIN | BROWSER | {"Referer": "http://localhost/tube?tube=mail"}
@@ -123,7 +123,7 @@ def test_referer_of_another_site_is_not_kept(app: Flask) -> None:
     ["", "//evil.example", "https://evil.example/", "/\\evil.example", "/\t/evil.example", "javascript:alert(1)", "x",
      "/login", "/login?next=/", "/logout", "/a b", "\\\\evil.example"],
 )  # fmt: skip
-def test_next_leads_to_no_other_site(app: Flask, where: str) -> None:
+def test_next_cannot_redirect_to_another_site(app: Flask, where: str) -> None:
     assert sign_in(app.test_client(), where=where).headers["Location"] == "/"
 
 
@@ -423,7 +423,7 @@ def test_name_of_a_user_is_valid_only_with_their_own_password(with_users: Flask)
     assert sign_in(client, VIEWER, "ada").status_code == 303
 
 
-def test_user_whose_role_is_gone_sees_nothing(queue: Queue) -> None:
+def test_user_whose_role_was_removed_sees_nothing(queue: Queue) -> None:
     client = queue.app(users=[User("bea", HASH, "gone")]).test_client()
     queue.put("mail")
     sign_in(client, "tea-time", "bea")
@@ -431,7 +431,9 @@ def test_user_whose_role_is_gone_sees_nothing(queue: Queue) -> None:
     assert status(client, "/tube?tube=mail") == 404
 
 
-def test_password_is_hashed_once_in_a_while(with_users: Flask, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verified_password_is_not_hashed_again(
+    with_users: Flask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed = []
 
     def note(*args: str) -> bool:
@@ -498,7 +500,7 @@ def test_session_ends_when_the_user_changes(queue: Queue, tmp_path: Path, user: 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]\n", b'{"version": 2, "salt": "x"}\n', b'{"version": 1}\n',
                                     b'{"version": 1, "salt": "x"}\n{"key": 5}\n', b"\xff\n"])  # fmt: skip
-def test_damaged_file_is_put_aside(queue: Queue, tmp_path: Path, damage: bytes) -> None:
+def test_damaged_file_is_renamed(queue: Queue, tmp_path: Path, damage: bytes) -> None:
     (tmp_path / NAME).write_bytes(damage)
     client, dashboard = restarted(queue, tmp_path)
     assert (tmp_path / f"{NAME}.damaged").read_bytes() == damage

@@ -191,7 +191,7 @@ def test_tube_that_the_visitor_does_not_see_is_not_listed(
     assert '"billing"' in client.get(f"/tubes/change?task={id}").text
 
 
-def test_cancelled_change_keeps_what_it_has_done(
+def test_cancelled_change_keeps_the_changes_so_far(
     queue: Queue, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(50):

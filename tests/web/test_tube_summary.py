@@ -68,7 +68,7 @@ def test_throughput_is_that_of_the_last_minute(queue: Queue) -> None:
     assert rates.per_minute(client, queue.now) == 8
 
 
-def test_throughput_of_a_new_worker_is_no_peak(queue: Queue) -> None:
+def test_throughput_of_a_new_worker_has_no_peak(queue: Queue) -> None:
     rates = WorkerRates(queue.broker, queue.clock)
     queue.now += 3600 * SECOND
     client = worker(queue, "mail")
@@ -94,7 +94,7 @@ def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
         (str(busy.number), str(second), "for 5\xa0s"),
         (str(other.number), "", "busy with another tube"),
     ]
-    assert found.summary == "4: 2 working, 1 waiting"
+    assert found.summary == "4 (2 working, 1 waiting)"
     assert found.more == ""
 
 

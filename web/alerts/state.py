@@ -88,7 +88,7 @@ class State:
         return self._path is not None
 
     def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
-        """Write the state with those of *alerts*, by receiver, that were sent. Set `trouble` on failure. Switches."""
+        """Write the state with the sent ones of *alerts*, which are by receiver. Set `trouble` on failure. Switches."""
         if self._path is None:
             return
         self._wanted += 1

@@ -206,7 +206,7 @@ class Server:
     def get_server(self) -> ServerFigures:
         """Get the figures of the server.
 
-        If you may see some tubes only, the numbers of jobs and tubes, and the rates, are those of these tubes.
+        If you may see only some tubes, the numbers of jobs and tubes, and the rates, include only these tubes.
         """
         return self._figures(self._clock())
 

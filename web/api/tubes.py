@@ -275,20 +275,20 @@ class Series(ResponseModel):
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
             " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
             " `buried`, `waiting`. Seconds, accurate to 1.6 %: `wait_p50`, `wait_p95`, `wait_p99`, `run_p50`,"
-            " `run_p95`, `run_p99`. A series in which nothing happened is left out."
+            " `run_p95`, `run_p99`. A series without events is omitted."
         ),
     ]
     before: Annotated[
         dict[str, list[float | int | None]] | None,
         Meta(
-            description="The series of the time to compare with, in the same form; null without `compare`. If its"
+            description="The series of the earlier time, in the same form; null without `compare`. If its"
             " points are kept per minute or per hour only, several points have the same values."
         ),
     ] = None
 
 
 def series_model(history: History, name: bytes | None, query: HistoryQuery) -> Series:
-    """Return the history that *query* asks for, of the tube *name*, or of the server if it is None. Switches."""
+    """Return the history that *query* selects, of the tube *name*, or of the server if *name* is None. Switches."""
     span = SPANS[query.span]
     found = Series(**history_json(history.columns(name, span)))
     if query.compare is not UNSET:

@@ -9,8 +9,8 @@ The checks, in this order:
 5. The path is under the prefix.
 6. A request that changes something comes from an admin, or from an operator if the endpoint is open to operators.
 
-The guard does not know which tube a request is about. Views, operations and tasks ask the Visitor for that: `sees` and
-`operates` (web.auth.access).
+The guard does not check rights to tubes. Views, operations and tasks check them with `sees` and `operates` of the
+Visitor (web.auth.access).
 
 A browser that requests a page with neither a session nor a password is redirected to the sign-in page. Programs get 401
 and a challenge for basic auth. Browsers do not get the challenge, so they show no prompt of their own.

@@ -163,7 +163,7 @@ class Sessions:
             self._save(self._path)
 
     def _make_room(self, account: Account) -> None:
-        """End the longest unused sessions of the same name, or of the same kind of credential, above the limits."""
+        """End the least recently used sessions above the limits per name and per kind of credential."""
         alike = [session for session in self.all() if session.account.source == account.source]
         own = [session for session in alike if session.account.name == account.name]
         for session in [*own[MAX_PER_USER - 1 :], *(alike[MAX_PER_SOURCE - 1 :] if account.source != USER else ())]:
@@ -226,7 +226,7 @@ class Sessions:
     def _take(self, found: Iterable[Session]) -> None:
         """Keep each of the sessions *found* that has not expired and whose credential is unchanged.
 
-        A time in the future counts as now: the clock was wrong then, and the session must not last longer for that.
+        A time in the future is replaced by now, so that a wrong clock cannot prolong a session.
         """
         now = self._clock()
         for session in found:

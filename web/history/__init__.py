@@ -5,9 +5,9 @@ rings           time series of fixed size in memory
 tube_series     the series of one tube
 history         samples all tubes, and answers queries
 points          points and sketches as bytes
-archive         points in blocks of time, within a limit of bytes
+archive         points in blocks of time, in bounded space
 files           the blocks on disk
-restored        the history that the previous run left
+restored        the history of the previous run
 marks           deploys, pauses, changes of policies, starts and takeovers
 worker_rates    the throughput of workers
 """

@@ -163,7 +163,7 @@ class History(BrokerListener):
         return self._rates(self._total)
 
     def spark(self, name: bytes | None, series: str, points: int = 60) -> list[float]:
-        """Return *series* (see rings.SERIES) in each of the last *points* ten seconds, oldest first; NaN is unknown.
+        """Return *series* (see rings.SERIES) in the last *points* intervals of 10 s, oldest first; NaN is unknown.
 
         At most 60 points. *name* None is the whole server. Empty if the tube has no series.
         """

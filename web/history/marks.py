@@ -53,7 +53,7 @@ class Mark(Struct, frozen=True):
 
     at      nanoseconds since the Unix epoch.
     kind    one of KINDS.
-    tube    name of the tube that it is about; empty if it is about the whole server.
+    tube    name of its tube; empty for a mark of the whole server.
     who     user name of its author; empty if there is none.
     """
 

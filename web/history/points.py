@@ -165,7 +165,7 @@ def offsets(chunk: bytes | bytearray) -> list[int]:
 
 
 class Entry(NamedTuple):
-    """The part of a frame that is about one tube; the empty name is the server. The sketches may be missing."""
+    """The part of a frame for one tube, or for the server if the name is empty. The sketches may be missing."""
 
     name: bytes
     point: bytes

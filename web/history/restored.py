@@ -92,7 +92,7 @@ class Restored:
         return [name for name in dict.fromkeys((*self.minutes, *self.hours)) if name != SERVER]
 
     def give(self, name: bytes, series: Series) -> None:
-        """Continue *name* in *series*."""
+        """Continue the points of the tube *name* in *series*."""
         series.set_chunk(MINUTES, self.minutes.get(name, bytearray()))
         series.set_chunk(HOURS, self.hours.get(name, bytearray()))
         series.minute = Interval(begins=False)

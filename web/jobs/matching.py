@@ -37,7 +37,7 @@ from greenstalk_server.web.jobs.job_list import (
 from greenstalk_server.web.jobs.query import BodyTest, Query, Test, parse
 
 MAX_COLLECTED_IDS: Final = 20_000
-"""Maximum queue entries and held jobs from which the ids of a tube are collected; takes two milliseconds at most."""
+"""Maximum queue entries and reserved jobs for which the ids of a tube are collected; takes at most two milliseconds."""
 
 MAX_LIST_TIME: Final = 0.002
 """Maximum seconds that a filtered list of a tube's jobs may take; searching a body of 1 MiB takes half of that."""
@@ -141,7 +141,7 @@ def candidate_ids(
 
 
 class _Place(NamedTuple):
-    """A place of jobs: the number of jobs, and a function that returns their ids."""
+    """A place with jobs: their number, and a function that returns their ids."""
 
     size: int
     ids: Callable[[], Iterable[int]]
@@ -150,7 +150,7 @@ class _Place(NamedTuple):
 def _places(broker: Broker, tube: Tube, state: str) -> list[_Place]:
     """Return the places of the jobs of *tube* in *state*, or in any state if that is empty.
 
-    The place of the reserved jobs has those of other tubes too.
+    The place of the reserved jobs also includes those of other tubes.
     """
     clients = broker.clients
     places = {

@@ -11,7 +11,7 @@ term, such as `age`, is a comparison: `5`, `>5`, `>=5`, `<5`, `<=5` or `1..5`. D
 as pages show them. Parsing is strict, so that a typo is reported, not searched for as text.
 There are no regular expressions, because the time to match one is unbounded.
 
-Pure: this module knows jobs, but neither HTTP nor the broker.
+Pure: this module depends on jobs, but on neither HTTP nor the broker.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Query:
 
 
 def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
-    """Return beginnings of terms to suggest in a search field, and the states.
+    """Return suggestions for a search field: beginnings of terms, and states.
 
     is_of_tube      the search is among the jobs of one tube in one state.
     sees_bodies     the visitor may search bodies.
@@ -354,7 +354,7 @@ def _written(name: str, value: NumberMatch | TextMatch | FieldMatch) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return *value* in quotes, as a term has it."""
+    """Return *value* in quotes, escaped for a term."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

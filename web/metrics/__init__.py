@@ -1,1 +1,1 @@
-"""Prometheus metrics, and figures as the visitor may see them."""
+"""Prometheus metrics, and the figures that the visitor may see."""

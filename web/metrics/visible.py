@@ -1,6 +1,6 @@
 """The figures of the server that the current visitor may see.
 
-For a visitor who may see some tubes only, the counts of jobs and the rates are sums over these tubes.
+If the visitor may see only some tubes, the counts of jobs and the rates are sums over these tubes.
 """
 
 from __future__ import annotations

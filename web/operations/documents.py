@@ -1,4 +1,4 @@
-"""Small documents of the dashboard: files that are read at the start and replaced as a whole. All functions block."""
+"""The dashboard's small documents: files that are read at the start and replaced as a whole. All functions block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_storable(value: object) -> bool:
 
 
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-"""JSON may have one, but no response can."""
+"""A lone surrogate: JSON may contain it, but a response may not."""
 
 
 def read_document(path: Path, most: int) -> bytes:
@@ -52,7 +52,7 @@ def replace_document(path: Path, document: bytes) -> None:
 
 
 def set_aside(path: Path, why: Exception, lost: str) -> None:
-    """Rename the damaged file *path*, and log *why*, and what is *lost*; raise OSError."""
+    """Rename the damaged file *path*, and log the reason *why* and the consequence *lost*; raise OSError."""
     aside = path.with_name(f"{path.name}.damaged")
     log.error("dashboard: %s is damaged (%s): renaming it to %s; %s", path, why, aside, lost)
     path.replace(aside)

@@ -215,7 +215,7 @@ def connection_details(client: Client, now: int) -> ConnectionDetails:
             *_identity(client),
             ("Role", row.role),
             *[("Held back", f"{name}: {hold}") for name, hold in _holds(client, now)],
-            ("Connected at", text.time_tag(client.connected_at)),
+            ("Connected", text.time_tag(client.connected_at)),
         ],
         jobs=[_held_job(job, now) for job in jobs],
         jobs_summary=_jobs_summary(len(jobs), held),

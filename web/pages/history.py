@@ -1,4 +1,4 @@
-"""The page of a tube's history, the charts of the server, their figures as JSON, and the form for marks."""
+"""The page of a tube's history, the charts of the server, their figures as JSON, and the form that adds a mark."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class TubeView:
 
     @property
     def attention(self) -> str:
-        """Its worst condition, or a fact about it that is no problem; may be empty."""
+        """Its worst condition, or a state that is not a problem, such as a pause; may be empty."""
         if self._worst is not None:
             return self._worst.measure.kind.label
         if hold := hold_label(self.tube, self.now):
@@ -202,6 +202,14 @@ COLUMNS: Final = (
         lambda view: view.oldest_age,
     ),
     _rate("Put/s", "put", "Jobs put"),
+    Column(
+        "10 min",
+        "trend",
+        "Jobs put in the last ten minutes, on the same scale for all tubes of this page",
+        lambda view: _spark(view.puts, view.top),
+        None,
+        "path",
+    ),
     _rate("Reserved/s", "reserve", "Jobs reserved"),
     _rate("Deleted/s", "delete", "Jobs deleted"),
     Column(
@@ -221,14 +229,6 @@ COLUMNS: Final = (
         "Time until jobs of this tube can be reserved again",
         lambda view: _seconds(view.pause_left),
         lambda view: view.pause_left,
-    ),
-    Column(
-        "Puts",
-        "trend",
-        "Jobs put in the last ten minutes, on the same scale for all tubes of this page",
-        lambda view: _spark(view.puts, view.top),
-        None,
-        "path",
     ),
     _rate("Timeouts/s", "timeout", "Reservations that timed out"),
     _rate("Buried/s", "bury", "Jobs buried"),
@@ -366,7 +366,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The column by which tubes are sorted, and the direction. By default the worst attention is first."""
+    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
 
     key: str = ATTENTION_KEY
     is_descending: bool = True
@@ -393,8 +393,8 @@ class Overview:
 
     server          every field of ServerStats, and the other fields of GROUPS and TOTALS, as text.
     tubes           a row per tube: the name, then the COLUMNS in order.
-    begin           place of the first row in the list of all tubes that match, from 0.
-    following       place of the first row of the next page; 0 if there is none.
+    begin           index of the first row in the list of all tubes that match, from 0.
+    following       index of the first row of the next page; 0 if there is none.
     summary         the number of tubes shown, the total, and the order.
     query           the filter, without surrounding spaces.
     is_filtered_out no tube matches the filter.
@@ -437,7 +437,7 @@ _Ranked = tuple[bool, float, bytes, Tube]
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """A page of tubes, the place at which it begins, and the numbers of tubes that match and that the visitor sees."""
+    """A page of tubes, the index of its first row, and the numbers of tubes that match and that are visible."""
 
     tubes: list[Tube]
     begin: int
@@ -464,7 +464,7 @@ class OverviewBuilder:
     def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
         """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.
 
-        *sees* tells whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
+        *sees* returns whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
         are fewer tubes. May switch.
         """
         broker, pace = self._broker, Pace()
@@ -495,7 +495,7 @@ class OverviewBuilder:
         )
 
     def _page(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int, pace: Pace) -> _Page:
-        """Return the page that begins at place *begin*, or the last page if there are fewer tubes. May switch."""
+        """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
         wanted = query.lower().encode(errors="replace")
         is_reversed = order.is_descending and order.key == BY_NAME
         all_tubes, batches, total, matched = list(self._broker.tubes.values()), list[list[_Ranked]](), 0, 0

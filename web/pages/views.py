@@ -72,7 +72,7 @@ JOB_PARTS_OF_OPERATORS: Final = (*JOB_PARTS, "actions")
 """Blocks of job.html, each within an element with its name in `data-part`."""
 
 MAX_BEGIN: Final = 10**9
-"""The last place at which a page of tubes may begin."""
+"""Maximum index at which a page of tubes may begin."""
 
 
 class Views:
@@ -164,7 +164,7 @@ class Views:
                 page = self._overview_page({}, sent)
             else:
                 page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
-        except HTTPException:  # the job or the tube is gone, or the form names none
+        except HTTPException:  # the job or the tube no longer exists, or the form names none
             return error_page(error)
         return make_response(page, error.code)
 

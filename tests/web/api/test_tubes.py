@@ -205,7 +205,7 @@ def test_invalid_mark_is_refused(program: Program, body: dict[str, str], field: 
     assert texts(program) == []
 
 
-def test_marks_are_bounded_and_pauses_do_not_evict_those_of_people(queue: Queue, program: Program) -> None:
+def test_marks_are_bounded_and_pauses_do_not_evict_marks_of_users(queue: Queue, program: Program) -> None:
     for number in range(MAX_MARKS + 5):
         program.do("POST", "/marks", {"text": f"deploy {number}"}, 201)
     queue.put("mail")
