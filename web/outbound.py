@@ -157,9 +157,15 @@ def refusal(address: IPAddress, target: Target) -> str:
         return "it is not the address of one host"
     if any(real in network for network in METADATA):
         return "it is link-local or a metadata service of a cloud: list its network in allow_private"
-    if not real.is_global and not target.allows_private:
+    if not target.allows_private and not _is_public(real):
         return "it is a private or reserved address: set allow_private"
     return ""
+
+
+def _is_public(address: IPAddress) -> bool:
+    """Return whether *address* is of the public Internet. Python counts some special IPv6 networks as global."""
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local
+    return address.is_global and not address.is_reserved and not is_site_local
 
 
 def _embedded(address: IPAddress) -> IPAddress:

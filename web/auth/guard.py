@@ -103,7 +103,6 @@ OPEN_TO_OPERATORS: Final = frozenset(
         *("alerts_silence", "alerts_silence_end", "api_silence_conditions", "api_end_silence"),
         *("tubes_preview", "tubes_run", "api_pause_tubes", "api_resume_tubes", "api_kick_tubes"),
         *("api_change_jobs", "api_redrive_jobs", "api_cancel_task", "api_run_task"),
-        *("mark_add", "api_add_mark"),
         *("api_reserve_jobs", "api_show_lease", "api_touch_lease", "api_delete_leased", "api_delete_batch_leased"),
         *("api_release_leased", "api_bury_leased"),
     }

@@ -45,6 +45,9 @@ MAX_LIST_TIME: Final = 0.002
 MIN_LIST_JOBS: Final = 8
 """Jobs that a filtered list examines even if that takes longer than MAX_LIST_TIME."""
 
+MAX_FIRST_TIME: Final = 0.01
+"""Seconds of CPU time after which it does not examine even these: bodies of large arrays take several ms each."""
+
 
 class JobMatcher:
     """Selects the jobs that match *query* at the time *at*; calls *yield_if_due* between two jobs.
@@ -166,13 +169,15 @@ def list_matching(
     broker: Broker, tube: Tube, state: int, query: Query, now: int, columns: Iterable[JobColumn]
 ) -> JobList:
     """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch."""
-    until = time.perf_counter() + MAX_LIST_TIME
+    until, first_until = time.perf_counter() + MAX_LIST_TIME, time.thread_time() + MAX_FIRST_TIME
     is_match, body_test, scanned = query.test(), query.body_test(), 0
     found, on_disk, size = list[Job](), list[Job](), 0
     for job in jobs_in_order(broker, tube, state):
         if scanned == MAX_LISTED or len(found) - len(on_disk) == PAGE_SIZE:
             break
         if scanned >= MIN_LIST_JOBS and time.perf_counter() > until:
+            break
+        if 0 < scanned < MIN_LIST_JOBS and time.thread_time() > first_until:
             break
         if len(on_disk) == BATCH_SIZE or size >= BATCH_BYTES:
             break

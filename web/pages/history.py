@@ -80,7 +80,6 @@ class HistoryPages:
     def server_json(self) -> Response:
         """Serve `/server/history.json?span=&compare=`: the series of the whole server. Switches."""
         require_full_view("The history of the server")
-        require_full_view("The history of the server")
         return self._json(self._history.columns(None, _span(strict=True)), None)
 
     def server_charts(self) -> Panel:
