@@ -91,13 +91,18 @@ class TubeView:
         return bool(self.tube.ready.count) and not self.tube.watching
 
     @property
+    def is_dead_letter(self) -> bool:
+        """Whether it is a dead-letter tube, whose jobs need no consumers."""
+        return self._dead_letter_tubes.has(self.tube)
+
+    @property
     def attention(self) -> str:
         """Its worst condition, or a state that is not a problem, such as a pause; may be empty."""
         if self._worst is not None:
             return self._worst.measure.kind.label
         if hold := hold_label(self.tube, self.now):
             return "at max. reserved" if hold == "max_reserved" else "at rate limit"
-        if self.tube.job_count and self._dead_letter_tubes.has(self.tube):
+        if self.tube.job_count and self.is_dead_letter:
             return "dead letters"
         return ""
 
