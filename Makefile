@@ -24,7 +24,7 @@ COMPILE := $(BIN)/python -c 'import greenstalk_server as it; raise SystemExit(no
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
-.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak bench profile clean
+.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak usability bench profile clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports
 
 soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
+
+usability: $(VENV)/.installed-dev  ## set up, then do ten tasks of an operator in a browser: time, clicks and keys of each
+	@$(need_chromium)
+	$(BIN)/python -m tests.usability
 
 bench: $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	@$(call need,gcc,gcc libc6-dev)

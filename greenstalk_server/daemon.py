@@ -226,7 +226,7 @@ class _PolicyFile:
     """The settings of the configuration file that SIGHUP reads again, such as the policies.
 
     path        the file; empty if there is none.
-    settings    those in force.
+    settings    the current settings.
     """
 
     def __init__(self, options: Options) -> None:
@@ -334,8 +334,9 @@ def _handle_signals(
     """Stop the server at SIGTERM and SIGINT, drain it at SIGUSR1, and toggle the log level at SIGUSR2.
 
     With a terminal, SIGHUP means that the terminal was closed, and stops the server. Without one it reloads the
-    certificate, and the policies, thresholds, alerts and servers of the configuration file. If there is neither, it
-    logs that SIGHUP is ignored, since an operator may expect it to reopen the log or reload the options. A SIGHUP that
+    certificate, and the policies, thresholds, alerts and servers of the configuration file. Without a certificate and a
+    configuration file, the server logs that it ignores SIGHUP, since an operator may expect that SIGHUP reopens the
+    log or reloads the options. A SIGHUP that
     the parent process ignores, as nohup(1) does, stays ignored.
     """
     gevent.signal_handler(signal.SIGTERM, stop)

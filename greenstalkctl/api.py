@@ -112,7 +112,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The progress of a bulk change or a dry run on the server; `message` says why it failed, or skipped jobs.
+    """The progress of a bulk change or a dry run on the server; `message`: why it failed or skipped jobs.
 
     effect          the counts of a policy's dry run; empty for other tasks.
     tubes, jobs     the tubes that a change of many tubes affects, and their jobs; None and 0 for other tasks.
@@ -131,7 +131,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """The failed jobs with one error; *error* and *reason*, why they are dead letters, may be None."""
+    """The failed jobs with one error; *error* and *reason*, the reason why they are dead letters, may be None."""
 
     error: str | None
     reason: str | None

@@ -1,4 +1,4 @@
-// “Copy as command”: keeps the commands equal to the values of their form while they are shown, and copies them.
+// “Copy as command”: updates the shown commands when the form changes, and copies them.
 // The server renders the commands (web/pages/commands.py).
 "use strict";
 
@@ -35,7 +35,7 @@
     }
   }
 
-  // The clipboard is available only in a secure context. Elsewhere the text is selected.
+  // The clipboard is available only in a secure context. Without it, the text is selected.
   async function copy(button) {
     const code = button.closest("figure").querySelector("code");
     let said = "Copied";

@@ -78,7 +78,7 @@
     row()?.querySelector("td.tick input")?.click();
   }
 
-  // Prepares an action on the ticked rows, or on the focused row if none is ticked. The page of the preview asks for
+  // Prepares an action on the selected rows, or on the focused row if none is selected. The page of the preview asks for
   // confirmation; a move needs a destination first.
   function prepare(action) {
     const form = document.getElementById("bulk");

@@ -37,7 +37,7 @@ function setText(element, text) {
   }
 }
 
-// Returns a name whose middle is cut where it has no room, as web/text.py does.
+// Returns a name that is cut in its middle if it does not fit, as web/text.py does.
 function middle(name) {
   const element = document.createElement("span");
   element.className = "cut-name";

@@ -1,5 +1,5 @@
-// Command palette (Ctrl+K): opens a page, a tube, a job, or an action of this page. It never acts by itself: an action is
-// its form, with the focus on the first field. The elements with `data-palette` are the actions of a page.
+// Command palette (Ctrl+K): opens a page, a tube, a job, or an action of this page. It does not execute an action: it
+// moves the focus to the first field of its form. The elements with `data-palette` are the actions of a page.
 "use strict";
 
 (() => {
@@ -17,7 +17,7 @@
 
   let shown = []; // the options in the list: {kind, label, run}
   let at = 0; // the selected option
-  let tubes = []; // the last answer of the server
+  let tubes = []; // tubes in the last response of the server
   let asking = null; // the AbortController of the current request
   let typing = 0;
 

@@ -33,15 +33,15 @@ from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
 from greenstalk_server.web.fields import MAX_PUT
+from greenstalk_server.web.history.archive import Archive, MemoryStore
+from greenstalk_server.web.history.archive import Store as HistoryStore
+from greenstalk_server.web.history.files import HistoryFiles
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.marks import START, Marks
+from greenstalk_server.web.history.worker_rates import WorkerRates
 from greenstalk_server.web.live.hub import LiveHub
-from greenstalk_server.web.metrics.archive import Archive, MemoryStore
-from greenstalk_server.web.metrics.archive import Store as HistoryStore
 from greenstalk_server.web.metrics.exporter import Metrics
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.history_files import HistoryFiles
-from greenstalk_server.web.metrics.marks import START, Marks
 from greenstalk_server.web.metrics.request_times import RequestTimes
-from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk
@@ -121,7 +121,7 @@ class Dashboard:
         self.worker_rates.start()
 
     def stop(self) -> None:
-        """End the live streams, the alerts, and the waits and leases of HTTP reserves. Does not switch."""
+        """Stop the live streams and the alerts, and end the waits and leases of HTTP reserves. Does not switch."""
         self.live.stop()
         self.alerts.stop()
         self.leases.stop()
@@ -299,7 +299,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
 def _template_values(options: WebOptions) -> dict[str, Any]:
     """Return the values that every template may use.
 
-    notice          the outcome of the change that led to this page, as its URL says; None if there was no change.
+    notice          the outcome of the change that led to this page, from its URL; None if there was no change.
     sent            the form that was refused, for its page.
     visitor         the visitor and their permissions.
     navigation      endpoint and label of each page that the visitor may see.
@@ -332,7 +332,7 @@ def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] 
 def _path_of(app: Flask, link: Link) -> str:
     """Return the path of the page to which *link* leads, below the address of the dashboard; `/` if there is none.
 
-    The link may come from a file that another version has written.
+    The link may come from a file of another version.
     """
     args = {name: value for name, value in link.args.items() if name != "_anchor"}
     anchor = link.args.get("_anchor", "")

@@ -87,7 +87,7 @@ def visible_tubes(client: Client) -> Collection[bytes]:
 def visible_jobs(client: Client) -> Collection[Job]:
     """Return the jobs that *client* holds and the visitor may see, in the order of reservation.
 
-    For a visitor who may see some tubes only, among the first MAX_SCANNED_JOBS.
+    If the visitor may see only some tubes, only the first MAX_SCANNED_JOBS jobs of the client are scanned.
     """
     sees, held = visitor().sees, client.reserved.values()
     return held if visitor().sees_all else [job for job in islice(held, MAX_SCANNED_JOBS) if sees(job.tube.name)]
@@ -115,7 +115,7 @@ def find_client(broker: Broker, given: Fields) -> Client:
 def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
     """Return the clients whose number is *query*, or whose address, name or a tube's name contains it. May switch.
 
-    Clients, tubes and jobs that the visitor may not see do not count.
+    Clients, tubes and jobs that the visitor may not see are ignored.
     """
     clients, who = list(broker.clients), visitor()
     if not who.sees_all:

@@ -22,7 +22,7 @@ class Provider:
     client_id, client_secret    identify the dashboard at the provider. Without a secret the client is public.
     scopes          to request, separated by spaces.
     groups_claim, name_claim    claims with the groups and with the name of a user.
-    label           its name on the login page.
+    label           its name on the sign-in page.
     """
 
     issuer: str

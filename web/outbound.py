@@ -1,11 +1,11 @@
 """HTTP requests from the server to addresses of its configuration: alerts, and the figures of other servers.
 
-A request runs in a native thread of a pool of its own, DNS query included, so neither the event loop nor the journal's
-threads wait for it. Every request has one deadline. When it has passed, the connection is shut down, which ends the
-thread. The response is bounded, redirects are not followed, and proxies of the environment are ignored.
+A request, DNS query included, runs in a native thread of a dedicated pool, so neither the event loop nor the journal's
+threads wait for it. Every request has one deadline, after which the connection is shut down and the thread ends. The
+response is bounded, redirects are not followed, and proxies of the environment are ignored.
 
 The name is resolved once, each address is checked, and the connection goes to a checked address, with the name in Host
-and for TLS. So no answer of a DNS server can lead a request to an address that the configuration does not allow.
+and for TLS. So no DNS response can redirect a request to an address that the configuration does not allow.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.targets import ENVIRONMENT, Secret, Target, parse_url
 
 MAX_REQUESTS: Final = 8
-"""Requests at the same time. Others wait, which counts towards their timeouts."""
+"""Maximum requests at the same time. Further requests wait; the wait counts towards their timeouts."""
 
 CONNECT_TIMEOUT: Final = 5.0
-"""Seconds for a connection to one address of a host."""
+"""Timeout of a connection attempt to one address of a host, seconds."""
 
 MAX_ADDRESSES: Final = 4
-"""Addresses of a host that are tried."""
+"""Maximum addresses of a host that are tried."""
 
 MAX_RESPONSE: Final = 64 * 1024
-"""Bytes of a response's body; the rest is not read."""
+"""Maximum bytes read of a response's body."""
 
 MAX_CONTEXTS: Final = 64
-"""TLS contexts that are kept, one for each file of authorities."""
+"""Maximum cached TLS contexts, one for each file of authorities."""
 
 SYSTEM_CA_TIME: Final = 3600
 """Seconds after which the system's authorities are loaded again."""
 
 MAX_SECRET: Final = 4096
-"""Bytes of a file with a secret."""
+"""Maximum bytes of a file with a secret."""
 
 NO_RESPONSE: Final = "the response is incomplete, or not valid HTTP"
 
@@ -66,13 +66,13 @@ METADATA: Final = (
     ip_network("100.100.100.200/32"),
     ip_network("192.0.0.192/32"),
 )
-"""Link-local addresses, and others at which clouds serve credentials; `allow_private = true` does not include them."""
+"""Link-local addresses, and addresses at which clouds serve credentials. `allow_private = true` does not allow them."""
 
 _NAT64: Final = ip_network("64:ff9b::/96")
 
 
 class RequestFailed(Exception):
-    """A request without a response; the message says why, without the address."""
+    """A request got no response; the message gives the reason, without the address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,27 @@ def read_secret(secret: Secret) -> str:
 
 
 def refusal(address: IPAddress, target: Target) -> str:
-    """Return why *target* may not be at *address*; empty if it may be."""
+    """Return the reason why *target* may not use *address*; empty if it may."""
     real = _embedded(address)
     if any(real in network for network in target.networks):
         return ""
     if real.is_multicast or real.is_unspecified:
         return "it is not the address of one host"
     if any(real in network for network in METADATA):
-        return "it is link-local or serves metadata of a cloud: list its network in allow_private"
-    if not real.is_global and not target.allows_private:
+        return "it is link-local or a metadata service of a cloud: list its network in allow_private"
+    if not target.allows_private and not _is_public(real):
         return "it is a private or reserved address: set allow_private"
     return ""
 
 
+def _is_public(address: IPAddress) -> bool:
+    """Return whether *address* is of the public Internet. Python counts some special IPv6 networks as global."""
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local
+    return address.is_global and not address.is_reserved and not is_site_local
+
+
 def _embedded(address: IPAddress) -> IPAddress:
-    """Return the IPv4 address that *address* leads to, if it is an IPv6 address with one; otherwise *address*."""
+    """Return the IPv4 address that is embedded in *address*, an IPv6 address; *address* if there is none."""
     if isinstance(address, IPv6Address):
         if address in _NAT64:
             return IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -179,7 +185,7 @@ def _tls_context(ca_file: str) -> ssl.SSLContext:
 
 @lru_cache(maxsize=MAX_CONTEXTS)
 def _loaded_context(ca_file: str, changed_at: int) -> ssl.SSLContext:
-    """Load the authorities, which takes 20 ms of CPU for the system's."""
+    """Load the authorities. The system's take 20 ms of CPU."""
     return ssl.create_default_context(cafile=ca_file or None)
 
 
@@ -210,7 +216,7 @@ class _Call:
                 self._handle.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> Response | str:
-        """Return the response, or why there is none. Blocks."""
+        """Return the response, or the reason for the failure. Blocks."""
         try:
             return self._run()
         except RequestFailed as error:
@@ -334,7 +340,7 @@ def _read(response: Any) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """Return *error* in words, without an address."""
+    """Return a description of *error* without an address."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not valid: {error.verify_message}"
     if isinstance(error, TimeoutError):

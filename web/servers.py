@@ -1,7 +1,8 @@
 """Other servers in the configuration, as their APIs describe them, beside this one.
 
-A server is asked only while somebody looks, and at most every REFRESH_INTERVAL. The requests run in native threads, all
-at the same time (web.outbound). Responses are bounded and untrusted: they are read strictly, and shown as text only.
+A server is queried only while a page or an API request needs its figures, and at most every REFRESH_INTERVAL. The
+requests run at the same time in native threads (web.outbound). Responses are bounded and untrusted: they are parsed
+strictly, and shown as text only.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from greenstalk_server.core.targets import ENVIRONMENT, shown_url
 from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.history.history import History
 from greenstalk_server.web.outbound import Request, RequestFailed, Response, send
 
 REFRESH_INTERVAL: Final = 5 * SECOND
-"""Nanoseconds for which an answer is not asked for again."""
+"""Minimum nanoseconds between two requests to a server."""
 
 MAX_TEXT: Final = 300
-"""Characters of a text of another server."""
+"""Maximum characters of a text of another server."""
 
 STANDBY: Final = "standby"
 LEADER: Final = "leader"
 SINGLE: Final = "single"
-"""Roles: a server that waits to take over, one that shares its journal and leads, and one that shares it with none."""
+"""Roles: waiting to take over; leader of a shared journal; without a shared journal."""
 
 STANDBY_LINE: Final = "standby of the journal "
-"""Beginning of the answer of a standby, which serves no API."""
+"""Beginning of the response of a standby, which serves no API."""
 
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Rate = Annotated[float, Meta(ge=0, le=1e12)]
@@ -63,7 +64,7 @@ class _Rates(Struct):
 
 
 class _Figures(Struct):
-    """A part of the answer to `GET /server`. Earlier versions have no role."""
+    """A part of the response to `GET /server`. Earlier versions have no role."""
 
     stats: _Stats
     rates: _Rates
@@ -76,7 +77,7 @@ class _Condition(Struct):
 
 
 class _Attention(Struct):
-    """A part of the answer to `GET /attention`."""
+    """A part of the response to `GET /attention`."""
 
     total: _Number
     conditions: list[_Condition]
@@ -114,10 +115,10 @@ class ServerStatus:
 
     address         scheme and host, or where the address is configured; empty for this server.
     href            address of its dashboard; empty if that is a secret, and for this server.
-    figures         None if it did not answer, or is a standby.
+    figures         None if it did not respond, or is a standby.
     role            one of the roles; empty if it is not known.
-    problem         why it did not answer; for a standby, its state.
-    at              when it answered or failed, nanoseconds since the Unix epoch; 0 if it has not been asked yet.
+    problem         reason why it did not respond; for a standby, its state.
+    at              time of the response or the failure, nanoseconds since the Unix epoch; 0 before the first request.
     """
 
     name: str
@@ -131,7 +132,7 @@ class ServerStatus:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether it answered."""
+        """Whether the server responded."""
         return self.figures is not None or self.role == STANDBY
 
 
@@ -147,7 +148,7 @@ class Servers:
         peers: Callable[[], tuple[Peer, ...]],
         role: Callable[[], ClusterStatus] | None,
     ) -> None:
-        """*peers* returns those in force; *role* the status of a server that shares its journal."""
+        """*peers* returns the configured servers, and *role* the status of a server that shares its journal."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._history: History = history
@@ -163,9 +164,9 @@ class Servers:
         return bool(self._peers())
 
     def statuses(self, wait: float) -> list[ServerStatus]:
-        """Return this server and the others; wait up to *wait* seconds for answers that are missing. Switches.
+        """Return this server and the others; wait up to *wait* seconds for missing responses. Switches.
 
-        Answers that are older than REFRESH_INTERVAL are asked for again, and returned until the new ones come.
+        A response that is older than REFRESH_INTERVAL is requested again, and returned until the new one arrives.
         """
         peers = self._peers()
         asked = [asking for peer in peers if (asking := self._ask(peer)) is not None]
@@ -174,7 +175,7 @@ class Servers:
         return [self._own(), *[self._status(peer) for peer in peers]]
 
     def _ask(self, peer: Peer) -> gevent.Greenlet | None:
-        """Start to ask *peer* unless its last answer is recent; return the greenlet that asks."""
+        """Start a request to *peer* unless its last response is recent; return the greenlet of the request."""
         before = self._asking.get(peer.name)
         if before is not None and before[0] == peer:
             return before[1]
@@ -186,7 +187,7 @@ class Servers:
         return asking
 
     def _note_answer(self, peer: Peer) -> None:
-        """Ask *peer*, and keep the answer. Switches."""
+        """Request the figures of *peer*, and store them. Switches."""
         try:
             status = replace(_ask(peer), at=self._clock())
         finally:
@@ -265,7 +266,7 @@ def _get(peer: Peer, path: str) -> Response:
 
 
 def _decoded(response: Response, kind: Any) -> Any:
-    """Return the body of *response* as *kind*; raise RequestFailed if it is an error, or not of that form."""
+    """Return the body of *response* as *kind*; raise RequestFailed if it is an error or has another form."""
     if response.status != 200:
         raise RequestFailed(f"status {response.status}{_detail(response)}")
     if response.is_cut:
@@ -277,7 +278,7 @@ def _decoded(response: Response, kind: Any) -> Any:
 
 
 def _detail(response: Response) -> str:
-    """Return the end of a message with the reason in *response*, a problem; empty if there is none."""
+    """Return the reason in *response*, a problem document, as the end of a message; empty if there is none."""
     try:
         detail = msgspec.json.decode(response.body).get("detail", "")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError):

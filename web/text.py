@@ -14,10 +14,10 @@ NBSP: Final = "\N{NO-BREAK SPACE}"
 """Separates a number from its unit, so that a narrow cell does not break between them."""
 
 LONGEST_UNCUT: Final = 20
-"""Characters of the longest name that is never cut: it has room in every layout."""
+"""Maximum length of names that are never cut: they fit in every layout."""
 
 NAME_END: Final = 10
-"""Characters at the end of a longer name that are never cut."""
+"""Length of the end of a longer name, which is never cut."""
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -87,7 +87,7 @@ def time_tag(nanoseconds: int, form: str = "full") -> Markup:
 
 
 def tag_instant(at: str, form: str = "full") -> Markup:
-    """Return the time *at*, which `instant` has returned, as `time_tag` does."""
+    """Return the time *at*, a text of `instant`, in the form of `time_tag`."""
     day, clock, _ = at.split()
     shown = at if form == "full" else f"{clock} UTC"
     return Markup('<time datetime="{}T{}Z" data-format="{}">{}</time>').format(day, clock, form, shown)
@@ -122,7 +122,7 @@ def breakable(name: str) -> Markup:
 
 
 def middle(name: str) -> Markup:
-    """Return *name* as HTML that is cut in its middle where it has no room; static/live.js does the same.
+    """Return *name* as HTML that is cut in its middle if it does not fit; static/live.js does the same.
 
     The end of a long name is an element of its own, which is never cut. The title has the whole name.
     """

@@ -12,10 +12,10 @@ from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 
 MAX_FOUND: Final = 100
-"""Tubes that one query returns."""
+"""Maximum tubes in the result of a query."""
 
 _BATCH: Final = 512
-"""Names compared before the best are picked."""
+"""Names compared between two selections of the best."""
 
 _Rank = tuple[int, int, int, str]
 """The kind of the match, the number of characters that it spans, the length of the name, and the name."""

@@ -147,7 +147,7 @@ def _setting(key: str, value: object, where: str) -> Setting:
 
 
 def _has_secret(value: object) -> bool:
-    """Return whether *value* is a database URL with a password, or has an address of a chat, whose path is a secret."""
+    """Return whether *value* is a database URL with a password, or contains a chat address, whose path is a secret."""
     if isinstance(value, tuple):
         return any(isinstance(each, Receiver) and each.template == SLACK and each.target.url for each in value)
     return isinstance(value, str) and without_password(value) != value

@@ -722,7 +722,7 @@ DEFINITIONS: Final = (
     ),
     Definition(
         (),
-        "name of the provider on the login page",
+        "name of the provider on the sign-in page",
         field="oidc_label",
         variable="GREENSTALK_OIDC_LABEL",
         key="oidc.label",

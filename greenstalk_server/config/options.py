@@ -65,7 +65,7 @@ class Options:
                       admin.
     web_password_file file whose first line is the admin password.
     operator_password password of operators, who act on jobs and pause tubes.
-    viewer_password   password of viewers, who may look at the dashboard and change nothing.
+    viewer_password   password of viewers, who may see the dashboard but not change anything.
     api_token         bearer token with which programs use the API as admins; the pages accept only passwords.
     api_operator_token  bearer token with which programs use the API as operators.
     api_viewer_token  bearer token with which programs use the API as viewers.
@@ -78,7 +78,7 @@ class Options:
     oidc_client_secret_file              file whose first line is the secret.
     oidc_scopes       scopes to request, separated by spaces.
     oidc_groups_claim, oidc_name_claim   claims with the groups and with the name of a user.
-    oidc_label        name of the provider on the login page.
+    oidc_label        name of the provider on the sign-in page.
     url_prefix        path of the dashboard, such as `/queue`; empty: the root.
     trusted_proxies   addresses whose X-Forwarded- headers are trusted.
     config_file       the configuration file, if any.
@@ -151,7 +151,7 @@ class Options:
 
     @property
     def has_admin(self) -> bool:
-        """Whether anybody can be an admin of a dashboard that needs a login."""
+        """Whether anybody can be an admin of a dashboard that requires a sign-in."""
         admins = {name for name, role in self.roles.items() if role.rights.is_admin}
         groups = any(self.roles[name].groups for name in admins) and self.oidc_issuer is not None
         return bool(

@@ -189,7 +189,7 @@ def _session_time(text: str) -> int:
 
 
 def _web_address(text: str) -> str:
-    """Return *text*, the address of an identity provider, unless it is not encrypted and leads to another machine."""
+    """Return *text*, the address of an identity provider, unless it is unencrypted and of another machine."""
     parts = urlsplit(text)
     host = parts.hostname or ""
     is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"

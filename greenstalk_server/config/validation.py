@@ -18,7 +18,7 @@ DATABASE_URL: Final = "DATABASE_URL"
 TOKENS: Final = ("api_token", "api_operator_token", "api_viewer_token", "metrics_token")
 
 SHARED_PASSWORDS: Final = ("operator_password", "viewer_password")
-"""The passwords besides that of admins."""
+"""The passwords of the roles other than admin."""
 
 
 def problems(options: Options) -> Iterator[UsageError]:
@@ -65,7 +65,7 @@ def warnings(options: Options) -> Iterator[str]:
 
 
 def refuse_equal_passwords(options: Options, password: str | None) -> None:
-    """Raise UsageError if *password*, the admin password, or the operator password is that of another role too."""
+    """Raise UsageError if *password*, the admin password, or the operator password also belongs to another role."""
     for field in SHARED_PASSWORDS:
         if password and password == options.value_of(field):
             raise UsageError(f"{options.label_of(field)}: must differ from the admin password")

@@ -19,7 +19,7 @@ class Key:
 
     read            returns a value as the server uses it; raises ValueError.
     allowed         the allowed values, for "must be ...".
-    is_secret       its value may be a secret, which no message shows.
+    is_secret       its value may be a secret, so messages do not show it.
     """
 
     read: Callable[[object], Any]
@@ -32,7 +32,7 @@ def find_key_mistakes(
 ) -> list[tuple[str, str]]:
     """Return each mistake in *table*, which is at *place* and may have *keys*: the key, and a complete message.
 
-    *hints* say, for unknown keys, where to write them.
+    *hints* name the right place of keys that are unknown here.
     """
     mistakes = []
     for name, value in table.items():

@@ -2,7 +2,7 @@
 
 A histogram counts durations by the bit length of their nanoseconds: it is small, and kept for as long as a tube exists.
 A sketch divides each bit length into PARTS buckets of the same width. Two sketches are merged by adding their counts,
-so the quantiles of an hour come from the sketches of its minutes, as exactly as those of each minute.
+so the quantiles of an hour, from the merged sketches of its minutes, are as accurate as those of a minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_BUCKET: Final = 64 * PARTS + PARTS - 1
 def count_duration(rows: DurationRows, duration: int) -> None:
     """Add *duration*, nanoseconds below 2**63, to *rows*.
 
-    Costs less than counting in a dictionary by bucket: 38 ns instead of 83, of which most created the key's integer.
+    Takes 38 ns. Counting in a dictionary by bucket takes 83 ns, most of it to create the integer key.
     """
     length: i64 = duration.bit_length()
     row = rows.get(length)
@@ -95,9 +95,9 @@ def quantile_buckets(sketch: Sketch, parts: tuple[float, ...]) -> list[int]:
 
 
 def bucket_seconds(bucket: int) -> float:
-    """Return the duration in seconds that stands for all durations in *bucket*.
+    """Return the duration in seconds that represents all durations in *bucket*.
 
-    It differs from each of them by at most RELATIVE_ERROR of that duration.
+    Its relative difference from each of them is at most RELATIVE_ERROR.
     """
     length, part = divmod(bucket, PARTS)
     if length <= PART_BITS + 1:

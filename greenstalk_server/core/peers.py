@@ -21,7 +21,7 @@ MAX_PEERS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another server; *document* is the table from which this was read. The address is that of its dashboard."""
+    """Another server; *document* is its table in the configuration. The address is that of its dashboard."""
 
     name: str
     target: Target
@@ -32,7 +32,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
     """Return each mistake in *table*, `[servers.NAME]`: the key, and a complete message."""
     place = f"servers.{name[:60]}"
     if not is_name(name):
-        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_. that begins with no sign")]
+        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_., the first a letter or digit")]
     if not isinstance(table, dict):
         return [("", f"{place}: must be a table, headed [servers.{name}]")]
     mistakes = find_key_mistakes(place, table, TARGET_KEYS)
@@ -41,7 +41,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
 
 
 def parse_peer(name: str, table: Mapping[str, object]) -> Peer:
-    """Return *table*, in which `find_mistakes` finds none, as a Peer."""
+    """Return *table*, which must have no mistakes, as a Peer."""
     return Peer(name, parse_target(name, table), table)
 
 

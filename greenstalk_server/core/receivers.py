@@ -29,7 +29,7 @@ MAX_RECEIVERS: Final = 16
 MAX_PATTERNS: Final = 100
 MAX_HEADERS: Final = 20
 MAX_SOURCE: Final = 100
-"""Characters of the name of this server."""
+"""Maximum characters of the name of this server."""
 
 JSON: Final = "json"
 SLACK: Final = "slack"
@@ -62,15 +62,15 @@ class Receiver:
     severities, kinds   the conditions that it receives.
     tubes           patterns of the tubes whose conditions it receives; empty for all.
     with_server     whether it receives conditions of the server.
-    wait            time for which a condition must last until it is sent.
-    resolve_after   time for which a condition must have ended until that is sent.
-    repeat          time after which a condition that lasts is sent again; 0 for never.
+    wait            time for which a condition must hold before it is sent.
+    resolve_after   time for which a condition must be over before its end is sent.
+    repeat          time after which a condition that still holds is sent again; 0 for never.
     interval        minimum time between two messages; critical conditions are sent earlier.
     with_resolved   whether the end of a condition is sent.
     headers         further headers of its requests.
-    source          name of this server in messages; empty for the host, or the journal that it shares.
+    source          name of this server in messages; empty for the name of the host, or of the shared journal.
     dashboard_url   address of the dashboard for links; empty for messages without links.
-    document        the table from which this was read.
+    document        the table in the configuration.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Receiver:
     _tubes: re.Pattern[bytes] | None = field(compare=False, repr=False)
 
     def wants(self, kind: str, severity: str, tube: bytes) -> bool:
-        """Whether it receives conditions of this *kind* and *severity*; an empty *tube* is the server."""
+        """Whether it receives conditions of *kind* and *severity* about *tube*; an empty *tube* is the server."""
         if severity not in self.severities or kind not in self.kinds:
             return False
         if not tube:
@@ -184,7 +184,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
     """Return each mistake in *table*, `[alerts.NAME]`: the key, and a complete message."""
     place = f"alerts.{name[:60]}"
     if not is_name(name):
-        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_. that begins with no sign")]
+        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_., the first a letter or digit")]
     if not isinstance(table, dict):
         return [("", f"{place}: must be a table, headed [alerts.{name}]")]
     if mistakes := find_key_mistakes(place, table, _KEYS):
@@ -203,7 +203,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
 
 
 def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
-    """Return *table*, in which `find_mistakes` finds none, as a Receiver."""
+    """Return *table*, which must have no mistakes, as a Receiver."""
     values = {key: _KEYS[key].read(value) for key, value in table.items()}
     tubes = values.get("tubes", ())
     return Receiver(

@@ -1,4 +1,4 @@
-"""Roles of the dashboard's users: which tubes a user may view, and in which a user may act on jobs.
+"""Roles of the dashboard's users: the tubes that a user may view, and the tubes whose jobs a user may change.
 
 `viewer`, `operator` and `admin` always exist. The tables `[roles.NAME]` of the configuration file define more roles,
 and restrict the first two to tubes whose names match a pattern, in which `*` matches any characters. Pure.
@@ -33,12 +33,12 @@ _FIXED_KEYS: Final = {ADMIN: ("admin", "view", "operate"), OPERATOR: ("admin",),
 _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}")
 _USER_NAME: Final = re.compile(r"[^\x00-\x20\x7f-\xa0:\u2028-\u202e\u2066-\u2069]{1,100}")
 _PASSWORD_HASH: Final = re.compile(r"(scrypt|pbkdf2)(:[a-z0-9]+){1,3}\$[A-Za-z0-9./+=]+\$[0-9a-f]{32,200}")
-"""In the form of werkzeug.security: method and parameters, salt, hash."""
+"""Form of a hash of werkzeug.security: method and parameters, salt, hash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The rights of a user in tubes. `operate` implies `view`, and *is_admin* implies both for all tubes.
+    """The rights of a user on tubes. `operate` implies `view`, and *is_admin* implies both for all tubes.
 
     view, operate   patterns of tube names.
     is_admin        may also set policies, close connections, and read the audit log.
@@ -55,7 +55,7 @@ class Rights:
 
     @property
     def operates_any(self) -> bool:
-        """Whether there can be a tube in which the user may act on jobs."""
+        """Whether there can be a tube whose jobs the user may change."""
         return self.is_admin or bool(self.operate)
 
     def may_view(self, tube: bytes) -> bool:
@@ -120,7 +120,7 @@ def find_role_mistakes(document: object) -> list[tuple[str, str]]:
 
 
 def read_roles(document: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Role]:
-    """Return the roles of *document*, in which `find_role_mistakes` finds none, and the built-in ones."""
+    """Return the roles of *document*, which must have no mistakes, and the built-in roles."""
     roles = dict(BUILT_IN_ROLES)
     for name, table in document.items():
         built_in = BUILT_IN_ROLES.get(name, Role(name, Rights())).rights
@@ -145,7 +145,7 @@ def find_user_mistakes(document: object) -> list[tuple[str, str]]:
 
 
 def read_users(document: Mapping[str, Mapping[str, str]]) -> tuple[User, ...]:
-    """Return the users of *document*, in which `find_user_mistakes` finds none."""
+    """Return the users of *document*, which must have no mistakes."""
     return tuple([User(name, table["password_hash"], table["role"]) for name, table in document.items()])
 
 
@@ -180,7 +180,7 @@ def _role_mistakes(name: str, table: Mapping[str, object]) -> list[tuple[str, st
     why = f"must not be set: the role {name} always exists. Give another name to a role with other rights"
     mistakes += [(f"{name}.{key}", f"{place}.{key}: {why}") for key in _FIXED_KEYS.get(name, ()) if key in table]
     if name not in BUILT_IN_ROLES and not any(table.get(key) for key in ("view", "operate", "admin")):
-        mistakes.append((name, f"{place}: must have view, operate or admin, or it would allow nothing"))
+        mistakes.append((name, f"{place}: must have view, operate or admin, otherwise the role allows nothing"))
     return mistakes
 
 

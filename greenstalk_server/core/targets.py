@@ -16,7 +16,7 @@ from greenstalk_server.core.config_tables import Key, read_time
 from greenstalk_server.core.job import SECOND
 
 MAX_URL: Final = 2000
-"""Characters of an address."""
+"""Maximum characters of an address."""
 
 DEFAULT_TIMEOUT: Final = 10 * SECOND
 MAX_TIMEOUT: Final = 60 * SECOND
@@ -43,7 +43,7 @@ class Secret(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An address, and what a request to it may do.
+    """An address, and the restrictions on requests to it.
 
     name            its name in the configuration.
     url             the address; empty if it is a secret.
@@ -73,7 +73,7 @@ def is_name(text: str) -> bool:
 
 
 def parse_url(text: str) -> SplitResult:
-    """Return the parts of *text*, an address with a host and without credentials; raise ValueError if it is not one."""
+    """Return the parts of *text*, an address with a host and without credentials; raise ValueError if it is invalid."""
     if len(text) > MAX_URL or _URL.fullmatch(text) is None:
         raise ValueError
     parts = urlsplit(text)

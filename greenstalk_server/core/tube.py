@@ -271,9 +271,9 @@ class Tube:
         self.run_ewma += (time - self.run_ewma) // EWMA_WINDOW
 
     def take_times(self) -> tuple[DurationRows, DurationRows]:
-        """Return the waits and the runs since the last call, which become part of the earlier ones.
+        """Return the waits and the runs since the last call, and add them to the earlier ones.
 
-        Only the history may call this, since each time is returned once.
+        Only the history may call this, since each duration is returned only once.
         """
         waits, runs = self.waits, self.runs
         self.waits, self.runs = {}, {}

@@ -25,11 +25,11 @@ COLUMNS: Final = (Column("jobs", 0), Column("last", 3, "text"), Column("sample",
 @click.option("--field", default="", metavar="PATH", help="The field of the JSON body with the error: job.reason.")
 @click.pass_obj
 def errors(settings: Settings, tube: str, state: str | None, field: str) -> None:
-    """Count the failed jobs of TUBE by their error, the commonest first.
+    """Count the failed jobs of TUBE by their error, the most common first.
 
-    Failed jobs are the buried ones, and in a dead-letter tube all that no client holds. The error is a field of the
-    JSON body; numbers and ids in it become #. With --json each error is one line, with the search (q) that finds
-    exactly its jobs: use it for `jobs --query` and `redrive --query`.
+    Failed jobs are the buried ones, and in a dead-letter tube all jobs that no client holds. The error is a field of
+    the JSON body, in which # replaces numbers and ids. With --json each error is one line, with the search (q) that
+    finds exactly its jobs: use it for `jobs --query` and `redrive --query`.
     """
     out = settings.out
     with settings.open_api("groups of errors") as api, Interrupt() as interrupt:

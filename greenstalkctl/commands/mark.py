@@ -13,7 +13,7 @@ from greenstalkctl.settings import Command, Settings
 @click.argument("text", help="What happened, at most 200 characters.")
 @click.pass_obj
 def mark(settings: Settings, tube: str | None, text: str) -> None:
-    """Add TEXT, such as "deployed 4.2", to the charts of the server and of its tubes, at the present time."""
+    """Add TEXT, such as "deployed 4.2", to the charts of the server and of its tubes, at the current time."""
     with settings.open_api("marks") as api:
         added = api.add_mark(text, tube)
     settings.out.show(added, f"marked: {added['text']}")

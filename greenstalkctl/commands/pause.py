@@ -26,7 +26,7 @@ def pause(ctx: click.Context, tube: str, time: float | None, pattern: str | None
     settings = ctx.ensure_object(Settings)
     if (time is None) == (pattern is None):
         raise InvalidUsage("give either TUBE TIME, or --pattern PATTERN TIME")
-    if pattern is not None:  # the only word is the time
+    if pattern is not None:  # the only argument is the time
         seconds = DURATION.convert(tube, None, ctx)
         change_tubes(settings, "pause", pattern, {"seconds": seconds, "reason": reason}, "ready job")
         return

@@ -38,8 +38,9 @@ def closed_directory() -> Iterator[Path]:
 
 
 def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
-    """Return the bytes and the time of each file in *directory*."""
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
+    """Return the bytes and the time of each file in *directory* and below."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def write_later_journal(directory: Path) -> None:

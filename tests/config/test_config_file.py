@@ -355,7 +355,7 @@ def test_empty_file_sets_nothing(path: Path) -> None:
         ),
         ("roles = 1", ":1: roles: must be tables, each headed [roles.NAME]"),
         ("[roles]\na = 1", ":2: roles.a: must be a table: write [roles.a], and its keys below it"),
-        ("[roles.a]", ":1: roles.a: must have view, operate or admin, or it would allow nothing"),
+        ("[roles.a]", ":1: roles.a: must have view, operate or admin, otherwise the role allows nothing"),
         ("[roles.a]\nviev = ['a']\nview = ['a']", ":2: roles.a: unknown key 'viev': did you mean view?"),
         ("[roles.a]\nview = 'a'", ":2: roles.a.view: must be an array of tube names"),
         ("[roles.a]\nview = ['a b']", ":2: roles.a.view: 'a b' cannot match any tube"),

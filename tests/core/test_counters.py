@@ -319,7 +319,7 @@ def test_listener_is_notified_of_pauses_and_of_their_ends(world: World) -> None:
     assert pauses.found == [(b"mail", 60), (b"mail", 5), (b"mail", 0)]
 
 
-def test_pause_that_ends_by_itself_is_not_notified_again(world: World) -> None:
+def test_pause_that_expires_is_not_notified_again(world: World) -> None:
     client, pauses = world.client(use=b"mail", watch=(b"mail",)), Pauses(world.broker)
     client.put()
     client.pause_tube(b"mail", 5)

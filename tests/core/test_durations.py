@@ -80,7 +80,7 @@ def test_sketch_without_durations_has_no_quantiles() -> None:
 
 
 @pytest.mark.parametrize("turns", [1, 3])
-def test_times_of_a_tube_are_taken_once_and_counted_for_ever(world: World, turns: int) -> None:
+def test_times_of_a_tube_are_taken_once_and_stay_counted(world: World, turns: int) -> None:
     client = world.client()
     taken: Sketch = {}
     for _ in range(turns):

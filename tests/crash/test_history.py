@@ -45,5 +45,5 @@ def test_killed_server_shows_its_history_after_the_restart(tmp_path: Path) -> No
         puts = [value for value in found["put"] if value]
         assert len(puts) == 1 and 1 / 60 <= puts[0] + 1e-6 <= 1
         texts = [mark["text"] for mark in ask(daemon, "/marks")["marks"]]
-        assert texts[1] == "deployed 4.2"
-        assert len(texts) == 3 and all("started, version" in text for text in (texts[0], texts[2]))
+        texts.remove("deployed 4.2")
+        assert len(texts) == 2 and all("started, version" in text for text in texts)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, Archive
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.history_files import HistoryFiles
-from greenstalk_server.web.metrics.rings import DAY, HOUR
+from greenstalk_server.web.history.archive import HOURS, MINUTES, Archive
+from greenstalk_server.web.history.files import HistoryFiles
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.rings import DAY, HOUR
 from tests.faults.disks import fill
 from tests.web.conftest import Queue
 from tests.web.served import work

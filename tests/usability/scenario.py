@@ -1,7 +1,7 @@
 """A queue with problems: 45 tubes, 30 connections, and some 220,000 jobs.
 
 billing.invoices    ready jobs grow old: its one worker holds a job
-imports             failed jobs with three kinds of errors, the commonest one a KeyError
+imports             failed jobs with three kinds of errors, the most common one a KeyError
 exports.csv         ready jobs, and no consumers
 search.index        100,000 ready jobs
 quiet.01 and so on  tubes without problems
@@ -49,7 +49,9 @@ class Scenario:
     worker      the local port of that worker, by which the dashboard names it.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, backlog: int = BACKLOG) -> None:
+        """*backlog* is the number of ready jobs of `search.index`, at least 1000."""
+        self._backlog: int = backlog
         self._daemon: Daemon = daemon
         self._clients: list[greenstalk.Client] = []
         self.held: int = 0
@@ -91,7 +93,7 @@ class Scenario:
         importer = self.connect(use="imports", watch="imports")
         for _ in failed:
             importer.bury(importer.reserve(timeout=0))
-        self._put("search.index", [b"{}"] * BACKLOG)
+        self._put("search.index", [b"{}"] * self._backlog)
         self._put("exports.csv", [b'{"format": "csv"}'] * 200)
         orders = [
             json.dumps({"customer": {"id": CUSTOMER + number // CUSTOMER_JOBS}}).encode() for number in range(700)

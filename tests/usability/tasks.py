@@ -34,7 +34,7 @@ def _find_what_is_wrong(operator: Operator, scenario: Scenario) -> None:
         operator.sees(operator.page.locator(".condition", has_text=tube).first)
 
 
-def _find_the_commonest_error(operator: Operator, scenario: Scenario) -> None:
+def _find_the_most_common_error(operator: Operator, scenario: Scenario) -> None:
     _open_errors(operator)
     first = operator.page.locator(".error-group").first
     operator.sees(first)
@@ -114,7 +114,7 @@ def _search_customer(operator: Operator) -> None:
 
 TASKS: Final = (
     Task("Is anything wrong?", _find_what_is_wrong, 0),
-    Task("What is the commonest error of the failing tube?", _find_the_commonest_error, 1),
+    Task("What is the most common error of the failing tube?", _find_the_most_common_error, 1),
     Task("Retry the jobs with one error", _retry_one_error, 3),
     Task("Which worker holds job N?", _find_the_holder_of_a_job, 1),
     Task("Why does a tube lag?", _find_why_a_tube_lags, 1),

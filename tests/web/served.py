@@ -12,7 +12,7 @@ from flask import Flask
 from gevent.pywsgi import WSGIServer
 
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.history.history import History
 
 from .conftest import Queue
 

@@ -119,7 +119,7 @@ def test_condition_that_ends_early_is_not_sent() -> None:
     assert rounds.book.alerts == {}
 
 
-def test_end_is_sent_once_after_a_while() -> None:
+def test_end_is_sent_once_after_resolve_after() -> None:
     rounds = Rounds()
     assert rounds.at(60, condition()) == ["begin mail"]
     assert rounds.at(100) == []
@@ -165,7 +165,7 @@ def test_severity_that_rises_is_sent_at_once() -> None:
     assert rounds.at(62, condition(kind=LIMIT)) == []
 
 
-def test_receiver_of_critical_conditions_is_told_that_they_are_no_longer_critical() -> None:
+def test_condition_that_is_no_longer_critical_ends_for_a_receiver_of_critical_ones() -> None:
     rounds = Rounds(severities=["critical"])
     assert rounds.at(60, condition(kind=LIMIT, severity=CRITICAL)) == ["begin mail"]
     assert rounds.at(61, condition(kind=LIMIT)) == []
@@ -469,7 +469,7 @@ def test_failures_are_retried_with_growing_pauses(queue: Queue, server: Server) 
     assert world.alerts.waiting("r0") == 0
 
 
-def test_receiver_gets_only_what_still_holds_after_an_outage(queue: Queue, server: Server) -> None:
+def test_receiver_gets_only_conditions_that_still_hold_after_an_outage(queue: Queue, server: Server) -> None:
     server.answer = answer(503)
     queue.put("mail")
     world = World(queue, table(server))
@@ -510,7 +510,7 @@ def test_time_until_a_retry(queue: Queue, server: Server, status: int, after: st
     assert world.alerts.posts["r0"].next_try - queue.now == wait
 
 
-def test_each_receiver_is_sent_its_own_conditions(queue: Queue, server: Server) -> None:
+def test_each_receiver_gets_its_own_conditions(queue: Queue, server: Server) -> None:
     queue.put("mail")
     queue.put("web")
     world = World(queue, table(server), table(server, tubes=["web"]), table(server, severities=["critical"]))
@@ -579,7 +579,7 @@ def test_standby_and_new_leader_send_nothing(queue: Queue, server: Server) -> No
     assert len(server.requests) == 1
 
 
-def test_stop_aborts_what_is_under_way(queue: Queue, server: Server) -> None:
+def test_stop_aborts_messages_in_transit(queue: Queue, server: Server) -> None:
     server.answer = server.hang
     queue.put("mail")
     world = World(queue, table(server))
@@ -598,7 +598,7 @@ def test_stop_aborts_what_is_under_way(queue: Queue, server: Server) -> None:
     assert not world.alerts._sending
 
 
-def test_message_that_cannot_be_made_is_tried_again_later(
+def test_message_that_cannot_be_built_is_retried(
     queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.put("mail")
@@ -613,7 +613,7 @@ def test_message_that_cannot_be_made_is_tried_again_later(
     assert len(server.requests) == 1
 
 
-def test_link_to_a_page_that_no_longer_exists_leads_to_the_overview(queue: Queue) -> None:
+def test_link_to_a_removed_page_opens_the_overview(queue: Queue) -> None:
     alerts = queue.app().extensions["dashboard"].alerts
     assert alerts._path_of(Link("tube", {"tube": "a+b", "state": "buried"})) == "/tube?tube=a%2Bb&state=buried"
     assert alerts._path_of(Link("overview", {"_anchor": "group-disk"})) == "/#group-disk"
@@ -623,7 +623,7 @@ def test_link_to_a_page_that_no_longer_exists_leads_to_the_overview(queue: Queue
 # Restarts
 
 
-def test_what_was_sent_is_not_sent_again_after_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
+def test_sent_conditions_are_not_sent_again_after_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
     queue.put("mail")
     world = World(queue, table(server), directory=tmp_path)
     world.run()
@@ -669,6 +669,10 @@ def damaged() -> list[bytes]:
         "threshold": 1.0, "link": ["overview", {}], "is_present": True, "ended_at": 0, "sent_at": 1,
         "sent_severity": "", "kept_until": 0,
     }  # fmt: skip
+    delivery = {
+        "number": 1, "at": 1, "receiver": "ops", "summary": "test", "attempt": 1, "status": 200, "seconds": 0.1,
+        "error": "",
+    }  # fmt: skip
     changes: list[dict[str, Any]] = [
         {"version": 2},
         {"alerts": []},
@@ -676,25 +680,33 @@ def damaged() -> list[bytes]:
         {"alerts": {"ops": [alert | {"severity": 1}]}},
         {"alerts": {"ops": [alert | {"link": ["overview", {"a": 1}]}]}},
         {"alerts": {"ops": [alert | {"link": 5}]}},
+        {"alerts": {"ops": [alert | {"severity": "fatal"}]}},
+        {"alerts": {"ops": [alert | {"since": 10**30}]}},
+        {"alerts": {"ops": [alert | {"value": float("inf")}]}},
+        {"alerts": {"ops": [alert | {"threshold": float("nan")}]}},
+        {"alerts": {"ops": [alert | {"sentence": "\ud800"}]}},
         {"alerts": {"ops": [alert] * 200}},
         {"silences": [silence | {"until": "soon"}]},
         {"silences": [silence | {"tubes": "a b"}]},
         {"silences": [silence | {"more": 1}]},
+        {"silences": [silence | {"until": 10**30}]},
         {"silences": [silence] * 101},
         {"last_silence": True},
         {"log": [{}]},
+        {"log": [delivery | {"at": 2**63}]},
+        {"log": [delivery | {"at": -1}]},
     ]
     broken = [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff", b"{}"]
     return broken + [json.dumps(good | change).encode() for change in changes]
 
 
 @pytest.mark.parametrize("content", damaged())
-def test_damaged_state_is_kept_aside(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_state_is_renamed(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "alerts.json").write_bytes(content)
     state = State(str(tmp_path))
     assert (state.alerts, state.silences.all(), list(state.log), state.trouble) == ({}, [], [], "")
     assert (tmp_path / "alerts.json.damaged").read_bytes() == content
-    assert "silences are lost, and conditions that last are sent again" in caplog.text
+    assert "silences are lost, and conditions that still hold are sent again" in caplog.text
     state.save({})
     assert State(str(tmp_path)).trouble == ""
 
@@ -722,7 +734,7 @@ def test_log_is_bounded(queue: Queue, server: Server) -> None:
 # Reloads
 
 
-def test_changed_receiver_keeps_what_it_knows(queue: Queue, server: Server) -> None:
+def test_changed_receiver_keeps_its_alerts(queue: Queue, server: Server) -> None:
     queue.put("mail")
     world = World(queue, table(server))
     world.run()
@@ -836,7 +848,7 @@ def test_silences_by_form_and_by_api(visited: FlaskClient) -> None:
         ({"reason": "x" * 201}, "“reason” must have at most 200 characters"),
     ],
 )
-def test_refused_silence_keeps_what_was_typed(visited: FlaskClient, change: dict[str, str], message: str) -> None:
+def test_refused_silence_keeps_the_values(visited: FlaskClient, change: dict[str, str], message: str) -> None:
     form = {"tubes": "mail.typed", "kind": "disk", "seconds": "3600", "reason": "typed reason"} | change
     response = visited.post("/alerts/silence", data=form, headers=SAME_ORIGIN)
     assert response.status_code == 400

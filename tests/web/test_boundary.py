@@ -513,7 +513,7 @@ def test_bulk_change_of_everything_changes_only_operated_tubes(world: World) -> 
     assert not any(name.startswith(b"billing.") and tube.job_count for name, tube in world.queue.broker.tubes.items())
 
 
-def test_operator_does_not_use_what_only_admins_may(world: World) -> None:
+def test_operator_cannot_use_endpoints_of_admins(world: World) -> None:
     """An operator of all tubes sets no policies, closes no connections and reads no audit log."""
     queue = world.queue
     client = queue.app(operator_password=OPERATOR).test_client()

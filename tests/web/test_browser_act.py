@@ -136,7 +136,7 @@ def test_incomplete_form_has_no_command(scripted: Tab, clients: Clients) -> None
 
 
 @pytest.mark.parametrize(("key", "heading"), [("K", "Kick 2 jobs?"), ("d", "Delete 2 jobs?")])
-def test_keys_open_the_preview_of_the_ticked_rows(scripted: Tab, clients: Clients, key: str, heading: str) -> None:
+def test_keys_open_the_preview_of_the_selected_rows(scripted: Tab, clients: Clients, key: str, heading: str) -> None:
     clients.put(*[b"x"] * 3)
     clients.bury(3)
     visit(scripted, f"{clients.url}&state=buried")
@@ -148,7 +148,7 @@ def test_keys_open_the_preview_of_the_ticked_rows(scripted: Tab, clients: Client
     assert clients.states() == (3, 0, 0, 3), "nothing has changed yet"
 
 
-def test_key_without_a_ticked_row_takes_the_focused_row(scripted: Tab, clients: Clients) -> None:
+def test_key_without_a_selected_row_uses_the_focused_row(scripted: Tab, clients: Clients) -> None:
     ids = clients.put(*[b"x"] * 2)
     visit(scripted, clients.url)
     keys(scripted, "d", "m")

@@ -294,7 +294,7 @@ def test_task_page_describes_the_change(tab: Tab, daemon: Daemon, clients: Clien
     assert tab.page.inner_text("h1") == f"Move {which} to “{target}”"
     assert shown == {"Query": which, "Tube": clients.tube, "Target tube": target}
     assert "3 moved" in tab.page.inner_text(".task-counts")
-    follow(tab, tab.page.get_by_role("link", name=target, exact=True))
+    follow(tab, tab.page.locator("a", has=tab.page.get_by_title(target, exact=True)))
     assert tab.page.inner_text("h1") == target
     assert tab.page.locator(".jobs tbody tr").count() == 3
 

@@ -69,7 +69,7 @@ def errors_page(daemon: Daemon, tube: str) -> str:
     return f"{daemon.dashboard}tube/errors?tube={tube}"
 
 
-def test_commonest_error_is_retried_in_three_clicks(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_most_common_error_is_retried_in_three_clicks(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     fail(clients, *[body(f"no route to 10.0.0.{n}") for n in range(6)], body("quota"), b"plain text")
     sentence = tab.page.locator(".condition a", has_text=f"“{clients.tube}” are buried")
     tab.page.goto(daemon.dashboard)

@@ -112,7 +112,7 @@ def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     assert tab.page.inner_text("h1") == f"Job {id + 1}"
     stats = clients.producer.stats_job(id + 1)
     assert (stats["tube"], stats["state"]) == (target, "ready")
-    tab.page.get_by_role("link", name=target, exact=True).click()
+    tab.page.locator("a", has=tab.page.get_by_title(target, exact=True)).first.click()
     assert tab.page.inner_text("h1") == target
 
 

@@ -41,7 +41,7 @@ def end_sessions(daemon: Daemon) -> None:
         assert json.load(response)["sessions"] >= 1
 
 
-def test_sign_in_leads_to_the_page_and_sign_out_back(tab: Tab, daemon: Daemon) -> None:
+def test_sign_in_returns_to_the_page_and_sign_out_to_the_sign_in_page(tab: Tab, daemon: Daemon) -> None:
     tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
     assert tab.page.title() == "Sign in · Greenstalk Server"
     enter(tab, PASSWORD)

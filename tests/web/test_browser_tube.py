@@ -24,7 +24,7 @@ def filter_jobs(tab: Tab, query: str) -> None:
     press(tab, "Filter")
 
 
-def test_filter_examines_all_jobs_by_itself(tab: Tab, daemon: Daemon, clients: Clients) -> None:
+def test_filter_examines_all_jobs_automatically(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     [last] = clients.put(b"needle", priority=9999)
     tab.page.goto(clients.url)
@@ -108,7 +108,7 @@ def test_badge_has_the_same_name_as_in_the_overview(tab: Tab, clients: Clients) 
     assert tab.page.inner_text(".badges") == NO_CONSUMERS.label == "no consumers"
 
 
-def test_audit_log_is_filtered_by_what_was_deleted(tab: Tab, clients: Clients) -> None:
+def test_audit_log_is_filtered_by_deletions(tab: Tab, clients: Clients) -> None:
     clients.put(*[b"x"] * 3)
     tab.page.goto(clients.url)
     tab.page.locator("tbody td.tick input").first.check()

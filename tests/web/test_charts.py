@@ -18,8 +18,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import PolicySet, parse_policy
-from greenstalk_server.web.metrics.history import Columns
-from greenstalk_server.web.metrics.rings import SERIES, SPANS
+from greenstalk_server.web.history.history import Columns
+from greenstalk_server.web.history.rings import SERIES, SPANS
 from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value, history_json
 from greenstalk_server.web.pages.sparkline import path
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon

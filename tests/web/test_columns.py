@@ -67,7 +67,7 @@ def test_whole_text_of_a_cell_is_in_its_title(queue: Queue, client: FlaskClient)
     assert f'data-label="Error" data-whole title="{WHOLE}">{WHOLE}</td>' in html
 
 
-def test_error_spells_out_control_characters(queue: Queue, client: FlaskClient) -> None:
+def test_error_escapes_control_characters(queue: Queue, client: FlaskClient) -> None:
     put(queue, failing(EVIL, note=EVIL))
     [row] = listed(client, "/tube?tube=mail&state=buried&cols=note")
     assert "⟨U+202E⟩" in row["Error"] and "⟨U+202E⟩" in row["note"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from itertools import product
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from flask.testing import FlaskClient
@@ -20,6 +20,8 @@ from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.assets import static_folder
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
+from greenstalk_server.web.bounded_request import MAX_SIGN_IN_FORM
+from greenstalk_server.web.operations.bulk import MAX_TICKED
 from greenstalk_server.web.pages.overview import OverviewBuilder
 from tests.support.daemon import TIMEOUT, Daemon
 
@@ -360,3 +362,51 @@ def test_failing_view_shows_an_error_page_and_is_logged(
         assert "secret" not in response.text
         assert response.headers["Content-Security-Policy"] == SECURITY_HEADERS["Content-Security-Policy"]
     assert "the secret inside" in caplog.text
+
+
+# Large forms
+
+FORM = "application/x-www-form-urlencoded"
+ADMIN = "change-it"
+
+
+@pytest.mark.parametrize("path", ["/login", "/theme", "/zone", "/tube/pause", "/nothing"])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_form_with_too_many_fields_is_not_parsed(
+    queue: Queue, path: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[int] = []
+    parse = parse_qsl
+    monkeypatch.setattr(
+        "werkzeug.formparser.parse_qsl", lambda text, **more: parsed.append(len(text)) or parse(text, **more)
+    )
+    client = queue.app(password=ADMIN).test_client()
+    headers = {"Sec-Fetch-Site": "same-origin"} | (basic("", ADMIN) if is_known else {})
+    response = client.post(path, data=b"a&" * 15_000, content_type=FORM, headers=headers)
+    assert response.status_code in (401, 404, 413)
+    assert parsed == []
+    assert client.post(path, data={"a": "b"}, headers=headers).status_code in (303, 400, 401, 404)
+    assert parsed == [] or parsed == [3]
+
+
+@pytest.mark.parametrize("path", ["/login", "/theme", "/zone"])
+def test_form_without_credentials_is_small(queue: Queue, path: str) -> None:
+    client = queue.app(password=ADMIN).test_client()
+    form = {"name": "x" * MAX_SIGN_IN_FORM}
+    assert client.post(path, data=form, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 413
+
+
+def test_longest_sign_in_form_is_accepted(queue: Queue) -> None:
+    password = "\u20ac" * 1000
+    client = queue.app(password=password).test_client()
+    form = {"name": "\u20ac" * 200, "password": password, "next": "/search?q=" + "%25" * 1300}
+    response = client.post("/login", data=form, headers={"Sec-Fetch-Site": "same-origin"})
+    assert response.status_code == 303
+    assert response.headers["Location"] == form["next"]
+
+
+def test_form_with_all_ticked_jobs_is_accepted(queue: Queue) -> None:
+    client = queue.app().test_client()
+    form = {"scope": "ticked", "action": "delete", "q": "", "id": [str(id) for id in range(1, MAX_TICKED + 1)]}
+    response = client.post("/bulk/preview", data=form, headers={"Sec-Fetch-Site": "same-origin"})
+    assert response.status_code == 303

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.durations import MAX_BUCKET, RELATIVE_ERROR
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.metrics import history_files
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.history_files import HistoryFiles, intact_frames
-from greenstalk_server.web.metrics.points import (
+from greenstalk_server.web.history import files
+from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
+from greenstalk_server.web.history.files import HistoryFiles, intact_frames
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.marks import Mark, Marks, encode
+from greenstalk_server.web.history.points import (
     NO_VALUES,
     Entry,
     Point,
@@ -31,7 +32,7 @@ from greenstalk_server.web.metrics.points import (
     frame_number,
     offsets,
 )
-from greenstalk_server.web.metrics.rings import DAY, HOUR, NINETY_DAYS, WEEK, Span
+from greenstalk_server.web.history.rings import DAY, HOUR, NINETY_DAYS, WEEK, Span
 
 from .conftest import Queue
 from .served import work
@@ -155,7 +156,7 @@ def test_restart_continues_the_history(server: Server) -> None:
     assert hour == pytest.approx(sum(minutes) / len(minutes))
 
 
-def test_restart_after_hours_closes_the_hour_of_then(server: Server) -> None:
+def test_restart_after_hours_closes_the_previous_hour(server: Server) -> None:
     server.work(90)
     rates = server.series(DAY)[-30:]
     later = server.restart(5 * 3600)
@@ -210,9 +211,9 @@ def test_log_cut_at_every_byte_loses_the_last_frame_at_most(tmp_path: Path) -> N
 
 
 def frame_ends(frames: list[bytes]) -> list[int]:
-    ends, at = [], len(history_files.LOG_MAGIC)
+    ends, at = [], len(files.LOG_MAGIC)
     for frame in frames:
-        at += history_files.HEAD.size + len(frame)
+        at += files.HEAD.size + len(frame)
         ends.append(at)
     return ends
 
@@ -225,7 +226,7 @@ def test_log_with_a_flipped_bit_never_has_a_wrong_frame(tmp_path: Path) -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         found, _ = intact_frames(bytes(damaged))
         assert [frame for frame in found if frame not in frames] == []
-        in_frame = len(history_files.LOG_MAGIC) + history_files.HEAD.size <= bit // 8 < frame_ends(frames)[0]
+        in_frame = len(files.LOG_MAGIC) + files.HEAD.size <= bit // 8 < frame_ends(frames)[0]
         if in_frame:
             assert found == frames[1:], "the other frames are still read"
 
@@ -330,7 +331,7 @@ def test_block_that_could_not_be_written_is_read_from_memory(tmp_path: Path) -> 
 
 
 def test_pending_points_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenstalk_server.web.metrics.archive.MAX_PENDING", 1000)
+    monkeypatch.setattr("greenstalk_server.web.history.archive.MAX_PENDING", 1000)
     archive = Archive(HistoryFiles(str(tmp_path)))
     for number in range(100):
         archive.append(MINUTES, number, bytes(100))
@@ -351,8 +352,8 @@ def test_old_blocks_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["files", "memory"])
 def test_bytes_of_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(history_files, "MAX_BYTES", 20_000)
-    monkeypatch.setattr("greenstalk_server.web.metrics.archive.MAX_MEMORY", 20_000)
+    monkeypatch.setattr(files, "MAX_BYTES", 20_000)
+    monkeypatch.setattr("greenstalk_server.web.history.archive.MAX_MEMORY", 20_000)
     store = HistoryFiles(str(tmp_path)) if kind == "files" else MemoryStore()
     for block in range(20):
         store.seal(MINUTES, block, {SERVER: bytes(3000)})
@@ -381,3 +382,12 @@ def test_clock_that_was_set_back_changes_no_point(server: Server) -> None:
     later.work(10)
     after = later.series(HOUR)
     assert after[-15:-5] == before[-10:]
+
+
+@pytest.mark.parametrize("at", [2**63, 10**30, -1])
+def test_mark_at_an_impossible_time_is_left_out(server: Server, at: int) -> None:
+    known = Mark(server.queue.now, "deployed")
+    server.files.save_marks(f'[{{"at": {at}, "text": "x"}}, {encode([known]).decode()[1:]}'.encode())
+    marks = Marks(server.archive, server.queue.clock)
+    marks.restore()
+    assert marks.find(None, -(10**40), 10**40) == [known]

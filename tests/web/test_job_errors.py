@@ -95,11 +95,11 @@ def test_other_bodies_have_no_error(body: bytes) -> None:
         ('empty ""', 'empty ""'),
     ],
 )
-def test_parts_that_differ_from_job_to_job_are_folded(error: str, folded: str) -> None:
+def test_parts_that_differ_from_job_to_job_are_replaced(error: str, folded: str) -> None:
     assert normalized(error) == folded
 
 
-def test_class_and_message_are_folded_together() -> None:
+def test_class_and_message_are_joined() -> None:
     bodies = [{"error": {"type": "KeyError", "message": f"'user-{id}' at line {id}"}} for id in (7, 12345)]
     assert {error_of(json.dumps(body).encode()) for body in bodies} == {"KeyError: '…' at line #"}
 

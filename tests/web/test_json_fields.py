@@ -144,7 +144,7 @@ def test_paths_of_fields_are_suggested() -> None:
 
 
 @given(JSON_VALUES)
-def test_suggested_paths_lead_to_values(value: object) -> None:
+def test_suggested_paths_have_values(value: object) -> None:
     root = parse_body(json.dumps(value).encode())
     paths = field_paths(root)
     assert len(paths) <= MAX_SUGGESTED

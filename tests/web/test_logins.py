@@ -1,4 +1,4 @@
-"""Password guessing: an address with too many failed logins is locked out for a minute, and no other address is."""
+"""Password guessing: an address with too many failed sign-ins is locked out for a minute, and no other address is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_refusal_says_when_to_try_again(queue: Queue, client: FlaskClient) -> No
     assert response.headers["Retry-After"] == "46"
     assert "WWW-Authenticate" not in response.headers
     text = Page(response.text).text
-    assert "Too many logins from 192.0.2.1 have failed. Try again in 46 s." in text
+    assert "Too many sign-ins from 192.0.2.1 have failed. Try again in 46 s." in text
     assert "Other addresses can still sign in." in text
 
 
@@ -90,7 +90,7 @@ def test_each_lockout_is_logged_once(queue: Queue, client: FlaskClient, caplog: 
             lock(client)
             attempt(client, "wrong")
             queue.now += 60 * SECOND
-    message = "dashboard: 10 failed logins from 192.0.2.1; refusing its logins for a minute"
+    message = "dashboard: 10 failed sign-ins from 192.0.2.1; refusing more for a minute"
     assert [record.getMessage() for record in caplog.records] == [message, message]
 
 

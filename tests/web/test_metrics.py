@@ -27,10 +27,10 @@ from greenstalk_server.core.job import BURIED, SECOND
 from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.core.policy_counts import PolicyCounts
 from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.history.tube_counters import POLICY_ACTIONS
 from greenstalk_server.web.metrics import ledger
 from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
 from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
-from greenstalk_server.web.metrics.tube_counters import POLICY_ACTIONS
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -143,14 +144,14 @@ def test_refusal_at_the_provider_is_shown(app: Flask) -> None:
     assert "The provider refused the sign-in: access_denied" in Page(back.text).text
 
 
-def test_link_with_an_error_text_shows_no_foreign_text(app: Flask) -> None:
+def test_error_text_in_a_link_is_not_shown(app: Flask) -> None:
     client = app.test_client()
     begin(client)
     back = client.get("/oidc/callback", query_string={"error": "x", "error_description": "Call 555", "state": "x"})
     assert (back.status_code, "Call 555" in back.text) == (403, False)
 
 
-def test_response_counts_only_in_the_browser_that_began(daemon: Daemon) -> None:
+def test_response_is_accepted_only_in_the_browser_that_began_the_sign_in(daemon: Daemon) -> None:
     victim, attacker = requests.Session(), requests.Session()
     page = attacker.get(f"{daemon.dashboard}oidc/start")
     answer = attacker.post(page.url, data={"sub": "ann"}, allow_redirects=False)
@@ -204,6 +205,7 @@ class ScriptedProvider:
     """A provider with a valid configuration, whose tokens the test chooses.
 
     token_requests      the forms that the server sent to the token endpoint.
+    bodies              bodies to send instead of the usual ones, by path.
     """
 
     def __init__(self) -> None:
@@ -213,11 +215,14 @@ class ScriptedProvider:
         self.signing_key = self.key
         self.header: dict[str, Any] = {"alg": "RS256", "kid": "k1"}
         self.metadata: dict[str, Any] = {}
+        self.bodies: dict[str, Iterable[bytes]] = {}
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                if self.path == "/keys":
+                if self.path in provider.bodies:
+                    self.stream(provider.bodies[self.path])
+                elif self.path == "/keys":
                     self.reply({"keys": [provider.key.as_dict(private=False)]})
                 elif self.path == "/.well-known/openid-configuration":
                     self.reply(provider.document())
@@ -227,6 +232,9 @@ class ScriptedProvider:
             def do_POST(self) -> None:
                 raw = self.rfile.read(int(self.headers["Content-Length"])).decode()
                 provider.token_requests.append({name: values[0] for name, values in parse_qs(raw).items()})
+                if self.path in provider.bodies:
+                    self.stream(provider.bodies[self.path])
+                    return
                 token = jwt.encode(provider.header, provider.claims, provider.signing_key)
                 self.reply({"access_token": "a", "token_type": "Bearer", "id_token": token})
 
@@ -237,6 +245,14 @@ class ScriptedProvider:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def stream(self, parts: Iterable[bytes]) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                with suppress(OSError):  # the server closes the connection
+                    for part in parts:
+                        self.wfile.write(part)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -322,7 +338,7 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD_CLAIMS)
-def test_token_for_something_else_is_refused(app: Flask, provider: ScriptedProvider, case: str) -> None:
+def test_token_for_another_use_is_refused(app: Flask, provider: ScriptedProvider, case: str) -> None:
     client = app.test_client()
     sent = begin(client)
     claims = good_claims(provider, sent) | BAD_CLAIMS[case]
@@ -402,6 +418,126 @@ def test_flow_ends_after_ten_minutes(app: Flask, provider: ScriptedProvider, mon
     monkeypatch.setattr(time, "time", lambda: late)
     assert "took more than 10 minutes" in finish(client, sent).text
     assert provider.token_requests == []
+
+
+DEEP = b"[" * 100_000
+PLACES = ("/.well-known/openid-configuration", "/keys", "/token")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"no JSON", b"[]", b"5", b"null", b"{}", DEEP, b'{"a":' + DEEP, b"\xff", b'{"keys": 5}', b'{"keys": [5]}',
+     b'{"keys": [{"kty": "RSA", "n": "!", "e": "!", "kid": "k1"}]}', b'{"id_token": 5}', b'{"id_token": "a.b.c"}',
+     b'{"id_token": "a.b.c.d.e", "token_type": 5}', b'{"error": 5}', b'{"id_token": "' + b"9" * 100_000 + b'"}'],
+)  # fmt: skip
+def test_malformed_document_is_reported(app: Flask, provider: ScriptedProvider, place: str, body: bytes) -> None:
+    client = app.test_client()
+    if place != "/token":
+        provider.bodies[place] = [body]
+    start = client.get("/oidc/start")
+    assert start.status_code == (502 if place == PLACES[0] else 303)
+    if start.status_code == 303:
+        sent = {name: values[0] for name, values in parse_qs(urlsplit(start.headers["Location"]).query).items()}
+        provider.claims = good_claims(provider, sent)
+        provider.bodies[place] = [body]
+        response = finish(client, sent)
+        assert response.status_code in (403, 502)
+        assert "provider" in Page(response.text).text
+    assert client.get("/live?page=overview").status_code == 401
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"authorization_endpoint": "https://["}, {"token_endpoint": 5}, {"jwks_uri": ["https://x"]}],
+)
+def test_malformed_address_is_reported(app: Flask, provider: ScriptedProvider, metadata: dict[str, Any]) -> None:
+    provider.metadata = metadata
+    assert app.test_client().get("/oidc/start").status_code == 502
+
+
+def test_configuration_with_malformed_methods_is_reported(app: Flask, provider: ScriptedProvider) -> None:
+    provider.metadata = {"token_endpoint_auth_methods_supported": 5}
+    client = app.test_client()
+    response = finish(client, begin(client))
+    assert response.status_code == 502
+    assert "malformed" in response.text
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_endless_response_is_cut(app: Flask, provider: ScriptedProvider, place: str) -> None:
+    sent_parts = []
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            sent_parts.append(1)
+            yield b" " * 65536
+
+    client = app.test_client()
+    if place == PLACES[0]:
+        provider.bodies[place] = endless()
+        response = client.get("/oidc/start")
+    else:
+        sent = begin(client)
+        provider.claims = good_claims(provider, sent)
+        provider.bodies[place] = endless()
+        response = finish(client, sent)
+    assert response.status_code == 502
+    assert "returned more than 1048576 bytes" in Page(response.text).text
+    assert len(sent_parts) < 1000
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_slow_response_is_given_up(
+    app: Flask, provider: ScriptedProvider, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "BODY_TIMEOUT", 0.2)
+    is_over = threading.Event()
+
+    def slow() -> Iterator[bytes]:
+        while not is_over.wait(0.05):
+            yield b" "
+
+    client = app.test_client()
+    if place == PLACES[0]:
+        provider.bodies[place] = slow()
+        response = client.get("/oidc/start")
+    else:
+        sent = begin(client)
+        provider.claims = good_claims(provider, sent)
+        provider.bodies[place] = slow()
+        response = finish(client, sent)
+    is_over.set()
+    assert response.status_code == 502
+    assert "no complete response in 0.2 s" in Page(response.text).text
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "http://192.0.2.1/out", "https://["])
+def test_unsafe_sign_out_address_is_not_linked(app: Flask, provider: ScriptedProvider, address: str) -> None:
+    provider.metadata = {"end_session_endpoint": address}
+    client = app.test_client()
+    sent = begin(client)
+    provider.claims = good_claims(provider, sent)
+    assert finish(client, sent).status_code == 303
+    out = client.post("/logout", headers=SAME_ORIGIN)
+    assert out.status_code == 303
+    assert out.headers["Location"] == "/login?out=1"
+
+
+@pytest.mark.parametrize("signature", ["é", "\u20ac"])
+def test_cookie_with_a_signature_outside_ascii_is_refused(app: Flask, signature: str) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    cookie = client.get_cookie("greenstalk-sign-in")
+    assert cookie is not None
+    forged = f"{cookie.value.rpartition('.')[0]}.{signature}"
+    response = app.test_client(use_cookies=False).get(
+        "/oidc/callback",
+        query_string={"code": "c", "state": sent["state"]},
+        headers={"Cookie": f"greenstalk-sign-in={forged}".encode().decode("latin-1")},
+    )
+    assert response.status_code == 403
+    assert "started in another browser" in response.text
 
 
 @pytest.mark.parametrize("cookie", ["", "x", ".", "e30=.x", "a" * 3000])

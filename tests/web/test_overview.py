@@ -15,7 +15,7 @@ from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.auth.access import Visitor
-from greenstalk_server.web.metrics.history import History
+from greenstalk_server.web.history.history import History
 from greenstalk_server.web.pages.onboarding import examples
 from greenstalk_server.web.pages.overview import (
     COLUMNS,

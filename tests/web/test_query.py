@@ -10,6 +10,7 @@ from greenstalk_server.core.body_cache import held_body
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.jobs.query import (
+    MAX_FIELD_TERMS,
     MAX_LENGTH,
     MAX_SEARCHED,
     MAX_TERMS,
@@ -208,6 +209,7 @@ def test_canonical_text(given: str, canonical: str) -> None:
         ('a"b"', ["not closed, or is inside"]),
         ("x" * (MAX_LENGTH + 1), [str(MAX_LENGTH)]),
         ("x " * (MAX_TERMS + 1), [str(MAX_TERMS)]),
+        ("body.a:x error:~y error.b:z " * 3, ["9 terms about fields and errors", str(MAX_FIELD_TERMS)]),
         ("id:" + "9" * 21, ["must be a comparison"]),
     ],
 )

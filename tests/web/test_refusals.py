@@ -118,7 +118,7 @@ def test_selected_rows_stay_selected(client: FlaskClient) -> None:
     assert boxes == [("1", " checked"), ("2", ""), ("3", " checked")]
 
 
-def test_conflict_shows_the_job_as_it_is(queue: Queue, client: FlaskClient) -> None:
+def test_conflict_shows_the_current_job(queue: Queue, client: FlaskClient) -> None:
     queue.broker.reserve_job(queue.connect(), 1, queue.now)
     status, html = send(client, "job/move", {"id": "1", "tube": "archive"})
     assert status == 409 and "Job 1 was not moved: a client holds it" in html
@@ -126,7 +126,7 @@ def test_conflict_shows_the_job_as_it_is(queue: Queue, client: FlaskClient) -> N
     assert shown(form_of(html, "job/move"), "tube") == "archive"
 
 
-def test_form_of_a_tube_or_job_that_is_gone_gets_an_error_page(client: FlaskClient) -> None:
+def test_form_of_a_deleted_tube_or_job_gets_an_error_page(client: FlaskClient) -> None:
     assert send(client, "tube/pause", {"tube": "nowhere", "seconds": "x"})[0] == 404
     assert send(client, "job/copy", {"id": "99", "delay": "x"})[0] == 404
     status, html = send(client, "bulk/preview", {"scope": "ticked", "action": "kick"})

@@ -162,7 +162,7 @@ def test_file_of_an_earlier_server_has_no_searches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("searches", [[{"name": 1, "query": "x"}], [{"name": "x"}], "x", [[]], None])
-def test_damaged_file_is_set_aside(tmp_path: Path, searches: object) -> None:
+def test_damaged_file_is_renamed(tmp_path: Path, searches: object) -> None:
     document = {"version": 1, "samples": [], "pauses": {}, "searches": searches}
     tmp_path.joinpath("dashboard.json").write_text(json.dumps(document))
     assert Store(str(tmp_path)).searches == {}

@@ -99,7 +99,7 @@ def test_this_server_comes_first(listed: Callable[..., FlaskClient], queue: Queu
     assert (this["figures"]["ready"], this["figures"]["version"]) == (3, "9.8.7")
 
 
-def test_server_is_asked_again_only_after_a_while(
+def test_server_is_queried_again_only_after_the_interval(
     listed: Callable[..., FlaskClient], queue: Queue, other: Receiver
 ) -> None:
     client = listed({"url": other.url})
@@ -111,7 +111,7 @@ def test_server_is_asked_again_only_after_a_while(
     assert len(other.requests) == 4
 
 
-def test_servers_are_asked_at_the_same_time(listed: Callable[..., FlaskClient], other: Receiver) -> None:
+def test_servers_are_queried_at_the_same_time(listed: Callable[..., FlaskClient], other: Receiver) -> None:
     other.answer = other.hang
     client = listed(*[{"url": other.url, "timeout": 1}] * 6)
     began = time.monotonic()
@@ -127,10 +127,10 @@ def test_page_does_not_wait_for_a_slow_server(listed: Callable[..., FlaskClient]
     began = time.monotonic()
     page = client.get("/servers").text
     assert time.monotonic() - began < 5
-    assert "being asked" in page
+    assert "pending" in page
 
 
-def test_standby_is_no_failure(listed: Callable[..., FlaskClient], other: Receiver) -> None:
+def test_standby_is_not_a_failure(listed: Callable[..., FlaskClient], other: Receiver) -> None:
     line = b"standby of the journal mail: a is active, 0.1 s behind\n"
     other.answer = answer(503, line)
     found = status(listed({"url": other.url}))
@@ -161,7 +161,9 @@ def stats(**changes: Any) -> dict[str, Any]:
         FIGURES | {"rates": {"put": 1e300, "reserve": 0, "delete": 0}}, b"x" * (MAX_RESPONSE + 1),
     ],
 )  # fmt: skip
-def test_answer_that_is_not_a_servers(listed: Callable[..., FlaskClient], other: Receiver, figures: Any) -> None:
+def test_response_of_another_form_is_an_error(
+    listed: Callable[..., FlaskClient], other: Receiver, figures: Any
+) -> None:
     other.answer = serving(figures, ATTENTION)
     found = status(listed({"url": other.url}))
     assert (found["state"], found["figures"]) == ("unreachable", None)
@@ -171,7 +173,7 @@ def test_answer_that_is_not_a_servers(listed: Callable[..., FlaskClient], other:
     )
 
 
-def test_texts_of_another_server_are_only_text(listed: Callable[..., FlaskClient], other: Receiver) -> None:
+def test_texts_of_another_server_are_escaped(listed: Callable[..., FlaskClient], other: Receiver) -> None:
     evil = "<script>alert(1)</script>\u202e\x1b[31m\n" + "x" * 2000
     condition = {"severity": evil, "sentence": evil}
     other.answer = serving(stats(version=evil, hostname=evil), {"total": 1, "conditions": [condition]})

@@ -1,4 +1,4 @@
-"""The login page, and sessions: cookies, expiry, sign-out, and what a session does not allow."""
+"""The sign-in page, and sessions: cookies, expiry, sign-out, and what a session does not allow."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def app(queue: Queue) -> Flask:
 # Redirects and challenges
 
 
-def test_browser_without_a_session_is_led_to_the_login_page_and_back(app: Flask) -> None:
+def test_browser_without_a_session_is_redirected_to_the_sign_in_page_and_back(app: Flask) -> None:
     client = app.test_client()
     response = client.get("/tube?tube=a/b&state=buried", headers=BROWSER)
     assert response.status_code == 303
@@ -77,7 +77,7 @@ def test_browser_without_a_session_is_led_to_the_login_page_and_back(app: Flask)
     assert (back.status_code, back.headers["Location"]) == (303, "/tube?tube=a/b&state=buried")
 
 
-def test_program_gets_a_challenge_and_a_browser_none(app: Flask) -> None:
+def test_programs_get_a_challenge_but_browsers_do_not(app: Flask) -> None:
     client = app.test_client()
     program = client.get("/")
     assert (program.status_code, program.headers["WWW-Authenticate"].split()[0]) == (401, "Basic")
@@ -100,7 +100,7 @@ def test_programs_still_send_a_password(app: Flask) -> None:
     assert "Set-Cookie" not in response.headers
 
 
-def test_expired_form_leads_back_to_its_page(app: Flask) -> None:
+def test_expired_form_returns_to_its_page(app: Flask) -> None:
     client = app.test_client()
     client.set_cookie("greenstalk", "gone")
     headers = SAME_ORIGIN | BROWSER | {"Referer": "http://localhost/tube?tube=mail"}
@@ -123,11 +123,11 @@ def test_referer_of_another_site_is_not_kept(app: Flask) -> None:
     ["", "//evil.example", "https://evil.example/", "/\\evil.example", "/\t/evil.example", "javascript:alert(1)", "x",
      "/login", "/login?next=/", "/logout", "/a b", "\\\\evil.example"],
 )  # fmt: skip
-def test_next_leads_to_no_other_site(app: Flask, where: str) -> None:
+def test_next_cannot_redirect_to_another_site(app: Flask, where: str) -> None:
     assert sign_in(app.test_client(), where=where).headers["Location"] == "/"
 
 
-def test_open_dashboard_has_no_login_page(queue: Queue) -> None:
+def test_open_dashboard_has_no_sign_in_page(queue: Queue) -> None:
     client = queue.app().test_client()
     assert client.get("/login?next=/search").headers["Location"] == "/search"
     assert sign_in(client, where="/search").headers["Location"] == "/search"
@@ -243,7 +243,7 @@ def test_wrong_password_shows_the_error_and_keeps_the_name(app: Flask) -> None:
     assert "/search" in response.text
 
 
-def test_ten_failures_lock_the_login_page_and_basic_auth(app: Flask, queue: Queue) -> None:
+def test_ten_failures_lock_the_sign_in_page_and_basic_auth(app: Flask, queue: Queue) -> None:
     client = app.test_client()
     for _ in range(10):
         assert sign_in(client, "wrong").status_code == 401
@@ -300,6 +300,17 @@ def test_live_updates_do_not_count_as_use(app: Flask, queue: Queue) -> None:
     assert status(client, "/live?page=overview") == 200
     queue.now += HOUR
     assert status(client, "/live?page=overview") == 401
+
+
+@pytest.mark.parametrize("path", ["/tube/history.json?tube=a", "/server/history.json"])
+def test_charts_do_not_count_as_use(app: Flask, queue: Queue, path: str) -> None:
+    queue.put("a")
+    client = app.test_client()
+    sign_in(client)
+    queue.now += 11 * HOUR
+    assert status(client, path) == 200
+    queue.now += HOUR
+    assert status(client, path) == 401
 
 
 def test_session_ends_after_its_lifetime(queue: Queue) -> None:
@@ -395,7 +406,7 @@ def with_users(queue: Queue) -> Flask:
     return queue.app(viewer_password=VIEWER, users=[User("bea", HASH, "billing")], roles=roles)
 
 
-def test_user_signs_in_with_the_own_password(with_users: Flask, queue: Queue) -> None:
+def test_user_signs_in_with_their_own_password(with_users: Flask, queue: Queue) -> None:
     queue.put("billing.invoice")
     queue.put("mail")
     client = with_users.test_client()
@@ -405,14 +416,14 @@ def test_user_signs_in_with_the_own_password(with_users: Flask, queue: Queue) ->
     assert client.get("/api/v1/tubes", headers=basic("bea", "tea-time")).status_code == 200
 
 
-def test_name_of_a_user_is_valid_only_with_the_own_password(with_users: Flask) -> None:
+def test_name_of_a_user_is_valid_only_with_their_own_password(with_users: Flask) -> None:
     client = with_users.test_client()
     assert sign_in(client, VIEWER, "bea").status_code == 401
     assert sign_in(client, "tea-time", "ada").status_code == 401
     assert sign_in(client, VIEWER, "ada").status_code == 303
 
 
-def test_user_whose_role_is_gone_sees_nothing(queue: Queue) -> None:
+def test_user_whose_role_was_removed_sees_nothing(queue: Queue) -> None:
     client = queue.app(users=[User("bea", HASH, "gone")]).test_client()
     queue.put("mail")
     sign_in(client, "tea-time", "bea")
@@ -420,7 +431,9 @@ def test_user_whose_role_is_gone_sees_nothing(queue: Queue) -> None:
     assert status(client, "/tube?tube=mail") == 404
 
 
-def test_password_is_hashed_once_in_a_while(with_users: Flask, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verified_password_is_not_hashed_again(
+    with_users: Flask, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed = []
 
     def note(*args: str) -> bool:
@@ -487,7 +500,7 @@ def test_session_ends_when_the_user_changes(queue: Queue, tmp_path: Path, user: 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]\n", b'{"version": 2, "salt": "x"}\n', b'{"version": 1}\n',
                                     b'{"version": 1, "salt": "x"}\n{"key": 5}\n', b"\xff\n"])  # fmt: skip
-def test_damaged_file_is_put_aside(queue: Queue, tmp_path: Path, damage: bytes) -> None:
+def test_damaged_file_is_renamed(queue: Queue, tmp_path: Path, damage: bytes) -> None:
     (tmp_path / NAME).write_bytes(damage)
     client, dashboard = restarted(queue, tmp_path)
     assert (tmp_path / f"{NAME}.damaged").read_bytes() == damage
@@ -495,6 +508,35 @@ def test_damaged_file_is_put_aside(queue: Queue, tmp_path: Path, damage: bytes) 
     dashboard.flush()
     lines = (tmp_path / NAME).read_text().splitlines()
     assert [json.loads(line).get("name") for line in lines] == [None, "ann"]
+
+
+@pytest.mark.parametrize("change", [{"created_at": 10**30}, {"seen_at": 2**63}, {"created_at": -1}, {"seen_at": True},
+                                    {"name": "\ud800"}])  # fmt: skip
+def test_session_with_an_impossible_value_is_damage(queue: Queue, tmp_path: Path, change: dict[str, Any]) -> None:
+    client, dashboard = restarted(queue, tmp_path)
+    sign_in(client)
+    dashboard.flush()
+    head, line = (tmp_path / NAME).read_text().splitlines()
+    (tmp_path / NAME).write_text(f"{head}\n{json.dumps(json.loads(line) | change)}\n")
+    client, dashboard = restarted(queue, tmp_path)
+    assert (tmp_path / f"{NAME}.damaged").exists()
+    assert dashboard.sessions.all() == []
+    sign_in(client)
+    assert status(client, "/sessions") == 200
+
+
+def test_session_from_the_future_lasts_no_longer(queue: Queue, tmp_path: Path) -> None:
+    client, dashboard = restarted(queue, tmp_path)
+    queue.now += 1000 * HOUR
+    name, token, _ = cookie_of(sign_in(client))
+    dashboard.flush()
+    queue.now -= 1000 * HOUR  # the clock was wrong, and has been set
+    again, _ = restarted(queue, tmp_path)
+    again.set_cookie(name, token)
+    queue.now += 11 * HOUR
+    assert status(again) == 200
+    queue.now += HOUR
+    assert status(again) == 401
 
 
 def test_default_times() -> None:

@@ -103,7 +103,7 @@ def settled(client: FlaskClient, id: str) -> Task:
 # Grouping
 
 
-def test_errors_are_grouped_commonest_first(queue: Queue, client: FlaskClient) -> None:
+def test_errors_are_grouped_most_common_first(queue: Queue, client: FlaskClient) -> None:
     put(queue, *[failing(f"no route to host {number}") for number in range(3)], failing({"type": "Late"}), "plain text")
     put(queue, *[failing("no such user 'x'") for _ in range(2)])
     put(queue, failing("ready jobs do not count"), is_buried=False)
@@ -227,13 +227,13 @@ def test_other_errors_are_counted_on_the_page(queue: Queue, client: FlaskClient)
     words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(MAX_GROUPS + 2)]
     put(queue, *[failing(word) for word in words])
     assert len(shown(client)) == MAX_GROUPS
-    assert "2 jobs have other errors, each of them rarer than these." in read(client).text
+    assert "2 jobs have other, less common errors." in read(client).text
 
 
 # Requests that share a grouping
 
 
-def test_finished_grouping_is_shown_again_for_ten_times_as_long_as_it_took(queue: Queue, client: FlaskClient) -> None:
+def test_finished_grouping_is_reused_for_ten_times_its_duration(queue: Queue, client: FlaskClient) -> None:
     put(queue, failing("late"))
     ticks = iter(range(10**6))
     started = queue.now

@@ -9,8 +9,10 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.job import READY, SECOND
 from greenstalk_server.web.jobs.job_list import MAX_LISTED, PAGE_SIZE
+from greenstalk_server.web.jobs.matching import MIN_LIST_JOBS, list_matching
+from greenstalk_server.web.jobs.query import MAX_FIELD_TERMS, parse
 from greenstalk_server.web.operations.tasks import Task
 from greenstalk_server.web.pages import search, tube_filter
 from greenstalk_server.web.pages.search import MAX_MATCHES
@@ -206,3 +208,13 @@ def test_hidden_bodies_are_not_filtered(queue: Queue, visit: Callable[..., Flask
     queue.put("mail", count=MAX_LISTED + 1)
     client = visit(hides_bodies=True)
     assert client.get("/tube?tube=mail&q=needle").status_code == 403
+
+
+def test_list_stops_early_if_the_first_bodies_are_slow(queue: Queue) -> None:
+    slow = b'{"a":[' + b'"x",' * 16_000 + b'"x"]}'
+    put(queue, *[slow] * MIN_LIST_JOBS)
+    query, tube = parse("-body.a:~y " * MAX_FIELD_TERMS), queue.broker.tubes[b"mail"]
+    found = list_matching(queue.broker, tube, READY, query, queue.now, ())
+    assert 1 <= len(found.rows) < MIN_LIST_JOBS
+    assert not found.is_complete
+    assert f"among the first {len(found.rows)} of {MIN_LIST_JOBS}" in found.summary

@@ -10,8 +10,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.worker_rates import INTERVAL, KEPT, WorkerRates
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.worker_rates import INTERVAL, KEPT, WorkerRates
 from greenstalk_server.web.pages.overview import TubeView
 from greenstalk_server.web.pages.tube_summary import MAX_WORKERS, drain_text, find_workers
 from greenstalk_server.web.policy_queries import DeadLetterTubes
@@ -68,7 +68,7 @@ def test_throughput_is_that_of_the_last_minute(queue: Queue) -> None:
     assert rates.per_minute(client, queue.now) == 8
 
 
-def test_throughput_of_a_new_worker_is_no_peak(queue: Queue) -> None:
+def test_throughput_of_a_new_worker_has_no_peak(queue: Queue) -> None:
     rates = WorkerRates(queue.broker, queue.clock)
     queue.now += 3600 * SECOND
     client = worker(queue, "mail")

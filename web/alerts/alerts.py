@@ -1,7 +1,7 @@
 """Sends the conditions that need attention to the receivers in the configuration.
 
-A greenlet takes in the conditions every few seconds, in slices. Each receiver has at most one message under way, in a
-greenlet of its own; the request itself runs in a native thread (web.outbound).
+A greenlet evaluates the conditions every few seconds, in slices. Each receiver has at most one message in transit, in a
+greenlet of its own. The request itself runs in a native thread (web.outbound).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from greenstalk_server.web.alerts.silences import Silence, Silences
 from greenstalk_server.web.alerts.state import Delivery, State
 from greenstalk_server.web.attention.measures import Link
 from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.metrics.tube_counters import in_batches
+from greenstalk_server.web.history.tube_counters import in_batches
 from greenstalk_server.web.outbound import Request, RequestFailed, Response, Secrets, send
 
 INTERVAL: Final = 2.0
 """Seconds between two rounds."""
 
 CONDITION_INTERVAL: Final = 0.001
-"""Seconds between two rounds for each active condition, if that is longer."""
+"""Seconds between two rounds per active condition, if that is longer than INTERVAL."""
 
 ERROR_INTERVAL: Final = 60.0
-"""Seconds until the next round after one has failed."""
+"""Seconds from a failed round to the next one."""
 
 TAKEOVER_TIME: Final = 60 * SECOND
-"""Nanoseconds after a takeover until conditions are sent: the clients need a while to connect to the new leader."""
+"""Nanoseconds from a takeover until conditions are sent: clients need this time to connect to the new leader."""
 
 FIRST_RETRY: Final = 5 * SECOND
 MAX_RETRY: Final = 300 * SECOND
-"""Nanoseconds until the first retry; each further one comes after twice the time, less up to half of it."""
+"""Nanoseconds until the first retry. The time doubles with each retry, less a random part of up to a half."""
 
 REJECTED_RETRY: Final = 900 * SECOND
 """Nanoseconds until a retry after a status of 400 to 499: the request or the configuration is wrong."""
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 
 class NoSuchReceiver(Exception):
-    """There is no receiver of this name."""
+    """No receiver has this name."""
 
 
 @dataclass(slots=True)
@@ -71,9 +71,9 @@ class Post:
     """A receiver, its alerts, and its last attempts.
 
     failures        failed attempts since the last success.
-    next_try        time before which nothing is sent; 0 for at once.
-    error           why the last attempt failed; empty if it succeeded, or there was none.
-    is_sending      whether a message is under way.
+    next_try        time before which nothing is sent; 0 for no delay.
+    error           reason why the last attempt failed; empty if it succeeded, or if there was none.
+    is_sending      whether a message is in transit.
     """
 
     receiver: Receiver
@@ -104,7 +104,7 @@ class Alerts:
     ) -> None:
         """Send the conditions of *attention*. Blocks to read the state, so call this before the server serves clients.
 
-        receivers   returns those in force.
+        receivers   returns the configured receivers.
         source      name of this server, or of the journal that it shares.
         path_of     returns the path of a page.
         role        returns the status of a server that shares its journal: only the leader sends.
@@ -132,7 +132,7 @@ class Alerts:
         gevent.spawn(_observe, weakref.ref(self))
 
     def stop(self) -> None:
-        """Send nothing more; messages under way are aborted. Does not switch."""
+        """Stop sending, and abort messages in transit. Does not switch."""
         self._is_stopped = True
         gevent.killall(list(self._sending), block=False)
 
@@ -142,12 +142,12 @@ class Alerts:
 
     @property
     def is_kept(self) -> bool:
-        """Whether silences, and the knowledge of what was sent, survive a restart."""
+        """Whether the silences and the record of sent conditions survive a restart."""
         return self._state.is_kept
 
     @property
     def trouble(self) -> str:
-        """Why the last change is not on disk; empty if it is."""
+        """Reason why the last change is not on disk; empty if it is."""
         return self._state.trouble
 
     @property
@@ -160,7 +160,7 @@ class Alerts:
         return self.silences.has(kind, tube, self._clock())
 
     def waiting(self, name: str) -> int:
-        """Return the number of conditions that the receiver *name* should have been sent by now."""
+        """Return the number of conditions that are due, and that the receiver *name* has not accepted."""
         return self.posts[name].book.waiting(self._clock(), self.is_silenced)
 
     def silence(self, tubes: str, kind: str, seconds: int, who: str, reason: str) -> Silence:
@@ -194,7 +194,7 @@ class Alerts:
         return delivery
 
     def follow_configuration(self) -> None:
-        """Take over the receivers in force. Does not switch."""
+        """Apply the current configuration of the receivers. Does not switch."""
         receivers = self._receivers()
         if receivers is self._known:
             return
@@ -207,7 +207,7 @@ class Alerts:
         self.posts, self._known = posts, receivers
 
     def tick(self) -> float:
-        """Take in the conditions, and begin to send what is due; return the seconds until the next round. May switch.
+        """Evaluate the conditions, and start to send what is due; return the seconds until the next round. May switch.
 
         Only one greenlet may call this.
         """
@@ -232,7 +232,7 @@ class Alerts:
         return max(INTERVAL, CONDITION_INTERVAL * self._attention.counts.total())
 
     def _leads(self) -> bool:
-        """Return whether this server is the only one that may send, and its clients had time to connect."""
+        """Return whether this server is the leader, and its clients had time to connect."""
         if self._role is None:
             return True
         now = self._clock()
@@ -250,7 +250,7 @@ class Alerts:
         sending.rawlink(self._sending.discard)
 
     def _deliver(self, post: Post, batch: Batch) -> None:
-        """Send *batch*, and note what was accepted. Switches."""
+        """Send *batch*, and record the accepted conditions. Switches."""
         now, attempt = self._clock(), post.failures + 1
         try:
             for message in messages(post.receiver, batch, post.book.more, self._source, self._path_of, now):
@@ -270,7 +270,7 @@ class Alerts:
         self._save()
 
     def _send(self, post: Post, message: Message, summary: str, attempt: int) -> tuple[Delivery, int]:
-        """Send *message*; return the entry in the log, and the nanoseconds until a retry if it says so. Switches."""
+        """Send *message*; return its log entry, and the nanoseconds until a retry, 0 for the default. Switches."""
         receiver, at = post.receiver, self._clock()
         status, seconds, wait = 0, 0.0, 0
 
@@ -299,7 +299,7 @@ class Alerts:
         return delivery, wait
 
     def _restored(self, receiver: Receiver, before: Post | None) -> list[Alert]:
-        """Return the alerts that *receiver* knows: those of *before* it was changed, or of the last run."""
+        """Return the alerts of *receiver*: those of *before*, its earlier configuration, or of the last run."""
         if before is not None:
             return list(before.book.alerts.values())
         restored = self._state.alerts.pop(receiver.name, [])
@@ -313,7 +313,7 @@ class Alerts:
 
 
 def _error(response: Response) -> str:
-    """Return why *response* does not accept the message; empty if it does."""
+    """Return the reason why *response* does not accept the message; empty if it does."""
     if 200 <= response.status < 300:
         return ""
     if 300 <= response.status < 400:
@@ -324,7 +324,7 @@ def _error(response: Response) -> str:
 
 
 def _wait(response: Response) -> int:
-    """Return the nanoseconds until a retry that *response* asks for, or that its status needs; 0 for the usual."""
+    """Return the nanoseconds until a retry that *response* or its status requires; 0 for the default."""
     given = response.headers.get("retry-after", "").strip()
     wait = 0
     if given.isascii() and given.isdigit() and len(given) < 10:
@@ -351,7 +351,7 @@ def _observe(of: weakref.ref[Alerts]) -> None:
         try:
             pause = alerts.tick()
         except Exception:
-            log.exception("alerts: a round failed; the next one is in %d s", ERROR_INTERVAL)
+            log.exception("alerts: a round failed; the next round starts in %d s", ERROR_INTERVAL)
             pause = ERROR_INTERVAL
         del alerts
         gevent.sleep(pause)

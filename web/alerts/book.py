@@ -1,9 +1,9 @@
-"""The conditions that one receiver knows of, and what it should be sent next. Pure: no clock, no I/O.
+"""The conditions that were sent to one receiver, and its next message. Pure: no clock, no I/O.
 
 A condition is sent when it has lasted for the receiver's `wait`, again when its severity rises, and again after each
 `repeat`. Its end is sent once, after it has been over for `resolve_after`.
 
-Invariant: a book has at most MAX_ALERTS alerts of each severity, and one about the conditions that found no place.
+Invariant: a book has at most MAX_ALERTS alerts of each severity, and one alert about the conditions in excess.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from greenstalk_server.web import text
 from greenstalk_server.web.attention.measures import CRITICAL, SEVERITIES, Condition, Link, Rank, rank
 
 MAX_ALERTS: Final = 50
-"""Alerts of each severity in a book: the conditions that are sent one by one."""
+"""Maximum alerts of each severity in a book. Further conditions are only counted."""
 
 MAX_CANDIDATES: Final = 256
-"""Conditions that are compared at once for a free place."""
+"""Maximum candidates for a free place that are compared in one round."""
 
 RESTORED_TIME: Final = 900 * SECOND
 """Nanoseconds after a restart until a condition that was sent before the restart can end. Growth is measured over 15
-minutes, and some conditions have a delay, so their absence until then means nothing."""
+minutes, and some conditions have a delay, so they may still hold although they are not found earlier."""
 
 MORE: Final = "more"
-"""Kind of the alert about the conditions that found no place."""
+"""Kind of the alert about the conditions in excess."""
 
 Key = tuple[str, bytes, str]
 """Kind, tube and detail of a condition."""
@@ -41,7 +41,7 @@ class Alert:
 
     since           when the condition began.
     is_present      whether the last round found the condition.
-    ended_at        when a round first missed it.
+    ended_at        when a round first found that it no longer holds.
     sent_at         when it was last sent as firing.
     sent_severity   the severity that was sent.
     kept_until      it does not end before this time.
@@ -82,7 +82,7 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a receiver should be sent now: the worst first, the resolved conditions last."""
+    """The items that are due for a receiver: the worst first, the resolved conditions last."""
 
     items: tuple[Item, ...]
 
@@ -100,7 +100,7 @@ IsSilenced = Callable[[str, bytes], bool]
 class Book:
     """The alerts of one receiver. A round calls `begin_round`, `take` for each active condition, and `end_round`.
 
-    more            conditions in the last round that found no place.
+    more            conditions in excess in the last round.
     sent_at         when a message was last accepted, nanoseconds.
     """
 
@@ -118,7 +118,7 @@ class Book:
         self._seen, self._candidates, self._omitted = set(), [], 0
 
     def take(self, condition: Condition, is_silenced: IsSilenced) -> None:
-        """Take in an active condition of this round."""
+        """Add an active condition of this round."""
         measure = condition.measure
         if not self.receiver.wants(measure.kind.name, measure.severity, measure.tube):
             return
@@ -135,7 +135,7 @@ class Book:
                 del self._candidates[2 * MAX_ALERTS :]
 
     def end_round(self, now: int) -> None:
-        """Note which conditions have ended, and give free places to the worst new ones."""
+        """Record the conditions that have ended, and fill free places with the worst new conditions."""
         for key, alert in list(self.alerts.items()):
             alert.is_present = key in self._seen
             if alert.is_present:
@@ -159,7 +159,7 @@ class Book:
         self._candidates = []
 
     def due(self, now: int, is_silenced: IsSilenced) -> Batch:
-        """Return what the receiver should be sent at *now*. Changes nothing."""
+        """Return the batch that is due at *now*. Changes nothing."""
         receiver = self.receiver
         begun, again, resolved, soon = list[Alert](), list[Alert](), list[Alert](), list[Alert]()
         for alert in self.alerts.values():
@@ -182,7 +182,7 @@ class Book:
         return Batch(tuple([_item(alert) for some in (firing, resolved) for alert in sorted(some, key=_order)]))
 
     def acknowledge(self, items: Iterable[Item], now: int) -> None:
-        """Note that the receiver has accepted *items*."""
+        """Record that the receiver has accepted *items*."""
         self.sent_at = now
         for item in items:
             alert = self.alerts.get(item.key)
@@ -193,14 +193,14 @@ class Book:
             elif alert.ended_at:
                 del self.alerts[item.key]
             else:
-                alert.sent_at, alert.sent_severity = 0, ""  # it began again while its end was sent
+                alert.sent_at, alert.sent_severity = 0, ""  # the condition began again while its end was sent
 
     def waiting(self, now: int, is_silenced: IsSilenced) -> int:
-        """Return the number of items that should have been sent by now."""
+        """Return the number of items that are due at *now*."""
         return len(self.due(now, is_silenced).items)
 
     def _end(self, alert: Alert, now: int) -> None:
-        """Note that the condition of *alert* has ended; forget it if the receiver does not have to know."""
+        """Record the end of the condition of *alert*; remove the alert if its end need not be sent."""
         alert.ended_at = alert.ended_at or now
         is_over = now - alert.ended_at >= self.receiver.resolve_after
         if not alert.sent_at or (is_over and not self.receiver.with_resolved):
@@ -210,7 +210,7 @@ class Book:
         return sum(alert.severity == severity and alert.kind != MORE for alert in self.alerts.values())
 
     def _note_more(self, worst: Condition | None, now: int) -> None:
-        """Begin, continue or end the alert about the conditions without a place; *worst* is the worst of them."""
+        """Begin, continue or end the alert about the conditions in excess; *worst* is the worst of them."""
         key = (MORE, b"", "")
         alert = self.alerts.get(key)
         if worst is None:

@@ -22,7 +22,7 @@ SIGNATURE: Final = "X-Greenstalk-Signature"
 """Header with `sha256=` and the HMAC of the body in hexadecimal digits."""
 
 MAX_LINES: Final = 20
-"""Conditions that a message to a chat lists."""
+"""Maximum conditions in a message to a chat."""
 
 MAX_SUMMARY: Final = 1000
 MAX_DEDUP_KEY: Final = 255
@@ -45,9 +45,9 @@ class Message:
 def messages(
     receiver: Receiver, batch: Batch, more: int, source: str, path_of: Callable[[Link], str], now: int
 ) -> Iterator[Message]:
-    """Yield the requests that tell *receiver* of *batch*, in the order in which to send them.
+    """Yield the requests that send *batch* to *receiver*, in order.
 
-    source      name of this server, or of the journal that it shares; the receiver may have another one.
+    source      name of this server, or of the journal that it shares; `source` of the receiver overrides it.
     path_of     returns the path of a page below the dashboard's address.
     """
     make = _Maker(receiver, receiver.source or source, path_of, now)
@@ -60,7 +60,7 @@ def messages(
 
 
 def test_batch(now: int) -> Batch:
-    """Return a batch with an item that says that it is a test."""
+    """Return a batch with one item, a test."""
     return Batch((Item(TEST, WARNING, TEST_SENTENCE, now, 0.0, 0.0, Link("overview", {}), False, False),))
 
 
@@ -83,7 +83,7 @@ def _as_body(receiver: Receiver, document: Callable[[str], Any]) -> Callable[[st
 
 
 class _Maker:
-    """Makes the documents of one batch. The addresses of pages are made at once, since that needs the event loop."""
+    """Makes the documents of one batch. The constructor makes the links, which needs the event loop."""
 
     def __init__(self, receiver: Receiver, source: str, path_of: Callable[[Link], str], now: int) -> None:
         self._receiver: Receiver = receiver
@@ -177,5 +177,5 @@ def _time(nanoseconds: int) -> str:
 
 
 def _escaped(value: str) -> str:
-    """Return *value* without markup: a chat shows it as it is, and mentions nobody."""
+    """Return *value* with markup escaped, so that it cannot mention anyone."""
     return value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\n", " ")

@@ -12,20 +12,20 @@ from greenstalk_server.core.patterns import any_of
 
 MAX_SILENCES: Final = 100
 MAX_SILENCE: Final = 30 * 24 * 3600
-"""Seconds of the longest silence."""
+"""Maximum length of a silence, seconds."""
 
 MAX_REASON_LENGTH: Final = 200
 
 
 class SilenceLimitExceeded(Exception):
-    """There are too many silences; the message says how many there may be."""
+    """There are too many silences; the message names the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
     """A silence.
 
-    id          identifies it; rises by one for each silence.
+    id          identifies the silence; each silence has the next number.
     tubes       pattern of the tubes whose conditions are silenced; empty for all tubes and the server.
     kind        the kind of the conditions; empty for all.
     until       when it ends, nanoseconds since the Unix epoch.
@@ -60,7 +60,7 @@ class Silences:
         return self._last
 
     def all(self) -> list[Silence]:
-        """Return the silences, the one that ends first in front."""
+        """Return the silences in the order of their ends."""
         return sorted(self._silences.values(), key=lambda silence: (silence.until, silence.id))
 
     def get(self, id: int) -> Silence | None:
@@ -99,7 +99,7 @@ class Silences:
         return False
 
     def covers(self, kind: str, tube: bytes, now: int) -> Silence | None:
-        """Return the silence of conditions of this *kind* and *tube* that lasts longest, or None."""
+        """Return the silence of this *kind* and *tube* with the latest end, or None."""
         found = None
         for id, silence in self._silences.items():
             if silence.until <= now or silence.kind not in ("", kind):
@@ -118,7 +118,7 @@ class Silences:
         self._scopes_until = 0
 
     def _combine(self, now: int) -> None:
-        """Combine the silences of each kind, until the first of them ends."""
+        """Combine the silences of each kind. The result is valid until the first of them ends."""
         lasting = [silence for silence in self._silences.values() if silence.until > now]
         self._scopes = {}
         for kind in {silence.kind for silence in lasting}:

@@ -1,7 +1,7 @@
-"""The file `alerts.json` in the journal's directory: what was sent, the silences, and the log of messages.
+"""The file `alerts.json` in the journal's directory: the sent conditions, the silences, and the log of messages.
 
 Without a directory the state is in memory only. A save replaces the whole file, in a thread. A damaged file is renamed,
-and the state starts empty: conditions that last are sent again.
+and the state starts empty: conditions that still hold are sent again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from greenstalk_server.core.patterns import is_tube_pattern
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.alerts.book import MAX_ALERTS, Alert
 from greenstalk_server.web.alerts.silences import MAX_SILENCES, Silence, Silences
-from greenstalk_server.web.attention.measures import Link
-from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
+from greenstalk_server.web.attention.measures import SEVERITIES, Link
+from greenstalk_server.web.operations.documents import is_storable, read_document, replace_document, set_aside
 
 NAME: Final = "alerts.json"
 VERSION: Final = 1
 
 MAX_LOG: Final = 200
-"""Deliveries in the log."""
+"""Maximum deliveries in the log."""
 
 MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
 
@@ -43,13 +43,13 @@ _ALERT_FIELDS: Final = tuple([field.name for field in fields(Alert)])
 class Delivery:
     """An attempt to send a message.
 
-    number          rises by one per attempt, across restarts.
+    number          sequence number of the attempt; continues across restarts.
     at              when it began, nanoseconds since the Unix epoch.
-    summary         what it was about, without names of tubes: `2 firing, 1 resolved`, or `test`.
+    summary         number of items, without names of tubes: `2 firing, 1 resolved`, or `test`.
     attempt         1 for the first attempt after a success.
     status          HTTP status; 0 without a response.
     seconds         from the DNS query to the end of the response.
-    error           why the receiver has not accepted the message; empty if it has.
+    error           reason why the receiver has not accepted the message; empty if it has.
     """
 
     number: int
@@ -65,8 +65,8 @@ class Delivery:
 class State:
     """The document of one server.
 
-    alerts          the alerts that were sent, by receiver, as they were at the start.
-    trouble         why the file differs from the state in memory; empty if it does not.
+    alerts          the sent alerts by receiver, as they were at the start.
+    trouble         reason why the file differs from the state in memory; empty if it does not.
     """
 
     def __init__(self, directory: str | None = None) -> None:
@@ -88,7 +88,7 @@ class State:
         return self._path is not None
 
     def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
-        """Write the state, with the sent ones of *alerts* by receiver, or set `trouble`. Switches."""
+        """Write the state with the sent ones of *alerts*, which are by receiver. Set `trouble` on failure. Switches."""
         if self._path is None:
             return
         self._wanted += 1
@@ -122,7 +122,7 @@ class State:
             self._report(f"{NAME} cannot be read: {error}")
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             try:
-                set_aside(path, error, "silences are lost, and conditions that last are sent again")
+                set_aside(path, error, "silences are lost, and conditions that still hold are sent again")
             except OSError as failure:
                 self._report(f"{NAME} cannot be moved: {failure}")
         else:
@@ -137,7 +137,7 @@ class State:
 
 
 def _parse(document: Any) -> tuple[dict[str, list[Alert]], Silences, list[Delivery]]:
-    """Return the parts of *document*, which anything may have written.
+    """Return the parts of *document*, which is untrusted.
 
     Raise AttributeError, KeyError, TypeError or ValueError if it is damaged.
     """
@@ -147,7 +147,7 @@ def _parse(document: Any) -> tuple[dict[str, list[Alert]], Silences, list[Delive
     silences = [_read(Silence, values) for values in document["silences"]]
     last = document["last_silence"]
     if type(last) is not int or len(silences) > MAX_SILENCES:
-        raise ValueError("it has too many silences, or no number of the last one")
+        raise ValueError("it has too many silences, or lacks the number of the last one")
     if max(map(len, alerts.values()), default=0) > 2 * MAX_ALERTS + 1:
         raise ValueError("it has too many alerts")
     if not all(is_tube_pattern(silence.tubes) for silence in silences if silence.tubes):
@@ -169,6 +169,8 @@ def _alert(values: dict[str, Any]) -> Alert:
     endpoint, args = values["link"]
     if not isinstance(endpoint, str) or not all(isinstance(value, str) for value in args.values()):
         raise ValueError(f"a link is of the wrong type in {str(values)[:200]}")
+    if values["severity"] not in SEVERITIES:
+        raise ValueError(f"a severity is unknown in {str(values)[:200]!a}")
     return _read(Alert, values | {"tube": values["tube"].encode(), "link": Link(endpoint, args)})
 
 
@@ -180,4 +182,6 @@ def _read(kind: type[T], values: dict[str, Any]) -> T:
         given = values.get(field.name, NoneType)
         if type(given) is not wanted and not (wanted is float and type(given) is int):
             raise ValueError(f"{field.name} is of the wrong type in {str(values)[:200]}")
+        if not is_storable(given):
+            raise ValueError(f"{field.name} is impossible in {str(values)[:200]!a}")
     return kind(**values)

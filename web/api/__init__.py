@@ -51,9 +51,9 @@ from greenstalk_server.web.api.tube_changes import TubeChanges
 from greenstalk_server.web.api.tube_errors import Errors
 from greenstalk_server.web.api.tubes import Tubes
 from greenstalk_server.web.attention.monitor import Attention as Monitor
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.marks import Marks as MarkRecorder
 from greenstalk_server.web.live.hub import LiveHub
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.marks import Marks as MarkRecorder
 from greenstalk_server.web.operations.alerts import AlertChanges
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.bulk import Bulk

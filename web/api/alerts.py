@@ -32,9 +32,9 @@ class Receiver(ResponseModel):
     address: Annotated[str, Meta(description="Scheme and host, or where the address is configured.")]
     sent: Annotated[Count, Meta(description="Messages that it has accepted since the start.")]
     failed: Annotated[Count, Meta(description="Attempts that have failed since the start.")]
-    waiting: Annotated[Count, Meta(description="Conditions that it should have been sent by now.")]
+    waiting: Annotated[Count, Meta(description="Conditions that are due and that it has not accepted.")]
     error: Annotated[str, Meta(description="Why the last attempt failed; empty if it succeeded.")]
-    next_attempt_at: Annotated[Instant | None, Meta(description="When the next attempt may begin; null for at once.")]
+    next_attempt_at: Annotated[Instant | None, Meta(description="Earliest next attempt; null for no delay.")]
 
 
 class Delivery(ResponseModel):
@@ -46,7 +46,7 @@ class Delivery(ResponseModel):
     attempt: Annotated[Count, Meta(description="1 for the first attempt after a success.")]
     status: Annotated[int | None, Meta(description="The HTTP status; null without a response.")]
     seconds: Annotated[float, Meta(description="Duration of the attempt.")]
-    error: Annotated[str, Meta(description="Why the receiver has not accepted the message; empty if it has.")]
+    error: Annotated[str, Meta(description="Reason why the receiver has not accepted the message; empty if it has.")]
 
 
 class Silence(ResponseModel):
@@ -65,15 +65,15 @@ class AlertStatus(ResponseModel):
     """The receivers, and the last messages."""
 
     receivers: list[Receiver]
-    deliveries: Annotated[list[Delivery], Meta(description="The newest first; at most the last 200.")]
+    deliveries: Annotated[list[Delivery], Meta(description="Newest first; at most the last 200.")]
     is_kept: Annotated[bool, Meta(description="Whether silences and the log survive a restart.")]
-    trouble: Annotated[str, Meta(description="Why the last change is not on disk; empty if it is.")]
+    trouble: Annotated[str, Meta(description="Reason why the last change is not on disk; empty if it is.")]
 
 
 class SilenceList(ResponseModel):
     """The silences that have not ended."""
 
-    silences: Annotated[list[Silence], Meta(description="The one that ends first in front.")]
+    silences: Annotated[list[Silence], Meta(description="In the order of their ends.")]
 
 
 class ListDeliveries(RequestModel):
@@ -121,7 +121,7 @@ class Alerts:
 
     @endpoint("GET", "/alerts", errors=HIDDEN)
     def get_alerts(self, query: ListDeliveries) -> AlertStatus:
-        """Get the receivers of alerts, and the last messages that were sent to them."""
+        """Get the receivers of alerts, and the last attempts to send messages."""
         require_alerts()
         alerts = self._changes.alerts
         alerts.follow_configuration()
@@ -144,13 +144,11 @@ class Alerts:
             trouble=alerts.trouble,
         )
 
-    @endpoint(
-        "POST", "/alerts/test", errors={404: "The receiver is not configured.", 429: "Other tests are under way."}
-    )
+    @endpoint("POST", "/alerts/test", errors={404: "The receiver is not configured.", 429: "Other tests are running."})
     def test_receiver(self, body: TestReceiver) -> Delivery:
         """Send a test to a receiver, and return whether it accepted it.
 
-        The response comes when the receiver has responded, or after its timeout. A failed test is not repeated.
+        The response is sent after the response of the receiver, or after its timeout. A failed test is not repeated.
         """
         return _delivery_model(self._changes.test(body.receiver))
 
@@ -173,9 +171,9 @@ class Alerts:
         reason = " ".join(body.reason.split())
         return _silence_model(self._changes.silence(body.tubes, body.condition, body.seconds, reason))
 
-    @endpoint("DELETE", "/alerts/silences", status=204, errors={404: "The silence has ended, or never existed."})
+    @endpoint("DELETE", "/alerts/silences", status=204, errors={404: "The silence has ended or does not exist."})
     def end_silence(self, query: BySilence) -> None:
-        """End a silence. Conditions that last are sent soon after."""
+        """End a silence. Conditions that still hold are sent within seconds."""
         self._changes.end_silence(query.id)
 
 

@@ -24,7 +24,7 @@ FieldPaths = Annotated[
     Meta(
         max_length=MAX_COLUMNS * (MAX_PATH + 1),
         description=f"Fields of JSON bodies to include, separated by commas, at most {MAX_COLUMNS}. Bodies of more than"
-        f" {MAX_PARSED} bytes have none.",
+        f" {MAX_PARSED} bytes have no fields.",
         examples=["customer.id,kind"],
     ),
 ]
@@ -39,7 +39,7 @@ BodyFields = Annotated[
 
 
 def parse_fields(given: str) -> tuple[Path, ...]:
-    """Return the paths in *given*; refuse an invalid one, and all if bodies are hidden."""
+    """Return the paths in *given*; raise an error if one is invalid, or if bodies are hidden."""
     try:
         paths = parse_columns(given)
     except PathError as error:

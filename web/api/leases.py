@@ -256,7 +256,7 @@ class Leases:
         wait_until_durable(self._commit)
 
     def _job(self, token: str) -> CoreJob:
-        """Return the job reserved by *token*; raise NoLease if the visitor may not operate its tube, or as `job` does.
+        """Return the job reserved by *token*; raise NoLease like `job`, or if the visitor may not operate its tube.
 
         An admin may have moved the job to another tube.
         """

@@ -11,9 +11,9 @@ from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Instant, RequestModel, ResponseModel, TubeName, instant, nanoseconds
-from greenstalk_server.web.metrics.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
-from greenstalk_server.web.metrics.marks import Mark as Recorded
-from greenstalk_server.web.metrics.marks import Marks as Recorder
+from greenstalk_server.web.history.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
+from greenstalk_server.web.history.marks import Mark as Recorded
+from greenstalk_server.web.history.marks import Marks as Recorder
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.marks import add_mark, visible_marks
 
@@ -25,13 +25,13 @@ class Mark(ResponseModel):
     text: str
     kind: Annotated[
         Literal["note", "pause", "policy", "start"],
-        Meta(description="`note` for the marks that people and programs add; the server adds all others."),
+        Meta(description="`note` for a mark that a user or a program added; the server adds all other kinds."),
     ]
     tube: Annotated[str | None, Meta(description="Null for a mark of the whole server.", examples=["mail"])]
     who: Annotated[
         str,
         Meta(
-            description="The login name, or the kind of token; empty if there is none, or if you may not read the audit"
+            description="The user name, or the kind of token; empty if there is none, or if you may not read the audit"
             " log."
         ),
     ]
@@ -82,7 +82,7 @@ class Marks:
         "POST",
         "/marks",
         status=201,
-        errors={403: "You may not act on the tube, or not on the whole server."},
+        errors={403: "You may not add marks to the tube or to the whole server."},
     )
     def add_mark(self, body: NewMark) -> Mark:
         """Add a mark, such as a deploy.

@@ -39,7 +39,7 @@ class SavedSearchList(ResponseModel):
     """All saved searches."""
 
     searches: list[SavedSearch]
-    trouble: Annotated[str, Meta(description="Why the last change is not on disk; empty if it is.")]
+    trouble: Annotated[str, Meta(description="Reason why the last change is not on disk; empty if it is.")]
 
 
 class NewSavedSearch(RequestModel):

@@ -35,8 +35,8 @@ from greenstalk_server.web.api.values import (
 )
 from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.history.history import History
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.metrics.history import History
 from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.pages.audit import (
@@ -121,7 +121,7 @@ class AuditEntry(ResponseModel):
 
     number: Annotated[Count, Meta(description="Increases by one per entry, across restarts.")]
     at: Instant
-    who: Annotated[str, Meta(description="The login name, or the kind of token.")]
+    who: Annotated[str, Meta(description="The user name, or the kind of token.")]
     address: Annotated[str, Meta(description="The address of the client.")]
     what: Annotated[str, Meta(description="The operation.", examples=["tube/pause"])]
     details: dict[str, str | int]
@@ -206,7 +206,7 @@ class Server:
     def get_server(self) -> ServerFigures:
         """Get the figures of the server.
 
-        If you may see some tubes only, the numbers of jobs and tubes, and the rates, are those of these tubes.
+        If you may see only some tubes, the numbers of jobs and tubes, and the rates, include only these tubes.
         """
         return self._figures(self._clock())
 

@@ -14,7 +14,7 @@ from greenstalk_server.web.servers import Figures as ServerFigures
 from greenstalk_server.web.servers import Servers as ServerList
 
 API_WAIT: Final = 5.0
-"""Seconds that a response waits for the answers of other servers."""
+"""Maximum seconds that a response waits for other servers."""
 
 
 class Totals(ResponseModel):
@@ -46,11 +46,11 @@ class ListedServer(ResponseModel):
     is_this: bool
     state: Annotated[
         Literal["reachable", "standby", "unreachable", "pending"],
-        Meta(description="`pending`: it has not answered yet."),
+        Meta(description="`pending`: it has not responded yet."),
     ]
     role: Annotated[str | None, Meta(description="`leader`, `standby` or `single`; null if it is not known.")]
-    problem: Annotated[str, Meta(description="Why it did not answer; for a standby, its state; else empty.")]
-    at: Annotated[Instant | None, Meta(description="When it answered or failed.")]
+    problem: Annotated[str, Meta(description="Why it did not respond; for a standby, its state; else empty.")]
+    at: Annotated[Instant | None, Meta(description="Time of the response or the failure.")]
     figures: Annotated[Totals | None, Meta(description="Null unless it is reachable.")]
 
 
@@ -70,7 +70,7 @@ class Servers:
     def list_servers(self) -> AllServers:
         """List this server and the others in the configuration file.
 
-        Each of the others is asked at most every five seconds. The response comes within about five seconds.
+        Each of the others is queried at most every five seconds. The response takes at most about five seconds.
         """
         require_servers()
         return AllServers(servers=[_model(status) for status in self._servers.statuses(API_WAIT)])

@@ -1,4 +1,4 @@
-"""The sessions of the API: who is signed in on the dashboard, and signing them out."""
+"""The sessions of the API: the signed-in users of the dashboard."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Session(ResponseModel):
     """A browser that is signed in."""
 
     number: SessionNumber
-    name: Annotated[str, Meta(description="The login name.")]
+    name: Annotated[str, Meta(description="The user name.")]
     roles: Annotated[list[str], Meta(description="The names of the roles.", examples=[["admin"]])]
     method: Annotated[str, Meta(description="The kind of credential.", examples=["admin password", "user"])]
     address: Annotated[str, Meta(description="The address from which the user signed in.")]
-    browser: Annotated[str, Meta(description="The name that the browser gave itself.")]
+    browser: Annotated[str, Meta(description="The User-Agent header of the browser.")]
     signed_in_at: Instant
     used_at: Annotated[Instant, Meta(description="The last use, to the minute.")]
 
 
 class SessionList(ResponseModel):
-    """The sessions, the last used first."""
+    """The sessions, most recently used first."""
 
     total: Annotated[Count, Meta(description="The number of sessions that match.")]
     sessions: list[Session]
 
 
 class SessionsEnded(ResponseModel):
-    """The number of sessions that were ended."""
+    """The number of ended sessions."""
 
     sessions: Count
 
@@ -77,7 +77,7 @@ class Sessions:
 
     @endpoint("DELETE", "/sessions")
     def end_sessions(self) -> SessionsEnded:
-        """End all sessions but that of the request."""
+        """End all sessions except that of the request."""
         return SessionsEnded(sessions=self._sign_in.end_others())
 
 

@@ -103,7 +103,7 @@ class CountedTubes(ResponseModel):
 
 
 class Task(ResponseModel):
-    """A piece of long work, and its progress. A change of many tubes scans tubes instead of jobs."""
+    """A long operation, and its progress. A change of many tubes scans tubes instead of jobs."""
 
     id: TaskId
     kind: Kind

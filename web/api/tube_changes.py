@@ -30,7 +30,7 @@ class ByPattern(RequestModel):
     """The tubes to change."""
 
     pattern: TubePattern
-    dry_run: Annotated[bool, Meta(description="Only count. Must be false to change anything.")] = True
+    dry_run: Annotated[bool, Meta(description="Only count the tubes. Must be false to change them.")] = True
 
 
 class KickState(RequestModel):
@@ -46,7 +46,7 @@ class TubeChanges:
     """Changes of many tubes: pause, resume or kick all tubes whose names match a pattern.
 
     Each is a task. Unless `dry_run` is false, the task only counts the tubes and their jobs, and `/tasks/{task}/run`
-    changes exactly the tubes that were counted. Tubes that you may not operate are left out.
+    changes exactly the tubes that were counted. Tubes that you may not operate are not included.
     """
 
     def __init__(self, changes: Changes) -> None:
@@ -69,7 +69,7 @@ class TubeChanges:
     def kick_tubes(self, query: ByPattern, body: KickState = DEFAULT_KICK) -> Task:
         """Kick the buried or delayed jobs of all tubes that match a pattern, or count them.
 
-        A run kicks at most the number of jobs that was counted in each tube, in the order of their state.
+        A run kicks at most the counted number of jobs of each tube, in the order of their state.
         """
         return self._start(TubeChange(KICK, state=STATES[body.state]), query)
 

@@ -41,13 +41,14 @@ class ErrorGroup(ResponseModel):
         ),
     ]
     reason: Annotated[
-        Reason | None, Meta(description="If there is no error, why the jobs are dead letters; null if they are not.")
+        Reason | None,
+        Meta(description="Without an error, why the jobs are dead letters; null if they are not."),
     ]
     jobs: Annotated[Count, Meta(description="Number of jobs.")]
     first_at: Annotated[Instant, Meta(description="When the first of these jobs failed.")]
     last_at: Annotated[Instant, Meta(description="When the last of these jobs failed.")]
     sample: Annotated[JobId, Meta(description="The job that failed last.")]
-    sample_error: Annotated[str, Meta(description="Its error as its body has it, shortened; empty if it has none.")]
+    sample_error: Annotated[str, Meta(description="The error in its body, shortened; empty if there is none.")]
     q: Annotated[
         str,
         Meta(
@@ -71,7 +72,7 @@ class ErrorList(ResponseModel):
     jobs: Annotated[Count, Meta(description="Failed jobs found so far.")]
     groups: Annotated[
         list[ErrorGroup],
-        Meta(description=f"The {MAX_GROUPS} commonest errors, the commonest first; empty until the end."),
+        Meta(description=f"The {MAX_GROUPS} most common errors, the most common first; empty while the task runs."),
     ]
     others: Annotated[Count, Meta(description="Failed jobs with other errors.")]
     unread: Annotated[Count, Meta(description="Failed jobs whose bodies cannot be read back from the disk.")]
@@ -82,7 +83,7 @@ class OfErrors(OfTube):
 
     state: Annotated[
         FailedState | UnsetType,
-        Meta(description="By default buried jobs, and for a dead-letter tube all but reserved jobs."),
+        Meta(description="By default buried jobs, and for a dead-letter tube all except reserved jobs."),
     ] = UNSET
     field: Annotated[
         str,
@@ -108,10 +109,11 @@ class Errors:
         errors=NO_TUBE | BUSY | {403: "Bodies are hidden from you, so you cannot see their errors."},
     )
     def list_errors(self, query: OfErrors) -> ErrorList:
-        """Group the failed jobs of a tube by their error, the commonest first.
+        """Group the failed jobs of a tube by their error, the most common first.
 
-        A task reads the jobs. The response comes within half a second; if `state` is then `running`, repeat the request
-        without `refresh`. Requests for the same jobs share a task, and a result for ten times as long as it took.
+        A task reads the jobs. The response takes at most half a second. If `state` is `running`, repeat the request
+        without `refresh`. Requests for the same jobs share a task, whose result is reused for ten times as long as the
+        task took.
         """
         try:
             path = parse_path(query.field) if query.field else ()

@@ -23,9 +23,9 @@ from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_NUMBER
+from greenstalk_server.web.history.history import History, Rates
+from greenstalk_server.web.history.rings import SPANS
 from greenstalk_server.web.jobs.job_list import count_jobs
-from greenstalk_server.web.metrics.history import History, Rates
-from greenstalk_server.web.metrics.rings import SPANS
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH, Operations
 from greenstalk_server.web.operations.policies import MAX_SOURCES, sources_of
 from greenstalk_server.web.operations.store import Store
@@ -275,20 +275,20 @@ class Series(ResponseModel):
             description="Values by series, oldest first; null is unknown. Rates per second: `put`, `reserve`, `delete`,"
             " `bury`, `timeout`, `release`, `kick`, `dead_letter`, `expire`. Counts: `ready`, `reserved`, `delayed`,"
             " `buried`, `waiting`. Seconds, accurate to 1.6 %: `wait_p50`, `wait_p95`, `wait_p99`, `run_p50`,"
-            " `run_p95`, `run_p99`. A series in which nothing happened is left out."
+            " `run_p95`, `run_p99`. A series without events is omitted."
         ),
     ]
     before: Annotated[
         dict[str, list[float | int | None]] | None,
         Meta(
-            description="The series of the time to compare with, in the same form; null without `compare`. If its"
+            description="The series of the earlier time, in the same form; null without `compare`. If its"
             " points are kept per minute or per hour only, several points have the same values."
         ),
     ] = None
 
 
 def series_model(history: History, name: bytes | None, query: HistoryQuery) -> Series:
-    """Return the history that *query* asks for, of the tube *name*, or of the server if it is None. Switches."""
+    """Return the history that *query* selects, of the tube *name*, or of the server if *name* is None. Switches."""
     span = SPANS[query.span]
     found = Series(**history_json(history.columns(name, span)))
     if query.compare is not UNSET:

@@ -179,7 +179,7 @@ class ServerSample(NamedTuple):
     trouble         why the journal cannot be written; empty if it can.
     is_disk_full    the disk had no room for another file of the journal.
     disk_free       bytes that are free on the disk of the journal; None if unknown.
-    disk_growth     the growth of `disk_free` in the last hour, negative while the disk fills.
+    disk_growth     growth of `disk_free` in the last hour, in bytes; negative if the disk fills.
     memory          bytes that jobs use, and the memory limit; None without a limit.
     machine_memory  bytes of the machine's memory in use, and in all; None if unknown.
     is_memory_full  puts are refused because of the memory limit.

@@ -42,7 +42,7 @@ from greenstalk_server.web.attention.measures import (
 )
 from greenstalk_server.web.attention.tracker import Tracker
 from greenstalk_server.web.attention.trends import Growth, Trend
-from greenstalk_server.web.metrics.tube_counters import each_tube, in_batches
+from greenstalk_server.web.history.tube_counters import each_tube, in_batches
 from greenstalk_server.web.policy_queries import DeadLetterTubes
 
 log = logging.getLogger(__name__)

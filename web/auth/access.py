@@ -17,7 +17,7 @@ from werkzeug.exceptions import Forbidden
 from greenstalk_server.core.roles import BUILT_IN_ROLES, VIEWER, Rights
 
 HIDDEN_TUBE: Final = "(hidden tube)"
-"""Shown instead of the name of a tube that the visitor may not see. No tube can have this name: it has a space."""
+"""Shown instead of the name of a tube that the visitor may not see. It contains a space, so no tube has this name."""
 
 
 def _always() -> bool:
@@ -28,15 +28,15 @@ def _always() -> bool:
 class Visitor:
     """The sender of a request.
 
-    name            the login name; empty where no login is needed.
+    name            the user name; empty if no sign-in is needed.
     address         the sender's IP address.
     is_admin        may change everything. False on a read-only dashboard.
     sees_bodies     may see job bodies.
     sees_audit      may see the audit log and the sessions. Like *is_admin*, but not affected by a read-only dashboard.
     is_known        has passed the guard; otherwise *name* is only a claim.
     rights          the rights in tubes. On a read-only dashboard, without the right to operate any.
-    role            names of the roles, for pages; empty where no login is needed.
-    has_session     signed in on the login page, so that the visitor can sign out.
+    role            names of the roles, for pages; empty if no sign-in is needed.
+    has_session     signed in on the sign-in page, so that the visitor can sign out.
     lasts           returns False once the session has ended. Then streams and tasks of this visitor end.
     """
 
@@ -74,7 +74,7 @@ class Visitor:
         return tube.decode() if not tube or self.sees(tube) else HIDDEN_TUBE
 
     def shares_rights_with(self, other: Visitor) -> bool:
-        """Return whether both visitors may see and change the same."""
+        """Return whether both visitors have the same rights."""
         return (self.rights, self.is_admin, self.sees_bodies) == (other.rights, other.is_admin, other.sees_bodies)
 
 

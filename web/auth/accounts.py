@@ -34,10 +34,10 @@ USER: Final = "user"
 """Source of an account of the configuration file."""
 
 MAX_HASHING: Final = 1
-"""Password hashes verified at the same time: the other cores remain for the queue."""
+"""Password hashes verified at the same time; more would take CPU from the queue."""
 
 MAX_WAITING: Final = 20
-"""Further logins that wait for their turn; more are refused."""
+"""Sign-ins that wait for a free thread; more are refused."""
 
 REMEMBERED_TIME: Final = 300 * SECOND
 """Nanoseconds for which a verified password is not hashed again."""
@@ -45,14 +45,14 @@ REMEMBERED_TIME: Final = 300 * SECOND
 MAX_REMEMBERED: Final = 1000
 
 MAX_PASSWORD_LENGTH: Final = 1000
-"""Characters of a password that is hashed."""
+"""Maximum characters of a password."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
     """A verified identity.
 
-    name            the login name. With a shared password, the visitor chooses it.
+    name            the user name. With a shared password, the visitor chooses it.
     roles           names of its roles.
     source          the kind of its credential: `admin password`, `user`, `OpenID Connect`.
     """
@@ -102,7 +102,7 @@ class Accounts:
 
     @property
     def need_name(self) -> bool:
-        """Whether a login needs a certain name, at least for some passwords."""
+        """Whether some passwords require a certain user name."""
         return self._admin_name is not None or bool(self._users)
 
     def has_shared(self, role: str) -> bool:
@@ -114,14 +114,14 @@ class Accounts:
 
         A user's name is valid only with that user's own password, so that no other user can act under the name.
 
-        Raise ServiceUnavailable if too many logins are being verified.
+        Raise ServiceUnavailable if too many passwords are being verified.
         """
         user = self._users.get(name)
         if user is None:
             if (role := self._shared_role(name, password)) is not None:
                 return Account(name, (role,), f"{role}{SHARED}")
             if self._users:
-                self._is_hash_of(self._unknown, name, password)  # as slow as for a user, so names cannot be probed
+                self._is_hash_of(self._unknown, name, password)  # as slow as for a user, to hide which names exist
             return None
         if not self._is_hash_of(user.password_hash, name, password):
             return None
@@ -154,7 +154,7 @@ class Accounts:
         if len(password) > MAX_PASSWORD_LENGTH:
             return False
         if self._waiting >= MAX_WAITING:
-            raise ServiceUnavailable("Too many logins are being verified. Try again in a moment.", retry_after=1)
+            raise ServiceUnavailable("Too many users are signing in. Try again in a moment.", retry_after=1)
         self._waiting += 1
         try:
             with self._hashing:

@@ -4,16 +4,16 @@ The checks, in this order:
 
 1. The Host is allowed.
 2. A request that changes something comes from one of our own pages.
-3. A request that changes nothing is not sent by a page of another site to load an image, a script, a frame or the like.
+3. A request that changes nothing does not load a subresource, such as an image or a frame, of a page of another site.
 4. The visitor has a session, or sends the right password.
 5. The path is under the prefix.
 6. A request that changes something comes from an admin, or from an operator if the endpoint is open to operators.
 
-The guard does not know which tube a request is about. Views, operations and tasks ask the Visitor for that: `sees` and
-`operates` (web.auth.access).
+The guard does not check rights to tubes. Views, operations and tasks check them with `sees` and `operates` of the
+Visitor (web.auth.access).
 
-A page that a browser requests without either redirects to the login page. Programs get 401 and a challenge for basic
-auth. Browsers do not get the challenge, so they show no prompt of their own.
+A browser that requests a page with neither a session nor a password is redirected to the sign-in page. Programs get 401
+and a challenge for basic auth. Browsers do not get the challenge, so they show no prompt of their own.
 
 For an API request with a bearer token, the token replaces checks 1 to 4, since no browser adds a token to a request.
 
@@ -47,6 +47,7 @@ from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
 from greenstalk_server.web.fields import own_path
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.options import WebOptions
@@ -71,15 +72,15 @@ OIDC_ENDPOINTS: Final = ("oidc_start", "oidc_callback")
 """Endpoints of the sign-in with OpenID Connect."""
 
 LOGIN: Final = "login"
-"""Endpoint of the login page."""
+"""Endpoint of the sign-in page."""
 
 WITHOUT_PASSWORD: Final = frozenset(
     {"static", "theme", "zone", "healthz", "readyz", LOGIN, "sign_in", "logout", *OIDC_ENDPOINTS}
 )
-"""Endpoints that show nothing about jobs: sign-in and sign-out, files that the login page needs, and health checks."""
+"""Endpoints that show nothing about jobs: sign-in and sign-out, files of the sign-in page, and health checks."""
 
-WITHOUT_USE: Final = frozenset({"live", "events", "api_watch"})
-"""Endpoints that pages request by themselves. They do not prove that somebody uses the session."""
+WITHOUT_USE: Final = frozenset({"live", "events", "api_watch", "tube_history_json", "server_history_json"})
+"""Endpoints that pages request without a user action. Their requests do not count as use of the session."""
 
 ANY_HOST: Final = frozenset({"healthz", "readyz"})
 """Endpoints that accept every Host, since platforms call them by any name."""
@@ -102,7 +103,6 @@ OPEN_TO_OPERATORS: Final = frozenset(
         *("alerts_silence", "alerts_silence_end", "api_silence_conditions", "api_end_silence"),
         *("tubes_preview", "tubes_run", "api_pause_tubes", "api_resume_tubes", "api_kick_tubes"),
         *("api_change_jobs", "api_redrive_jobs", "api_cancel_task", "api_run_task"),
-        *("mark_add", "api_add_mark"),
         *("api_reserve_jobs", "api_show_lease", "api_touch_lease", "api_delete_leased", "api_delete_batch_leased"),
         *("api_release_leased", "api_bury_leased"),
     }
@@ -132,10 +132,10 @@ METRICS: Final = "metrics"
 """Name of a visitor with the metrics token."""
 
 MAX_NEXT_LENGTH: Final = 4000
-"""Characters of the address of the page to which the login page leads back."""
+"""Maximum characters of the address to which a sign-in returns."""
 
 MAX_NAME_LENGTH: Final = 200
-"""Characters of a login name; longer names are cut."""
+"""Maximum characters of a user name; longer names are cut."""
 
 _host_header: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
@@ -144,6 +144,8 @@ log = logging.getLogger(__name__)
 
 class Guarded(Flask):
     """A Flask app whose routing accepts every Host; the guard checks the Host instead."""
+
+    request_class = BoundedRequest
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
         try:
@@ -163,7 +165,7 @@ class Guard:
     """
 
     def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit, *, has_login: bool) -> None:
-        """Read the sessions in the directory of *options*. Blocks. *has_login*: the app has a login page."""
+        """Read the sessions in the directory of *options*. Blocks. *has_login*: the app has a sign-in page."""
         self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in (hostname, *options.hosts))})
         self.accounts: Accounts = Accounts(options, clock)
         self._metrics_token: bytes | None = digest(options.metrics_token) if options.metrics_token else None
@@ -215,6 +217,8 @@ class Guard:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
         if not self._needs_password and not takes_token and request.endpoint not in ANY_HOST:
             self._check_host()
+        if request.endpoint in WITHOUT_PASSWORD:
+            request.max_content_length = MAX_SIGN_IN_FORM
         if is_change:
             self._check_same_origin()
         elif request.endpoint not in WITHOUT_PASSWORD:
@@ -293,7 +297,7 @@ class Guard:
     def _authenticate(self) -> Visitor:
         """Return the visitor of a page, by the session or the password. May switch.
 
-        Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser without either to the login page.
+        Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser with neither to the sign-in page.
         """
         if "Authorization" not in request.headers and self._has_login:
             session = self.current_session()
@@ -311,7 +315,7 @@ class Guard:
         return self.sessions.find(token, is_use=request.endpoint not in WITHOUT_USE)
 
     def _login_url(self) -> str:
-        """Return the address of the login page that leads back to the current page, or to the page of the form."""
+        """Return the address of the sign-in page; a sign-in returns to the current page, or to the page of the form."""
         if request.method in SAFE_METHODS:
             here = f"{request.script_root}{request.full_path.removesuffix('?')}"
         else:
@@ -409,7 +413,7 @@ class Guard:
         return Unauthorized(f"The API needs {', or '.join(accepted)}.", www_authenticate=challenges or None)
 
     def _fail(self, name: str, address: str) -> NoReturn:
-        """Record a failed login by *name*, and raise Unauthorized."""
+        """Record a failed sign-in by *name*, and raise Unauthorized."""
         self._note_failure(name, address)
         if self.accounts.need_name:
             raise self._challenge("The name or the password is wrong.")
@@ -422,7 +426,7 @@ class Guard:
         return Unauthorized(message, www_authenticate=_authenticate(kind))
 
     def _shows_prompt(self) -> bool:
-        """Return whether a browser would answer a challenge for basic auth with a prompt, though it could sign in."""
+        """Return whether the sender is a browser that can use the sign-in page, and would prompt for basic auth."""
         return self._has_login and "Authorization" not in request.headers and _is_browser()
 
     def _note_failure(self, name: str, address: str) -> None:
@@ -430,7 +434,7 @@ class Guard:
         is_locked = self._failed_logins.fail(address)
         self._audit.note_refusal("login/locked" if is_locked else "login/failed")
         if is_locked:
-            log.warning("dashboard: %d failed logins from %s; refusing its logins for a minute", MAX_FAILURES, address)
+            log.warning("dashboard: %d failed sign-ins from %s; refusing more for a minute", MAX_FAILURES, address)
 
     def _credentials(self) -> str:
         return "a name and a password" if self.accounts.need_name else "a password; any user name will do"
@@ -461,10 +465,10 @@ class Guard:
         if who.operates_any:
             raise Forbidden("Only admins may do this. You may act on jobs, and pause tubes.")
         if is_api_request() and _bearer() is not None:
-            raise Forbidden("This is a viewer's token. It can read, and change nothing.")
+            raise Forbidden("This is a viewer's token. It can read, but not change anything.")
         if not self._has_admin_password:
             raise Forbidden("No admin password is set on this dashboard, so nobody can change anything.")
-        raise Forbidden("You are signed in as a viewer. A viewer can look, and change nothing.")
+        raise Forbidden("You are signed in as a viewer. A viewer can see tubes and jobs, but not change anything.")
 
     @property
     def _has_admin_password(self) -> bool:
@@ -485,7 +489,7 @@ def _check_not_embedded() -> None:
 
 def _refuse_locked(failed: FailedLogins, address: str) -> None:
     if left := failed.seconds_locked(address):
-        raise TooManyRequests(f"Too many logins from {address} have failed. Try again in {left} s.", retry_after=left)
+        raise TooManyRequests(f"Too many sign-ins from {address} have failed. Try again in {left} s.", retry_after=left)
 
 
 def _unverified_visitor(name: str) -> Visitor:

@@ -1,4 +1,4 @@
-"""Limits on password guessing: an address with too many failed logins is refused for a while."""
+"""Limits on password guessing: an address with too many failed sign-ins is refused for a while."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from greenstalk_server.net.admission import quota_key
 from greenstalk_server.runtime.clock import Clock
 
 MAX_FAILURES: Final = 10
-"""Failed logins within FAILURE_WINDOW that lock an address out."""
+"""Failed sign-ins within FAILURE_WINDOW that lock an address out."""
 
 FAILURE_WINDOW: Final = 60 * SECOND
-"""Nanoseconds over which failed logins are counted."""
+"""Nanoseconds over which failed sign-ins are counted."""
 
 LOCK_TIME: Final = 60 * SECOND
 """Nanoseconds for which an address is locked out."""
@@ -28,14 +28,14 @@ The address whose last failure is oldest is evicted first.
 
 @dataclass(slots=True)
 class _Failures:
-    """The failed logins of one address: the times of the latest ones, and the end of the lock."""
+    """The failed sign-ins of one address: the times of the latest ones, and the end of the lock."""
 
     times: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_FAILURES))
     locked_until: int = 0
 
 
 class FailedLogins:
-    """The recent failed logins with one kind of credential, by address."""
+    """The recent failed sign-ins with one kind of credential, by address."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock: Clock = clock
@@ -48,7 +48,7 @@ class FailedLogins:
         return -(-left // SECOND) if left > 0 else 0
 
     def fail(self, address: str) -> bool:
-        """Record a failed login from *address*; return whether it locks the address out."""
+        """Record a failed sign-in from *address*; return whether it locks the address out."""
         key, now = quota_key(address), self._clock()
         failures = self._failures.setdefault(key, _Failures())
         self._failures.move_to_end(key)

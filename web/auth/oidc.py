@@ -1,7 +1,7 @@
 """Sign-in with an OpenID Connect provider: the authorization code flow with PKCE, state and nonce, by Authlib.
 
-The browser keeps the flow in a signed cookie, from whose secret the state, the nonce and the code verifier are derived.
-So the server stores nothing until the user is signed in, and a code is useless in another browser. All requests to the
+A signed cookie holds the flow; the state, the nonce and the code verifier are derived from its secret. So the server
+stores nothing until the user is signed in, and a code is useless in another browser. All requests to the
 provider run in native threads, with timeouts. The packages are optional: `pip install 'greenstalk-server[oidc]'`.
 """
 
@@ -27,16 +27,22 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.options import Provider
 
 REQUEST_TIMEOUT: Final = (5.0, 10.0)
-"""Seconds to connect to the provider, and to wait for its response."""
+"""Seconds to connect to the provider, and to wait for the next bytes of its response."""
+
+BODY_TIMEOUT: Final = 10.0
+"""Seconds after which no further bytes of a response's body are read."""
 
 MAX_DOCUMENT: Final = 1024 * 1024
-"""Bytes of a response of the provider."""
+"""Maximum bytes of a response of the provider."""
+
+READ_SIZE: Final = 64 * 1024
+"""Maximum bytes of one read."""
 
 KEPT_FOR: Final = 3600.0
 """Seconds for which the provider's configuration and keys are kept."""
 
 KEYS_INTERVAL: Final = 60.0
-"""Minimum seconds between two requests for the keys because of an unknown key."""
+"""Minimum seconds between two requests for the keys that unknown keys cause."""
 
 FLOW_TIME: Final = 600
 """Seconds that a user has to sign in at the provider."""
@@ -46,15 +52,15 @@ LEEWAY: Final = 60
 
 MAX_RUNNING: Final = 4
 MAX_WAITING: Final = 20
-"""Sign-ins that use a thread at once, and further ones that wait; more are refused."""
+"""Sign-ins that use a thread at the same time, and sign-ins that wait for a thread; more are refused."""
 
 MAX_NEXT: Final = 1500
-"""Characters of the path to return to: a cookie may have about 4000 bytes."""
+"""Maximum characters of the path to return to: a cookie may have about 4000 bytes."""
 
 MAX_GROUPS: Final = 1000
 
 ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures with the provider's private key. Neither `none` nor the client's secret may sign a token."""
+"""Allowed signature algorithms, all with the provider's private key: not `none`, and none with the client's secret."""
 
 log = logging.getLogger(__name__)
 
@@ -102,19 +108,19 @@ class OpenIdClient:
     # Flows
 
     def begin(self, where: str) -> Flow:
-        """Return a new flow that returns to the path *where*; its page is dropped if the path is too long."""
+        """Return a new flow that returns to the path *where*."""
         where = where if len(where) <= MAX_NEXT else "/"
         payload = json.dumps([secrets.token_urlsafe(24), int(time.time()) + FLOW_TIME, where]).encode()
         return self._flow(payload)
 
     def resume(self, cookie: str, state: str) -> Flow:
-        """Return the flow of *cookie*; raise SignInFailed unless it is genuine, current, and that of *state*."""
+        """Return the flow of *cookie*; raise SignInFailed unless it is genuine, has not expired, and has *state*."""
         payload, _, signature = cookie.rpartition(".")
         try:
             raw = urlsafe_b64decode(payload)
         except ValueError:
             raw = b""
-        if not raw or not hmac.compare_digest(self._sign(b"cookie", raw), signature):
+        if not raw or not hmac.compare_digest(self._sign(b"cookie", raw).encode(), signature.encode(errors="replace")):
             raise SignInFailed("The sign-in was started in another browser, or before a restart of the server.")
         flow = self._flow(raw)
         if not hmac.compare_digest(flow.state.encode(), state.encode(errors="replace")):
@@ -135,7 +141,7 @@ class OpenIdClient:
     # The provider
 
     def authorization_url(self, flow: Flow, callback: str) -> str:
-        """Return the address at the provider that begins *flow*; *callback* is this server's. Switches.
+        """Return the address at the provider at which *flow* begins; *callback* is the address to return to. Switches.
 
         Raise BadGateway if the provider does not respond.
         """
@@ -156,8 +162,8 @@ class OpenIdClient:
     def finish(self, flow: Flow, code: str, callback: str, issuer: str) -> Identity:
         """Exchange *code* for the identity of the user. Switches.
 
-        *issuer* is that of the provider's response, or empty. Raise SignInFailed if the provider refuses, or BadGateway
-        if it does not respond.
+        *issuer* is the issuer in the provider's response, or empty. Raise SignInFailed if the provider refuses, or
+        BadGateway if it does not respond.
         """
         metadata = self._in_thread(self._load_metadata)
         if issuer and issuer != metadata["issuer"]:
@@ -167,9 +173,9 @@ class OpenIdClient:
         return Identity(name, _groups(_claim(claims, self.provider.groups_claim)), id_token)
 
     def sign_out_url(self, id_token: str, back: str) -> str:
-        """Return the address at the provider that ends the session there; empty if it has none, or is not known."""
+        """Return the address at the provider that ends the session there; empty if it is unknown."""
         endpoint = self._metadata[1].get("end_session_endpoint") if self._metadata is not None else None
-        if not isinstance(endpoint, str) or not id_token:
+        if not isinstance(endpoint, str) or not is_safe_address(endpoint) or not id_token:
             return ""
         query = {"id_token_hint": id_token, "client_id": self.provider.client_id, "post_logout_redirect_uri": back}
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
@@ -185,6 +191,11 @@ class OpenIdClient:
         except _ProviderFailed as error:
             log.warning("dashboard: the OpenID Connect provider %s failed: %s", self.provider.issuer, error)
             raise BadGateway(f"The identity provider failed: {error}. The server's log has the details.") from None
+        except SignInFailed:
+            raise
+        except Exception as error:  # the libraries raise many kinds of exceptions for malformed documents
+            log.exception("dashboard: a response of the OpenID Connect provider %s is malformed", self.provider.issuer)
+            raise BadGateway("The identity provider sent a malformed response. The server's log has it.") from error
         finally:
             self._waiting -= 1
 
@@ -198,7 +209,7 @@ class OpenIdClient:
             issuer = self.provider.issuer
             metadata = self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
             if str(metadata.get("issuer", "")).rstrip("/") != issuer.rstrip("/"):
-                raise _ProviderFailed(f"its configuration is that of the issuer {str(metadata.get('issuer'))[:200]}")
+                raise _ProviderFailed(f"its configuration names the issuer {str(metadata.get('issuer'))[:200]}")
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
                 if not is_safe_address(str(metadata.get(name, ""))):
                     raise _ProviderFailed(f"its {name} does not begin with https://")
@@ -206,7 +217,7 @@ class OpenIdClient:
             return metadata
 
     def _load_keys(self, *, is_refreshed: bool = False) -> dict[str, Any]:
-        """Return the provider's keys; *is_refreshed*: request them again if they are not quite new. Blocks."""
+        """Return the provider's keys; *is_refreshed*: request them again unless the last request was recent. Blocks."""
         metadata = self._load_metadata()
         with self._lock:
             kept_for = KEYS_INTERVAL if is_refreshed else KEPT_FOR
@@ -228,6 +239,7 @@ class OpenIdClient:
             redirect_uri=callback,
             token_endpoint_auth_method=method if provider.client_secret else "none",
         ) as session:
+            session.register_compliance_hook("access_token_response", _with_bounded_body)
             try:
                 token = session.fetch_token(
                     metadata["token_endpoint"],
@@ -235,7 +247,10 @@ class OpenIdClient:
                     code_verifier=flow.verifier,
                     timeout=REQUEST_TIMEOUT,
                     allow_redirects=False,
+                    stream=True,
                 )
+            except _ProviderFailed:
+                raise
             except RequestException as error:
                 raise _ProviderFailed(_reason(error)) from error
             except Exception as error:
@@ -249,7 +264,7 @@ class OpenIdClient:
         return claims, id_token
 
     def _verified(self, id_token: str, flow: Flow, access_token: str) -> dict[str, Any]:
-        """Return the claims of *id_token*; raise SignInFailed unless it is genuine and for this sign-in. Blocks."""
+        """Return the claims of *id_token*; raise SignInFailed if it was not issued for this sign-in. Blocks."""
         from authlib.oidc.core import CodeIDToken  # noqa: PLC0415
         from joserfc import jwt  # noqa: PLC0415
         from joserfc.errors import InvalidKeyIdError, JoseError  # noqa: PLC0415
@@ -290,13 +305,10 @@ class OpenIdClient:
             with found:
                 if found.status_code != 200:
                     raise _ProviderFailed(f"{url} returned status {found.status_code}")
-                body = found.raw.read(MAX_DOCUMENT + 1, decode_content=True)
-            if len(body) > MAX_DOCUMENT:
-                raise _ProviderFailed(f"{url} returned more than {MAX_DOCUMENT} bytes")
-            document = json.loads(body)
+                document = json.loads(_body(found))
         except requests.RequestException as error:
             raise _ProviderFailed(_reason(error)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _ProviderFailed(f"{url} returned no JSON") from error
         if not isinstance(document, dict):
             raise _ProviderFailed(f"{url} returned no JSON object")
@@ -304,19 +316,50 @@ class OpenIdClient:
 
 
 class _ProviderFailed(Exception):
-    """The provider did not respond, or not as the specification says."""
+    """The provider did not respond, or its response violates the specification."""
+
+
+def _body(response: Any) -> bytes:
+    """Return the body of *response*, which must be a stream; raise _ProviderFailed if it is too long or slow. Blocks.
+
+    Each read returns after the first bytes, so that a provider that sends single bytes cannot keep the thread.
+    """
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415  optional dependency
+
+    body, until = bytearray(), time.monotonic() + BODY_TIMEOUT
+    try:
+        while part := response.raw.read1(READ_SIZE, decode_content=True):
+            body += part
+            if len(body) > MAX_DOCUMENT:
+                raise _ProviderFailed(f"{response.url} returned more than {MAX_DOCUMENT} bytes")
+            if time.monotonic() > until:
+                raise _ProviderFailed(f"{response.url} returned no complete response in {BODY_TIMEOUT:g} s")
+    except (HTTPError, OSError) as error:
+        raise _ProviderFailed(_reason(error)) from error
+    return bytes(body)
+
+
+def _with_bounded_body(response: Any) -> Any:
+    """Read the body of *response*, which must be a stream, and return *response*. Raise _ProviderFailed. Blocks."""
+    with response:
+        response._content = _body(response)
+        response._content_consumed = True
+    return response
 
 
 def is_safe_address(url: str) -> bool:
     """Return whether *url* is encrypted, or on a loopback address."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as a bracket that is not closed
+        return False
     host = parts.hostname or ""
     is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback))
 
 
 def _reason(error: Exception) -> str:
-    """Return the kind of *error* in words; its text may have addresses with secrets."""
+    """Return a description of *error* without its text, which may contain addresses with secrets."""
     return f"no response ({type(error).__name__})"
 
 

@@ -1,9 +1,10 @@
-"""Sessions: who signed in on the login page, by a random token in a cookie.
+"""Sessions of users who signed in on the sign-in page. A random token in a cookie identifies each session.
 
-The server keeps only a hash of each token. A session ends when the user signs out, an admin ends it, nobody used it for
-the idle time, its lifetime is over, or its credential no longer exists. With a directory, sessions survive a restart:
-a thread writes the file `sessions.jsonl`, one JSON object per line. If it is damaged, it is renamed, and everybody must
-sign in again.
+The server keeps only a hash of each token. A session ends when the user signs out, when an admin ends it, after the
+idle time without a request, after its lifetime, or when its credential no longer exists.
+
+With a directory, sessions survive a restart: a thread writes the file `sessions.jsonl`, one JSON object per line. A
+damaged file is renamed, and all users must sign in again.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
+from greenstalk_server.web.operations.documents import is_storable, read_document, replace_document, set_aside
 
 NAME: Final = "sessions.jsonl"
 VERSION: Final = 1
 
 MAX_PER_USER: Final = 20
 MAX_PER_SOURCE: Final = 1000
-"""Sessions of one name, and of one kind of credential. The longest unused one is ended to make room for another."""
+"""Maximum sessions per user name, and per kind of credential. Above it, the least recently used session ends."""
 
 MAX_TEXT: Final = 200
-"""Characters that a session keeps of the browser's name."""
+"""Maximum characters of the User-Agent header that a session keeps."""
 
 MAX_DOCUMENT: Final = 64 * 1024 * 1024
-"""Bytes of the file: all sessions fit."""
+"""Maximum bytes of the file; all sessions fit."""
 
 SEEN_INTERVAL: Final = 60 * SECOND
-"""Nanoseconds between two notes of a session's last use on disk."""
+"""Minimum nanoseconds between two writes of a session's last use."""
 
 WRITE_RETRY_INTERVAL: Final = 5.0
 """Seconds between attempts to write while the disk fails."""
@@ -106,7 +107,7 @@ class Sessions:
             self._load(self._path)
 
     def create(self, account: Account, address: str, browser: str, id_token: str = "") -> tuple[str, Session]:
-        """Start a session; return its token, which nothing else knows, and the session. May switch."""
+        """Start a session; return its token, of which the server keeps only a hash, and the session. May switch."""
         credential = self._fingerprint(account, run_in_thread)
         self._make_room(account)
         token, now = secrets.token_urlsafe(32), self._clock()
@@ -137,7 +138,7 @@ class Sessions:
         return session
 
     def is_live(self, session: Session) -> bool:
-        """Return whether *session* has not ended; end it if its time is over."""
+        """Return whether *session* has not ended. End it if its idle time or its lifetime is over."""
         if session.is_ended:
             return False
         now = self._clock()
@@ -152,7 +153,7 @@ class Sessions:
             self._changed()
 
     def all(self) -> list[Session]:
-        """Return the sessions, the most recently used first."""
+        """Return the sessions, most recently used first."""
         live = [session for session in list(self._by_key.values()) if self.is_live(session)]
         return sorted(live, key=lambda session: (-session.seen_at, session.number))
 
@@ -162,7 +163,7 @@ class Sessions:
             self._save(self._path)
 
     def _make_room(self, account: Account) -> None:
-        """End the longest unused sessions of the same name, or of the same kind of credential, above the limits."""
+        """End the least recently used sessions above the limits per name and per kind of credential."""
         alike = [session for session in self.all() if session.account.source == account.source]
         own = [session for session in alike if session.account.name == account.name]
         for session in [*own[MAX_PER_USER - 1 :], *(alike[MAX_PER_SOURCE - 1 :] if account.source != USER else ())]:
@@ -223,8 +224,13 @@ class Sessions:
             self._set_aside(path, error)
 
     def _take(self, found: Iterable[Session]) -> None:
-        """Keep those of *found* that are not over and whose credential is still the same."""
+        """Keep each of the sessions *found* that has not expired and whose credential is unchanged.
+
+        A time in the future is replaced by now, so that a wrong clock cannot prolong a session.
+        """
+        now = self._clock()
         for session in found:
+            session.created_at, session.seen_at = min(session.created_at, now), min(session.seen_at, now)
             is_same = session.credential and session.credential == self._fingerprint(session.account, _call)
             if is_same and self.is_live(session):
                 self._by_key[session.key] = session
@@ -287,6 +293,8 @@ def _session(values: dict[str, Any]) -> Session:
     roles = values["roles"]
     if not all(isinstance(one, str) for one in (*texts, *roles)) or not all(type(one) is int for one in numbers):
         raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
+    if not all(map(is_storable, (*texts, *roles, *numbers))):
+        raise ValueError(f"a value is impossible in {str(values)[:200]!a}")
     key, number, name, source, credential, address, browser = texts
     account = Account(name, tuple(roles), source)
     return Session(key, number, account, credential, address, browser, numbers[0], numbers[1])

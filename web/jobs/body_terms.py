@@ -2,7 +2,7 @@ r"""Query terms about JSON bodies: `body.PATH:` compares fields, `error:` and `e
 
     body.kind:order         text, a number, true, false or null: equal to the field, or to an element of an array
     body.kind:"1..5 *"      quoted: equal to a field that is text
-    body.kind:ord*r         with asterisks: each stands for any characters; a lone asterisk finds fields of any value
+    body.kind:ord*r         with asterisks: each stands for any characters; a single asterisk matches any value
     body.kind:~order        contains this text, ignoring the case of letters
     body.total:>99.5        a comparison with a number: >, >=, <, <= or 1..5; only numbers match
 
@@ -46,7 +46,7 @@ ValueTest = Callable[[object], bool]
 class FieldMatch:
     """A comparison with a field or an error.
 
-    is_quoted       *text* is exactly the text of the field; asterisks and comparisons have no meaning.
+    is_quoted       the field equals *text*; asterisks and comparison signs are literal.
     is_loose        the field contains *text*, ignoring case.
     """
 
@@ -56,7 +56,7 @@ class FieldMatch:
 
 
 def is_about_json(name: str) -> bool:
-    """Return whether a term with this *name* is one of this module."""
+    """Return whether this module handles terms with this *name*."""
     return name == ERROR or name.startswith((f"{BODY}.", f"{ERROR}."))
 
 
@@ -81,7 +81,7 @@ def _read_error(word: str, given: str, is_quoted: bool, is_loose: bool) -> Field
         raise ValueError(f"“{word}” lacks a value.")
     may_be_pattern = not is_quoted and not is_loose
     if may_be_pattern and "*" in given and len(given) > MAX_ERROR:
-        raise ValueError(f"“{word}”: a pattern of an error has at most {MAX_ERROR} characters.")
+        raise ValueError(f"“{word}”: an error pattern may have at most {MAX_ERROR} characters.")
     is_pattern = may_be_pattern and "*" in found
     return FieldMatch(found, is_quoted=not is_pattern and not is_loose, is_loose=is_loose)
 
@@ -146,7 +146,7 @@ def _is_number(value: object) -> TypeGuard[int | Decimal]:
 def glob(pattern: str) -> Callable[[str], bool]:
     """Return a function that matches whole texts with *pattern*, in which `*` stands for any characters.
 
-    The function takes time proportional to the text and to the number of asterisks at most.
+    Its time is linear in the length of the text and in the number of asterisks.
     """
     first, *middle, last = pattern.split("*")
 

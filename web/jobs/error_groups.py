@@ -1,6 +1,6 @@
-"""Failed jobs grouped by their normalised errors, in bounded memory. Knows jobs, but neither HTTP nor the broker.
+"""Failed jobs grouped by their normalised errors, in bounded memory. Depends on neither HTTP nor the broker.
 
-A group is a predicate of the query language, so that lists, exports and bulk changes act on exactly its jobs: `error:`
+A group is a predicate of the query language, so that lists, exports and bulk changes select exactly its jobs: `error:`
 with the normalised error. Jobs without an error are grouped by the reason for which they are dead letters, if any.
 """
 
@@ -20,7 +20,7 @@ from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_SUGGESTED, Pa
 from greenstalk_server.web.jobs.query import ANY, REASON, Query, Term, TextMatch
 
 MAX_GROUPS: Final = 50
-"""Maximum groups of a result: the commonest ones. The others are only counted."""
+"""Maximum groups of a result: the most common errors. Further groups are only counted."""
 
 MAX_DISTINCT: Final = 2000
 """Maximum groups counted; jobs with further errors are counted together. 2000 groups need about 2 MB."""
@@ -29,21 +29,21 @@ MAX_SAMPLE: Final = 300
 """Maximum characters of the sample of an error."""
 
 SUGGESTED_FROM: Final = 50
-"""Jobs whose fields are suggested."""
+"""Maximum jobs whose fields are suggested."""
 
 
 class ErrorGroup:
     """The jobs with one error.
 
     error           the normalised error; empty if the jobs have none.
-    reason          if *error* is empty, the DeadLetterReason of the jobs; 0 if they are no dead letters.
+    reason          if *error* is empty, the DeadLetterReason of the jobs; 0 if they are not dead letters.
     count           number of jobs.
-    dead_letters    number of them that are dead letters.
-    unready         number of them that are not ready, so that a kick would change them.
+    dead_letters    number of dead letters among these jobs.
+    unready         number of these jobs that are not ready, so that a kick would change them.
     first_at, last_at   when the first and the last of these jobs failed, nanoseconds.
     sample_id       id of the job that failed last.
-    sample          its error as its body has it, shortened.
-    sample_start    the beginning of its body.
+    sample          error in the body of that job, shortened.
+    sample_start    beginning of that body.
     """
 
     __slots__ = (
@@ -86,8 +86,8 @@ class ErrorGroup:
 class ErrorGroups:
     """The groups of the jobs that match *query*; *path* names the field with the error, or is empty.
 
-    groups          the commonest groups first, once `close` was called.
-    total           number of jobs, those of *others* and *unread* included.
+    groups          the most common groups first, once `close` was called.
+    total           number of jobs, including *others* and *unread*.
     others          number of jobs in groups that *groups* leaves out.
     other_groups    number of these groups, at most MAX_DISTINCT; more are not counted.
     unread          number of jobs whose bodies cannot be read back from the disk.
@@ -110,7 +110,7 @@ class ErrorGroups:
         return self._fields
 
     def add(self, job: Job, body: bytes | None) -> None:
-        """Count *job*, whose body is *body*: None if it is on disk only and cannot be read, or is too large to parse.
+        """Count *job* with its *body*: None if the body cannot be read from the disk, or is too large to parse.
 
         Takes less than 5 ms, and about 10 µs for a body of usual JSON.
         """
@@ -133,7 +133,7 @@ class ErrorGroups:
             self._fields.update(dict.fromkeys(field_paths(parse_body(body))))
 
     def close(self) -> None:
-        """Rank the groups, and forget all but the first MAX_GROUPS."""
+        """Rank the groups, and keep only the first MAX_GROUPS."""
         ranked = sorted(self._found.values(), key=attrgetter("count"), reverse=True)
         self.groups, rest = ranked[:MAX_GROUPS], ranked[MAX_GROUPS:]
         self.others += sum([group.count for group in rest])
@@ -146,7 +146,7 @@ class ErrorGroups:
 
 
 def group_terms(group: ErrorGroup, path: Path) -> tuple[Term, ...]:
-    """Return the terms that tell the jobs of *group* from others; *path* names the field with the error."""
+    """Return the terms that select the jobs of *group* among the failed jobs; *path* names the field with the error."""
     name = ".".join((ERROR, *path))
     if group.error:
         return (Term(name, FieldMatch(group.error, is_quoted=True)),)

@@ -1,11 +1,12 @@
 """The error of a failed job: its text in a JSON body, and the same text normalised, by which jobs are grouped. Pure.
 
 A body is parsed as json_fields describes. The error is the first of these fields of the outermost object that is not
-empty: `error`, `exception`, `error_class`, `class`. If it is a single word, the field `error_message` or `message`
-follows: `TimeoutError: no answer`. If all four are empty, that field is the error. A visitor may name another field.
+empty: `error`, `exception`, `error_class`, `class`. If it is a single word, the field `error_message` or `message` is
+appended: `TimeoutError: no answer`. If all four are empty, `error_message` or `message` is the error. A visitor may
+name another field.
 
 If a field is an object, its class (`class`, `type` or `name`) and its message (`message`, `msg` or `detail`) are
-joined. If it is an array, its first element counts. Of several lines, the first one counts, or the last one of a
+joined. If it is an array, its first element is used. Of several lines, the first one is used, or the last one of a
 Python traceback.
 
 Normalisation replaces the parts that differ from job to job: numbers, times, UUIDs, hexadecimal and other long ids by
@@ -54,7 +55,7 @@ _VARIABLE: Final = re.compile(
 _QUOTED: Final = re.compile(
     r"""
       " [^"]*+ " | ` [^`]*+ ` | “ [^”]*+ ” | « [^»]*+ »
-    | (?<!\w) ' [^'"`“«]*+ ' (?![\w…])              # an apostrophe inside a word is no quote
+    | (?<!\w) ' [^'"`“«]*+ ' (?![\w…])              # an apostrophe inside a word is not a quote
     """,
     re.VERBOSE,
 )
@@ -80,7 +81,7 @@ def error_of(body: bytes, path: Path = ()) -> str:
 def normalized(error: str) -> str:
     """Return *error* without the parts that differ from job to job, on one line of at most MAX_ERROR characters.
 
-    The result is its own normalisation, so a query may quote it, or any error that it stands for.
+    Normalising the result again does not change it, so a query may quote the result, or any error that has this result.
     """
     line = shortened(error, MAX_RAW)
     return shortened(_QUOTED.sub(_emptied, _VARIABLE.sub("#", line)), MAX_ERROR)
@@ -103,7 +104,7 @@ def _found(root: Root, path: Path) -> str:
 
 
 def _described(value: object) -> str:
-    """Return the error *value* as text; empty if it is no error: null, a boolean, or an object without a message."""
+    """Return the error *value* as text; empty if it is null, a boolean, or an object without a message."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, dict):

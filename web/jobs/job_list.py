@@ -37,7 +37,7 @@ MAX_LISTED: Final = 1000
 """Maximum jobs listed per state, over all pages."""
 
 SUGGESTED_FROM: Final = 20
-"""Jobs of a list whose fields are suggested as columns; takes about 0.5 ms."""
+"""Maximum jobs of a list whose fields are suggested as columns; takes about 0.5 ms."""
 
 MAX_SCANNED: Final = 20_000
 """Maximum clients and held jobs scanned to find the reserved jobs of a tube; takes about 2 ms."""
@@ -49,7 +49,7 @@ class JobColumn:
 
     key             its CSS classes.
     text            returns the text of a cell at a time in nanoseconds.
-    is_long         a cell may be cut at its end, so it shows its whole text when pointed at.
+    is_long         a cell may be cut at its end, so it shows its whole text on hover.
     """
 
     label: str

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 MAX_PARSED: Final = 64 * 1024
-"""Bytes of the largest body that is parsed. A larger body counts as having no fields."""
+"""Maximum bytes of a body that is parsed. A larger body has no fields."""
 
 MAX_PATH: Final = 200
 """Maximum characters of a path."""
@@ -57,9 +57,9 @@ class PathError(ValueError):
     """An invalid path; the message quotes the path and says what is allowed."""
 
 
-@lru_cache(maxsize=1)  # lists and queries read several fields of one body in a row
+@lru_cache(maxsize=1)  # lists and queries read several fields of the same body
 def parse_body(body: bytes) -> Root | None:
-    """Return the object or array in *body*; None if it is no such JSON, or has more than MAX_PARSED bytes.
+    """Return the JSON object or array in *body*; None if it is neither, or has more than MAX_PARSED bytes.
 
     Numbers keep their exact values, as integers and decimals. Callers must not change the result.
     """
@@ -97,7 +97,7 @@ def columns_text(paths: Iterable[Path]) -> str:
 
 
 def find_values(root: Root | None, path: Path) -> list[object]:
-    """Return the values at *path*; none if there are none, several if a name stands for the elements of an array."""
+    """Return the values at *path*: more than one if a name stands for the elements of an array."""
     found: list[object] = [root]
     for step in path:
         found = [value for one in found for value in _children(one, step)]
@@ -153,7 +153,7 @@ def shortened(value: str, most: int) -> str:
 
 
 def field_paths(root: Root | None) -> list[str]:
-    """Return the paths of the fields of *root* that can be addressed and are no objects, the outermost first."""
+    """Return the paths of the fields of *root* that can be addressed and are not objects, the outermost first."""
     found, left = dict[str, None](), MAX_NAMES_VISITED
     pending: deque[tuple[object, Path]] = deque([(root, ())])
     while pending and left > 0 and len(found) < MAX_SUGGESTED:

@@ -37,13 +37,16 @@ from greenstalk_server.web.jobs.job_list import (
 from greenstalk_server.web.jobs.query import BodyTest, Query, Test, parse
 
 MAX_COLLECTED_IDS: Final = 20_000
-"""Maximum queue entries and held jobs from which the ids of a tube are collected; takes two milliseconds at most."""
+"""Maximum queue entries and reserved jobs for which the ids of a tube are collected; takes at most two milliseconds."""
 
 MAX_LIST_TIME: Final = 0.002
 """Maximum seconds that a filtered list of a tube's jobs may take; searching a body of 1 MiB takes half of that."""
 
 MIN_LIST_JOBS: Final = 8
 """Jobs that a filtered list examines even if that takes longer than MAX_LIST_TIME."""
+
+MAX_FIRST_TIME: Final = 0.01
+"""Seconds of CPU time after which it does not examine even these: bodies of large arrays take several ms each."""
 
 
 class JobMatcher:
@@ -138,7 +141,7 @@ def candidate_ids(
 
 
 class _Place(NamedTuple):
-    """A place of jobs: the number of jobs, and a function that returns their ids."""
+    """A place with jobs: their number, and a function that returns their ids."""
 
     size: int
     ids: Callable[[], Iterable[int]]
@@ -147,7 +150,7 @@ class _Place(NamedTuple):
 def _places(broker: Broker, tube: Tube, state: str) -> list[_Place]:
     """Return the places of the jobs of *tube* in *state*, or in any state if that is empty.
 
-    The place of the reserved jobs has those of other tubes too.
+    The place of the reserved jobs also includes those of other tubes.
     """
     clients = broker.clients
     places = {
@@ -166,13 +169,15 @@ def list_matching(
     broker: Broker, tube: Tube, state: int, query: Query, now: int, columns: Iterable[JobColumn]
 ) -> JobList:
     """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch."""
-    until = time.perf_counter() + MAX_LIST_TIME
+    until, first_until = time.perf_counter() + MAX_LIST_TIME, time.thread_time() + MAX_FIRST_TIME
     is_match, body_test, scanned = query.test(), query.body_test(), 0
     found, on_disk, size = list[Job](), list[Job](), 0
     for job in jobs_in_order(broker, tube, state):
         if scanned == MAX_LISTED or len(found) - len(on_disk) == PAGE_SIZE:
             break
         if scanned >= MIN_LIST_JOBS and time.perf_counter() > until:
+            break
+        if 0 < scanned < MIN_LIST_JOBS and time.thread_time() > first_until:
             break
         if len(on_disk) == BATCH_SIZE or size >= BATCH_BYTES:
             break

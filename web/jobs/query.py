@@ -11,7 +11,7 @@ term, such as `age`, is a comparison: `5`, `>5`, `>=5`, `<5`, `<=5` or `1..5`. D
 as pages show them. Parsing is strict, so that a typo is reported, not searched for as text.
 There are no regular expressions, because the time to match one is unbounded.
 
-Pure: this module knows jobs, but neither HTTP nor the broker.
+Pure: this module depends on jobs, but on neither HTTP nor the broker.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ MAX_LENGTH: Final = 1000
 
 MAX_TERMS: Final = 32
 """Maximum terms of a query; each is tested on every job."""
+
+MAX_FIELD_TERMS: Final = 8
+"""Maximum terms about JSON fields and errors: each may take 3 ms for a body with one large array."""
 
 MAX_SEARCHED: Final = 1024 * 1024
 """Maximum bytes searched, from the beginning of a body; takes about 1 ms."""
@@ -248,7 +251,7 @@ class Query:
 
 
 def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
-    """Return beginnings of terms to suggest in a search field, and the states.
+    """Return suggestions for a search field: beginnings of terms, and states.
 
     is_of_tube      the search is among the jobs of one tube in one state.
     sees_bodies     the visitor may search bodies.
@@ -273,6 +276,8 @@ def parse(given: str) -> Query:
         at = match.end()
     if len(terms) > MAX_TERMS:
         raise QueryError(f"The query has {len(terms)} terms, but the limit is {MAX_TERMS}.")
+    if (count := sum(isinstance(term.value, FieldMatch) for term in terms)) > MAX_FIELD_TERMS:
+        raise QueryError(f"The query has {count} terms about fields and errors, but the limit is {MAX_FIELD_TERMS}.")
     return Query(tuple(terms))
 
 
@@ -349,7 +354,7 @@ def _written(name: str, value: NumberMatch | TextMatch | FieldMatch) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return *value* in quotes, as a term has it."""
+    """Return *value* in quotes, escaped for a term."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

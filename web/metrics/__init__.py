@@ -1,1 +1,1 @@
-"""Prometheus metrics, and the history of each tube and of the server."""
+"""Prometheus metrics, and the figures that the visitor may see."""

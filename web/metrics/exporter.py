@@ -32,9 +32,9 @@ from greenstalk_server.web.attention.measures import KINDS, SEVERITIES
 from greenstalk_server.web.attention.monitor import Attention, free_bytes
 from greenstalk_server.web.auth.access import require_full_view
 from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.history.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
 from greenstalk_server.web.metrics.ledger import Ledger, Row, Totals
 from greenstalk_server.web.metrics.request_times import BOUNDS, RequestTimes
-from greenstalk_server.web.metrics.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
 
 PREFIX: Final = "greenstalk_"
 
@@ -245,11 +245,11 @@ class Metrics:
             labels=labels,
         )
         failed = CounterMetricFamily(
-            f"{PREFIX}alert_messages_failed_total", "Attempts to send such a message that failed.", labels=labels
+            f"{PREFIX}alert_messages_failed_total", "Failed attempts to send a message about conditions.", labels=labels
         )
         waiting = GaugeMetricFamily(
             f"{PREFIX}alert_conditions_waiting",
-            "Conditions that a receiver should have been sent by now.",
+            "Conditions that are due and that a receiver has not accepted.",
             labels=labels,
         )
         for name in list(alerts.posts):

@@ -21,8 +21,8 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.metrics.rings import Counts
-from greenstalk_server.web.metrics.tube_counters import NO_ACTIONS, PROTOCOL_COUNTERS, all_counters, each_tube
+from greenstalk_server.web.history.rings import Counts
+from greenstalk_server.web.history.tube_counters import NO_ACTIONS, PROTOCOL_COUNTERS, all_counters, each_tube
 
 MAX_LABELS: Final = 1000
 

@@ -1,6 +1,6 @@
-"""The figures of the server as the current visitor may see them.
+"""The figures of the server that the current visitor may see.
 
-For a visitor who may see some tubes only, the counts of jobs and the rates are sums over these tubes.
+If the visitor may see only some tubes, the counts of jobs and the rates are sums over these tubes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web.auth.access import visitor
-from greenstalk_server.web.metrics.history import History, Rates
-from greenstalk_server.web.metrics.tube_counters import each_tube
+from greenstalk_server.web.history.history import History, Rates
+from greenstalk_server.web.history.tube_counters import each_tube
 
 TUBE_BATCH: Final = 64
 """Tubes summed between two checks of the time slice: about 0.1 ms."""
@@ -28,7 +28,7 @@ FIELDS: Final = (
 
 
 def visible_figures(broker: Broker, history: History, now: int) -> tuple[ServerStats, Rates]:
-    """Return the figures and the rates of the server, of the tubes that the visitor may see. May switch."""
+    """Return the figures and the rates of the server, restricted to the tubes that the visitor may see. May switch."""
     who, stats = visitor(), server_stats(broker, now)
     if who.sees_all:
         return stats, history.total_rates()

@@ -13,7 +13,7 @@ from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.audit import Audit
 
 MAX_TESTS: Final = 2
-"""Tests at the same time: each one may use a thread for as long as its timeout."""
+"""Maximum tests at the same time: each may use a thread until its timeout."""
 
 
 def sees_alerts() -> bool:
@@ -25,11 +25,11 @@ def sees_alerts() -> bool:
 def require_alerts() -> None:
     """Raise Forbidden unless the visitor may see receivers, silences and the log."""
     if not sees_alerts():
-        raise Forbidden("You may not see the alerts. Only admins, and operators who may see all tubes, may.")
+        raise Forbidden("Only admins, and operators who may see all tubes, may see the alerts.")
 
 
 class AlertChanges:
-    """What visitors may do with alerts."""
+    """The changes of alerts by visitors."""
 
     def __init__(self, alerts: Alerts, audit: Audit) -> None:
         self.alerts: Alerts = alerts
@@ -58,9 +58,9 @@ class AlertChanges:
     def test(self, receiver: str) -> Delivery:
         """Send a test to *receiver*; raise Forbidden, NotFound or TooManyRequests. Switches."""
         if not visitor().is_admin:
-            raise Forbidden("You may not test receivers. Only admins may.")
+            raise Forbidden("Only admins may test receivers.")
         if self._tests >= MAX_TESTS:
-            raise TooManyRequests("Other tests are under way. Try again when they have ended.", retry_after=10)
+            raise TooManyRequests("Other tests are running. Try again when they have ended.", retry_after=10)
         self._tests += 1
         try:
             delivery = self.alerts.test(receiver)
@@ -79,7 +79,7 @@ def may_silence(tubes: str) -> bool:
 
 
 def _require_silencing(tubes: str) -> None:
-    """Raise Forbidden unless `may_silence`."""
+    """Raise Forbidden unless `may_silence` returns True."""
     require_alerts()
     if not may_silence(tubes):
-        raise Forbidden("You may silence only single tubes whose jobs you may change. Only admins may silence others.")
+        raise Forbidden("You may silence only single tubes whose jobs you may change, not patterns or the server.")

@@ -547,7 +547,7 @@ class Bulk:
 
 
 def _refusal(plan: Plan, is_forced: bool) -> str:
-    """Return why the confirmation of *plan* in the form is not valid; empty if it is, or if *plan* needs none."""
+    """Return the reason why the confirmation of *plan* in the form is invalid; empty if it is valid or not needed."""
     typed = request.form.get("confirm", "").strip()
     if not (plan.is_destructive or is_forced) or typed == plan.confirm:
         return ""

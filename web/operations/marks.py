@@ -1,11 +1,11 @@
-"""Marks as the current visitor may see and add them."""
+"""The marks that the current visitor may see and add."""
 
 from __future__ import annotations
 
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.web.auth.access import visitor
-from greenstalk_server.web.metrics.marks import POLICY, Mark, Marks
+from greenstalk_server.web.history.marks import POLICY, Mark, Marks
 from greenstalk_server.web.operations.audit import Audit
 
 
@@ -27,10 +27,10 @@ def add_mark(marks: Marks, audit: Audit, text: str, tube: str = "", at: int = 0)
 
 
 def visible_marks(marks: Marks, tube: str | None, since: int, until: int) -> list[Mark]:
-    """Return the marks that `Marks.find` returns, as far as the visitor may see them.
+    """Return the marks that `Marks.find` returns, without those that the visitor may not see.
 
-    A mark of a policy names the policy, so it needs the right to see all tubes. An author is shown to those who may
-    read the audit log.
+    A mark of a policy names the policy, so it needs the right to see all tubes. Authors are shown only to visitors
+    who may read the audit log.
     """
     who, found = visitor(), list[Mark]()
     for mark in marks.find(tube, since, until):

@@ -26,8 +26,8 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.history.marks import POLICY, Marks
 from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS
-from greenstalk_server.web.metrics.marks import POLICY, Marks
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskFailed, Tasks
 

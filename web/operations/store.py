@@ -1,6 +1,6 @@
 """The dashboard's own data: job templates, saved searches, and the reasons for pauses.
 
-A template is a `Sample` here: that is its name in the file, in URLs and in the API.
+A template is called `Sample` here, in the file, in URLs and in the API.
 
 The data is one small JSON document, `dashboard.json` in the journal's directory; without a directory the data is in
 memory only. A save replaces the whole file, in a thread, so a crash leaves either the old or the new version. A damaged
@@ -37,7 +37,7 @@ MAX_SAMPLES_SIZE: Final = 1024 * 1024
 
 MAX_SEARCHES: Final = 100
 MAX_QUERY_LENGTH: Final = 1000
-"""Characters of a saved query."""
+"""Maximum characters of a saved query."""
 
 MAX_REASONS: Final = 1000
 

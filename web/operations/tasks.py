@@ -61,7 +61,7 @@ class Fact:
 class Task:
     """One piece of work.
 
-    id              a random id; it cannot be guessed, and another server does not know it.
+    id              a random id, which cannot be guessed and is unique among servers.
     title           a short description.
     subject         the input and results, for the module that started the task.
     endpoint        the page that shows the results, with `task` in its address; empty for the task's own page.
@@ -76,7 +76,7 @@ class Task:
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
     is_cancelled    a visitor has cancelled the task; it ends at its next `checkpoint`.
-    message         why the task ended early, or which jobs it skipped; empty if neither.
+    message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
     back            a function that returns the address of the task's subject; None if there is no such page.
     """
 
@@ -198,9 +198,9 @@ class Tasks:
         return next((task for task in self._kept.values() if task.is_running and is_wanted(task)), None)
 
     def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
-        """Return the task that was started last of those whose subject *is_wanted*, or None.
+        """Return the most recent task whose subject *is_wanted*, or None.
 
-        It was started by a visitor with the same rights as the current one.
+        Only tasks of visitors with the rights of the current visitor are considered.
         """
         who = visitor()
         found = (task for task in reversed(self._kept.values()) if task.who.shares_rights_with(who))
@@ -245,7 +245,7 @@ class Tasks:
     def cancel(self) -> Response:
         """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
 
-        Changes that are already made stay.
+        Changes that are already made are kept.
         """
         task = self.find(request.form, "id")
         self.stop(task)
@@ -290,7 +290,7 @@ class Tasks:
 
 
 def _sees(who: Visitor, task: Task) -> bool:
-    """Return whether *who* may see *task*: its title and its results may name every tube that its starter sees."""
+    """Return whether *who* may see *task*: its title and its results may name any tube that its owner may see."""
     return who.sees_all or who.shares_rights_with(task.who)
 
 

@@ -1,8 +1,8 @@
 """Changes of many tubes: pause, resume or kick every tube whose name matches a pattern.
 
 A change takes two steps, as a bulk change of jobs does (bulk.py). The dry run lists the tubes that the change would
-affect, with their numbers of jobs. The run changes exactly these tubes, as far as they still exist and the visitor who
-starts it operates them. Both are tasks.
+affect, with their numbers of jobs. The run changes exactly these tubes, except those that no longer exist, or that the
+visitor who starts the run may not operate. Both are tasks.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 
 SAMPLE_SIZE: Final = 100
-"""Tubes that the confirmation lists, those with the most jobs first."""
+"""Maximum tubes in the confirmation: those with the most jobs."""
 
 MAX_TUBES: Final = 100_000
-"""Tubes that one change may affect."""
+"""Maximum tubes that one change may affect."""
 
 COMMIT_BATCH: Final = 4096
 """Tubes or jobs changed between two commits: less than a megabyte of journal records."""
@@ -45,7 +45,7 @@ KICK: Final = "kick"
 
 @dataclass(frozen=True, slots=True)
 class TubeChange:
-    """What to do with each tube.
+    """The change to make to each tube.
 
     key             PAUSE, RESUME or KICK.
     seconds         length of the pause.
@@ -111,7 +111,7 @@ class TubePlan:
     tubes           number of jobs by tube, for each tube that the change affects.
     matched         tubes that match and that the visitor operates.
     jobs            sum of the jobs of *tubes*.
-    sample          up to SAMPLE_SIZE of *tubes* as a heap: number of jobs and name.
+    sample          a heap of up to SAMPLE_SIZE pairs of number of jobs and name, from *tubes*.
     run             the task of the run, once it has started. Invariant: a plan runs at most once.
     """
 
@@ -185,7 +185,7 @@ class TubeChanges:
         )
 
     def start(self, change: TubeChange, pattern: str) -> Task:
-        """Start *change* of all tubes that match *pattern* now. Does not switch."""
+        """Start *change* of all tubes that match *pattern*, without a dry run. Does not switch."""
         plan = TubePlan(change, pattern)
         plan.run = self._start(f"{change.label} tubes that match {pattern}", plan, is_counted=False)
         return plan.run
@@ -219,7 +219,7 @@ class TubeChanges:
             if plan.change.applies_to(tube):
                 plan.add(tube.name, plan.change.count(tube))
             if len(plan.tubes) > MAX_TUBES:
-                raise TaskFailed(f"More than {MAX_TUBES:,} tubes match, the maximum. Give a narrower pattern.")
+                raise TaskFailed(f"More than {MAX_TUBES:,} tubes match, the maximum. Use a narrower pattern.")
 
     def _matching(self, task: Task, pattern: str) -> Iterator[Tube]:
         """Yield the tubes that match *pattern* and that the visitor of *task* operates. Switches."""
@@ -274,7 +274,7 @@ class TubeChanges:
                     uncommitted = 0
             changed.tubes += 1
         if task.skipped:
-            task.message = f"{text.counted(task.skipped, 'tube')} skipped: deleted since, or not yours to operate."
+            task.message = f"{text.counted(task.skipped, 'tube')} skipped: deleted since, or you may not operate them."
         if changed.without_reason:
             task.message += (
                 f" {text.counted(changed.without_reason, 'tube')} paused without the reason: no room for it."

@@ -53,17 +53,17 @@ ACTIONS: Final = (
 
 
 MAX_UNCONFIRMED: Final = 100
-"""Jobs that a kick may move without a confirmation: more are a load that an operator should have seen as a number."""
+"""Maximum jobs of a kick without confirmation. A larger kick may overload workers, so a page shows the number first."""
 
 TOMORROW: Final = "tomorrow"
 
 MAX_UTC_OFFSET: Final = 14 * 60
-"""Minutes that the clocks of a zone may be ahead of UTC, and the most that they are behind."""
+"""Maximum minutes by which the clocks of a zone are ahead of UTC, and behind UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class PausePreset:
-    """A length of a pause that one button selects: *key* is the number of seconds, or TOMORROW."""
+    """The length of a pause, selected by one button. *key* is the number of seconds, or TOMORROW."""
 
     key: str
     label: str
@@ -79,7 +79,7 @@ PAUSE_PRESETS: Final = (
 
 
 def pause_seconds(form: fields.Fields, now: int) -> int:
-    """Return the length of the pause that the fields `preset`, `utc-offset` and `seconds` ask for at the time *now*."""
+    """Return the length of the pause in the fields `preset`, `utc-offset` and `seconds`, at the time *now*."""
     preset = form.get("preset", "")
     if not preset:
         return fields.number(form, "seconds", 1, MAX_NUMBER)
@@ -136,7 +136,7 @@ class Actions:
     def tube_kick(self) -> Response:
         """`tube`, `state`, and `count` or `all`: kick that many buried or delayed jobs of the tube. May switch.
 
-        For more than MAX_UNCONFIRMED jobs, `confirm` must be 1. Without it, the response is a page that asks for it.
+        For more than MAX_UNCONFIRMED jobs, `confirm` must be 1. Without it, the response is a confirmation page.
         """
         tube = self._tube()
         state = fields.state(request.form, (BURIED, DELAYED))
@@ -316,7 +316,7 @@ class Actions:
         return self._tube_or_overview(job.tube.name, query)
 
     def _tube_or_overview(self, name: bytes, query: dict[str, str]) -> Response:
-        """Redirect to the page of the tube *name*, or to the overview if the visitor cannot see such a tube."""
+        """Redirect to the page of the tube *name*, or to the overview if no such tube is visible to the visitor."""
         if name in self._broker.tubes and visitor().sees(name):
             return _redirect("tube", {"tube": name.decode()} | query)
         return _redirect("overview", query)
@@ -331,7 +331,7 @@ def _redirect(endpoint: str, query: Mapping[str, str]) -> Response:
 
 
 def find_tube(broker: Broker, given: fields.Fields) -> Tube:
-    """Return the tube that the field `tube` names; raise NotFound if there is none that the visitor may see."""
+    """Return the tube that the field `tube` names; raise NotFound if it does not exist or is not visible."""
     tube = broker.tubes.get(given.get("tube", "").encode(errors="replace"))
     if tube is None or not visitor().sees(tube.name):
         name = fields.tube_name(given)
@@ -343,7 +343,7 @@ def find_tube(broker: Broker, given: fields.Fields) -> Tube:
 
 
 def find_job(broker: Broker, given: fields.Fields) -> Job:
-    """Return the job that the field `id` names; raise NotFound if there is none that the visitor may see."""
+    """Return the job that the field `id` names; raise NotFound if it does not exist or is not visible."""
     id = fields.job_id(given)
     job = broker.jobs.get(id)
     if job is None or not visitor().sees(job.tube.name):

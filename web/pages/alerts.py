@@ -1,4 +1,4 @@
-"""The page of alerts: receivers, conditions and what was sent about them, silences, and the log."""
+"""The page of alerts: receivers, conditions with their state at each receiver, silences, and the log."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.operations.alerts import AlertChanges, may_silence, require_alerts
 
 MAX_CONDITIONS: Final = 100
-"""Conditions that the page lists, the worst ones."""
+"""Maximum conditions on the page: the worst."""
 
 MAX_DELIVERIES: Final = 100
-"""Deliveries that the page lists, the newest ones."""
+"""Maximum deliveries on the page: the newest."""
 
 PARTS: Final = ("receivers", "conditions", "silences", "log")
 """Blocks of alerts.html, each within an element with its name in `data-part`."""
@@ -41,7 +41,7 @@ KIND_LABELS: Final = {kind.name: kind.label for kind in KINDS}
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRow:
-    """A receiver. *receives* says which conditions it gets, *state* what happened last; *is_failing* if that failed."""
+    """A receiver. *receives*: its conditions. *state*: the result of the last attempt. *is_failing*: that failed."""
 
     name: str
     template: str
@@ -56,9 +56,9 @@ class ReceiverRow:
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """A condition, and what each receiver knows of it: its name, and a few words.
+    """A condition, and its state at each receiver: the name of the receiver, and the state in words.
 
-    silence_href    URL of the page with the form filled in to silence this condition; empty if the visitor may not.
+    silence_href    URL of the page with the form filled in for this condition; empty if the visitor may not silence it.
     """
 
     severity: str
@@ -189,7 +189,7 @@ class AlertPages:
         elif alerts.sent[name]:
             state = "The last message was accepted."
         else:
-            state = "Nothing was sent since the start."
+            state = "Nothing has been sent since the start."
         return ReceiverRow(
             name,
             receiver.template,
@@ -215,7 +215,7 @@ class AlertPages:
             )
 
     def _sent(self, post: Post, condition: Condition, now: int) -> str | Markup:
-        """Return what the receiver of *post* knows of *condition*."""
+        """Return the state of *condition* at the receiver of *post*, in words."""
         measure, receiver = condition.measure, post.receiver
         if not receiver.wants(measure.kind.name, measure.severity, measure.tube):
             return "not sent to this receiver"
@@ -227,7 +227,7 @@ class AlertPages:
         if sent:
             return sent
         if alert is None:
-            return "one of the conditions that are only counted" if post.book.more else "not sent yet"
+            return "only counted" if post.book.more else "not sent yet"
         if post.failures:
             return "not accepted yet"
         left = receiver.wait - (now - condition.since)
@@ -244,7 +244,7 @@ def address_of(receiver: Receiver) -> str:
 
 
 def _receives(receiver: Receiver) -> str:
-    """Return which conditions *receiver* gets."""
+    """Return the conditions that *receiver* gets, in words."""
     words = []
     if len(receiver.severities) < len(SEVERITIES):
         words.append(", ".join(sorted(receiver.severities)))

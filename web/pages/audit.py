@@ -48,7 +48,7 @@ JOB_CHANGES: Final = {"tube/clear": "delete", "job/copy": "put"}
 
 STARTS: Final = ("bulk/run", "tubes/run")
 ENDS: Final = ("bulk/end", "tubes/end")
-"""Entries at the start and at the end of a task that changes many jobs or tubes."""
+"""Actions of the entries at the start and at the end of a task that changes many jobs or tubes."""
 
 END_OF_TIME: Final = 2**63
 

@@ -1,4 +1,4 @@
-"""Charts of the history: as SVG and text, which need no script, and as JSON for static/charts.js.
+"""Charts of the history: as SVG and text, which work without scripts, and as JSON for static/charts.js.
 
 A chart of the whole server and one of a tube differ only in the history that they read.
 """
@@ -17,9 +17,9 @@ from markupsafe import Markup
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.history import Columns
-from greenstalk_server.web.metrics.rings import TIMES as TIMED
-from greenstalk_server.web.metrics.rings import Span
+from greenstalk_server.web.history.history import Columns
+from greenstalk_server.web.history.rings import TIMES as TIMED
+from greenstalk_server.web.history.rings import Span
 from greenstalk_server.web.pages.sparkline import path
 
 WIDTH: Final = 720
@@ -38,7 +38,7 @@ COMPARED: Final = {"day": ("a day ago", DAY_SECONDS), "week": ("a week ago", 7 *
 """For each value of the field `compare`: the label, and the seconds to go back."""
 
 MAX_SHOWN_MARKS: Final = 50
-"""Marks on a chart, the latest."""
+"""Maximum marks on a chart: the latest."""
 
 DROPPED_ARGS: Final = frozenset({"span", "compare", "notice", "n", "late", "live"})
 """Query arguments that the links to other spans leave out."""
@@ -128,7 +128,7 @@ SERVER_CHARTS: Final = (RATES, JOBS, POLICIES)
 
 @dataclass(frozen=True, slots=True)
 class DrawnLine:
-    """A line of a drawn chart: its SVG path, that of the time before to compare it with, and the last value as text."""
+    """A line of a drawn chart: its SVG path, the path of the time to compare with, and the last value as text."""
 
     key: str
     label: str
@@ -150,7 +150,7 @@ class DrawnChart:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A link that shows the charts in another way."""
+    """A link to the charts with another span or comparison."""
 
     label: str
     href: str

@@ -1,7 +1,7 @@
 """Actions of the pages as commands: for each form, the API request that does the same, by curl and greenstalkctl.
 
-The values are read from the form by the functions that the action uses. All values are quoted for a POSIX shell; a text
-with control characters is quoted for bash. Tokens and passwords are names of variables.
+The functions of the action read the values from the form. All values are quoted for a POSIX shell; a text
+with control characters is quoted for bash. Tokens and passwords appear only as names of variables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from greenstalk_server.web.pages.saved_searches import MAX_NAME_LENGTH
 from greenstalk_server.web.pages.tube_changes import read_pattern, read_tube_change
 
 MAX_COMMAND: Final = 100_000
-"""Characters of a command: Linux accepts at most 128 KiB per argument."""
+"""Maximum characters of a command: Linux accepts at most 128 KiB per argument."""
 
 _ESCAPES: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
@@ -54,7 +54,7 @@ class Call:
     """A request of the API.
 
     body            JSON of the request body; None if there is none.
-    ctl             the arguments of greenstalkctl that do the same; None if it cannot.
+    ctl             the equivalent arguments of greenstalkctl; None if there are none.
     ctl_input       the standard input of greenstalkctl.
     """
 
@@ -68,7 +68,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """An action as commands; *problem* says why a text is empty."""
+    """An action as commands. *problem*: the reason why a text is empty."""
 
     curl: str = ""
     ctl: str = ""
@@ -119,7 +119,7 @@ class CommandPages:
         if self._has_passwords and not self._has_tokens:
             return Commands(curl, problem="greenstalkctl needs an API token, and this server has none.")
         if any("\0" in word for word in call.ctl):
-            return Commands(curl, problem="A body with a null character cannot be an argument of greenstalkctl.")
+            return Commands(curl, problem="A body with a null character cannot be passed to greenstalkctl.")
         return Commands(curl, self._ctl(call))
 
     @property
@@ -248,7 +248,7 @@ def _job_values(form: Form) -> dict[str, Any]:
 
 
 def _tags(tags: Tags) -> dict[str, str | int]:
-    """Return *tags* as the API takes them, without those that are not set."""
+    """Return the *tags* that are set, in the form of the API."""
     given: dict[str, str | int] = {
         "idempotency_key": tags.idempotency_key.decode(),
         "idempotency_ttl": tags.idempotency_ttl // SECOND,
@@ -312,7 +312,7 @@ def _query(form: Form) -> Query:
 
 
 def _bulk(form: Form) -> Call:
-    """Return the call that makes the change of the form; without the dry run of the preview."""
+    """Return the call that makes the change of the form at once, without a dry run."""
     query = _query(form)
     change, ids = read_change(form), ticked_ids(form)
     rate = read_rate(form) if change.key == "redrive" else 0.0

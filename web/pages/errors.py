@@ -18,7 +18,7 @@ ADVICE: Final = {
     405: "This page does not support the request method. Nothing was changed.",
     409: "Nothing was changed.",
     413: "The request exceeds the dashboard's size limit. Nothing was changed.",
-    429: "Other addresses can still sign in. If this persists, someone at your address is trying wrong passwords.",
+    429: "Other addresses can still sign in. If this persists, a client at your address is sending wrong passwords.",
     421: "Nothing was shown, so that no other site can read this page through its own host name (DNS rebinding).",
     503: "Nothing was changed. See the overview for the state of the server.",
     500: "The dashboard failed to build this page. The queue is not affected. See the server's log for details.",

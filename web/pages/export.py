@@ -52,7 +52,7 @@ FIELDS: Final = (
     "kicks",
     "size",
 )
-"""Columns; times in whole seconds. Visitors who see bodies also get `encoding` and `body`.
+"""Columns; times in whole seconds. Visitors who may see bodies also get `encoding` and `body`.
 
 Fields of JSON bodies that the request names are columns `body.PATH` in CSV, and in JSON lines an object `fields`. Their
 values are texts of at most MAX_SHOWN characters.

@@ -1,4 +1,4 @@
-"""The page of a tube's history, the charts of the server, their figures as JSON, and the form for marks."""
+"""The page of a tube's history, the charts of the server, their figures as JSON, and the form that adds a mark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.history import Columns, History
-from greenstalk_server.web.metrics.marks import MAX_TEXT, Mark, Marks
-from greenstalk_server.web.metrics.rings import HOUR, SPANS, Span
+from greenstalk_server.web.history.history import Columns, History
+from greenstalk_server.web.history.marks import MAX_TEXT, Mark, Marks
+from greenstalk_server.web.history.rings import HOUR, SPANS, Span
 from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.operations.marks import add_mark, may_mark, visible_marks
 from greenstalk_server.web.pages.actions import find_tube
@@ -79,7 +79,6 @@ class HistoryPages:
 
     def server_json(self) -> Response:
         """Serve `/server/history.json?span=&compare=`: the series of the whole server. Switches."""
-        require_full_view("The history of the server")
         require_full_view("The history of the server")
         return self._json(self._history.columns(None, _span(strict=True)), None)
 

@@ -1,4 +1,4 @@
-"""The pages of a sign-in with OpenID Connect: the redirect to the provider, and the return from there."""
+"""The pages of a sign-in with OpenID Connect: the redirect to the provider, and the callback."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from greenstalk_server.web.operations.audit import Audit
 from greenstalk_server.web.pages.signin import SignIn, next_path
 
 MAX_ID_TOKEN = 8192
-"""Characters of a provider's token that a session keeps for the sign-out; longer ones are not kept."""
+"""Maximum characters of a provider's token; a longer one is not kept for the sign-out."""
 
 
 class OpenIdPages:
-    """The sign-in of *client*."""
+    """The pages of the sign-in by *client*."""
 
     def __init__(self, client: OpenIdClient, sign_in: SignIn, audit: Audit, roles: Mapping[str, Role]) -> None:
         self._client: OpenIdClient = client

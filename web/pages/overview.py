@@ -25,7 +25,7 @@ from greenstalk_server.web.attention.measures import KINDS, Condition
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.history import History, Rates
+from greenstalk_server.web.history.history import History, Rates
 from greenstalk_server.web.metrics.visible import visible_figures
 from greenstalk_server.web.pages import sparkline
 from greenstalk_server.web.policy_queries import DeadLetterTubes, hold_label
@@ -91,13 +91,18 @@ class TubeView:
         return bool(self.tube.ready.count) and not self.tube.watching
 
     @property
+    def is_dead_letter(self) -> bool:
+        """Whether it is a dead-letter tube, whose jobs need no consumers."""
+        return self._dead_letter_tubes.has(self.tube)
+
+    @property
     def attention(self) -> str:
-        """Its worst condition, or a fact about it that is no problem; may be empty."""
+        """Its worst condition, or a state that is not a problem, such as a pause; may be empty."""
         if self._worst is not None:
             return self._worst.measure.kind.label
         if hold := hold_label(self.tube, self.now):
             return "at max. reserved" if hold == "max_reserved" else "at rate limit"
-        if self.tube.job_count and self._dead_letter_tubes.has(self.tube):
+        if self.tube.job_count and self.is_dead_letter:
             return "dead letters"
         return ""
 
@@ -366,7 +371,7 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The column by which tubes are sorted, and the direction. By default the worst attention is first."""
+    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
 
     key: str = ATTENTION_KEY
     is_descending: bool = True
@@ -393,8 +398,8 @@ class Overview:
 
     server          every field of ServerStats, and the other fields of GROUPS and TOTALS, as text.
     tubes           a row per tube: the name, then the COLUMNS in order.
-    begin           place of the first row in the list of all tubes that match, from 0.
-    following       place of the first row of the next page; 0 if there is none.
+    begin           index of the first row in the list of all tubes that match, from 0.
+    following       index of the first row of the next page; 0 if there is none.
     summary         the number of tubes shown, the total, and the order.
     query           the filter, without surrounding spaces.
     is_filtered_out no tube matches the filter.
@@ -437,7 +442,7 @@ _Ranked = tuple[bool, float, bytes, Tube]
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """A page of tubes, the place at which it begins, and the numbers of tubes that match and that the visitor sees."""
+    """A page of tubes, the index of its first row, and the numbers of tubes that match and that are visible."""
 
     tubes: list[Tube]
     begin: int
@@ -464,7 +469,7 @@ class OverviewBuilder:
     def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
         """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.
 
-        *sees* tells whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
+        *sees* returns whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
         are fewer tubes. May switch.
         """
         broker, pace = self._broker, Pace()
@@ -495,7 +500,7 @@ class OverviewBuilder:
         )
 
     def _page(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int, pace: Pace) -> _Page:
-        """Return the page that begins at place *begin*, or the last page if there are fewer tubes. May switch."""
+        """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
         wanted = query.lower().encode(errors="replace")
         is_reversed = order.is_descending and order.key == BY_NAME
         all_tubes, batches, total, matched = list(self._broker.tubes.values()), list[list[_Ranked]](), 0, 0

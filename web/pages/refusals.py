@@ -32,14 +32,14 @@ FIELDS: Final[Mapping[str, frozenset[str]]] = {
     "job_copy": frozenset({"delay"}),
     "job_redrive": frozenset(),
 }
-"""The fields of each form beside which its page can show an error. Other errors are shown at the top of the page."""
+"""Fields of each form that have room for an error beside them. Other errors are shown at the top of the page."""
 
 _FIELD: Final = re.compile(r"“([a-z-]+)” ")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A refused form, or none.
+    """A refused form; empty if no form was refused.
 
     endpoint        the endpoint of the form; empty if there is none.
     values          its fields as sent.

@@ -56,7 +56,7 @@ class SavedSearches:
 
     @property
     def trouble(self) -> str:
-        """Why the last changes are not on disk; empty if they are."""
+        """Reason why the last changes are not on disk; empty if they are."""
         return self._store.trouble
 
     def keep(self, name: str, query: Query) -> SavedSearch:
@@ -86,7 +86,7 @@ class SavedSearches:
 
 
 def _is_visible(search: SavedSearch) -> bool:
-    """Return whether the visitor may see every tube, and every beginning of tube names, that *search* names."""
+    """Return whether the visitor may see every tube that *search* names, and all tubes of its name prefixes."""
     try:
         terms = parse(search.query).terms
     except QueryError:  # of another version of the server, or edited by hand

@@ -41,7 +41,7 @@ INITIAL_WAIT: Final = 0.5
 class Column:
     """A column of the table of matches, after the id; *key* is its CSS class.
 
-    is_long         a cell may be cut at its end, so it shows its whole text when pointed at.
+    is_long         a cell may be cut at its end, so it shows its whole text on hover.
     """
 
     label: str
@@ -171,7 +171,7 @@ class Searches:
 
 
 def _form(q: str, error: str) -> str:
-    """Return the page without a search; *error* is about the query *q*."""
+    """Return the page without a search; *error* explains why the query *q* is invalid."""
     return render_template(
         "search.html",
         q=q,

@@ -16,7 +16,7 @@ from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.servers import LEADER, STANDBY, Figures, Servers, ServerStatus
 
 PAGE_WAIT: Final = 1.0
-"""Seconds that the page waits for answers. Without them it says that a server is being asked."""
+"""Maximum seconds that the page waits for responses. It shows a server without a response as pending."""
 
 PARTS: Final = ("servers",)
 
@@ -25,7 +25,7 @@ ROLES: Final = {LEADER: "leader", STANDBY: "standby", "": text.NONE, "single": "
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """A server as text; *state* is `reachable`, `standby`, `unreachable` or `asked`. Figures are empty without any."""
+    """A server as text; *state* is `reachable`, `standby`, `unreachable` or `asked`. Unknown figures are empty."""
 
     name: str
     address: str

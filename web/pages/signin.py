@@ -1,7 +1,7 @@
-"""The login page, the sign-out, and the list of sessions for admins.
+"""The sign-in page, the sign-out, and the list of sessions for admins.
 
-The guard passes requests for the login page and the sign-out without credentials, but checks that a form was sent by a
-page of this dashboard.
+The guard accepts requests for the sign-in page and the sign-out without credentials, but checks that a page of this
+dashboard sent the form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from greenstalk_server.web.fields import Fields, own_path
 from greenstalk_server.web.operations.audit import Audit
 
 MAX_ROWS: Final = 200
-"""Sessions that the page lists, the most recently used ones."""
+"""Maximum sessions on the page: the most recently used ones."""
 
 MAX_FILTER_LENGTH: Final = 200
 
@@ -35,7 +35,7 @@ MAX_PASSWORD_LENGTH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A session as text. *is_own*: that of the request."""
+    """A session as text. *is_own*: the request belongs to it."""
 
     number: str
     name: str
@@ -49,9 +49,9 @@ class Row:
 
 
 class SignIn:
-    """The login page and the sessions of one dashboard.
+    """The sign-in page and the sessions of one dashboard.
 
-    provider        label of the identity provider on the login page; empty without one.
+    provider        label of the identity provider on the sign-in page; empty without one.
     sign_out_url    returns the address at the provider that ends a session there too; empty if there is none.
     """
 
@@ -98,7 +98,7 @@ class SignIn:
     def start(self, account: Account, where: str, id_token: str = "") -> Response:
         """Start a session of *account*, and return a redirect to the path *where*. May switch.
 
-        The session that the browser had before ends.
+        This ends the previous session of the browser.
         """
         before = self._guard.current_session()
         address, browser = visitor().address, request.headers.get("User-Agent", "")
@@ -112,14 +112,14 @@ class SignIn:
         return response
 
     def sign_out(self) -> Response:
-        """End the session, and redirect to the login page. Does not switch."""
+        """End the session, and redirect to the sign-in page. Does not switch."""
         session, at_provider = self._guard.current_session(), ""
         if session is not None:
             g.visitor = self._guard.visitor_of(session)
             at_provider = self.sign_out_url(session)
             self.sessions.end(session)
             self._audit.note("session/sign-out")
-        # A form may not lead to another site (the policy form-action), so the login page links to the provider.
+        # A form may not lead to another site (the policy form-action), so the sign-in page links to the provider.
         response = redirect(url_for("login", out="1"), 303) if not at_provider else self._signed_out(at_provider)
         if read_cookie(SESSION):
             delete_cookie(response, SESSION)
@@ -129,12 +129,12 @@ class SignIn:
         return make_response(self._page(url_for("overview"), is_out=True, at_provider=at_provider))
 
     def refused(self, where: str, error: str, cause: HTTPException | None = None) -> Response:
-        """Return the login page after a sign-in at the provider that has failed because of *error*."""
+        """Return the sign-in page with *error*, after a failed sign-in at the provider."""
         response = make_response(self._page(where, provider_error=error), 403 if cause is None else cause.code)
         return _with_retry_after(response, cause)
 
     def unverified(self, name: str) -> Visitor:
-        """Return a visitor who is signed in as *name* at the provider, but has no role."""
+        """Return a visitor without a role, who is signed in as *name* at the provider."""
         return replace(visitor(), name=name)
 
     def _refused(self, where: str, name: str, error: str, cause: HTTPException | None = None) -> Response:
@@ -186,7 +186,7 @@ class SignIn:
         )
 
     def end(self) -> Response:
-        """Form `number`, or `all`: end a session, or all but that of the request. Does not switch."""
+        """Form `number`, or `all`: end a session, or all except that of the request. Does not switch."""
         if request.form.get("all") == "1":
             self.end_others()
         else:
@@ -204,7 +204,7 @@ class SignIn:
         self._audit.note("session/end", user=session.account.name)
 
     def end_others(self) -> int:
-        """End every session except that of the request; return how many."""
+        """End every session except that of the request; return the number of ended sessions."""
         own = self._guard.current_session()
         others = [session for session in self.sessions.all() if session is not own]
         for session in others:

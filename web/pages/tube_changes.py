@@ -31,10 +31,10 @@ from greenstalk_server.web.pages.search import INITIAL_WAIT
 from greenstalk_server.web.tube_queries import count_tubes, find_tubes
 
 MAX_PATTERN_LENGTH: Final = 200
-"""Characters of a pattern."""
+"""Maximum characters of a pattern."""
 
 MAX_SUGGESTED: Final = 20
-"""Tubes that the command palette suggests."""
+"""Maximum tubes that the command palette suggests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class TubeChangePages:
         )
 
     def find(self) -> Response:
-        """Serve `/tubes/find` as JSON: for `q` the best matches, for `pattern` the number as text. May switch.
+        """Serve `/tubes/find` as JSON: the best matches for `q`, or the number for `pattern` as text. May switch.
 
-        The script of the command palette and that of the form on the overview use it.
+        The scripts of the command palette and of the form on the overview use it.
         """
         if "pattern" in request.args:
             pattern = request.args["pattern"].strip()
@@ -114,7 +114,7 @@ def read_pattern(form: Fields) -> str:
     pattern = form.get("pattern", "").strip()
     if not is_tube_pattern(pattern):
         raise BadRequest(
-            f"“pattern” must be 1 to {MAX_PATTERN_LENGTH} characters of tube names and stars, such as billing.* (all"
+            f"“pattern” must be 1 to {MAX_PATTERN_LENGTH} characters of tube names and *, such as billing.* (all"
             f" tubes: *), not “{pattern[:40]}”."
         )
     return pattern

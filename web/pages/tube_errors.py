@@ -1,7 +1,7 @@
-"""The page of a tube's errors: a task groups the failed jobs of the tube, and the page acts on a group.
+"""The page of a tube's errors: a task groups the failed jobs of the tube, and the page has actions on each group.
 
-A grouping is kept as a task. Requests for the same jobs share a running one, and a finished one for ten times as long
-as it took, so that grouping takes at most a tenth of the time, however often the page is loaded.
+A grouping is a task. Requests for the same jobs share a running task. They also share a finished task for ten times as
+long as it took, so grouping takes at most a tenth of the time, however often the page is loaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from greenstalk_server.web.pages.views import render_cooperatively
 from greenstalk_server.web.policy_queries import DeadLetterTubes
 
 INITIAL_WAIT: Final = 0.25
-"""Seconds that a request waits for its grouping before the page shows the progress."""
+"""Maximum seconds that a request waits for its grouping; then the page shows the progress."""
 
 REUSE_FACTOR: Final = 10
-"""A finished grouping is shown again for this many times as long as it took."""
+"""A finished grouping is reused for this multiple of the time that it took."""
 
 STATES: Final = (BURIED, READY, DELAYED)
-"""States whose jobs can be grouped by themselves."""
+"""States that a visitor can select for grouping."""
 
 NOT_RESERVED: Final = Term("state", TextMatch(STATE_NAMES[RESERVED]), is_negated=True)
 
@@ -50,7 +50,7 @@ class GroupRow:
 
     first, last     when the first and the last of its jobs failed.
     title       the normalised error, or in words why there is none.
-    sample      the error of the sample as its body has it; empty if *title* is the same.
+    sample      the error in the body of the sample; empty if it is equal to *title*.
     share       per cent of all jobs that were grouped, at least 1.
     query       the query that selects its jobs.
     q           that query without the terms of the tube and the state.
@@ -102,7 +102,7 @@ class TubeErrors:
     def start(self, tube: Tube, state: int, path: Path, is_fresh: bool = False) -> Task:
         """Group the failed jobs of *tube*, or return the task of the same grouping. Does not switch.
 
-        state       one of STATES, or 0 for the usual one: buried, and on a dead-letter tube all but reserved.
+        state       one of STATES, or 0 for the default: buried, and in a dead-letter tube all except reserved.
         path        the field with the error; empty to find the error as job_errors describes.
         is_fresh    do not return a finished task.
         """
@@ -238,8 +238,8 @@ def _summary(found: ErrorGroups) -> str:
 
 
 def _others(found: ErrorGroups) -> str:
-    """Return a sentence about the jobs in groups that the page leaves out; empty if there are none."""
+    """Return a sentence about the jobs in groups that the page does not show; empty if there are none."""
     if not found.others:
         return ""
     jobs = "job has" if found.others == 1 else "jobs have"
-    return f"{text.number(found.others)} {jobs} other errors, each of them rarer than these."
+    return f"{text.number(found.others)} {jobs} other, less common errors."

@@ -1,7 +1,7 @@
 """The filter of the list of jobs on a tube's page: it examines all jobs of the tube in one state.
 
 A list that is short enough is examined for each view, so its matches are always current. For a longer list, the page
-starts the same task as the search page, and shows the matches that it has found so far.
+starts the same task as the search page, and shows the matches so far.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from greenstalk_server.web.operations.tasks import Task, Tasks
 from greenstalk_server.web.pages.search import MAX_MATCHES, Search, Searches, search_of
 
 INITIAL_WAIT: Final = 0.2
-"""Seconds that a page waits for the task before it shows the matches so far."""
+"""Maximum seconds that a page waits for the task; then it shows the matches so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Filtered:
     """A page of a list of jobs, which may have a filter.
 
     task            the task that finds the matches; None if the list is short or has no filter, or too many tasks run.
-    trouble         why only some of the jobs were examined; empty if all were, or will be.
+    trouble         reason why only some of the jobs were examined; empty if all were or will be.
     here            URL of this page, with the task.
     pages           links to the first and to the next page: label and URL.
     """
@@ -71,8 +71,8 @@ class TubeFilter:
     ) -> dict[str, Any]:
         """Return the values of tube_jobs.html. May switch.
 
-        The field `q` is the filter, and `cols` names fields of the bodies that are columns. The field `task` names the
-        task of an earlier visit, which this continues, and `from` is the first match to show. *groups* names the
+        The field `q` is the filter, and `cols` names fields of the bodies that are columns. The field `task` names a
+        task to continue, and `from` is the index of the first match to show. *groups* names the
         columns that policies and tags add.
 
         may_start       start a task if the list is long. A live update must not start one.
@@ -150,7 +150,7 @@ class TubeFilter:
 
 
 def _urls(task: Task, tube: Tube, state: int, args: Fields) -> Callable[[int], str]:
-    """Return a function that returns the URL of the page that begins with a match."""
+    """Return a function from the index of a match to the URL of the page that begins with it."""
     here = {"tube": tube.name.decode(), "state": STATE_NAMES[state], "task": task.id}
     kept = {name: args.get(name, "") for name in ("q", "span")} | {"cols": columns_text(fields.columns(args))}
     here |= {name: value for name, value in kept.items() if value}
@@ -159,7 +159,7 @@ def _urls(task: Task, tube: Tube, state: int, args: Fields) -> Callable[[int], s
 
 
 def _summary(task: Task, begin: int, shown: int, present: int) -> str:
-    """Return which matches are shown, of how many."""
+    """Return a text with the range of the shown matches and their total."""
     matched = f"{text.number(task.matched)} matching"
     which = f"{text.number(begin + 1)} to {text.number(begin + shown)} of " if begin and shown else ""
     if not begin and shown < task.matched:

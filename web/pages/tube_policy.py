@@ -39,7 +39,7 @@ class TubePolicy:
     is_target_hidden    the visitor may not see that tube.
     is_loop         it has a dead-letter tube that leads back to it, so its dead letters are buried.
     is_dead_letter  it is a dead-letter tube.
-    sources         the first tubes whose dead letters come to it; *has_more_sources* if there are others.
+    sources         the first tubes whose dead letters it receives; *has_more_sources* if there are others.
     policies        names of the policies that name it as their dead-letter tube.
     is_changing     new policies are being applied to existing jobs.
     """

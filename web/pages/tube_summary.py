@@ -1,6 +1,6 @@
 """The summary at the top of a tube's page: figures, workers, and a chart of the last hour.
 
-It answers why the tube lags: the rates of puts and deletes, the age of the oldest job, and what each worker does.
+The summary shows why the tube lags: the rates of puts and deletes, the age of the oldest job, and the workers.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import client_name, iter_batched
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.worker_rates import WorkerRates
+from greenstalk_server.web.history.worker_rates import WorkerRates
 from greenstalk_server.web.pages.charts import format_value
 from greenstalk_server.web.pages.overview import TubeView
 from greenstalk_server.web.pages.sparkline import path
 
 MAX_WORKERS: Final = 5
-"""Workers that the summary names."""
+"""Maximum workers in the summary."""
 
 MAX_SCANNED: Final = 32
-"""Held jobs of a worker that are scanned for one of the tube."""
+"""Maximum held jobs of a worker that are scanned for a job of the tube."""
 
 LONG_HELD: Final = 10 * SECOND
 """A worker that has held a job for this time, in nanoseconds, is listed before the others."""
 
 RECENT_POINTS: Final = 30
-"""Ten-second points in which the latest wait and run times are looked up: five minutes."""
+"""Ten-second points that are searched for the latest wait and run times: five minutes."""
 
 CHART_WIDTH: Final = 360
 CHART_HEIGHT: Final = 48
@@ -68,7 +68,7 @@ class Worker:
 
     rate            jobs that it finished per minute.
     job             the job of the tube that it has held for longest, or empty.
-    doing           what it does, after the job if there is one: `for 3 s`, `waiting for 12 s`.
+    doing           its activity, shown after the job if there is one: `for 3 s`, `waiting for 12 s`.
     """
 
     number: str
@@ -168,14 +168,14 @@ def _figures(view: TubeView) -> list[Figure]:
 
 
 def drain_text(view: TubeView) -> tuple[str, str]:
-    """Return whether the ready jobs of the tube become fewer, and a note: `drains in 4 min`."""
+    """Return the trend of the ready jobs of the tube, and a note such as `drains in 4 min`."""
     tube, rates = view.tube, view.rates
     if not tube.ready.count:
         return text.NONE, ""
     if tube.paused_until > view.now:
         return "paused", ""
     if not tube.watching:
-        return "never drains", "no consumers"
+        return "never drains", "" if view.is_dead_letter else "no consumers"
     if view.drain_time == inf:
         return "growing", f"by {text.rate(rates.put - rates.delete)}/s"
     if view.drain_time is not None:
@@ -201,9 +201,9 @@ def _times(view: TubeView, key: str, label: str, help: str) -> Figure:
 
 
 def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Workers:
-    """Return the workers of *tube*: first those that hold a job of it for long, then by their numbers. May switch.
+    """Return the workers of *tube*: first those that have held a job of it for long, then by number. May switch.
 
-    Every connection watches the default tube at first, so there only those that have reserved count as workers.
+    Every connection watches the default tube at first, so only clients that have reserved count as its workers.
     """
     if not tube.watching and not tube.reserved_count:
         return Workers([], "none watch this tube", "")
@@ -224,7 +224,7 @@ def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Wo
 
 
 def held_job(client: Client, tube: Tube) -> Job | None:
-    """Return the job of *tube* that *client* has held for longest, among the first MAX_SCANNED that it holds."""
+    """Return the job of *tube* that *client* has held for longest. Only its first MAX_SCANNED jobs are scanned."""
     return next((job for job in islice(client.reserved.values(), MAX_SCANNED) if job.tube is tube), None)
 
 

@@ -20,12 +20,12 @@ from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import require_operator, visitor
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
+from greenstalk_server.web.history.history import History
+from greenstalk_server.web.history.worker_rates import WorkerRates
 from greenstalk_server.web.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.jobs.body_format import describe_body
 from greenstalk_server.web.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
-from greenstalk_server.web.metrics.history import History
-from greenstalk_server.web.metrics.worker_rates import WorkerRates
 from greenstalk_server.web.operations.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.operations.store import Store
 from greenstalk_server.web.operations.tasks import Task, live_state, progress_texts
@@ -72,7 +72,7 @@ JOB_PARTS_OF_OPERATORS: Final = (*JOB_PARTS, "actions")
 """Blocks of job.html, each within an element with its name in `data-part`."""
 
 MAX_BEGIN: Final = 10**9
-"""The last place at which a page of tubes may begin."""
+"""Maximum index at which a page of tubes may begin."""
 
 
 class Views:
@@ -164,7 +164,7 @@ class Views:
                 page = self._overview_page({}, sent)
             else:
                 page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
-        except HTTPException:  # the job or the tube is gone, or the form names none
+        except HTTPException:  # the job or the tube no longer exists, or the form names none
             return error_page(error)
         return make_response(page, error.code)
 

@@ -2,10 +2,10 @@
 
 The table is created by the first leader that needs it, outside the migrations of the journal: an earlier version of the
 server can then still read the journal. Only the leader writes: each statement has the condition that this process holds
-the lead. The rows have the same frames, chunks and marks as the files in docs/history-format.md, each with the checksum
-of PostgreSQL's pages, if that is on, and its own.
+the lead. The rows have the same frames, chunks and marks as the files in docs/history-format.md, each with its own
+checksum.
 
-Everything here blocks, and may be called from any thread. Nothing here knows gevent.
+All functions block, and may be called from any thread. This module does not use gevent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from greenstalk_server.journal.postgresql.connection import DatabaseConnection, 
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 
 TIMEOUT: Final = 10.0
-"""Seconds without an answer after which a statement fails."""
+"""Timeout of a statement, seconds."""
 
 MAX_BATCH: Final = 2**20
-"""Bytes of chunks in a statement."""
+"""Maximum bytes of chunks in a statement."""
 
 MARKS: Final = -1
 """`tier` of the row with the marks."""

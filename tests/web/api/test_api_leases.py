@@ -320,7 +320,7 @@ def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, clien
     (job,) = reserve(client, "mail", worker="<b>mailer</b>")
     (holder,) = queue.broker.clients
     listed = client.get("/connections?q=http").text
-    assert '<bdi class="program">&lt;b&gt;mailer&lt;/b&gt;, HTTP</bdi>' in listed
+    assert '<bdi class="program"><span class="cut-name" title="&lt;b&gt;mailer&lt;/b&gt;, HTTP">' in listed
     assert "1 connection" in listed
     page = client.get(f"/connection?number={holder.number}").text
     assert "HTTP reserve request" in page

@@ -8,7 +8,7 @@ import pytest
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.api.tubes import Sort
-from greenstalk_server.web.metrics.marks import MAX_MARKS
+from greenstalk_server.web.history.marks import MAX_MARKS
 from greenstalk_server.web.pages.overview import BY_NAME, SORTS
 
 from ..conftest import Queue
@@ -205,7 +205,7 @@ def test_invalid_mark_is_refused(program: Program, body: dict[str, str], field: 
     assert texts(program) == []
 
 
-def test_marks_are_bounded_and_pauses_do_not_evict_those_of_people(queue: Queue, program: Program) -> None:
+def test_marks_are_bounded_and_pauses_do_not_evict_marks_of_users(queue: Queue, program: Program) -> None:
     for number in range(MAX_MARKS + 5):
         program.do("POST", "/marks", {"text": f"deploy {number}"}, 201)
     queue.put("mail")

@@ -129,7 +129,7 @@ def example_of(endpoint: Endpoint, schemas: Mapping[str, Schema], login: Sequenc
 
 
 def login_of(document: Mapping[str, Any]) -> list[str]:
-    """Return the curl arguments that log in to the server of *document*; none if it is open."""
+    """Return the curl arguments with credentials for the server of *document*; none if it is open."""
     schemes = [name for one in document["security"] for name in one]
     if "bearer" in schemes:
         return ["-H", "Authorization: Bearer TOKEN"]

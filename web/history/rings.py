@@ -1,7 +1,7 @@
 """The series of a tube, the spans in which they are shown, and the points of the last ten minutes in ring buffers.
 
-A ring is an `array` of float32, allocated for the first value that is not zero, so that a tube that is used in one way
-only has few rings. All rings advance together: a point has the same index in each. So one Calendar, shared by all
+A ring is an `array` of float32, allocated for the first value that is not zero, so that a tube with few kinds of
+events has few rings. All rings advance together: a point has the same index in each. So one Calendar, shared by all
 rings, records which points are known.
 
 Pure: no clock, no broker.
@@ -55,7 +55,7 @@ SPANS: Final = {span.name: span for span in (TEN_MINUTES, HOUR, DAY, WEEK, NINET
 SECONDS: Final = TEN_MINUTES.points
 
 SLOTS: Final = SECONDS + 1
-"""Seconds in a ring: the current one too, which has events but is not shown."""
+"""Seconds in a ring, including the current one, which is not shown."""
 
 TEN: Final = 10
 """Seconds between two measurements of the times."""

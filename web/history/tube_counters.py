@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.rings import RATES, Counts
+from greenstalk_server.web.history.rings import RATES, Counts
 
 Item = TypeVar("Item")
 

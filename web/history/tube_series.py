@@ -11,10 +11,10 @@ from typing import Final
 
 from greenstalk_server.core.durations import Sketch, add_sketch
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.web.metrics.archive import MINUTES, Tier
-from greenstalk_server.web.metrics.points import Point, encode_point, quantiles, times
-from greenstalk_server.web.metrics.rings import NO_COUNTS, RATES, Counts, Rings
-from greenstalk_server.web.metrics.tube_counters import tube_counters
+from greenstalk_server.web.history.archive import MINUTES, Tier
+from greenstalk_server.web.history.points import Point, encode_point, quantiles, times
+from greenstalk_server.web.history.rings import NO_COUNTS, RATES, Counts, Rings
+from greenstalk_server.web.history.tube_counters import tube_counters
 
 WINDOW: Final = 10
 """Seconds that Recent looks back."""
@@ -85,9 +85,9 @@ class Series:
     """The series of one tube, or of the server.
 
     rings           the seconds of the last ten minutes.
-    minute, hour    the current minute and hour. The hour lacks the current minute.
+    minute, hour    the current minute and hour. The hour excludes the current minute.
     previous        the number of the hour before the current one, and its minutes; None if they are not known.
-    last_hour       the number of a minute, and the 60 points before it; None if nothing has asked for them.
+    last_hour       the number of a minute, and the 60 points before it; None if they have not been requested.
     active_minutes  minutes with activity, since the series began.
     """
 
@@ -130,7 +130,7 @@ class Series:
             self.rings.set_times(ten, [*times(quantiles(waits)), *times(quantiles(runs))])
 
     def close(self, tier: Tier, seconds: int, *, is_always_stored: bool = False) -> tuple[Interval, bytes]:
-        """End the minute or the hour, of which *seconds* were counted; return it, and its point as bytes.
+        """End the minute or the hour, during which *seconds* were counted; return it, and its point as bytes.
 
         The bytes are empty if the point is blank, unless *is_always_stored*.
         """
@@ -209,5 +209,5 @@ class TubeSeries:
             self.series.minute.add_counts(delta)
 
     def drop_unfinished(self) -> None:
-        """Forget the events of the last seconds, which a gap follows."""
+        """Remove the events of the last seconds, because of a gap."""
         self.recent = None

@@ -1,7 +1,7 @@
 """The history in files, in the format of docs/history-format.md. Every function here blocks, and raises OSError.
 
-A log is appended to, at an offset that this object remembers, so the rest of a failed write is overwritten by the next
-one. A block is written under another name, and renamed when it is on disk.
+Frames are appended to a log at a stored offset, so the next write overwrites the rest of a failed one. A block is
+written under a temporary name, and renamed when it is on disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 from greenstalk_server.journal.files import open_regular, sync_directory
-from greenstalk_server.web.metrics.archive import TIERS, Chunks, Tier, surplus
+from greenstalk_server.web.history.archive import TIERS, Chunks, Tier, surplus
 
 log = logging.getLogger(__name__)
 
@@ -28,28 +28,28 @@ BLOCK_MAGIC: Final = b"GSHBLK1\n"
 MARKS_MAGIC: Final = b"GSHMRK1\n"
 
 HEAD: Final = Struct("<II")
-"""The length and the CRC-32 of what follows: a frame, an index or the marks."""
+"""Length and CRC-32 of the following payload: a frame, an index or the marks."""
 
 MAX_BYTES: Final = 256 * 2**20
-"""Bytes of all blocks: the oldest are removed beyond that."""
+"""Maximum bytes of all blocks. Beyond that, the oldest are removed."""
 
 MAX_LOG: Final = 64 * 2**20
-"""Bytes of a log. Frames that do not fit are refused."""
+"""Maximum bytes of a log. Frames that do not fit are refused."""
 
 MAX_INDEX: Final = 2**20
 MAX_MARKS: Final = 2**20
 
 MAX_SEARCHES: Final = 8
-"""Names up to which an index is searched for each, instead of split."""
+"""Maximum names for which an index is searched name by name, instead of parsed completely."""
 
 FIRST_READ: Final = 64 * 1024
-"""Bytes read of a block at first: its head and usually its index."""
+"""Bytes of the first read of a block: its head, and usually its whole index."""
 
 _NAME: Final = re.compile(rf"({'|'.join(tier.name for tier in TIERS)})-([0-9]{{1,12}})(\.log|)")
 
 
 class HistoryFiles:
-    """The history in the directory `history` of *directory*, which is created when it is first written."""
+    """The history in the directory `history` of *directory*, which the first write creates."""
 
     is_blocking: bool = True
 

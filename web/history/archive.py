@@ -1,10 +1,10 @@
-"""The minutes of a day and the hours of 90 days, of many tubes, in blocks that a store keeps.
+"""Time series of many tubes in blocks: the minutes of a day and the hours of 90 days.
 
 A tier has one point per step. A block of it holds the points of an hour, or of a day. While a block is current, its
 points are in memory, and the store gets one frame per step, which it appends to a log. When a block ends, the store
 gets the chunk of each tube, which replaces the log. So a restart loses at most the last step.
 
-The archive writes in the order of the calls, in one greenlet; a native thread does the writing. While the store fails,
+One greenlet writes in the order of the calls, through a native thread. While the store fails,
 frames and chunks stay in memory, at most MAX_PENDING bytes, and queries find the chunks there.
 """
 
@@ -20,7 +20,7 @@ from gevent.event import Event
 
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.points import NO_VALUES, Point, decode_chunk, offsets
+from greenstalk_server.web.history.points import NO_VALUES, Point, decode_chunk, offsets
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,13 +31,13 @@ RETRY_INTERVAL: Final = 10.0
 """Seconds between attempts to write while the store fails."""
 
 MAX_PENDING: Final = 16 * 2**20
-"""Bytes that wait for a store that fails. Beyond that, the oldest are dropped."""
+"""Maximum bytes that wait while the store fails. Beyond that, the oldest are dropped."""
 
 FLUSH_TIMEOUT: Final = 2.0
-"""Seconds that `flush` waits for the store."""
+"""Maximum seconds that `flush` waits for the store."""
 
 SERVER: Final = b""
-"""The name under which the whole server is stored. Every point that is known has an entry of that name."""
+"""Name of the series of the whole server. Every known point has an entry of this name."""
 
 
 class Tier(NamedTuple):
@@ -46,7 +46,7 @@ class Tier(NamedTuple):
     number      identifies the tier in a store.
     step        seconds per point.
     length      points per block.
-    kept        blocks that are kept, the current one not counted.
+    kept        number of kept blocks, without the current one.
     """
 
     number: int
@@ -69,7 +69,7 @@ Chunks = Mapping[bytes, bytes]
 
 
 class Store(Protocol):
-    """Where blocks and marks are kept. Every method may block, and raises OSError. One call at a time writes.
+    """Storage of blocks and marks. Every method may block, and may raise OSError. The caller makes one write at a time.
 
     is_blocking     whether its methods must be called in a native thread.
     """
@@ -77,7 +77,7 @@ class Store(Protocol):
     is_blocking: bool
 
     def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
-        """Return the logs: the block, and the frames that are intact, in order."""
+        """Return the logs: the number of the block, and its intact frames in order."""
 
     def append(self, tier: Tier, block: int, number: int, frame: bytes) -> None:
         """Append *frame*, the points *number*, to the log of *block*."""
@@ -89,18 +89,18 @@ class Store(Protocol):
         """Return the block, the name and the chunk of each of *names* in the blocks *first* to *last*."""
 
     def load_marks(self) -> bytes:
-        """Return what `save_marks` has saved last; empty if nothing has."""
+        """Return the data of the last `save_marks`; empty if there is none."""
 
     def save_marks(self, data: bytes) -> None:
-        """Save *data*, all or nothing."""
+        """Save *data* atomically."""
 
 
 MAX_MEMORY: Final = 32 * 2**20
-"""Bytes of chunks that a MemoryStore keeps."""
+"""Maximum bytes of chunks in a MemoryStore."""
 
 
 class MemoryStore:
-    """A store without a directory: it lasts as long as the process. Does not block."""
+    """A store in memory, without a directory. Does not block."""
 
     is_blocking: bool = False
 
@@ -140,7 +140,7 @@ class MemoryStore:
 
 
 def surplus(sizes: Mapping[tuple[int, int], int], most: int) -> list[tuple[int, int]]:
-    """Return the oldest keys of *sizes*, whose second part is the block, without which the sum is at most *most*."""
+    """Return the keys of the oldest blocks to remove from *sizes*, so that the sum is at most *most*."""
     total, found = sum(sizes.values()), []
     for key in sorted(sizes, key=lambda key: key[1]):
         if total <= most:
@@ -201,7 +201,7 @@ class Archive:
         try:
             return self._call(self._store.load, tier)
         except OSError as error:
-            self._report(f"cannot be read: {error}; it begins again")
+            self._report(f"cannot be read: {error}; starting without it")
             return []
 
     def append(self, tier: Tier, number: int, frame: bytes) -> None:
@@ -219,7 +219,7 @@ class Archive:
         self._add(_Seal(tier, block, chunks, sum(map(len, chunks.values()))))
 
     def load_marks(self) -> bytes:
-        """Return the document that `save_marks` has saved last; empty if there is none, or on error. Switches."""
+        """Return the document of the last `save_marks`; empty if there is none, or on error. Switches."""
         try:
             return self._call(self._store.load_marks)
         except OSError as error:
@@ -227,7 +227,7 @@ class Archive:
             return b""
 
     def save_marks(self, encode: Callable[[], bytes]) -> None:
-        """Save the document that *encode* returns when it is written, in another thread. Does not switch."""
+        """Save the document that *encode* returns. A native thread calls *encode* later. Does not switch."""
         if self._store.is_blocking and not any(isinstance(each, _Marks) for each in list(self._pending)[1:]):
             self._add(_Marks(encode))
 
@@ -279,7 +279,7 @@ class Archive:
                 self._pending.popleft()
                 self._size -= operation.size
             if self.trouble:
-                log.info("history: it is written again")
+                log.info("history: writing succeeds again")
             self.trouble = ""
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -301,9 +301,9 @@ class Blocks:
         self._chunks: Mapping[tuple[int, bytes], bytes | bytearray] = chunks
 
     def points(self, first: int, count: int) -> list[Point | None]:
-        """Return *count* points from number *first* on; None is unknown. May switch.
+        """Return *count* points from number *first*; None is unknown. May switch.
 
-        A point is known if the server has one. If the tube has none then, it was idle, unless its series began later.
+        A point is known if the server has one. A tube without a known point was idle, unless its series began later.
         """
         points = dict[int, Point]()
         pace = Pace()

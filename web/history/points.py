@@ -1,7 +1,7 @@
 """The points of a time series as bytes, in the format of docs/history-format.md. Pure.
 
 A chunk holds the points of one tube in one block of time. A frame holds one point of every tube, with the sketches of
-its times. Anything may be wrong with bytes from a disk: `decode_*` raise ValueError, and never return another error.
+its times. Bytes from a disk are untrusted: `decode_*` raise ValueError, and no other exception, if they are invalid.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from math import nan
 from typing import Final, NamedTuple
 
 from greenstalk_server.core.durations import MAX_BUCKET, Sketch, bucket_seconds, quantile_buckets
-from greenstalk_server.web.metrics.rings import DEPTHS, RATES, TIMES
+from greenstalk_server.web.history.rings import DEPTHS, RATES, TIMES
 
 QUANTILES: Final = (0.5, 0.95, 0.99)
-"""In the order of rings.TIMES, first of waits, then of runs."""
+"""The quantiles in the order of rings.TIMES, of waits and then of runs."""
 
 MAX_NAME: Final = 200
-"""Bytes of a tube's name."""
+"""Maximum bytes of a tube's name."""
 
 MAX_VARINT: Final = 9
-"""Bytes of a number: 63 bits."""
+"""Maximum bytes of a number: 63 bits."""
 
 _VALUES: Final = len(RATES) + len(DEPTHS)
 _BEGINS: Final = 1
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether a reader would assume the same if the point were missing."""
+        """Whether the point may be omitted: a reader assumes the same values for a missing point."""
         return not self.begins and not self.waits and not self.runs and self.values == NO_VALUES
 
     def series(self) -> list[float]:
@@ -165,7 +165,7 @@ def offsets(chunk: bytes | bytearray) -> list[int]:
 
 
 class Entry(NamedTuple):
-    """The part of a frame that is about one tube; the empty name is the server. The sketches may be missing."""
+    """The part of a frame for one tube, or for the server if the name is empty. The sketches may be missing."""
 
     name: bytes
     point: bytes
@@ -222,7 +222,7 @@ def decode_frame(frame: bytes) -> Iterator[Entry]:
 
 
 def _put_sketch(out: bytearray, sketch: Sketch) -> None:
-    """Append *sketch*: a byte for each bucket in which it has up to 15 durations, if the last one is near."""
+    """Append *sketch*. A bucket takes one byte if it has at most 15 durations and is close to the previous bucket."""
     _put(out, len(sketch))
     before = 0
     for bucket in sorted(sketch):
@@ -242,7 +242,7 @@ def _get_sketch(data: bytes, at: int) -> tuple[Sketch, int]:
     sketch, bucket = Sketch(), 0
     for _ in range(size):
         if at >= len(data):
-            raise ValueError("a sketch is cut")
+            raise ValueError("a truncated sketch")
         step, count = data[at] >> 4, data[at] & 15
         at += 1
         if step == 15:
@@ -269,7 +269,7 @@ def _put(out: bytearray, number: int) -> None:
 
 
 def _get(data: bytes | bytearray, at: int) -> tuple[int, int]:
-    """Return the number at *at*, and the offset of what follows; raise ValueError."""
+    """Return the number at *at*, and the offset after it; raise ValueError."""
     if at < len(data) and data[at] < 128:
         return data[at], at + 1
     number = shift = 0
@@ -279,4 +279,4 @@ def _get(data: bytes | bytearray, at: int) -> tuple[int, int]:
         if byte < 128:
             return number, at
         shift += 7
-    raise ValueError("a number is cut")
+    raise ValueError("a truncated number")

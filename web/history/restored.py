@@ -1,6 +1,6 @@
-"""The history that the logs of the previous run hold: what was current then is current again, or becomes blocks.
+"""The history in the logs of the previous run: its current blocks are continued, or closed if they have ended.
 
-Invariant: the result has only points whose frames were intact. A frame that is not after the one before it is ignored.
+Invariant: the result has only points of intact frames. A frame whose number is not above the previous one is ignored.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from greenstalk_server.core.tube import is_tube_name
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, Tier
-from greenstalk_server.web.metrics.points import (
+from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, Tier
+from greenstalk_server.web.history.points import (
     Entry,
     add_to_chunk,
     decode_frame,
@@ -21,8 +21,8 @@ from greenstalk_server.web.metrics.points import (
     encode_point,
     frame_number,
 )
-from greenstalk_server.web.metrics.rings import NO_DEPTHS, RATES, Counts
-from greenstalk_server.web.metrics.tube_series import Interval, Series
+from greenstalk_server.web.history.rings import NO_DEPTHS, RATES, Counts
+from greenstalk_server.web.history.tube_series import Interval, Series
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Hour:
 
 
 class Restored:
-    """What was restored.
+    """The restored points.
 
     minutes, hours  the chunks of the current hour and of the current day.
     hour            events and times of the current hour, by name.
@@ -61,7 +61,7 @@ class Restored:
     """
 
     def __init__(self, archive: Archive, second: int) -> None:
-        """Restore from *archive*, at *second*."""
+        """The history of *archive*, at the time *second*."""
         self.minutes: Growing = {}
         self.hours: Growing = {}
         self.hour: dict[bytes, Interval] = {}
@@ -92,7 +92,7 @@ class Restored:
         return [name for name in dict.fromkeys((*self.minutes, *self.hours)) if name != SERVER]
 
     def give(self, name: bytes, series: Series) -> None:
-        """Continue *name* in *series*."""
+        """Continue the points of the tube *name* in *series*."""
         series.set_chunk(MINUTES, self.minutes.get(name, bytearray()))
         series.set_chunk(HOURS, self.hours.get(name, bytearray()))
         series.minute = Interval(begins=False)

@@ -17,7 +17,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.metrics.tube_counters import in_batches
+from greenstalk_server.web.history.tube_counters import in_batches
 
 INTERVAL: Final = 15
 """Seconds between two copies."""
@@ -26,7 +26,7 @@ KEPT: Final = 5
 """Copies kept. The oldest is 60 to 75 seconds old."""
 
 MIN_TIME: Final = 10 * SECOND
-"""Nanoseconds to which a throughput refers at least, so that the first job of a worker is no peak."""
+"""Minimum nanoseconds over which a throughput is averaged, so that the first job of a new worker causes no peak."""
 
 BATCH_SIZE: Final = 256
 """Clients between two checks of the time slice."""

@@ -1,6 +1,6 @@
 """Marks: texts at points in time, which charts show as vertical lines.
 
-People and programs add marks, such as deploys. The server adds marks for pauses, policies, starts and takeovers. Each
+Users and programs add marks, such as deploys. The server adds marks for pauses, policies, starts and takeovers. Each
 of the two kinds has its own limit, so that many pauses do not evict deploys. The archive keeps all marks in one
 document.
 """
@@ -21,15 +21,18 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube, is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
-from greenstalk_server.web.metrics.archive import Archive
+from greenstalk_server.web.history.archive import Archive
 
 log = logging.getLogger(__name__)
 
 MAX_MARKS: Final = 500
-"""Marks of people, and as many of the server. The oldest are dropped."""
+"""Maximum marks of users and programs, and of the server, each. The oldest are dropped."""
 
 MAX_TEXT: Final = 200
 """Characters."""
+
+MAX_TIME: Final = 2**63
+"""Times of marks are below this, in nanoseconds since the Unix epoch. Pages cannot show later times."""
 
 MAX_PAST: Final = 90 * 86400 * SECOND
 MAX_FUTURE: Final = 60 * SECOND
@@ -40,7 +43,7 @@ PAUSE: Final = "pause"
 POLICY: Final = "policy"
 START: Final = "start"
 KINDS: Final = (NOTE, PAUSE, POLICY, START)
-"""NOTE is the kind of the marks of people."""
+"""NOTE is the kind of the marks of users and programs."""
 
 _time = attrgetter("at")
 
@@ -50,8 +53,8 @@ class Mark(Struct, frozen=True):
 
     at      nanoseconds since the Unix epoch.
     kind    one of KINDS.
-    tube    name of the tube that it is about; empty if it is about the whole server.
-    who     login name of its author; empty if there is none.
+    tube    name of its tube; empty for a mark of the whole server.
+    who     user name of its author; empty if there is none.
     """
 
     at: int
@@ -62,23 +65,23 @@ class Mark(Struct, frozen=True):
 
 
 class Marks(BrokerListener):
-    """The marks of one server, and those that it adds for pauses."""
+    """The marks of one server. Adds marks for pauses."""
 
     def __init__(self, archive: Archive, clock: Clock) -> None:
         self._archive: Archive = archive
         self._clock: Clock = clock
         self._marks: list[Mark] = []
-        self._counts: list[int] = [0, 0]  # of the server's marks, and of those of people
+        self._counts: list[int] = [0, 0]  # of the server's marks, and of those of users and programs
 
     def restore(self) -> None:
-        """Add the marks that the archive has. Switches."""
+        """Read the marks from the archive. Switches."""
         try:
             found = msgspec.json.decode(self._archive.load_marks() or b"[]", type=list[Mark])
         except (msgspec.MsgspecError, RecursionError) as error:
-            log.error("history: the marks cannot be read, and are lost: %s", error)  # noqa: TRY400  says all
+            log.error("history: the marks cannot be read, and are lost: %s", error)  # noqa: TRY400  the message is complete
             return
         for mark in found[-2 * MAX_MARKS :]:
-            if not mark.tube or is_tube_name(mark.tube.encode()):
+            if 0 <= mark.at < MAX_TIME and (not mark.tube or is_tube_name(mark.tube.encode())):
                 self._insert(mark)
 
     def add(self, mark_text: str, *, kind: str = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:

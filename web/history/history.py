@@ -10,11 +10,11 @@ Archive, which writes the points of all tubes once a minute and once an hour.
 Bounds: at most MAX_TUBES tubes have series; `_make_room` chooses them. Series outlive their tube.
 
 Memory, measured: 10 kB for a tube that is used once, 30 kB for one with a job every ten seconds, 48 kB with a job per
-second and 73 kB with twenty, half of it the sketches of the current hour. On disk a tube with constant jobs takes 36 kB
-for a day of minutes and 56 kB for 90 days of hours.
+second and 73 kB with twenty, of which the sketches of the current hour take half. On disk a tube with constant jobs
+takes 36 kB for a day of minutes and 56 kB for 90 days of hours.
 
-Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, the seconds of that time
-are unknown, and their events are in no point. A minute or an hour with a gap has the rates of its known seconds.
+Gaps: if the clock advances by more than MAX_LATENESS seconds without a sample, as in a stall, these seconds are
+unknown, and no point counts their events. A minute or an hour with a gap has the rates of its known seconds.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.metrics.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
-from greenstalk_server.web.metrics.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
-from greenstalk_server.web.metrics.restored import Restored
-from greenstalk_server.web.metrics.rings import (
+from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
+from greenstalk_server.web.history.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
+from greenstalk_server.web.history.restored import Restored
+from greenstalk_server.web.history.rings import (
     HOUR,
     NO_COUNTS,
     NO_DEPTHS,
@@ -49,8 +49,8 @@ from greenstalk_server.web.metrics.rings import (
     Counts,
     Span,
 )
-from greenstalk_server.web.metrics.tube_counters import each_tube, in_batches, tube_counters
-from greenstalk_server.web.metrics.tube_series import WINDOW, Interval, Series, TubeSeries
+from greenstalk_server.web.history.tube_counters import each_tube, in_batches, tube_counters
+from greenstalk_server.web.history.tube_series import WINDOW, Interval, Series, TubeSeries
 
 MAX_TUBES: Final = 1000
 """Maximum tubes with series."""
@@ -71,7 +71,7 @@ CLOSE_BATCH: Final = 8
 """Tubes whose minutes or hours are closed between two checks: up to 0.3 ms."""
 
 POINT_BATCH: Final = 50
-"""Points turned into columns between two checks of the time slice: 0.1 ms."""
+"""Points converted to columns between two checks of the time slice: 0.1 ms."""
 
 MAX_FRAME: Final = 512 * 1024
 """Bytes of a frame after which further tubes are stored without sketches: after a crash, the quantiles of their current
@@ -79,7 +79,7 @@ hour are those of its later part.
 """
 
 FOLLOWER_INTERVAL: Final = 0.2
-"""Seconds between two checks whether this server leads."""
+"""Seconds between two checks whether this server is the leader."""
 
 
 class Rates(NamedTuple):
@@ -105,7 +105,7 @@ class Columns(NamedTuple):
 
 
 class History(BrokerListener):
-    """Records the activity of *broker* from now on, and keeps it in *archive*."""
+    """Records the activity of *broker* from the start on, and stores it in *archive*."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class History(BrokerListener):
         """*archive* is None for one in memory.
 
         is_leader       returns whether this server may write to the archive.
-        on_restored     called once the archive was read, before the first sample. May switch.
+        on_restored     called after the archive was read, before the first sample. May switch.
         """
         now = clock()
         self._broker: Broker = broker
@@ -163,7 +163,7 @@ class History(BrokerListener):
         return self._rates(self._total)
 
     def spark(self, name: bytes | None, series: str, points: int = 60) -> list[float]:
-        """Return *series* (see rings.SERIES) in each of the last *points* ten seconds, oldest first; NaN is unknown.
+        """Return *series* (see rings.SERIES) in the last *points* intervals of 10 s, oldest first; NaN is unknown.
 
         At most 60 points. *name* None is the whole server. Empty if the tube has no series.
         """
@@ -190,11 +190,11 @@ class History(BrokerListener):
         return [nan if point is None else point.series()[place] for point in found.last_hour[1]]
 
     def has(self, name: bytes) -> bool:
-        """Return whether the tube *name* has current series. The tube itself may be gone."""
+        """Return whether the tube *name* has current series. The tube may no longer exist."""
         return self._series(name) is not None
 
     def columns(self, name: bytes | None, span: Span, ago: int = 0) -> Columns:
-        """Return all series of *span*, as it was *ago* seconds before; what is unknown is NaN. May switch.
+        """Return all series of *span*, *ago* seconds earlier; unknown values are NaN. May switch.
 
         *name* None is the whole server. If the points of that time are kept at a lower resolution only, several points
         have the same values.
@@ -224,7 +224,7 @@ class History(BrokerListener):
         return {key: found.rings.read(self._calendar, place) for place, key in enumerate(SERIES)}
 
     def _points(self, name: bytes, tier: Tier, first: int, count: int) -> list[Point | None]:
-        """Return *count* points from number *first* on; None is unknown. Switches."""
+        """Return *count* points from number *first*; None is unknown. Switches."""
         current = self._second // (tier.step * tier.length)
         chunks: dict[tuple[int, bytes], bytes | bytearray] = dict(
             self._archive.read(tier, first // tier.length, current - 1, (SERVER, name))
@@ -329,7 +329,7 @@ class History(BrokerListener):
         self._advance(second)
 
     def _advance(self, second: int) -> None:
-        """Make *second* the current one, and close what has ended before it. May switch."""
+        """Make *second* the current one, and close the intervals that ended before it. May switch."""
         before, self._second = self._second, second
         if second // TEN > before // TEN:
             self._close_ten(before // TEN)
@@ -399,9 +399,9 @@ class History(BrokerListener):
         return self._is_leader()
 
     def restore(self) -> None:
-        """Continue the series of an earlier run, which the archive has, before the first sample. Switches."""
+        """Continue the series of the previous run from the archive, before the first sample. Switches."""
         second = self._clock() // SECOND
-        if second - self._second > MAX_LATENESS:  # a follower has waited
+        if second - self._second > MAX_LATENESS:  # a follower waits for the lead
             self._skip(second)
         restored = Restored(self._archive, self._second)
         restored.run()
@@ -455,7 +455,7 @@ class History(BrokerListener):
         return len(self._fresh) + len(self._proven)
 
     def _make_room(self) -> bool:
-        """Evict the series that matter least; return False if none may be evicted.
+        """Evict the least valuable series; return False if none may be evicted.
 
         `_fresh` has tubes active in at most one minute, `_proven` all others. A flood of tubes that are used only once
         fills `_fresh`, and evicts series there. Invariant: series in `_proven` stay for PROVEN_IDLE_TIME after the last
@@ -481,7 +481,7 @@ class History(BrokerListener):
     # Iteration
 
     def _each_series(self, batch_size: int) -> Iterator[tuple[bytes, TubeSeries, Series]]:
-        """Yield the name, entry and series of every tube that still has series when its turn comes. May switch."""
+        """Yield the name, entry and series of every tube that still has series when it is reached. May switch."""
         for name in in_batches([*self._fresh, *self._proven], batch_size):
             entry = self._by_name.get(name)
             if entry is not None and entry.series is not None:
@@ -489,7 +489,7 @@ class History(BrokerListener):
 
 
 class _FrameBuilder:
-    """A frame that grows: the points of one minute or hour."""
+    """A frame under construction: the points of one minute or hour."""
 
     def __init__(self, tier: Tier, number: int) -> None:
         self.entries: list[bytes] = []
