@@ -133,6 +133,8 @@ def test_user_without_a_role_is_refused(daemon: Daemon) -> None:
     browser, page = sign_in(daemon, "eve")
     assert page.status_code == 403
     assert "You are signed in as eve, but none of your groups has a role here." in Page(page.text).text
+    assert "Sign out of Example" in Page(page.text).text
+    assert "/oauth2/end_session?id_token_hint=" in page.text
     assert browser.get(f"{daemon.dashboard}api/v1/server").status_code == 401
 
 
@@ -369,6 +371,16 @@ def test_token_with_another_key_is_refused(app: Flask, provider: ScriptedProvide
     assert "token is not valid" in response.text
 
 
+def test_new_key_is_accepted_soon_after_the_last(app: Flask, provider: ScriptedProvider) -> None:
+    for kid in ("k1", "k2"):
+        provider.key = provider.signing_key = RSAKey.generate_key(2048, {"kid": kid})
+        provider.header["kid"] = kid
+        client = app.test_client()
+        sent = begin(client)
+        provider.claims = good_claims(provider, sent)
+        assert finish(client, sent).status_code == 303
+
+
 def test_unsigned_token_is_refused(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     client = app.test_client()
     sent = begin(client)
@@ -408,6 +420,35 @@ def test_provider_that_is_down_is_reported(queue: Queue) -> None:
     response = queue.app(oidc=Provider(issuer, "queue")).test_client().get("/oidc/start")
     assert response.status_code == 502
     assert "no response" in response.text
+
+
+def test_users_share_a_failure(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = []
+
+    def recorded() -> Iterator[bytes]:
+        requested.append(1)
+        yield b"no JSON"
+
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    place = "/.well-known/openid-configuration"
+    provider.bodies[place] = recorded()
+    for _ in range(3):
+        assert app.test_client().get("/oidc/start").status_code == 502
+    assert len(requested) == 1
+    del provider.bodies[place]
+    now += oidc.FAILED_FOR
+    assert app.test_client().get("/oidc/start").status_code == 303
+
+
+@pytest.mark.parametrize("error", sorted(oidc.REFUSED_CLIENT))
+def test_wrong_secret_is_a_fault_of_the_configuration(app: Flask, provider: ScriptedProvider, error: str) -> None:
+    client = app.test_client()
+    sent = begin(client)
+    provider.bodies["/token"] = [json.dumps({"error": error}).encode()]
+    response = finish(client, sent)
+    assert response.status_code == 502
+    assert "refused the client id or secret of this dashboard" in Page(response.text).text
 
 
 def test_flow_ends_after_ten_minutes(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,12 @@ KEPT_FOR: Final = 3600.0
 KEYS_INTERVAL: Final = 60.0
 """Minimum seconds between two requests for the keys that unknown keys cause."""
 
+REFUSED_CLIENT: Final = frozenset({"invalid_client", "unauthorized_client"})
+"""Errors of the token endpoint that mean a wrong client id or secret."""
+
+FAILED_FOR: Final = 2.0
+"""Seconds for which a failed request for the configuration or the keys is not repeated: waiting users fail too."""
+
 FLOW_TIME: Final = 600
 """Seconds that a user has to sign in at the provider."""
 
@@ -104,6 +110,8 @@ class OpenIdClient:
         self._lock: threading.Lock = threading.Lock()
         self._metadata: tuple[float, dict[str, Any]] | None = None
         self._keys: tuple[float, dict[str, Any]] | None = None
+        self._keys_refreshed_at: float = -KEYS_INTERVAL
+        self._failure: tuple[float, str] | None = None
 
     # Flows
 
@@ -207,7 +215,7 @@ class OpenIdClient:
             if self._metadata is not None and time.monotonic() - self._metadata[0] < KEPT_FOR:
                 return self._metadata[1]
             issuer = self.provider.issuer
-            metadata = self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+            metadata = self._get_shared(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
             if str(metadata.get("issuer", "")).rstrip("/") != issuer.rstrip("/"):
                 raise _ProviderFailed(f"its configuration names the issuer {str(metadata.get('issuer'))[:200]}")
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
@@ -217,13 +225,29 @@ class OpenIdClient:
             return metadata
 
     def _load_keys(self, *, is_refreshed: bool = False) -> dict[str, Any]:
-        """Return the provider's keys; *is_refreshed*: request them again unless the last request was recent. Blocks."""
+        """Return the provider's keys; *is_refreshed*: request them again unless such a request was recent. Blocks."""
         metadata = self._load_metadata()
         with self._lock:
-            kept_for = KEYS_INTERVAL if is_refreshed else KEPT_FOR
-            if self._keys is None or time.monotonic() - self._keys[0] >= kept_for:
-                self._keys = time.monotonic(), self._get(metadata["jwks_uri"])
+            now = time.monotonic()
+            is_due = is_refreshed and now - self._keys_refreshed_at >= KEYS_INTERVAL
+            if is_due or self._keys is None or now - self._keys[0] >= KEPT_FOR:
+                self._keys = now, self._get_shared(metadata["jwks_uri"])
+                if is_due:
+                    self._keys_refreshed_at = now
             return self._keys[1]
+
+    def _get_shared(self, url: str) -> dict[str, Any]:
+        """Return the JSON object at *url*; raise _ProviderFailed, also just after a failure. Blocks; needs the lock.
+
+        Otherwise each user who waits for the lock would wait for one more timeout.
+        """
+        if self._failure is not None and time.monotonic() - self._failure[0] < FAILED_FOR:
+            raise _ProviderFailed(self._failure[1])
+        try:
+            return self._get(url)
+        except _ProviderFailed as error:
+            self._failure = time.monotonic(), str(error)
+            raise
 
     def _exchange(self, flow: Flow, code: str, callback: str) -> tuple[dict[str, Any], str]:
         """Return the claims about the user, and the provider's ID token. Blocks."""
@@ -254,7 +278,9 @@ class OpenIdClient:
             except RequestException as error:
                 raise _ProviderFailed(_reason(error)) from error
             except Exception as error:
-                raise SignInFailed(f"The provider refused the sign-in: {str(error)[:200]}") from error
+                if getattr(error, "error", "") in REFUSED_CLIENT:
+                    raise _ProviderFailed("it refused the client id or secret of this dashboard") from error
+                raise SignInFailed(f"The provider refused the sign-in: {str(error)[:200].rstrip(': ')}") from error
             id_token = str(token.get("id_token", ""))
             claims = self._verified(id_token, flow, str(token.get("access_token", "")))
             wanted = {provider.name_claim, provider.groups_claim}

@@ -52,23 +52,26 @@ class OpenIdPages:
         """Serve `/oidc/callback?code=&state=`, or `error=`: start a session, and redirect to the page. Switches."""
         given, where, error = request.args, url_for("overview"), ""
         cause: HTTPException | None = None
+        at_provider = ""
         try:
             flow = self._client.resume(read_cookie(SIGN_IN), given.get("state", ""))
             where = next_path({"next": flow.where})
             response = self._finish(flow, given, where)
+        except _NoRole as failed:
+            error, at_provider = str(failed), self._client.sign_out_url(failed.id_token, _signed_out())
         except SignInFailed as failed:
             error = str(failed)
         except (BadGateway, ServiceUnavailable) as failure:
             error, cause = failure.description or "", failure
         if error:
             self._audit.note_refusal("login/failed", method=OPEN_ID, why=error)
-            response = self._sign_in.refused(where, error, cause)
+            response = self._sign_in.refused(where, error, cause, at_provider)
         delete_cookie(response, SIGN_IN)
         return response
 
     def sign_out_url(self, session: Session) -> str:
         """Return the address at the provider that ends *session* there too; empty if there is none."""
-        return self._client.sign_out_url(session.id_token, url_for("login", out="1", _external=True))
+        return self._client.sign_out_url(session.id_token, _signed_out())
 
     def _finish(self, flow: Flow, given: Mapping[str, str], where: str) -> Response:
         """Return the response of a successful sign-in; raise SignInFailed. Switches."""
@@ -79,10 +82,24 @@ class OpenIdPages:
         g.visitor = self._sign_in.unverified(found.name)
         roles = tuple(name for name, role in self._roles.items() if found.groups.intersection(role.groups))
         if not roles:
-            raise SignInFailed(f"You are signed in as {visitor().name}, but none of your groups has a role here.")
+            why = f"You are signed in as {visitor().name}, but none of your groups has a role here."
+            raise _NoRole(why, found.id_token)
         id_token = found.id_token if len(found.id_token) <= MAX_ID_TOKEN else ""
         return self._sign_in.start(Account(found.name, roles, OPEN_ID), where, id_token)
 
 
+class _NoRole(SignInFailed):
+    """The user has no role. *id_token*: for the sign-out at the provider, to sign in there as another user."""
+
+    def __init__(self, message: str, id_token: str) -> None:
+        super().__init__(message)
+        self.id_token: str = id_token
+
+
 def _callback() -> str:
     return url_for("oidc_callback", _external=True)
+
+
+def _signed_out() -> str:
+    """Return the address to which the provider returns after a sign-out there."""
+    return url_for("login", out="1", _external=True)

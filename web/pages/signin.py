@@ -128,9 +128,13 @@ class SignIn:
     def _signed_out(self, at_provider: str) -> Response:
         return make_response(self._page(url_for("overview"), is_out=True, at_provider=at_provider))
 
-    def refused(self, where: str, error: str, cause: HTTPException | None = None) -> Response:
-        """Return the sign-in page with *error*, after a failed sign-in at the provider."""
-        response = make_response(self._page(where, provider_error=error), 403 if cause is None else cause.code)
+    def refused(self, where: str, error: str, cause: HTTPException | None = None, at_provider: str = "") -> Response:
+        """Return the sign-in page with *error*, after a failed sign-in at the provider.
+
+        *at_provider*: the address at the provider that ends the session there; empty for no link.
+        """
+        page = self._page(where, provider_error=error, at_provider=at_provider)
+        response = make_response(page, 403 if cause is None else cause.code)
         return _with_retry_after(response, cause)
 
     def unverified(self, name: str) -> Visitor:
