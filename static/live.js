@@ -61,7 +61,10 @@ function say(state, text) {
 // Shows a text as the path of a sparkline, in a child element such as a badge, or in the element itself.
 function setFigure(element, text) {
   if (element.dataset.path !== undefined) {
-    element.querySelector("path").setAttribute("d", text);
+    const path = element.querySelector("path");
+    if (path.getAttribute("d") !== text) {
+      path.setAttribute("d", text); // which costs layout and paint, even if nothing changes
+    }
     return;
   }
   const place = element.querySelector("[data-text]") ?? element;

@@ -590,7 +590,7 @@ def against(*replies: str, command: str = "tubes") -> Done:
 
         def respond() -> None:
             sock, _ = listener.accept()
-            with sock:
+            with sock, suppress(ConnectionResetError):  # the command may close before it has read everything
                 for reply in replies[:-1]:
                     sock.recv(65536)
                     sock.sendall(reply.encode())

@@ -129,6 +129,7 @@ def test_server_that_takes_over_shows_the_marks(
     with Nodes.behind_proxies(cluster, tmp_path, "--journal-name", request.node.name, "--lease", "2") as nodes:
         active = nodes.wait_for_roles()
         (standby,) = [node for node in nodes.nodes if node is not active]
+        wait_until(lambda: len(texts_of(active)) == 1, lambda: str(texts_of(active)))  # its own takeover
         body = json.dumps({"text": "deployed 4.2"}).encode()
         url = f"http://127.0.0.1:{active.web_port}/api/v1/marks"
         post = urllib.request.Request(url, body, {"Content-Type": "application/json"})

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,12 @@ def test_missing_packages_are_named(tmp_path: Path) -> None:
 # A provider that the test controls
 
 
+@cache
+def _key() -> RSAKey:
+    """Return the key of all providers: a new one takes half a second of CPU."""
+    return RSAKey.generate_key(2048, {"kid": "k1"})
+
+
 class ScriptedProvider:
     """A provider with a valid configuration, whose tokens the test chooses.
 
@@ -211,7 +218,7 @@ class ScriptedProvider:
     """
 
     def __init__(self) -> None:
-        self.key = RSAKey.generate_key(2048, {"kid": "k1"})
+        self.key = _key()
         self.token_requests: list[dict[str, str]] = []
         self.claims: dict[str, Any] = {}
         self.signing_key = self.key
