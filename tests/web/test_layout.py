@@ -233,7 +233,7 @@ def test_pause_is_not_truncated(tab: Tab, aged: str, path: str) -> None:
 
 def test_audit_log_is_not_truncated(tab: Tab, aged: str) -> None:
     tab.page.goto(f"{aged}audit")
-    assert tab.page.locator(".audit tbody tr").count() == 7
+    assert tab.page.locator(".audit tbody tr").count() >= 7  # other tests of this module add entries
     assert tab.page.evaluate(BROKEN, ".audit tbody td, .audit tbody th") == []
     assert tab.page.evaluate(SCROLLED) == []
     assert not is_too_wide(tab)
