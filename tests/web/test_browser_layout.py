@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from tests.support.daemon import TIMEOUT, Daemon
+from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .test_layout import BROKEN, CUT, REPOSITORY, WIDTHS
-from .visit import Clients, is_too_wide
+from .test_layout import BROKEN, CUT, WIDTHS
+from .visit import Clients, is_too_wide, url_of_module
 from .wide import LONG, SOLID
 
 MIN_TARGET = 24
@@ -96,17 +94,8 @@ def pages(tab: Tab, wide: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def wide() -> Iterator[str]:
     """Serve a dashboard with the longest texts (wide.py); return its URL."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.web.wide"],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0
+    with url_of_module("tests.web.wide") as url:
+        yield url
 
 
 @pytest.mark.parametrize(("width", "theme"), [*((width, "light") for width in WIDTHS), (WIDTHS[0], "dark")])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.daemon import TIMEOUT
-
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, is_too_wide
+from .visit import AXE, AXE_VIOLATIONS, is_too_wide, url_of_module
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 WIDTHS = (360, 1024, 1440)
 
 CUT = """() => [...document.querySelectorAll('main th, main td:not(.body), main .badge, main .value, main button')]
@@ -63,17 +57,8 @@ BOX = """element => {
 @pytest.fixture(scope="module")
 def aged() -> Iterator[str]:
     """Serve a dashboard over a queue that is a day old (aged.py); return its URL."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.web.aged"],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0
+    with url_of_module("tests.web.aged") as url:
+        yield url
 
 
 @pytest.fixture(params=WIDTHS)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import greenstalk
 from playwright.sync_api import Locator
 
-from tests.support.daemon import Daemon
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 
 from .browser import Tab
 
@@ -18,6 +22,17 @@ AXE = Path(__file__).with_name("vendor").joinpath("axe.min.js").read_text()
 AXE_VIOLATIONS = """axe.run(document, { resultTypes: ['violations'], selectors: false })
     .then(({ violations }) => violations.map(({ id, nodes }) => [id, nodes.map(node => node.html)]))"""
 """Returns the broken rules and their elements. The options omit unused results: an eighth of the CPU time."""
+
+
+@contextmanager
+def url_of_module(module: str, *args: str) -> Iterator[str]:
+    """Run *module*, which prints its URL and serves until its standard input ends; return the URL."""
+    command = [sys.executable, "-m", module, *args]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
 
 
 class Clients:
