@@ -213,7 +213,10 @@ def main() -> int:
     print(
         f"  {FAILED_JOBS:,} buried jobs grouped by error: {seconds:.2f} s", _target(seconds, MAX_GROUPING_SECONDS, "s")
     )
-    print(f"  longest reply of the queue meanwhile: {stretch_ms:.1f} ms", _target(stretch_ms, MAX_STRETCH_MS, "ms"))
+    print(
+        f"  slowest reply of the queue during the grouping: {stretch_ms:.1f} ms",
+        _target(stretch_ms, MAX_STRETCH_MS, "ms"),
+    )
     for page, ms in pages.items():
         print(f"  {page:40} {ms:8.1f} ms of server CPU", _target(ms, MAX_PAGE_MS, "ms"))
     print(f"  tab with 100 idle rows: {idle_percent:.2f} % of a CPU", _target(idle_percent, MAX_TAB_PERCENT, "%"))
@@ -295,7 +298,7 @@ def _watched(dashboard: Dashboard) -> Iterator[None]:
 
 
 def _grouping(port: int, dashboard: Dashboard) -> tuple[float, float]:
-    """Group the errors once; return the seconds, and the milliseconds of the queue's slowest reply meanwhile."""
+    """Group the errors once; return the seconds, and the milliseconds of the queue's slowest reply."""
     slowest, is_over = [0.0], threading.Event()
 
     def probe() -> None:

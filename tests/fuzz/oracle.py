@@ -151,7 +151,7 @@ class Reading:
 
 
 class FuzzModel(TagModel):
-    """The model of jobs with tags. If what the broker does is not defined, it goes on, and `is_abandoned` is True."""
+    """The model of jobs with tags. After undefined behaviour of the broker it sets `is_abandoned`, and continues."""
 
     def need(self, condition: bool) -> None:
         self.is_abandoned |= not condition

@@ -94,7 +94,7 @@ class Receiver:
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Return an `answer` with these values; an underscore in the name of a header stands for a hyphen."""
+    """Return an `answer` with these values; underscores in header names become hyphens."""
 
     def respond(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(status)

@@ -87,7 +87,7 @@ class Marks:
     def add_mark(self, body: NewMark) -> Mark:
         """Add a mark, such as a deploy.
 
-        The last 500 marks are kept, and as many of those that the server adds.
+        The server keeps the last 500 marks of users and programs, and the last 500 marks of its own.
         """
         now = self._clock()
         at = now if body.at is UNSET else nanoseconds(body.at)

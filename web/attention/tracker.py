@@ -79,6 +79,6 @@ class Tracker:
     def active(self, batched: Callable[[list[Key]], Iterable[Key]] = iter) -> Iterator[Condition]:
         """Yield the active conditions, in no particular order. *batched* is as in `end_round`."""
         for key in batched(list(self._entries)):
-            entry = self._entries.get(key)  # a round may have ended the condition meanwhile
+            entry = self._entries.get(key)  # a round may have ended the condition since the list was made
             if entry is not None and entry.is_active:
                 yield Condition(entry.measure, entry.since)

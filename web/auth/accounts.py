@@ -170,7 +170,7 @@ class Accounts:
 
 
 def digest(text: str) -> bytes:
-    """Return a digest of *text*, for comparisons that take the same time for every text."""
+    """Return a digest of *text* with a fixed length, for constant-time comparisons."""
     return sha256(text.encode(errors="surrogateescape")).digest()
 
 
