@@ -1,19 +1,33 @@
-"""Long work in short slices, so that workers are not delayed."""
+"""Long work in short slices, so that workers are not delayed.
+
+One slice runs per iteration of the event loop, of all work together: the slices of fifty visitors that end their pauses
+at the same time run in fifty iterations.
+"""
 
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Final
 
 import gevent
 
-from greenstalk_server.runtime.scheduling import yielding
+from greenstalk_server.runtime.scheduling import FairQueue, yielding
 
 SLICE: Final = 0.0001
 """Seconds of work between two yields to the event loop."""
 
 PAUSE: Final = 0.003
-"""Seconds left to others after each slice, while they have work."""
+"""Minimum seconds left to others after each slice, while they have work."""
+
+PAUSE_RATIO: Final = 30
+"""CPU time left to others, while they have work, as a multiple of that of the slice: some items take milliseconds."""
+
+SHARE: Final = 10
+"""Pauses that may overlap: all long work together gets at most a quarter of the time, for any number of visitors."""
+
+MAX_PAUSE: Final = 0.1
+"""Maximum seconds of a pause, not counting the wait for the pauses of other long work."""
 
 IDLE_ROUND_TRIP: Final = 0.0001
 """Seconds that an iteration of the event loop takes at most when nobody else has work."""
@@ -29,19 +43,50 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._until: float = time.perf_counter() + SLICE
         self._busy_until: float = 0.0
+        self._begin_slice()
 
     def yield_if_due(self) -> None:
         """Let others run if the slice is used up. May switch."""
-        now = time.perf_counter()
-        if now < self._until:
-            return
+        if time.perf_counter() >= self._until:
+            self.yield_now()
+
+    def yield_now(self) -> None:
+        """Let others run. Switches."""
+        now, took = time.perf_counter(), time.thread_time() - self._began
         if now < self._busy_until:
-            gevent.sleep(PAUSE)
+            gevent.sleep(_shared().pause_after(took, now))
         else:
             with yielding(), gevent.Timeout(PAUSE, False):
                 gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
             if time.perf_counter() - now > IDLE_ROUND_TRIP:
                 self._busy_until = now + BUSY_PERIOD
-        self._until = time.perf_counter() + SLICE
+        _shared().turns.take()
+        self._begin_slice()
+
+    def _begin_slice(self) -> None:
+        self._began: float = time.thread_time()
+        self._until: float = time.perf_counter() + SLICE
+
+
+class _Shared:
+    """The state that all long work shares.
+
+    turns       admits one slice per iteration of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self.turns: FairQueue = FairQueue()
+        self._next_at: float = 0.0
+
+    def pause_after(self, took: float, now: float) -> float:
+        """Return the seconds that work pauses at *now*, after a slice that *took* so much CPU time."""
+        pause = min(max(PAUSE, PAUSE_RATIO * took), MAX_PAUSE)
+        self._next_at = max(now, self._next_at) + pause / SHARE
+        return max(pause, self._next_at - now)
+
+
+@cache
+def _shared() -> _Shared:
+    """Return the only instance, created when the event loop first needs it."""
+    return _Shared()

@@ -181,6 +181,7 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make long work yield at every opportunity, on a machine of any speed."""
     monkeypatch.setattr(cooperative, "SLICE", 0.0)
     monkeypatch.setattr(cooperative, "PAUSE", YIELD_DELAY)
+    monkeypatch.setattr(cooperative, "MAX_PAUSE", YIELD_DELAY)
 
 
 @pytest.fixture(scope="session")

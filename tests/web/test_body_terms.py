@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
+from greenstalk_server.web.jobs import body_terms
 from greenstalk_server.web.jobs.body_terms import glob
 from greenstalk_server.web.jobs.job_errors import error_of
-from greenstalk_server.web.jobs.query import MAX_LENGTH, QueryError, parse, quoted
+from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_VALUES
+from greenstalk_server.web.jobs.query import (
+    MAX_ASTERISKS,
+    MAX_FIELD_TERMS,
+    MAX_LENGTH,
+    MAX_SEARCHED,
+    QueryError,
+    parse,
+    quoted,
+)
 
 from .test_body import BIG
 from .test_query import NOW, holds, job, matches
@@ -132,6 +142,65 @@ BODY = json.dumps(FAILED).encode()
 )
 def test_errors(query: str, is_match: bool) -> None:
     assert matches(query, body=BODY) is is_match
+
+
+MANY = json.dumps({"a": [{"b": "first"}, *[{"b": "x"}] * MAX_VALUES], "c": [*["x"] * MAX_VALUES, "last"]}).encode()
+LARGE = b'{"a":"first","b":"%s"}' % (b"x" * MAX_PARSED)
+HUGE = b"first" + b"x" * MAX_SEARCHED
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "result"),
+    [
+        ("body.a.b:first", MANY, True),
+        ("-body.a.b:first", MANY, False),
+        ("body.a.b:last", MANY, None),
+        ("-body.a.b:last", MANY, None),
+        ("body.a.b:>5", MANY, None),
+        ("body.a.none:*", MANY, None),
+        ("body.a.b:*", MANY, True),
+        ("body.c:last", MANY, None),
+        ("-body.c:l*", MANY, None),
+        (f"body.c.{MAX_VALUES}:last", MANY, True),
+        ("body.none:*", MANY, False),
+        ("body.a:first", LARGE, None),
+        ("-body.a:first", LARGE, None),
+        ("-body.a:*", LARGE, None),
+        ("-error:*", LARGE, True),
+        ("-body.a:first", b"text" + LARGE, True),
+        ("first", HUGE, True),
+        ("-first", HUGE, False),
+        ("last", HUGE, None),
+        ("-~last", HUGE, None),
+        ("-first body.c:last", MANY, False),
+        ("first body.c:last", MANY, None),
+        ("body.c:last -first", MANY, False),
+    ],
+)
+def test_unread_part_of_a_body_decides_no_term(query: str, body: bytes, result: bool | None) -> None:
+    body_test = parse(query).body_test()
+    assert body_test is not None and body_test(body) is result
+
+
+def test_terms_examine_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = 0
+
+    def counted_text(value: object) -> str:
+        nonlocal texts
+        texts += 1
+        return str(value)
+
+    monkeypatch.setattr(body_terms, "value_text", counted_text)
+    body_test = parse("-body.a:*a*a0*b " * MAX_FIELD_TERMS).body_test()
+    assert body_test is not None and body_test(b'{"a":[7%s]}' % (b",1" * 32_000)) is None
+    assert texts == MAX_VALUES, "converted once for all terms"
+
+
+def test_asterisks_are_limited() -> None:
+    assert parse("body.a:" + "*a" * MAX_ASTERISKS)
+    assert parse('body.a:"' + "*a" * 40 + '" body.a:~' + "*a" * 40)
+    with pytest.raises(QueryError, match="have 33 asterisks, but the limit is 32"):
+        parse("body.b:* body.a:" + "*a" * MAX_ASTERISKS)
 
 
 def test_reason_of_a_dead_letter() -> None:

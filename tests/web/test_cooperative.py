@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 
 import gevent
 import pytest
 
 from greenstalk_server.web import cooperative
-from greenstalk_server.web.cooperative import BUSY_PERIOD, IDLE_ROUND_TRIP, PAUSE, SLICE, Pace
+from greenstalk_server.web.cooperative import (
+    BUSY_PERIOD,
+    IDLE_ROUND_TRIP,
+    MAX_PAUSE,
+    PAUSE,
+    PAUSE_RATIO,
+    SLICE,
+    Pace,
+)
 from tests.support.daemon import TIMEOUT
 
 from .turns import LoopIterations
@@ -26,6 +36,9 @@ class FakeTime:
     def perf_counter(self) -> float:
         return self.now
 
+    def thread_time(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         self.now += seconds
@@ -36,12 +49,24 @@ class FakeTime:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTime]:
     clock = FakeTime()
     monkeypatch.setattr(cooperative, "time", clock)
     fake_gevent = SimpleNamespace(sleep=clock.sleep, idle=clock.idle, Timeout=gevent.Timeout)
     monkeypatch.setattr(cooperative, "gevent", fake_gevent)
-    return clock
+    cooperative._shared.cache_clear()
+    yield clock
+    cooperative._shared.cache_clear()
+
+
+def make_busy(pace: Pace, clock: FakeTime) -> None:
+    """Let *pace* find that others are busy."""
+    clock.round_trip = 2 * IDLE_ROUND_TRIP
+    pace.yield_now()
+
+
+def round_time(seconds: float) -> float:
+    return round(seconds, 7)
 
 
 def test_work_does_not_yield_before_its_slice_is_used_up(clock: FakeTime) -> None:
@@ -65,10 +90,47 @@ def test_work_gets_a_thirtieth_of_the_time_while_others_are_busy(clock: FakeTime
     while clock.now + SLICE < before - clock.round_trip + BUSY_PERIOD:
         clock.now += SLICE
         pace.yield_if_due()
-    assert clock.idle_calls == 1 and set(clock.sleeps) == {PAUSE} and PAUSE >= 30 * SLICE
+    assert clock.idle_calls == 1 and set(map(round_time, clock.sleeps)) == {PAUSE} and PAUSE >= PAUSE_RATIO * SLICE
     clock.now += BUSY_PERIOD
     pace.yield_if_due()
     assert clock.idle_calls == 2, "after BUSY_PERIOD it checks again whether others are busy"
+
+
+@pytest.mark.parametrize(("took", "pause"), [(SLICE, PAUSE), (0.002, 0.06), (1.0, MAX_PAUSE)])
+def test_pause_is_proportional_to_the_slice(clock: FakeTime, took: float, pause: float) -> None:
+    pace = Pace()
+    make_busy(pace, clock)
+    pace._busy_until = clock.now + 2 * took
+    clock.now += took
+    pace.yield_now()
+    assert round_time(clock.sleeps[-1]) == pause
+
+
+def test_all_work_together_gets_a_quarter_of_the_time(clock: FakeTime) -> None:
+    for _ in range(100):
+        clock.now = 0.0  # all take a slice of the same length, and pause, at the same time
+        pace = Pace()
+        pace._busy_until = BUSY_PERIOD
+        clock.now += SLICE
+        pace.yield_now()
+    ends = sorted(clock.sleeps)
+    assert round_time(ends[0]) == PAUSE
+    assert all(round_time(later - sooner - 3 * SLICE) >= 0 for sooner, later in pairwise(ends[20:]))
+
+
+def test_one_slice_runs_per_iteration_of_the_loop(short_steps: None) -> None:
+    done = 0
+
+    def work() -> None:
+        nonlocal done
+        pace = Pace()
+        for _ in range(20):
+            pace.yield_now()
+            done += 1
+
+    with LoopIterations(lambda: done) as loop:
+        gevent.joinall([gevent.spawn(work) for _ in range(50)])
+    assert done == 1000 and loop.max_progress <= 2
 
 
 def test_loop_checks_its_sockets_at_each_yield(short_steps: None) -> None:

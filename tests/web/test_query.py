@@ -47,7 +47,7 @@ def matches(query: str, **changed: int | str | bytes) -> bool:
 def holds(query: Query, job: Job) -> bool:
     """Return whether *job* matches both test functions of *query*."""
     body_test = query.body_test()
-    return query.test()(job, NOW) and (body_test is None or body_test(held_body(job)))
+    return query.test()(job, NOW) and (body_test is None or body_test(held_body(job)) is True)
 
 
 # Matching

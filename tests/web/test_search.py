@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import MAX_ID, SECOND
+from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_VALUES
 from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS, candidate_ids
 from greenstalk_server.web.jobs.query import parse
 from greenstalk_server.web.pages import search
@@ -181,6 +182,13 @@ def test_job_list_can_be_filtered(queue: Queue, client: FlaskClient) -> None:
     assert "No ready job of this tube matches." in Page(client.get("/tube?tube=mail&q=nothing").text).text
 
 
+def test_jobs_that_are_searched_in_part_are_counted(queue: Queue, client: FlaskClient) -> None:
+    many, large, [match] = (put(queue, "mail", body) for body in (MANY, LARGE, b'{"a":2}'))
+    page = find(client, "-body.a:1")
+    assert ids(page) == [match] and many != large
+    assert "2 jobs may match, but can be searched only in part" in page.text
+
+
 def test_malformed_filter_of_a_list_is_explained(queue: Queue, client: FlaskClient) -> None:
     [id] = queue.put("mail")
     page = Page(client.get("/tube?tube=mail&q=pri:x").text)
@@ -193,6 +201,10 @@ def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> No
     for id in (held, other):
         queue.broker.reserve_job(worker, id, queue.now)
     assert ids(Page(client.get("/tube?tube=mail&state=reserved&q=b").text)) == [other]
+
+
+MANY = b'{"a":[0%s]}' % (b",0" * MAX_VALUES)
+LARGE = b'{"b":"%s"}' % (b"x" * MAX_PARSED)
 
 
 # Candidates

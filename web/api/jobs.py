@@ -170,6 +170,10 @@ class JobList(ResponseModel):
 
     jobs: list[Job]
     next_cursor: NextCursor
+    warning: Annotated[
+        str | UnsetType,
+        Meta(description="Which of the jobs scanned for this page could not be searched completely; absent if none."),
+    ] = UNSET
 
 
 class JobPut(ResponseModel):
@@ -296,7 +300,8 @@ class Jobs:
         rows = job_rows(query.limit, now, has_bodies=query.bodies, paths=parse_fields(query.fields))
         with self._turn():
             following = fill(self._broker, wanted, place, now, rows)
-        return JobList(jobs=rows.rows, next_cursor=dump(following) if following is not None else None)
+        next_cursor = dump(following) if following is not None else None
+        return JobList(jobs=rows.rows, next_cursor=next_cursor, warning=rows.warning or UNSET)
 
     @endpoint(
         "GET",

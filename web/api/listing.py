@@ -55,6 +55,7 @@ class Rows(Generic[Row]):
 
     make_row        returns the row of a job and its body, and the size in bytes of the body in that row.
     wants_body      whether the row of a job needs its body.
+    warning         says which jobs could not be searched completely; empty if there are none.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Rows(Generic[Row]):
     ) -> None:
         self.wants_body: Callable[[Job], bool] = wants_body
         self.rows: list[Row] = []
+        self.warning: str = ""
         self._limit: int = limit
         self._bytes: int = 0
         self._make_row: Callable[[Job, bytes | None], tuple[Row, int]] = make_row
@@ -123,14 +125,17 @@ def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]
     """Fill *rows* by id; skip the jobs that were listed in page order. May switch."""
     until, after_id, after_key = inf, place.after_id or 0, place.after_key
     matcher = JobMatcher(broker, query, now, rows.yield_if_due, rows.wants_body)
-    for id, job, body in matcher.match(candidate_ids(broker, query, after_id)[1]):
-        if rows.is_full or time.monotonic() > until:
-            return Place(query_digest=place.query_digest, after_id=after_id, after_key=after_key)
-        if until == inf:  # SCAN_TIME begins at the first job, whose body may have come from a slow disk
-            until = time.monotonic() + SCAN_TIME
-        if job is not None and (after_key is None or sort_key(job, job.state) > after_key):
-            rows.add(job, body)
-        after_id = id
+    try:
+        for id, job, body in matcher.match(candidate_ids(broker, query, after_id)[1]):
+            if rows.is_full or time.monotonic() > until:
+                return Place(query_digest=place.query_digest, after_id=after_id, after_key=after_key)
+            if until == inf:  # SCAN_TIME begins at the first job, whose body may have come from a slow disk
+                until = time.monotonic() + SCAN_TIME
+            if job is not None and (after_key is None or sort_key(job, job.state) > after_key):
+                rows.add(job, body)
+            after_id = id
+    finally:
+        rows.warning = matcher.warning
     return None
 
 

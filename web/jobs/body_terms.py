@@ -6,6 +6,9 @@ r"""Query terms about JSON bodies: `body.PATH:` compares fields, `error:` and `e
     body.kind:~order        contains this text, ignoring the case of letters
     body.total:>99.5        a comparison with a number: >, >=, <, <= or 1..5; only numbers match
 
+A body is searched in part if it is too large to parse, or if the path passes too many elements of arrays (see
+json_fields). Then a term neither matches nor fails, unless a value that was examined decides it.
+
 Numbers are compared exactly, whatever their size. The same forms, without comparisons, compare the normalised error of
 a job (see job_errors) with the given text, which is normalised too.
 """
@@ -17,13 +20,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final, TypeGuard
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 from greenstalk_server.web.jobs.job_errors import MAX_ERROR, error_of, normalized
 from greenstalk_server.web.jobs.json_fields import (
     Path,
     PathError,
+    Values,
     find_values,
+    is_too_large,
     parse_body,
     parse_path,
     scalars,
@@ -39,7 +45,10 @@ _BETWEEN: Final = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _PLAIN: Final = re.compile(_NUMBER)
 _SIGNS: Final = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
-ValueTest = Callable[[object], bool]
+BodyTest: TypeAlias = Callable[[bytes], bool | None]
+"""Returns whether a body matches; None if only a part of the body was examined, and that part does not decide it."""
+
+_ValueTest: TypeAlias = Callable[[object], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,11 @@ class FieldMatch:
     text: str
     is_quoted: bool = False
     is_loose: bool = False
+
+    @property
+    def asterisks(self) -> int:
+        """The number of asterisks that stand for any characters."""
+        return 0 if self.is_quoted or self.is_loose else self.text.count("*")
 
 
 def is_about_json(name: str) -> bool:
@@ -94,19 +108,49 @@ def _refuse_bad_number(word: str, given: str) -> None:
         raise ValueError(f"“{word}”: the smaller number must come first.")
 
 
-def body_test(name: str, match: FieldMatch) -> Callable[[bytes], bool]:
+def body_test(name: str, match: FieldMatch) -> BodyTest:
     """Return a function that tests a body against *match*, the comparison of a term *name*."""
     head, _, given = name.partition(".")
     path = parse_path(given) if given else ()
     if head == ERROR:
         return _error_test(path, match)
-    is_match = _value_test(match)
     if match == FieldMatch("*"):
-        return lambda body: bool(find_values(parse_body(body), path))
-    return lambda body: any(map(is_match, scalars(find_values(parse_body(body), path))))
+        return _if_complete(lambda body: _field(body, path), bool)
+    read = _texts if _is_about_text(match) else _scalars
+    is_match = _value_test(match)
+    return _if_complete(lambda body: read(body, path), lambda values: any(map(is_match, values)))
 
 
-def _error_test(path: Path, match: FieldMatch) -> Callable[[bytes], bool]:
+def _if_complete(read: Callable[[bytes], Values], has_match: Callable[[list[object]], bool]) -> BodyTest:
+    """Return a function that tests the values that *read* returns; its result is None if unread values decide."""
+
+    def test(body: bytes) -> bool | None:
+        values, is_partial = read(body)
+        return True if has_match(values) else None if is_partial else False
+
+    return test
+
+
+def _field(body: bytes, path: Path) -> Values:
+    """Return the values at *path* in *body*."""
+    return Values([], is_partial=True) if is_too_large(body) else find_values(parse_body(body), path)
+
+
+@lru_cache(maxsize=8)  # the terms of a query read the same body; each may name another path
+def _scalars(body: bytes, path: Path) -> Values:
+    """Return the scalars at *path* in *body*, with each number as a Decimal."""
+    values, is_partial = scalars(_field(body, path))
+    return Values([Decimal(value) if type(value) is int else value for value in values], is_partial)
+
+
+@lru_cache(maxsize=8)
+def _texts(body: bytes, path: Path) -> Values:
+    """Return the scalars at *path* in *body* as texts."""
+    values, is_partial = _scalars(body, path)
+    return Values(list(map(value_text, values)), is_partial)
+
+
+def _error_test(path: Path, match: FieldMatch) -> BodyTest:
     if match.is_loose:
         lowered = match.text.lower()
         return lambda body: lowered in error_of(body, path).lower()
@@ -116,8 +160,15 @@ def _error_test(path: Path, match: FieldMatch) -> Callable[[bytes], bool]:
     return lambda body: bool(error := error_of(body, path)) and is_like(error)
 
 
-def _value_test(match: FieldMatch) -> ValueTest:
-    """Return a function that tests a scalar value of a field."""
+def _is_about_text(match: FieldMatch) -> bool:
+    """Return whether *match* compares the text of a value, whatever its type."""
+    given = match.text
+    is_number = any(form.fullmatch(given) for form in (_COMPARED, _BETWEEN, _PLAIN))
+    return not (match.is_loose or match.is_quoted or is_number)
+
+
+def _value_test(match: FieldMatch) -> _ValueTest:
+    """Return a function that tests a value: its text if `_is_about_text`, else a scalar."""
     given = match.text
     if match.is_loose:
         lowered = given.lower()
@@ -126,21 +177,17 @@ def _value_test(match: FieldMatch) -> ValueTest:
         return lambda value: value == given
     if compared := _COMPARED.fullmatch(given):
         compare, number = _SIGNS[compared[1]], Decimal(compared[2])
-        return lambda value: _is_number(value) and compare(value, number)
+        return lambda value: isinstance(value, Decimal) and compare(value, number)
     if between := _BETWEEN.fullmatch(given):
         low, high = Decimal(between[1]), Decimal(between[2])
-        return lambda value: _is_number(value) and low <= value <= high
-    if "*" in given:
-        is_like = glob(given)
-        return lambda value: is_like(value_text(value))
+        return lambda value: isinstance(value, Decimal) and low <= value <= high
     if _PLAIN.fullmatch(given):
         wanted = Decimal(given)
-        return lambda value: value == given or (_is_number(value) and value == wanted)
-    return lambda value: value_text(value) == given
-
-
-def _is_number(value: object) -> TypeGuard[int | Decimal]:
-    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+        return lambda value: value == given or (isinstance(value, Decimal) and value == wanted)
+    if "*" in given:
+        is_like = glob(given)
+        return lambda value: isinstance(value, str) and is_like(value)
+    return lambda value: value == given
 
 
 def glob(pattern: str) -> Callable[[str], bool]:

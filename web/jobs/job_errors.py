@@ -94,7 +94,7 @@ def _emptied(quoted: re.Match[str]) -> str:
 
 def _found(root: Root, path: Path) -> str:
     if path:
-        return _described(next(iter(find_values(root, path)), None))
+        return _described(next(iter(find_values(root, path).values), None))
     if not isinstance(root, dict):
         return ""
     error = _first(_described(root.get(name)) for name in ERROR_FIELDS)

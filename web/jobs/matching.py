@@ -17,6 +17,7 @@ from greenstalk_server.core.job import STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import Visitor, visitor
+from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.bodies import (
     BATCH_BYTES,
     BATCH_SIZE,
@@ -25,6 +26,7 @@ from greenstalk_server.web.jobs.bodies import (
     load_bodies,
     never_wants_body,
 )
+from greenstalk_server.web.jobs.body_terms import BodyTest
 from greenstalk_server.web.jobs.job_list import (
     MAX_LISTED,
     PAGE_SIZE,
@@ -34,7 +36,8 @@ from greenstalk_server.web.jobs.job_list import (
     job_rows,
     jobs_in_order,
 )
-from greenstalk_server.web.jobs.query import BodyTest, Query, Test, parse
+from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_VALUES
+from greenstalk_server.web.jobs.query import MAX_SEARCHED, Query, Test, parse
 
 MAX_COLLECTED_IDS: Final = 20_000
 """Maximum queue entries and reserved jobs for which the ids of a tube are collected; takes at most two milliseconds."""
@@ -45,7 +48,7 @@ MAX_LIST_TIME: Final = 0.002
 MIN_LIST_JOBS: Final = 8
 """Jobs that a filtered list examines even if that takes longer than MAX_LIST_TIME."""
 
-MAX_FIRST_TIME: Final = 0.01
+MAX_FIRST_TIME: Final = 0.003
 """Seconds of CPU time after which it does not examine even these: bodies of large arrays take several ms each."""
 
 
@@ -73,6 +76,7 @@ class JobMatcher:
         self._body_test: BodyTest | None = query.body_test()
         self._wants_body: Callable[[Job], bool] = wants_body
         self._lost: int = 0
+        self._partial: int = 0
 
     def match(self, ids: Iterable[int]) -> Iterator[JobWithBody]:
         """Yield each of *ids* with its current job and body. Switches.
@@ -83,22 +87,33 @@ class JobMatcher:
         for id, job, body in iter_with_bodies(self._broker, ids, self._is_wanted, self._yield_if_due):
             if job is None or not is_match(job, at):
                 yield id, None, None
-            elif body_test is None or (body is not None and body_test(body)):
+            elif body_test is None or (body is not None and (holds := body_test(body))):
                 yield id, job, body
             else:
                 self._lost += body is None
+                self._partial += body is not None and holds is None
                 yield id, None, None
 
     @property
     def warning(self) -> str:
-        """A warning about the jobs whose bodies could not be searched; empty if there are none."""
-        if not self._lost:
-            return ""
-        jobs = text.counted(self._lost, "job")
-        return f"{jobs} could not be searched: the journal cannot read their bodies back from the disk."
+        """A warning about the jobs whose bodies could not be searched completely; empty if there are none."""
+        warnings = [partial_warning(self._partial)] if self._partial else []
+        if self._lost:
+            jobs = text.counted(self._lost, "job")
+            warnings.append(f"{jobs} could not be searched: the journal cannot read their bodies back from the disk.")
+        return " ".join(warnings)
 
     def _is_wanted(self, job: Job) -> bool:
         return (self._body_test is not None or self._wants_body(job)) and self._is_match(job, self._at)
+
+
+def partial_warning(count: int) -> str:
+    """Return a warning about *count* jobs that are no matches because only a part of each was searched."""
+    return (
+        f"{text.counted(count, 'job')} may match, but can be searched only in part: a body has more than"
+        f" {text.size(MAX_SEARCHED)}, JSON more than {text.size(MAX_PARSED)}, or a field more than"
+        f" {text.number(MAX_VALUES)} values."
+    )
 
 
 def read_query(given: fields.Fields) -> Query:
@@ -169,9 +184,11 @@ def list_matching(
     broker: Broker, tube: Tube, state: int, query: Query, now: int, columns: Iterable[JobColumn]
 ) -> JobList:
     """Return the tube's first jobs in *state* that match *query*, as many as are found in bounded time. May switch."""
+    pace = Pace()
+    pace.yield_now()  # so that this step of the event loop has only the scan
     until, first_until = time.perf_counter() + MAX_LIST_TIME, time.thread_time() + MAX_FIRST_TIME
     is_match, body_test, scanned = query.test(), query.body_test(), 0
-    found, on_disk, size = list[Job](), list[Job](), 0
+    found, on_disk, size, partial = list[Job](), list[Job](), 0, 0
     for job in jobs_in_order(broker, tube, state):
         if scanned == MAX_LISTED or len(found) - len(on_disk) == PAGE_SIZE:
             break
@@ -187,20 +204,27 @@ def list_matching(
         if body_test is not None and job.body is None:
             on_disk.append(job)
             size += job.size
-        elif body_test is not None and job.body is not None and not body_test(job.body):
+        elif body_test is not None and job.body is not None and not (holds := body_test(job.body)):
+            partial += holds is None
             continue
         found.append(job)
     if body_test is not None and on_disk:
-        bodies = load_bodies(broker, on_disk)
-        rejected = {job.id for job in on_disk if job.id not in bodies or not body_test(bodies[job.id])}
+        bodies, rejected = load_bodies(broker, on_disk), set[int]()
+        for job in on_disk:
+            pace.yield_if_due()
+            body = bodies.get(job.id)
+            if body is None or not (holds := body_test(body)):
+                rejected.add(job.id)
+                partial += body is not None and holds is None
         unchanged = [job for job in found if broker.jobs.get(job.id) is job and job.state == state]
         found = [job for job in unchanged if job.id not in rejected]
     present = count_jobs(tube, state)
     of = f"all {text.number(present)}" if scanned >= present else f"the first {text.number(scanned)} of {present:,}"
+    summary = f"{text.number(len(found))} matching, among {of}"
     return JobList(
         state=STATE_NAMES[state],
         rows=job_rows(found, columns, now),
-        summary=f"{text.number(len(found))} matching, among {of}",
+        summary=f"{summary}. {partial_warning(partial)}" if partial else summary,
         following="",
         is_first=True,
         is_truncated=False,

@@ -230,9 +230,12 @@ def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
 
 
 def field_texts(body: bytes | None, paths: Iterable[Path]) -> dict[str, str | None]:
-    """Return the fields of *body* at *paths* as text, None for those that it lacks."""
-    root = None if body is None else parse_body(body)
-    return {".".join(path): field_text(root, path) for path in paths}
+    """Return the fields of *body* at *paths* as text, None for those that it lacks. May switch."""
+    root, pace, texts = None if body is None else parse_body(body), Pace(), dict[str, str | None]()
+    for path in paths:
+        pace.yield_if_due()
+        texts[".".join(path)] = field_text(root, path)
+    return texts
 
 
 def encode_body(body: bytes) -> tuple[str, str]:
