@@ -505,24 +505,25 @@ class PolicyTransitions(TagTransitions):
             self._arm_burial_expiry(job.tube, job.tube.rules)
 
     def _close_some(self, client: Client, limit: int, now: int) -> None:
-        """Requeue up to *limit* jobs of the closed *client*, and remove up to *limit* of its watches.
+        """Requeue up to *limit* jobs of the closing *client*, and remove up to *limit* of its watches.
 
         The next ticks do the rest. While the server stops, the client keeps its jobs and watches.
         """
         if self.is_stopping:
-            self.closing_clients[client] = None
             return
-        for job in list(islice(client.reserved.values(), limit)):
-            self._remove_reserved(job, now)
-            self._record_lapse(job, job_history.RETURNED, client.number, now)
-            self._lapse(job, now)
-        for tube in list(islice(client.watched.values(), limit)):
+        ids, tubes = self.closing_clients[client]
+        for id in islice(ids, limit):
+            job = client.reserved.get(id)
+            if job is not None:
+                self._remove_reserved(job, now)
+                self._record_lapse(job, job_history.RETURNED, client.number, now)
+                self._lapse(job, now)
+        for tube in islice(tubes, limit):
             del client.watched[tube.name]
             tube.watching -= 1
             self._drop_if_unneeded(tube)
         if client.reserved or client.watched:
-            self.closing_clients[client] = None
             self._arm(client, now)
         else:
-            self.closing_clients.pop(client, None)
+            del self.closing_clients[client]
             self._timers.disarm(client)

@@ -9,6 +9,7 @@ A job is *detached* between two moves: it is in no place of its tube, and no cli
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 from greenstalk_server.core.body_cache import Bodies
@@ -55,8 +56,10 @@ class Transitions:
     totals          number of jobs by state.
     tube_sets       sets of many tubes that some client watches and has reserved from.
     clients         every connected client.
-    closing_clients disconnected clients that still have jobs or watches. Later ticks requeue the jobs and end the
-                    watches. While the server stops, both stay, and the next start requeues the jobs.
+    closing_clients disconnected clients that still have jobs or watches, each with iterators over the ids of these jobs
+                    and over the watched tubes. Later ticks requeue the jobs and end the watches. While the server
+                    stops, both stay, and the next start requeues the jobs. A dict is not iterated again after each
+                    slice: that would pass all deleted entries before the first remaining one.
     recent_workers  addresses of the workers that disconnected last, by client number.
     job_waiters     clients that wait for the end of a job, by its id.
     bodies          which bodies are in memory; None if all are.
@@ -85,7 +88,7 @@ class Transitions:
         self.totals: Totals = Totals()
         self.tube_sets: dict[frozenset[Tube], TubeSet] = {}
         self.clients: dict[Client, None] = {}
-        self.closing_clients: dict[Client, None] = {}
+        self.closing_clients: dict[Client, tuple[Iterator[int], Iterator[Tube]]] = {}
         self.recent_workers: OrderedDict[int, str] = OrderedDict()
         self.job_waiters: dict[int, dict[Client, None]] = {}
         self.counters: Counters = Counters()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from greenstalk_server.core.client import MAX_SCANNED
@@ -149,6 +152,37 @@ def test_tick_requeues_at_most_a_slice_of_the_jobs_of_a_disconnected_client(worl
     assert world.stats().current_jobs_ready <= 2 * SLICE
     world.advance(0)
     assert world.stats().current_jobs_ready == 4 * SLICE
+
+
+class Counted(dict[Any, Any]):
+    """A dict that counts how often it is iterated."""
+
+    iterations = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.iterations += 1
+        return super().__iter__()
+
+    def values(self) -> Any:
+        self.iterations += 1
+        return super().values()
+
+
+def test_jobs_and_watches_of_a_disconnected_client_are_iterated_once(world: World) -> None:
+    """Each iteration over a dict passes the entries that were deleted, so repeated ones take quadratic time."""
+    producer, worker = world.client(), world.client()
+    with world.in_bulk():
+        for number in range(4 * SLICE):
+            producer.put()
+            worker.watch(b"tube-%d" % number)
+        worker.take(4 * SLICE)
+        client = worker.client
+        reserved = client.reserved = Counted(client.reserved)
+        watched = client.watched = Counted(client.watched)
+        worker.disconnect()
+        world.advance(0)
+    assert not reserved and not watched
+    assert (reserved.iterations, watched.iterations) == (1, 1)
 
 
 def test_no_tick_is_due_without_deadlines(world: World) -> None:
