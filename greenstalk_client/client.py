@@ -29,8 +29,11 @@ _MAX_NUMBER: Final = 2**32 - 1
 _NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
 
-class JobMeta(TypedDict, total=False):
-    """Metadata of a job at its reservation or peek; see `Client.meta`. Times are in seconds."""
+class JobMeta(TypedDict):
+    """Metadata of a job at its reservation or peek, with the keys that `Client.meta` selected. Times are in seconds.
+
+    No key is declared as optional, because type checkers would then reject `job.meta["tube"]`.
+    """
 
     tube: str
     pri: int
@@ -159,11 +162,11 @@ class Client(greenstalk.Client[TBody]):
         *,
         tube: str | None = None,
         idempotency_key: str | None = None,
-        idempotency_ttl: int = 0,
+        idempotency_ttl: float = 0,
         group: str | None = None,
         after: str | None = None,
         concurrency_key: str | None = None,
-        concurrency_limit: int = 1,
+        concurrency_limit: int | None = None,
     ) -> PutId:
         """Put a job; return its id.
 
@@ -172,11 +175,11 @@ class Client(greenstalk.Client[TBody]):
         :param ttr: Seconds that a worker may hold the job without a touch. 0 is one second.
         :param tube: Tube to put into; None means the used tube.
         :param idempotency_key: If the tube has a job with this key, add no job and return the id of that job.
-        :param idempotency_ttl: Seconds that the key stays taken after the job is deleted.
+        :param idempotency_ttl: Seconds that the key stays taken after the job is deleted; may have a fraction.
         :param group: Group that the job belongs to.
         :param after: Group that must be empty before the job becomes ready.
         :param concurrency_key: Key whose reserved jobs are limited in number, over all tubes of the server.
-        :param concurrency_limit: Maximum number of reserved jobs with the concurrency key; 1 or more.
+        :param concurrency_limit: Maximum number of reserved jobs with the concurrency key; None means 1.
 
         Keyword arguments and fractions need the extensions. Raise UnknownCommandError, without putting the job, if the
         server does not have them, and CommandTooLongError if the command is longer than 224 bytes.
@@ -186,13 +189,17 @@ class Client(greenstalk.Client[TBody]):
         verb = b"put" if tube is None else b"put-in-tube " + encode_name(tube)
         words = [verb, b"%d" % valid_priority(priority), *times, b"%d" % len(data)]
         if idempotency_key is not None:
-            words.append(_tag(b"idp", idempotency_key, idempotency_ttl, 0))
+            words.append(_tag(b"idp", idempotency_key, encode_seconds(idempotency_ttl) if idempotency_ttl else b""))
+        elif idempotency_ttl:
+            raise ValueError("an idempotency_ttl requires an idempotency_key")
         if group is not None:
             words.append(_tag(b"grp", group))
         if after is not None:
             words.append(_tag(b"aft", after))
         if concurrency_key is not None:
-            words.append(_tag(b"con", concurrency_key, concurrency_limit, 1))
+            words.append(_tag(b"con", concurrency_key, b"" if concurrency_limit is None else _limit(concurrency_limit)))
+        elif concurrency_limit is not None:
+            raise ValueError("a concurrency_limit requires a concurrency_key")
         line = b" ".join(words)
         if len(line) + 2 > MAX_LINE:
             size = len(line) + 2
@@ -412,6 +419,8 @@ class Client(greenstalk.Client[TBody]):
             return body
         if self.encoding is None:
             raise TypeError("a client without an encoding requires bodies of type bytes")
+        if not isinstance(body, str):
+            raise TypeError(f"a body is str or bytes, not {type(body).__name__}; encode it first, for example as JSON")
         return body.encode(self.encoding)
 
     def _extended_seconds(self, seconds: float) -> bytes:
@@ -462,11 +471,15 @@ def encode_seconds(seconds: float) -> bytes:
     return f"{seconds:.3f}".rstrip("0").rstrip(".").encode()
 
 
-def _tag(kind: bytes, key: str, number: int = 0, default: int = 0) -> bytes:
-    """Format a tag of a put. Omit *number* if it equals *default*."""
-    if not default <= number <= _MAX_NUMBER:
-        raise ValueError(f"the number of a tag must be {default} to {_MAX_NUMBER}, not {number}")
-    return b"%b:%b" % (kind, encode_name(key)) + (b"" if number == default else b":%d" % number)
+def _limit(number: int) -> bytes:
+    if not 1 <= number <= _MAX_NUMBER:
+        raise ValueError(f"the concurrency limit {number} is not 1 to {_MAX_NUMBER}")
+    return b"%d" % number
+
+
+def _tag(kind: bytes, key: str, number: bytes = b"") -> bytes:
+    """Format a tag of a put."""
+    return b"%b:%b" % (kind, encode_name(key)) + (b":" + number if number else b"")
 
 
 def _put_id(values: list[bytes]) -> PutId:

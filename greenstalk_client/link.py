@@ -91,7 +91,7 @@ class Link:
         self._sock.settimeout(timeout + REQUEST_TIMEOUT)
         jobs = self._reserve(count, timeout)
         self._sock.settimeout(REQUEST_TIMEOUT)
-        self._ttrs = {job.id: job.meta["ttr"] for job in jobs if "ttr" in job.meta}
+        self._ttrs = {job.id: job.meta["ttr"] for job in jobs} if self._client.has_extensions() else {}
         self._jobs = {job.id: job for job in jobs}
         if jobs:
             self.touch_at = monotonic() + self._touch_interval()
@@ -232,7 +232,7 @@ class Link:
     def _priority(self, job: Job[bytes], priority: int | None) -> int:
         if priority is not None:
             return priority
-        return job.meta["pri"] if "pri" in job.meta else self._client.stats_job(job)["pri"]
+        return job.meta["pri"] if self._client.has_extensions() else self._client.stats_job(job)["pri"]
 
     def _lose(self, reason: object) -> None:
         if not self.is_lost:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import logging
 import math
 import queue
@@ -20,7 +22,9 @@ import greenstalk
 from greenstalk_client.client import MAX_BATCH, Job, encode_name, encode_seconds, valid_priority, valid_weight
 from greenstalk_client.link import LINK_ERRORS, REQUEST_TIMEOUT, Link
 
-Handler: TypeAlias = Callable[[Job[bytes]], object]
+Handler: TypeAlias = Callable[[Job[bytes]], None]
+"""Returns None, so that type checkers reject `async def` and generator functions, which `Worker` refuses."""
+
 Tubes: TypeAlias = str | Iterable[str] | Mapping[str, int]
 Server: TypeAlias = greenstalk.Address | Callable[[], socket.socket]
 
@@ -33,6 +37,9 @@ MAX_PAUSE: Final = 10.0
 """Shortest and longest pause before the next attempt to connect, in seconds."""
 
 MAX_CONCURRENCY: Final = 1000
+
+SIGNAL_INTERVAL: Final = 0.5
+"""Seconds between checks for signals that have not interrupted a wait."""
 
 log = logging.getLogger("greenstalk_client")
 
@@ -83,8 +90,9 @@ def work(
     """Reserve jobs from *tubes* and call *handler* with each, until SIGTERM or SIGINT (Ctrl-C).
 
     If the handler returns, its job is deleted. If it raises Release, the job is released, with a delay. If it raises
-    Bury or any other exception, the job is buried. While a handler runs, its job is touched, so the handler may take
-    longer than the TTR. A handler that never returns keeps its job.
+    Bury or any other exception, the job is buried, and also if it returns an awaitable or a generator, which nothing
+    runs. While a handler runs, its job is touched, so the handler may take longer than the TTR. A handler that never
+    returns keeps its job.
 
     After a lost connection, the worker reconnects, with growing pauses of up to 10 seconds. Jobs whose connection was
     lost are not deleted, because the server gives them to other workers: each job runs at least once, and may run
@@ -96,9 +104,9 @@ def work(
 
     :param tubes: The tubes to watch: a name, several names, or a mapping of names to weights of 1 to 9999. With
         weights, each job comes from a random tube, in proportion to the weights. Weights need the extensions.
-    :param handler: A function with one argument, the job. It runs in *concurrency* threads at the same time. The body
-        of the job is bytes. Its `meta` has tube, pri, ttr and attempts if the server has the extensions, else it is
-        empty.
+    :param handler: A function with one argument, the job; not `async def`, and no generator. It runs in *concurrency*
+        threads at the same time. The body of the job is bytes. Its `meta` has tube, pri, ttr and attempts if the
+        server has the extensions, else it is empty.
     :param server: (host, port), the path of a Unix socket, or a function that returns a connected socket, such as one
         with TLS. The function is called for each connection, and may raise OSError.
     :param concurrency: Number of threads that run the handler, 1 to 1000.
@@ -107,8 +115,9 @@ def work(
         concurrency + prefetch + 1 connections.
     :param stop_timeout: Seconds to wait for running handlers, 0 or more.
 
-    Raise greenstalk.UnknownCommandError or greenstalk.BadFormatError if the server refuses to serve these tubes, and
-    ValueError if an argument is out of range.
+    Raise greenstalk.UnknownCommandError or greenstalk.BadFormatError if the server refuses to serve these tubes,
+    ValueError if an argument is out of range, and TypeError if the handler is not callable, `async def`, or a generator
+    function.
     """
     worker = Worker(
         tubes, handler, server=server, concurrency=concurrency, prefetch=prefetch, stop_timeout=stop_timeout
@@ -151,6 +160,7 @@ class Worker:
             raise ValueError(f"the concurrency {concurrency} is not 1 to {MAX_CONCURRENCY}")
         if prefetch < 0 or not stop_timeout >= 0:
             raise ValueError("prefetch and stop_timeout must be 0 or more")
+        _require_synchronous(handler)
         self._handler = handler
         self._server = server
         self._concurrency = concurrency
@@ -177,10 +187,9 @@ class Worker:
         for thread in threads:
             thread.start()
         try:
-            self._orders.get()
+            self._wait_for_stop(math.inf)
             self._begin_stop()
-            with contextlib.suppress(queue.Empty):
-                self._orders.get(timeout=self._stop_timeout)
+            self._wait_for_stop(self._stop_timeout)
         finally:
             self._end()
         if self._has_finished:
@@ -195,6 +204,18 @@ class Worker:
         Any thread may call it, and so may signal handlers.
         """
         self._orders.put(None)
+
+    def _wait_for_stop(self, seconds: float) -> None:
+        """Wait for a call of `stop`, for at most *seconds*.
+
+        Wait in steps: a signal that another thread receives, or that arrives just before a step, does not interrupt the
+        step, and Python runs the handler of the signal only after the step.
+        """
+        until = monotonic() + seconds
+        while (left := until - monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._orders.get(timeout=min(left, SIGNAL_INTERVAL))
+                return
 
     def _begin_stop(self) -> None:
         with self._lock:
@@ -351,7 +372,7 @@ class Worker:
     def _handle(self, task: _Task) -> None:
         link, job = task
         try:
-            self._handler(job)
+            _require_finished(self._handler(job))
         except Release as order:
             link.release(job, order.priority, order.delay)
         except Bury as order:
@@ -386,6 +407,27 @@ def _weights(tubes: Tubes) -> dict[str, int | None]:
     return dict.fromkeys([tubes] if isinstance(tubes, str) else tubes)
 
 
+def _require_synchronous(handler: Handler) -> None:
+    """Raise TypeError if *handler* is not callable, or if a call would only create a coroutine or a generator."""
+    if not callable(handler):
+        raise TypeError(f"the handler {handler!r} is not a function")
+    function: object = handler
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{handler!r} is async: pass a function that calls asyncio.run")
+    if inspect.isgeneratorfunction(function):
+        raise TypeError(f"{handler!r} is a generator function: pass a function without yield")
+
+
+def _require_finished(result: object) -> None:
+    """Raise Bury if *result* is an awaitable or a generator, whose code has not run to its end."""
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise Bury(f"the handler returned {result!r}, which nothing runs; call asyncio.run in the handler")
+
+
 @contextlib.contextmanager
 def _stopped_by_signals(worker: Worker) -> Iterator[None]:
     """Stop *worker* on SIGTERM and SIGINT. Does nothing in other threads than the main thread."""
@@ -399,5 +441,5 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
         yield
     finally:
         for number, handler in saved.items():
-            if handler is not None:  # a handler that was not set by Python cannot be restored
-                signal.signal(number, handler)
+            # A handler that was not set by Python cannot be restored; without one, the signal ends the process.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

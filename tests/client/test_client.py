@@ -30,7 +30,7 @@ def test_methods_of_greenstalk_work_on_both_servers(address: Address) -> None:
         id = client.put("hellö", priority=3, delay=0, ttr=9)
         assert id.is_new
         job = client.reserve(timeout=5)
-        assert (job.id, job.body, job.meta) == (id, "hellö", {})
+        assert (job.id, job.body, dict(job.meta)) == (id, "hellö", {})
         client.touch(job)
         client.release(job, priority=4)
         assert client.stats_job(id)["pri"] == 4
@@ -89,7 +89,7 @@ def test_put_with_fractions(client: Client[str]) -> None:
     id = client.put("soon", delay=0.25, ttr=1.5)
     assert client.stats_job(id)["state"] == "delayed"
     client.meta("ttr")
-    assert client.reserve(30).meta == {"ttr": 1.5}
+    assert client.reserve(30).meta["ttr"] == 1.5
     assert 0.25 <= time.monotonic() - began < 20
 
 
@@ -124,6 +124,15 @@ def test_batch_with_an_undecodable_body_loses_no_job(client: Client[str], ours: 
     assert client.delete_batch(job.id for job in caught.value.jobs) == (3, 0)
 
 
+def test_body_that_reserve_cannot_decode_stays_reserved(client: Client[str], ours: Address) -> None:
+    with Client(ours, encoding=None) as raw:
+        id = raw.put(b"\xff")
+    with pytest.raises(UnicodeDecodeError):
+        client.reserve()
+    assert client.stats_job(id)["state"] == "reserved"
+    client.delete(id)
+
+
 def test_touch_all_counts_the_jobs(client: Client[str]) -> None:
     client.put("one", ttr=100)
     client.put("two", ttr=100)
@@ -136,16 +145,16 @@ def test_meta_gives_facts_of_reserved_and_peeked_jobs(client: Client[str]) -> No
     client.watch("mail")
     client.meta("tube", "pri", "age", "ttr", "reserves", "timeouts", "releases", "attempts")
     (job,) = client.reserve_batch(1)
-    age = job.meta.pop("age")
+    age = job.meta["age"]
     assert isinstance(age, float) and age < 60
     counts = {"reserves": 1, "timeouts": 0, "releases": 0, "attempts": 1}
-    assert job.meta == {"tube": "mail", "pri": 7, "ttr": 2.5, **counts}
+    assert dict(job.meta) == {"tube": "mail", "pri": 7, "age": age, "ttr": 2.5, **counts}
     client.meta("attempts")
     peeked: Any = client.peek(id)
     assert peeked.meta == {"attempts": 1}
     client.meta()
     client.release(job)
-    assert client.reserve(0).meta == {}
+    assert dict(client.reserve(0).meta) == {}
 
 
 def test_wait_returns_how_the_job_ended(client: Client[str], ours: Address) -> None:
@@ -254,6 +263,16 @@ def test_duplicate_of_an_idempotency_key_returns_the_existing_job(client: Client
     assert client.put("five", idempotency_key="order-7", tube="mail").is_new
 
 
+def test_idempotency_ttl_may_have_a_fraction() -> None:
+    near, far = socket.socketpair()
+    with near, far, far.makefile("rwb") as server:
+        server.write(b"META\r\nINSERTED 1\r\n")
+        server.flush()
+        Client(near).put("hello", idempotency_key="order-7", idempotency_ttl=1.5)
+        assert server.readline() == b"meta\r\n"
+        assert server.readline() == b"put 65536 0 60 5 idp:order-7:1.5\r\n"
+
+
 def test_job_waits_for_its_group(client: Client[str]) -> None:
     members = [client.put("member", group="import") for _ in range(2)]
     last = client.put("last", after="import")
@@ -308,7 +327,9 @@ def test_release_with_a_fraction(client: Client[str]) -> None:
         lambda client: client.put("hello", idempotency_key=""),
         lambda client: client.put("hello", idempotency_key="a:1"),
         lambda client: client.put("hello", idempotency_key="key", idempotency_ttl=-1),
+        lambda client: client.put("hello", idempotency_ttl=60),
         lambda client: client.put("hello", concurrency_key="key", concurrency_limit=0),
+        lambda client: client.put("hello", concurrency_limit=1),
         lambda client: client.put("hello", group="g" * 200, after="a" * 200),
         lambda client: client.put("hello", priority=-1),
         lambda client: client.put("hello", delay=-1),
@@ -330,6 +351,12 @@ def test_argument_out_of_range_is_not_sent(call: Callable[[Client[str]], object]
     with pytest.raises(ValueError, match=r".+"):
         call(client)
     assert client.stats()["total-jobs"] == jobs
+
+
+def test_body_that_is_no_text_is_a_type_error(client: Client[str]) -> None:
+    body: Any = {"to": "a@example.org"}
+    with pytest.raises(TypeError, match="a body is str or bytes, not dict"):
+        client.put(body)
 
 
 def test_text_needs_an_encoding(ours: Address) -> None:

@@ -1,27 +1,32 @@
 """The worker loop against both servers: outcomes, touches, batches, stops by real signals, and lost connections."""
 
+# mypy: enable-error-code="unused-ignore"
+
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import greenstalk
 import pytest
 
 from greenstalk_client import Bury, Client, Job, Release, Worker, work
+from greenstalk_client.worker import Handler
 from tests.support import tls
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 
 from .conftest import Address
 
@@ -29,7 +34,7 @@ PROGRAM = Path(__file__).with_name("worker_program.py")
 
 
 @contextlib.contextmanager
-def working(address: Address, handler: Callable[[Job[bytes]], object], **options: Any) -> Iterator[Worker]:
+def working(address: Address, handler: Callable[[Job[bytes]], Any], **options: Any) -> Iterator[Worker]:
     """Run a worker of the tube mail in a thread; stop it at the end of the block."""
     worker = Worker("mail", handler, server=address, **options)
     thread = threading.Thread(target=worker.run)
@@ -103,6 +108,70 @@ def test_failed_job_is_buried_with_its_priority(
     assert f"job {ids[2]} is buried: no such address" in caplog.messages
     (record,) = [one for one in caplog.records if one.exc_text is not None and "it is broken" in one.exc_text]
     assert record.levelno == logging.ERROR
+
+
+class Callee:
+    """A class whose methods and instances only create a coroutine or a generator when they are called."""
+
+    async def __call__(self, job: Job[bytes]) -> None:
+        raise AssertionError("nothing runs this")
+
+    async def method(self, job: Job[bytes]) -> None:
+        raise AssertionError("nothing runs this")
+
+    @staticmethod
+    async def generate_later(job: Job[bytes]) -> AsyncIterator[int]:
+        yield 1
+
+    @classmethod
+    def generate(cls, job: Job[bytes], *options: object) -> Iterator[int]:
+        yield 1
+
+
+TYPED: Handler = Callee().method  # type: ignore[assignment]  # type checkers reject it
+
+UNFINISHED: list[Any] = [
+    Callee(),
+    Callee().method,
+    Callee.generate_later,
+    Callee.generate,
+    functools.partial(functools.partial(Callee())),
+    functools.partial(Callee().method),
+    functools.partial(Callee().generate),
+]
+
+
+@pytest.mark.parametrize("handler", [*UNFINISHED, None])
+def test_handler_that_would_not_run_is_refused(handler: Any) -> None:
+    with pytest.raises(TypeError, match=r"is async: pass|is a generator function: pass|is not a function"):
+        Worker("mail", handler)
+    with pytest.raises(TypeError):
+        work("mail", handler)
+
+
+@pytest.mark.parametrize("handler", [print, Callee, functools.partial(print, end=""), "".join])
+def test_handler_may_be_any_other_callable(handler: Any) -> None:
+    Worker("mail", handler)
+
+
+def test_job_whose_handler_returns_an_unfinished_object_is_buried(
+    our_queue: Client[str], ours: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    job: Any = None
+    made: list[Any] = [Callee().method(job), Callee.generate(job), Callee.generate_later(job)]
+    ids = [our_queue.put(f"{number}") for number in range(len(made))]
+    with working(ours, lambda job: made[int(job.body)]):
+        eventually(lambda: count(our_queue, "buried") == len(ids), "the jobs are buried")
+    made[0].close()  # otherwise Python warns that it was never awaited
+    for id, each in zip(ids, made, strict=True):
+        assert f"job {id} is buried: the handler returned {each!r}, which nothing runs; " in caplog.text
+
+
+def test_body_of_any_bytes_is_passed_to_the_handler(queue: Client[str], address: Address) -> None:
+    id = queue.put(b"\xff")  # type: ignore[arg-type]
+    with working(address, lambda job: job.body.decode()):
+        eventually(lambda: count(queue, "buried") == 1, "the handler cannot decode it, and the job is buried")
+    queue.delete(id)
 
 
 def test_job_is_released_with_a_delay_and_its_priority(queue: Client[str], address: Address) -> None:
@@ -307,25 +376,22 @@ def test_stop_waits_for_a_hung_handler_for_a_limited_time(
 
 
 @contextlib.contextmanager
-def program(port: int, concurrency: int, prefetch: int, stop_timeout: float) -> Iterator[subprocess.Popen[str]]:
+def program(thread: str, port: int, concurrency: int, prefetch: int, stop_timeout: float) -> Iterator[Popen[str]]:
+    """Start worker_program.py; *thread* is the one that receives signals."""
     command = [*MINDING_SIGNALS, sys.executable, "-m", f"tests.client.{PROGRAM.stem}"]
-    with subprocess.Popen(
-        [*command, str(port), str(concurrency), str(prefetch), str(stop_timeout)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    arguments = [thread, str(port), str(concurrency), str(prefetch), str(stop_timeout)]
+    with ending(Popen([*command, *arguments], cwd=REPOSITORY, stdout=PIPE, stderr=PIPE, text=True)) as process:
         yield process
-        process.kill()
 
 
+@pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_finishes_running_jobs(number: signal.Signals, queue: Client[str], address: Address) -> None:
+def test_signal_finishes_running_jobs(
+    number: signal.Signals, thread: str, queue: Client[str], address: Address
+) -> None:
     queue.put("1.0")
     queue.put("0.0")
-    with program(address[1], 1, 1, 60) as process:
-        assert process.stdout is not None
+    with program(thread, address[1], 1, 1, 60) as process:
         assert process.stdout.readline() == "begin 1.0\n"
         process.send_signal(number)
         out, log = process.communicate(timeout=TIMEOUT)
@@ -333,23 +399,23 @@ def test_signal_finishes_running_jobs(number: signal.Signals, queue: Client[str]
     assert (count(queue, "ready"), count(queue, "reserved")) == (1, 0)
 
 
-def test_second_signal_ends_immediately(queue: Client[str], address: Address) -> None:
-    id = queue.put("100")
-    with program(address[1], 1, 0, 90) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_second_signal_ends_immediately(thread: str, queue: Client[str], address: Address) -> None:
+    id = queue.put("100", priority=1)
+    queue.put("0")
+    with program(thread, address[1], 1, 1, 90) as process:
+        assert process.stdout.readline() == "begin 100\n"
+        eventually(lambda: count(queue, "reserved") == 2, "the other job is prefetched")
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)  # else the second signal may be merged with the first
+        eventually(lambda: count(queue, "ready") == 1, "the first signal has released the other job")
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         out, log = process.communicate(timeout=TIMEOUT)
     assert (out, process.returncode) == ("returned\n", 0)
     assert f"stopping while jobs [{id}] are running" in log
     assert time.monotonic() - began < 60
-    job = queue.reserve(5)
-    assert job.id == id
-    queue.delete(job)
+    eventually(lambda: count(queue, "ready") == 2, "the server has released the running job")
 
 
 # Lost connections

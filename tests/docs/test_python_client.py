@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from subprocess import PIPE, Popen
 
 import pytest
 
 from greenstalk_client import Client
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.peer import eventually
+from tests.support.processes import ending
 
 PAGE = (REPOSITORY / "docs" / "python-client.md").read_text()
-WORKER, SECURE, CLIENT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+WORKER, COROUTINE, SECURE, CLIENT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (PRINTED,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 
 
+@contextlib.contextmanager
+def worker(source: str, server: Daemon) -> Iterator[Popen[str]]:
+    command = [*MINDING_SIGNALS, sys.executable, "-c", source.replace("11300", str(server.port))]
+    with ending(Popen(command, cwd=REPOSITORY, stderr=PIPE, text=True)) as process:
+        yield process
+
+
 def test_worker_buries_and_releases(server: Daemon) -> None:
-    source = WORKER.replace("11300", str(server.port))
-    with (
-        Client(("127.0.0.1", server.port), use="calls") as queue,
-        subprocess.Popen(
-            [*MINDING_SIGNALS, sys.executable, "-c", source], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
-        ) as worker,
-    ):
+    with Client(("127.0.0.1", server.port), use="calls") as queue, worker(WORKER, server) as process:
         ids = [queue.put("no url"), queue.put("http://127.0.0.1:1/")]
         eventually(lambda: queue.stats_job(ids[0])["state"] == "buried", "the invalid job is buried")
         eventually(lambda: queue.stats_job(ids[1])["releases"] > 0, "the failed job is released")
-        worker.send_signal(signal.SIGTERM)
-        _, log = worker.communicate(timeout=TIMEOUT)
-        assert worker.returncode == 0
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0
         assert log == f"job {ids[0]} is buried: 'no url' is not a URL\n"
         queue.flush_tube("calls")
+
+
+def test_worker_runs_a_coroutine(server: Daemon) -> None:
+    source = COROUTINE.replace('work("mail", handle,', f'work("mail", handle, server=("127.0.0.1", {server.port}),')
+    with Client(("127.0.0.1", server.port), use="mail") as queue, worker(source, server):
+        id = queue.put("somebody@example.org")
+        assert queue.wait(id, TIMEOUT) == "deleted"
 
 
 def test_client_prints_what_the_page_shows(server: Daemon) -> None:
@@ -44,7 +56,7 @@ def test_client_prints_what_the_page_shows(server: Daemon) -> None:
     assert (done.stdout, done.stderr, done.returncode) == (PRINTED, "", 0)
 
 
-@pytest.mark.parametrize("source", [WORKER, SECURE, CLIENT])
+@pytest.mark.parametrize("source", [WORKER, COROUTINE, SECURE, CLIENT])
 def test_examples_have_the_right_types(source: str) -> None:
     command = [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--command", source]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT, check=False)
