@@ -454,6 +454,15 @@ class TestConcurrencyKey:
             holder.reserve()
         assert order.count(1) == 3 and order[:4] in ([1, 0, 1, 0], [0, 1, 0, 1])
 
+    def test_client_of_several_tubes_gets_their_best_job(self, world: World) -> None:
+        client = world.client(watch=[b"a", b"b"])
+        for tube in (b"a", b"b"):
+            for _ in range(3):
+                client.put_tagged("con:k", tube=tube)
+        for id in range(1, 7):
+            assert client.reserve(0) == id
+            client.delete(id)
+
     def test_release_passes_the_slot_to_other_tubes(self, world: World) -> None:
         client = world.client()
         first, second = world.client(watch=[b"a"]), world.client(watch=[b"b"])
