@@ -18,16 +18,18 @@ import gevent
 import pytest
 from flask.testing import FlaskClient
 from gevent import socket
+from gevent.event import Event
 from gevent.pywsgi import WSGIServer
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.web.live import hub
-from greenstalk_server.web.live.hub import LiveHub, difference
+from greenstalk_server.web.live.hub import NO_NAMES, LiveHub, Topic, difference, event
 from tests.support.daemon import TIMEOUT, Daemon
 
-from .conftest import Queue
+from .conftest import ADMIN, Queue
 from .turns import until
 
 TICK = 0.02
@@ -52,6 +54,13 @@ def applied(changes: State, state: State) -> State:
 def _table(rows: list[list[str]], changes: State) -> list[list[str]]:
     by_key = {row[0]: row for row in rows} | {row[0]: row for row in changes["changed"]}
     return [by_key[key] for key in changes.get("order", [row[0] for row in rows])]
+
+
+def present(state: State) -> State:
+    """Return *state* without the nulls of removed values."""
+    return {
+        kind: {name: value for name, value in values.items() if value is not None} for kind, values in state.items()
+    }
 
 
 FULL: State = {
@@ -88,13 +97,17 @@ tables = st.dictionaries(st.sampled_from("123456"), texts, max_size=6).flatmap(
     lambda cells: st.permutations([[key, cell] for key, cell in cells.items()])
 )
 states = st.fixed_dictionaries(
-    {"fields": st.fixed_dictionaries({"x": texts, "y": texts}), "rows": st.fixed_dictionaries({"jobs": tables})}
+    {
+        "fields": st.fixed_dictionaries({"x": texts}, optional={"y": texts}),
+        "rows": st.fixed_dictionaries({"jobs": tables}),
+    }
 )
 
 
 @given(states, states)
 def test_difference_leads_from_any_state_to_any_other(old: State, new: State) -> None:
-    assert applied(difference(old, new), old) == new
+    changed = applied(difference(old, new), old)
+    assert present(changed) == new
 
 
 # Over sockets
@@ -325,6 +338,80 @@ def test_streams_of_the_same_page_share_the_rendering(queue: Queue, serve: Calla
     assert set(calls) == {"x", "y"}
 
 
+def test_streams_that_begin_together_share_one_rendering(
+    queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dashboard = serve()
+    monkeypatch.setattr(hub, "REFRESH_INTERVAL", TIMEOUT)
+    rendered = 0
+    may_render = Event()
+    may_render.set()
+
+    def render(_args: Mapping[str, str], _now: int) -> State:
+        nonlocal rendered
+        rendered += 1
+        may_render.wait()
+        return {"fields": {"count": "1"}}
+
+    dashboard.hub.register("counted", render)
+    first = dashboard.open("counted")
+    first.block()
+    first.changes()
+    may_render.clear()
+    streams = [dashboard.open("counted")]
+    until(lambda: rendered == 2)
+    streams += [dashboard.open("counted") for _ in range(20)]
+    dashboard.wait_for_streams(22)
+    may_render.set()
+    for stream in streams:
+        stream.block()
+        assert stream.changes() == {"fields": {"count": "1"}}
+    assert rendered == 3, "one for the first, one for the next, and one for all that came during it"
+
+
+def test_streams_share_each_encoded_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded_count = 0
+
+    def counted_event(data: State, name: str = "") -> bytes:
+        nonlocal encoded_count
+        encoded_count += 1
+        return event(data, name)
+
+    monkeypatch.setattr(hub, "event", counted_event)
+    topic = new_topic()
+    topic.take(FULL)
+    assert len({id(topic.message_since(0, NO_NAMES)) for _ in range(50)}) == 1
+    topic.take(FULL | {"fields": {"ready": "2", "buried": "0"}})
+    assert len({id(topic.message_since(1, topic.names)) for _ in range(50)}) == 1
+    assert encoded_count == 2
+
+
+def new_topic() -> Topic:
+    return Topic(("page", (), "", True, True, True, ADMIN.rights), "page", {}, {}, ADMIN)
+
+
+@given(st.lists(states, min_size=1, max_size=6), st.data())
+def test_stream_that_skips_states_reaches_the_newest_one(given: list[State], data: st.DataObject) -> None:
+    topic, shown, version, names = new_topic(), State(), 0, dict[str, frozenset[str]]()
+    for state in given:
+        topic.take(state)
+        if state is given[-1] or data.draw(st.booleans()):
+            message = topic.message_since(version, names)
+            version, names = topic.version, dict(topic.names)
+            shown = applied(json.loads(message.removeprefix(b"data: ")), shown) if message else shown
+    found = {
+        kind: {name: value for name, value in values.items() if value is not None} for kind, values in shown.items()
+    }
+    assert found == given[-1]
+
+
+def test_state_is_encoded_whatever_text_it_has() -> None:
+    assert hub.encoded({"parts": {"a": Markup("<b>")}}) == b'{"parts":{"a":"<b>"}}'
+    assert hub.encoded({"parts": {"a": "\ud800"}}) == b'{"parts":{"a":"?"}}'
+    with pytest.raises(TypeError, match="must not have a object"):
+        hub.encoded({"parts": {"a": object()}})
+
+
 def test_no_page_is_rendered_without_streams(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     calls = []
@@ -374,10 +461,14 @@ def test_too_many_streams_are_refused(
     assert hub.MAX_STREAMS == 100
     monkeypatch.setattr(hub, "MAX_STREAMS", 5)
     dashboard = serve()
+    rendered: list[Mapping[str, str]] = []
+    dashboard.hub.register("counted", lambda args, _now: rendered.append(args) or {})
     streams = [dashboard.open("tube", tube="default") for _ in range(5)]
     for stream in streams:
         stream.block()
     assert dashboard.open("tube", tube="default").status == 503
+    assert dashboard.open("counted").status == 503
+    assert not rendered, "a refused stream costs no state"
     assert dashboard.app.test_client().get("/live?page=tube&tube=default").status_code == 200
     streams[0].close()
     dashboard.wait_for_streams(4)

@@ -34,6 +34,7 @@ from greenstalk_server.web.api.values import (
     tube_of,
 )
 from greenstalk_server.web.auth.access import require_full_view
+from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.history.history import History
 from greenstalk_server.web.live.hub import LiveHub, State
@@ -267,11 +268,11 @@ class Server:
         if "tube" in args:
             tube = tube_of(self._broker, args["tube"])
             return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.tube_model(tube, now))}}
-        listed = self._tubes.list_tubes(ListTubes(limit=MAX_LIMIT))
-        return {
-            "server": msgspec.to_builtins(self._figures(now)),
-            "tubes": {tube.name: msgspec.to_builtins(tube) for tube in listed.tubes},
-        }
+        pace, tubes = Pace(), {}
+        for model in self._tubes.list_tubes(ListTubes(limit=MAX_LIMIT)).tubes:
+            tubes[model.name] = msgspec.to_builtins(model)
+            pace.yield_if_due()
+        return {"server": msgspec.to_builtins(self._figures(now)), "tubes": tubes}
 
     def _figures(self, now: int) -> ServerFigures:
         """Return the figures of the server that the visitor may see. May switch."""

@@ -15,8 +15,12 @@ is a list of the rows that are new or different; `order`, present if rows were a
 keys.
 
 A single greenlet renders all watched pages, one after the other, with pauses in between. It renders each page once a
-second, however many streams watch it. Nothing is queued: a stream remembers the last state that it sent, and next sends
-the difference to the newest state. So a slow reader costs the memory of one state, and skips the states in between.
+second, however many streams watch it, and once more for the streams that begin in between. The streams of a page share
+each encoded event.
+
+Nothing is queued: a stream remembers the version of the state that it sent last. If that is the one before the newest,
+the stream next sends the difference between the two, else the whole newest state, with null for what is gone. So a slow
+reader skips the states in between, and holds only the event that it is reading.
 """
 
 from __future__ import annotations
@@ -24,14 +28,17 @@ from __future__ import annotations
 import json
 import logging
 import select
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import gevent
-from flask import Flask, Response, current_app, g, jsonify, make_response, request
+import msgspec
+from flask import Flask, Response, current_app, g, make_response, request
 from gevent import getcurrent
 from gevent.event import Event
+from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.job import SECOND
@@ -64,6 +71,9 @@ MAX_STREAMS: Final = 100
 STUCK_AFTER: Final = 60.0
 """Seconds that a reader may take to accept one event; about the time after which TCP gives up on a dead peer."""
 
+PIECE: Final = 64 * 1024
+"""Maximum bytes given to the WSGI server at once: it copies them, and keeps the copy while the reader is slow."""
+
 WAKE_BATCH: Final = 8
 """Streams woken per batch. A batch takes about 0.5 ms to send."""
 
@@ -74,13 +84,15 @@ KEPT_KEYS: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "R
 """Keys of a request's WSGI environ that are kept, so that the page can be rendered after that request has ended."""
 
 Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool, Rights]
+Names = Mapping[str, frozenset[str]]
+NO_NAMES: Final[Names] = {}
 
 
 class Topic:
     """One page with its arguments, as visitors with the same rights see it.
 
-    state       the newest state. Invariant: never changed in place.
-    taken_at    the time of *state*.
+    version     the number of states so far; they are numbered from 1.
+    names       the names in the newest state, by kind.
     streams     the streams that watch the page.
     """
 
@@ -90,29 +102,39 @@ class Topic:
         self.args: Mapping[str, str] = args
         self.environ: dict[str, Any] = dict(environ)
         self.visitor: Visitor = who
-        self.state: State = {}
-        self.taken_at: int = 0
+        self.version: int = 0
+        self.names: Names = NO_NAMES
         self.is_gone: bool = False
         self.streams: dict[Stream, None] = {}
-        self._message: tuple[State | None, bytes] = None, b""
+        self._state: State = {}
+        self._before: State = {}
+        self._changes: bytes = b""
+        self._whole: tuple[Names, bytes] = NO_NAMES, b""
 
-    def take(self, state: State, now: int) -> bool:
-        """Store *state* as of *now*; return whether it differs from the last one."""
-        self.taken_at = now
-        if state == self.state:
+    def take(self, state: State) -> bool:
+        """Store *state*; return whether it differs from the last one."""
+        if state == self._state:
             return False
-        self.state = state
-        self._message = None, b""
+        self._before, self._state, self.version = self._state, state, self.version + 1
+        self._changes, self._whole = b"", (NO_NAMES, b"")
+        names = {kind: values.keys() for kind, values in state.items()}
+        if names != self.names:
+            self.names = {kind: frozenset(found) for kind, found in names.items()}  # equal ones share their memory
         return True
 
-    def message_since(self, last: State) -> bytes:
-        """Return the event with the changes from *last* to the newest state; empty if there are none."""
-        if last == self.state:
+    def message_since(self, version: int, names: Names) -> bytes:
+        """Return the event that leads from the state *version* to the newest one; empty if that is the newest.
+
+        *names* are those of the state *version*. The event is kept, since most streams of a topic sent the same state.
+        """
+        if version == self.version:
             return b""
-        # Cached, since most streams of a topic last sent the same state.
-        if self._message[0] is not last or not self._message[1]:
-            self._message = last, event(difference(last, self.state))
-        return self._message[1]
+        if version and version == self.version - 1:
+            self._changes = self._changes or event(difference(self._before, self._state))
+            return self._changes
+        if self._whole[0] is not names or not self._whole[1]:
+            self._whole = names, event(_without(names, self._state))
+        return self._whole[1]
 
 
 class Stream:
@@ -121,6 +143,8 @@ class Stream:
     visitor     watches it. The stream ends with the session of the visitor.
     greenlet    serves the stream.
     descriptor  of its socket; None if the WSGI server does not expose it.
+    is_new      it waits for a state that is rendered after its request.
+    version, names  of the state that was sent last; 0 and empty before the first.
     wake        is set when there is an event to send.
     busy_since  when the WSGI server began to send the current event; 0 while the stream waits.
     """
@@ -130,9 +154,19 @@ class Stream:
         self.visitor: Visitor = who
         self.greenlet: Any = getcurrent()
         self.descriptor: int | None = descriptor
+        self.is_new: bool = bool(topic.streams)
+        self.version: int = 0
+        self.names: Names = NO_NAMES
         self.wake: Event = Event()
         self.is_over: bool = False
         self.busy_since: int = 0
+
+    def take_message(self) -> bytes:
+        """Return the event to send next; empty if nothing has changed."""
+        topic = self.topic
+        message = topic.message_since(self.version, self.names)
+        self.version, self.names = topic.version, topic.names
+        return message
 
     def end(self) -> None:
         """End the stream once it has sent the current event. Does not switch."""
@@ -155,6 +189,7 @@ class LiveHub:
         self._topics: dict[Key, Topic] = {}
         self._streams: dict[Stream, None] = {}
         self._greenlet: gevent.Greenlet | None = None
+        self._has_new: Event = Event()
         self._is_stopped: bool = False
         app.add_url_rule("/live", "live", self.live)
         app.add_url_rule("/events", "events", self.events)
@@ -180,7 +215,7 @@ class LiveHub:
     def live(self) -> Response:
         """`/live?page=`, plus the arguments of the page: its live state, once."""
         page, args = self._page_args()
-        return jsonify(self._pages[page](args, self._clock()))
+        return Response(encoded(self._pages[page](args, self._clock())), mimetype="application/json")
 
     def events(self) -> Response:
         """`/events?page=`, plus the arguments of the page: a stream of its live state and changes. May switch."""
@@ -191,19 +226,22 @@ class LiveHub:
 
         Raise ServiceUnavailable if MAX_STREAMS streams are open, or if the hub is stopped.
         """
+        self._refuse_too_many()
         topic = self._topic(page, args)
-        state = self._pages[page](args, self._clock())  # the topic's state may be older than the visitor's page
         if not topic.streams:
-            topic.take(state, self._clock())
-        if self._is_stopped or len(self._streams) >= MAX_STREAMS:
-            raise ServiceUnavailable("The maximum number of event streams is open. Use /live instead.")
-        stream = self._serve(topic, state, descriptor_of(request.environ), visitor())
+            topic.take(self._pages[page](args, self._clock()))
+            self._refuse_too_many()
+        stream = self._serve(topic, descriptor_of(request.environ), visitor())
         response = make_response("" if request.method == "HEAD" else stream)
         response.mimetype = "text/event-stream"
         response.headers["Cache-Control"] = "no-store"
         response.headers["X-Accel-Buffering"] = "no"
         response.headers["Connection"] = "close"
         return response
+
+    def _refuse_too_many(self) -> None:
+        if self._is_stopped or len(self._streams) >= MAX_STREAMS:
+            raise ServiceUnavailable("The maximum number of event streams is open. Use /live instead.")
 
     def _page_args(self) -> tuple[str, dict[str, str]]:
         args = request.args.to_dict()
@@ -222,19 +260,21 @@ class LiveHub:
 
     # Streams
 
-    def _serve(self, topic: Topic, state: State, descriptor: int | None, who: Visitor) -> Iterator[bytes]:
-        """Yield the events of one stream, from *state* on. Runs in the greenlet of its request. Switches."""
+    def _serve(self, topic: Topic, descriptor: int | None, who: Visitor) -> Iterator[bytes]:
+        """Yield the events of one stream. Runs in the greenlet of its request. Switches."""
         stream = self._begin(topic, descriptor, who)
-        topic, last, out = stream.topic, state, event(state)
+        topic = stream.topic
         try:
             yield b"retry: %d\n\n" % RETRY
+            if stream.is_new:
+                stream.wake.wait()
+                stream.wake.clear()
             while not (stream.is_over or topic.is_gone):
                 stream.busy_since = self._clock()
-                yield out or HEARTBEAT_EVENT
+                yield from _pieces(stream.take_message() or HEARTBEAT_EVENT)
                 stream.busy_since = 0
                 stream.wake.wait(HEARTBEAT_INTERVAL)
                 stream.wake.clear()
-                out, last = topic.message_since(last), topic.state
             if topic.is_gone:
                 yield GONE
         finally:
@@ -244,6 +284,8 @@ class LiveHub:
         stream = Stream(self._topics.setdefault(topic.key, topic), descriptor, who)
         stream.topic.streams[stream] = None
         self._streams[stream] = None
+        if stream.is_new:
+            self._has_new.set()
         if self._greenlet is None:
             self._greenlet = gevent.spawn(self._run)
         return stream
@@ -260,15 +302,24 @@ class LiveHub:
         while self._topics:
             topics = list(self._topics.values())
             for topic in topics:
-                gevent.sleep(REFRESH_INTERVAL / len(topics))
+                self._wait(REFRESH_INTERVAL / len(topics))
                 if topic.streams:
                     self._refresh(topic)
             self._close_dead()
             self._end_signed_out()
         self._greenlet = None
 
+    def _wait(self, seconds: float) -> None:
+        """Wait, and refresh the topics that get new streams meanwhile. Switches."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and self._has_new.wait(left):
+            self._has_new.clear()
+            for topic in {stream.topic: None for stream in self._streams if stream.is_new}:
+                self._refresh(topic)
+
     def _refresh(self, topic: Topic) -> None:
-        """Render the newest state of *topic*, and wake its streams if it has changed. Switches."""
+        """Render the newest state of *topic*; wake its streams if it has changed, else only the new ones. Switches."""
+        new, has_changed = [stream for stream in topic.streams if stream.is_new], True
         try:
             with self._request_context(topic):
                 state = self._pages[topic.page](topic.args, self._clock())
@@ -280,9 +331,10 @@ class LiveHub:
             for stream in topic.streams:
                 stream.end()
         else:
-            if not topic.take(state, self._clock()):
-                return
-        for count, stream in enumerate(list(topic.streams), start=1):
+            has_changed = topic.take(state)
+        for stream in new:
+            stream.is_new = False
+        for count, stream in enumerate(list(topic.streams) if has_changed else new, start=1):
             stream.wake.set()
             if count % WAKE_BATCH == 0:
                 gevent.sleep(WAKE_INTERVAL)
@@ -355,10 +407,37 @@ def _row_changes(old: list[list[str]], new: list[list[str]]) -> State:
     return changes
 
 
+def _without(names: Names, state: State) -> State:
+    """Return *state* with a null for each of *names* that it lacks."""
+    return {
+        kind: dict.fromkeys(names.get(kind, frozenset()) - state.get(kind, {}).keys()) | state.get(kind, {})
+        for kind in {**state, **names}
+    }
+
+
+def encoded(data: State) -> bytes:
+    """Return *data* as JSON. The json module takes twenty times as long: 20 ms for 1000 tubes."""
+    try:
+        return msgspec.json.encode(data, enc_hook=_plain)
+    except UnicodeEncodeError:  # a lone surrogate
+        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _plain(value: object) -> str:
+    """Return *value*, escaped HTML, as text."""
+    if isinstance(value, Markup):
+        return str(value)
+    raise TypeError(f"a live state must not have a {type(value).__name__}")
+
+
 def event(data: State, name: str = "") -> bytes:
     """Return one server-sent event."""
-    line = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return (f"event: {name}\n" if name else "").encode() + f"data: {line}\n\n".encode(errors="replace")
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + encoded(data) + b"\n\n"
+
+
+def _pieces(message: bytes) -> Iterator[bytes]:
+    for at in range(0, len(message), PIECE):
+        yield message[at : at + PIECE]
 
 
 GONE: Final = event({}, "gone")
