@@ -88,8 +88,8 @@ class Journal(Protocol):
     def reserve(self, job: Job) -> None:
         """Record that *job* was reserved.
 
-        The reply to the reserve waits until the put of *job* is durable. It waits for the record of the reserve only if
-        another server may take over the journal.
+        The reply to the reserve waits until the put of *job*, or its replacement, is durable. It waits for the record
+        of the reserve only if another server may take over the journal.
         """
 
     def lapse(self, job: Job) -> None:

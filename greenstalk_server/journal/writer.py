@@ -166,6 +166,7 @@ class Binlog:
         self._mark_reclaimable(old)
         log.add_job(new, size, events, attributes)
         log.segments[new.segment].has_repeats |= old.segment == new.segment
+        self._new_ids.add(new.id)
         self.promised = log.sequence
         return True
 

@@ -165,7 +165,9 @@ class Committer:
             _end_process(error)
 
     def wait(self, timeout: float) -> bool:
-        """Wait until all records made so far are safe; return False after *timeout* seconds. Switches."""
+        """Wait until all that the journal has promised is safe; return False after *timeout* seconds. May switch."""
+        if self.binlog.promised <= self.binlog.safe:
+            return True
         waiter = _Waiter()
         self.hold(waiter)
         return bool(waiter.is_safe.wait(timeout))

@@ -102,7 +102,6 @@ class Connection(Handler):
         "_greenlet",
         "_has_hung_up",
         "_has_left",
-        "_has_promised",
         "_has_unread",
         "_held",
         "_held_size",
@@ -114,6 +113,7 @@ class Connection(Handler):
         "_is_stopping",
         "_journal",
         "_limit_counters",
+        "_must_wait",
         "_needed",
         "_output_limit",
         "_poller",
@@ -174,7 +174,7 @@ class Connection(Handler):
         self._unsent: bytes = b""
         self._released: Event | None = None
         self._unacknowledged_at: int = 0  # when sent data was first seen unacknowledged; 0 if none is
-        self._has_promised: bool = False  # a served slice, whose reply is not collected yet, has changed the journal
+        self._must_wait: bool = False  # the replies of a served slice, not collected yet, wait for the journal
         self._deferred: bytes | None = None  # received, not served yet
         self._is_busy: bool = False
         self._is_gone: bool = False
@@ -266,10 +266,7 @@ class Connection(Handler):
         session = self.session
         if data and self._committer is None:  # the most frequent case
             return self._settle(session.receive(data, now, limit), False, now)
-        journal = self._journal
-        promised = (
-            journal.promised if data or not session.is_woken else journal.safe
-        )  # woken at end of stream: as in `resume`
+        promised = self._journal.promised
         if data:
             out = session.receive(data, now, limit)
         elif self._is_gone:
@@ -277,24 +274,22 @@ class Connection(Handler):
             out = b""
         else:
             out = session.receive_eof(now, limit)
-        return self._settle(out, journal.promised != promised, now)
+        return self._settle(out, self._depends_on_journal(promised), now)
 
     def resume(self, now: int, limit: range) -> bytes:
         """Continue after a wait or a slice, or serve deferred or unread input; return the replies to be sent now."""
-        session, journal = self.session, self._journal
+        session = self.session
         if self._is_busy:
             return b""
-        if session.is_woken:
-            promised = journal.safe  # the put of the job that ended the wait may not be safe yet
-        elif session.has_more:
+        if not session.is_woken:
+            if not session.has_more:
+                return self._serve_unread(now, limit)
             if self._is_full():
                 return b""
-            promised = journal.promised
-        else:
-            return self._serve_unread(now, limit)
+        promised = self._journal.promised
         out = session.resume(now, limit)
-        has_promised, self._has_promised = self._has_promised or journal.promised != promised, False
-        out = self._settle(out, has_promised, now)
+        must_wait, self._must_wait = self._must_wait or self._depends_on_journal(promised), False
+        out = self._settle(out, must_wait, now)
         if not session.has_more and not self._is_busy:
             if self._is_stopping:
                 self._need_greenlet(b"" if self._hold(out) else out)
@@ -305,11 +300,18 @@ class Connection(Handler):
 
     def serve_more(self, now: int) -> bool:
         """Serve another turn of the input, and keep the replies; return whether more input is left."""
-        session, journal = self.session, self._journal
-        promised = journal.promised
-        out = session.resume(now, COMMAND_QUANTUM)
-        self._note_slice(out, journal.promised != promised, now)
+        promised = self._journal.promised
+        out = self.session.resume(now, COMMAND_QUANTUM)
+        self._note_slice(out, self._depends_on_journal(promised), now)
         return self._is_unfinished()
+
+    def _depends_on_journal(self, promised: int) -> bool:
+        """Return whether the replies of a slice wait for the journal, which had promised *promised* before the slice.
+
+        They wait until all that the journal has promised is safe, if they acknowledge a change or report on a job: a
+        crash must undo nothing that a client knows.
+        """
+        return self.session.reports or self._journal.promised != promised
 
     def collect(self) -> bytes:
         """Return the replies of all turns that can be sent now."""
@@ -317,8 +319,8 @@ class Connection(Handler):
         out = b"".join(self._replies) if self._replies else b""
         self._replies = None
         if out:
-            has_promised, self._has_promised = self._has_promised, False
-            if has_promised:
+            must_wait, self._must_wait = self._must_wait, False
+            if must_wait:
                 self._awaited = self._journal.promised
         if self._is_unfinished():
             return out
@@ -365,34 +367,34 @@ class Connection(Handler):
             data = self.receive()
         return b"" if data is None else self.serve(data, now, limit)
 
-    def _settle(self, out: bytes, has_promised: bool, now: int) -> bytes:
+    def _settle(self, out: bytes, must_wait: bool, now: int) -> bytes:
         """Decide what follows a slice with the replies *out*; return those replies that can be sent now."""
         session = self.session
         if session.has_more or session.is_closing:
             self._is_paused = True
-            self._note_slice(out, has_promised, now)
+            self._note_slice(out, must_wait, now)
             if not self._is_unfinished():
                 return self.collect()
             self._poller.note_unfinished(self)
             return b""
         if session.cost > COSTLY:
             self._poller.spend(session.cost)
-        if has_promised and out:
+        if must_wait and out:
             self._awaited = self._journal.promised
         if session.is_waiting and not session.wants_input:
             self._is_paused = True  # enough input is kept while the client waits for a job
         return out
 
-    def _note_slice(self, out: bytes, has_promised: bool, now: int) -> None:
+    def _note_slice(self, out: bytes, must_wait: bool, now: int) -> None:
         """Keep *out*, the replies of a slice that is followed by more input or that ends the session."""
         session = self.session
         self._poller.spend(session.cost)
-        self._has_promised = self._has_promised or has_promised
+        self._must_wait = self._must_wait or must_wait
         if out:
             if self._replies is None:
                 self._replies = []
             self._replies.append(out)
-        elif has_promised and self._committer is not None:
+        elif must_wait and self._committer is not None:
             self._committer.limit_records()  # the reply may be many slices away
         if session.is_closing:
             self._leave(now)

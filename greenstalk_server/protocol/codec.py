@@ -86,6 +86,31 @@ STATS_GROUP: Final = b"stats-group"
 DRAIN: Final = b"drain"
 UNDRAIN: Final = b"undrain"
 
+UNHELD: Final[set[bytes]] = {
+    RESERVE,
+    RESERVE_WITH_TIMEOUT,
+    RESERVE_BATCH,
+    STATS,
+    STATS_TUBE,
+    STATS_GROUP,
+    LIST_TUBES,
+    LIST_TUBE_USED,
+    LIST_TUBES_WATCHED,
+    USE,
+    WATCH,
+    IGNORE,
+    RESERVE_MODE,
+    META,
+    DRAIN,
+    UNDRAIN,
+    QUIT,
+}
+"""Verbs whose replies report on the connection, or show counts and lists as they are in memory.
+
+These replies do not wait for the journal. A reserve waits only if its job is not safe; see `Journal.reserve`. A reply
+to any other verb waits until all that the journal has promised is safe.
+"""
+
 BATCH_LINE_START: Final = DELETE_BATCH + b" "
 MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""

@@ -75,6 +75,8 @@ class Framing:
     is_closing  close the connection once the returned bytes are sent.
     stream      the rest of the last reply, or None; send it before `resume`.
     cost        cost of the current or last slice; see costs.py.
+    reports     a reply of the current or last slice reports on a job (see codec.UNHELD), so the replies wait until all
+                that the journal has promised is safe.
     refused     called with the client, a command, and the error reply that the command gets.
 
     Subclasses may set `_handlers`, `_max_body` and `_slice`, and override `_serve`, `_begin_put` and the public
@@ -110,6 +112,7 @@ class Framing:
         "is_waiting",
         "pause",
         "refused",
+        "reports",
         "stream",
     )
 
@@ -123,6 +126,7 @@ class Framing:
         self.pause: float = 0.0
         self.stream: Stream | None = None
         self.cost: int = 0
+        self.reports: bool = False
         self.refused: Callable[[Client, bytes, bytes], None] = _ignore_refused
         self._is_eof: bool = False
         self._is_long_line: bool = False
@@ -163,6 +167,7 @@ class Framing:
             self._position = 0
             return b""
         self.cost = 0
+        self.reports = False
         out: list[bytes] = []
         pos = 0
         if self._put is not None:
@@ -187,12 +192,14 @@ class Framing:
             self.is_waiting = False
             out.append(self._ended_wait_reply(WaitOutcome.TIMED_OUT))
         self.cost = 0
+        self.reports = False
         return self._serve(self._rest, self._position, out, now, limit)
 
     def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Continue after `wake`, or after a call that left `has_more` and whose stream, if any, has been sent."""
         out: list[bytes] = []
         self.cost = 0
+        self.reports = self.is_waiting or self._work is not None
         if self.is_waiting:
             self.is_waiting = False
             reply = self._wait_reply(now) if self._awaited is None else self._awaited_reply(now)
@@ -251,6 +258,7 @@ class Framing:
                 if command[0] == codec.PUT:
                     pos = self._begin_put(command, data, pos, out, now)
                     continue
+                self.reports = self.reports or command[0] not in codec.UNHELD
                 reply = handlers[command[0]](self, command, now)
             except codec.ProtocolError as error:
                 reply = error.reply
@@ -350,9 +358,11 @@ class Framing:
             _, pri, delay, ttr, _, _, name, tags = command
             outcome = self._broker.put_tagged(self.client, name, id, pri, delay, ttr, body, tags, now)
             if isinstance(outcome, Duplicate):
+                self.reports = True
                 return replies.duplicate(outcome.id, outcome.state, outcome.pri)
             result = outcome
         if result > 0:
+            self.reports = True  # by a policy, the job may be an earlier one
             return replies.inserted(result)
         return replies.JOB_TOO_BIG if result == Refusal.TOO_BIG else replies.OUT_OF_MEMORY
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.postgresql.test_faults import set_standbys
 from tests.support.cluster import Cluster
 from tests.support.daemon import ask
 from tests.support.nodes import ACTIVE, Node, Nodes, wait_until
+from tests.support.peer import Peer, eventually
 
 HUNG_SECONDS = 15.0
 
@@ -66,6 +68,31 @@ def test_lock_on_the_table_of_standbys_does_not_delay_a_takeover(nodes: Nodes, c
         assert ask(sock, PUT) == b"INSERTED 1"
         active.kill()
         wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
+
+
+@pytest.mark.parametrize("tags", [b" idp:k", b""], ids=["idp", "unique"])
+def test_duplicate_of_a_put_that_a_takeover_undoes_is_not_acknowledged(
+    cluster: Cluster, tmp_path: Path, flags: tuple[str, ...], tags: bytes
+) -> None:
+    """The database does not answer the commit of the first put; the leader dies meanwhile."""
+    config = tmp_path / "greenstalk.toml"
+    config.write_text('[policies.once]\ntubes = ["default"]\nunique = "body"\n')
+    members = [Node(f"node-{n}", cluster.url, tmp_path, *flags, "--config", str(config)) for n in range(2)]
+    with Nodes(members) as nodes, psycopg.connect(cluster.url) as other:
+        active = nodes.wait_for_roles()
+        (standby,) = [node for node in nodes.nodes if node is not active]
+        with connect(active) as first, connect(active) as second, Peer(connect(active)) as observer:
+            other.execute("LOCK TABLE greenstalk_batch IN ACCESS EXCLUSIVE MODE")
+            for number, sock in enumerate((first, second), 1):
+                sock.sendall(b"put 0 0 60 1%b\r\nx\r\n" % tags)
+                eventually(lambda number=number: observer.stats()["cmd-put"] == str(number), "it is executed")  # type: ignore[misc]
+            assert observer.stats()["current-jobs-ready"] == "1"
+            assert select.select([first, second], [], [], 0)[0] == [], "an acknowledgement of what is not committed"
+            active.kill()
+        other.rollback()
+        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
+        with connect(standby) as sock:
+            assert ask(sock, b"peek 1\r\n") == b"NOT_FOUND"
 
 
 def test_one_failed_renewal_does_not_make_the_active_server_unready(

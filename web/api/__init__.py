@@ -15,7 +15,8 @@ How to add a group of endpoints:
 A method may switch greenlets, so it must look up tubes and jobs again after each call that may switch. To refuse a
 request, call `problems.refuse` if a field is invalid; otherwise raise NotFound, Conflict, ServiceUnavailable or
 PutRefused. A method that changes something writes an audit entry, as operations.operations does, and ends with
-`durability.wait_until_durable(self._commit)`.
+`durability.wait_until_durable(self._commit)`. One that reports on a single job ends with
+`durability.wait_before_report(self._commit)`.
 
     framework           endpoints, parsing, problems, schemas, the OpenAPI document and its page
     values, cursors     types shared by several groups, and cursors for lists
@@ -111,7 +112,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     """Add the API to *app*."""
     broker, clock, commit, operations = parts.broker, parts.clock, parts.commit, parts.operations
     tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store, parts.attention)
-    api = Api(broker, _security(parts.options))
+    api = Api(broker, commit, _security(parts.options))
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
     api.add(tubes)

@@ -22,7 +22,7 @@ from greenstalk_server.core.tube_rules import buried_at
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
-from greenstalk_server.web.api.durability import wait_until_durable
+from greenstalk_server.web.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.framework.router import set_location
@@ -57,7 +57,7 @@ from greenstalk_server.web.jobs.bodies import load_bodies, load_job_with_body
 from greenstalk_server.web.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.jobs.matching import read_query
 from greenstalk_server.web.jobs.query import MAX_LENGTH, Query, QueryError
-from greenstalk_server.web.operations.operations import Added, Operations, Put, to_nanoseconds
+from greenstalk_server.web.operations.operations import Added, Operations, Put, PutRefused, to_nanoseconds
 from greenstalk_server.web.pages.actions import find_job
 from greenstalk_server.web.pages.details import events_of
 from greenstalk_server.web.pages.edit import Changes
@@ -348,7 +348,12 @@ class Jobs:
         for at, one in enumerate(body):
             wanted.append(self._parse_put(one, f"[{at}]."))
             pace.yield_if_due()
-        outcomes = self._operations.put_all(wanted)
+        try:
+            outcomes = self._operations.put_all(wanted)
+        except PutRefused as refused:
+            if refused.ids:
+                wait_until_durable(self._commit, refused.ids)
+            raise
         responses = [self._put_model(added, one) for added, one in zip(outcomes, body, strict=True)]
         wait_until_durable(self._commit, [added.id for added in outcomes if not added.is_duplicate])
         return responses
@@ -356,7 +361,9 @@ class Jobs:
     @endpoint("GET", "/jobs/{id}", errors=NO_JOB)
     def get_job(self, id: JobId) -> JobWithEvents:
         """Get one job."""
-        return self._job_with_events(self._find(id))
+        response = self._job_with_events(self._find(id))
+        wait_before_report(self._commit)
+        return response
 
     @endpoint(
         "GET",
@@ -366,7 +373,9 @@ class Jobs:
     )
     def get_job_body(self, id: JobId) -> Response:
         """Get the body of a job, unencoded and of any size."""
-        return body_file(self._broker, lambda: self._find(id))
+        response = body_file(self._broker, lambda: self._find(id))
+        wait_before_report(self._commit)
+        return response
 
     @endpoint("PATCH", "/jobs/{id}", errors=STATE_CONFLICT | NO_ROOM, has_bodies=True)
     def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:

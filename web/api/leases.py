@@ -17,7 +17,7 @@ from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.api.durability import wait_until_durable
+from greenstalk_server.web.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.jobs import Job, job_model, shows_body
 from greenstalk_server.web.api.values import Count, FineDelay, Pri, RequestModel, ResponseModel, TubeName
@@ -196,7 +196,9 @@ class Leases:
         Returns the job without its body; `time_left` is the remaining time of its ttr.
         """
         with _lease_errors():
-            return job_model(self._job(body.token), self._clock())
+            response = job_model(self._job(body.token), self._clock())
+        wait_before_report(self._commit)
+        return response
 
     @endpoint("POST", "/leases/touch", errors=NO_LEASE)
     def touch_lease(self, body: Leased) -> Job:
@@ -206,7 +208,9 @@ class Leases:
         """
         with _lease_errors():
             self._job(body.token)
-            return job_model(self._leases.touch(body.token), self._clock())
+            response = job_model(self._leases.touch(body.token), self._clock())
+        wait_before_report(self._commit)
+        return response
 
     @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
     def delete_leased(self, body: Leased) -> None:

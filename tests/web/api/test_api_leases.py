@@ -274,6 +274,21 @@ def test_late_change_says_that_it_was_made(queue: Queue, operation: str) -> None
     assert id not in queue.broker.jobs or queue.broker.jobs[id].state != RESERVED
 
 
+@pytest.mark.parametrize("operation", ["show", "touch", "delete", "release", "bury"])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_every_report_on_a_lease_waits_for_the_journal(queue: Queue, operation: str, has_ended: bool) -> None:
+    queue.put("mail")
+    commits = []
+    client = queue.app(commit=lambda: not commits.append(True)).test_client()
+    (job,) = reserve(client, "mail")
+    if has_ended:
+        assert queue.broker.delete_job(job["id"], queue.now, is_forced=True)
+    commits.clear()
+    status = send(client, f"/leases/{operation}", token=job["token"]).status_code
+    assert (status == 410) == has_ended
+    assert len(commits) == 1
+
+
 class LateJournal(NullJournal):
     """A journal in which no record becomes durable. A reservation waits for the record of the put (Binlog.reserve)."""
 

@@ -14,6 +14,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.pages.notices import NOT_DURABLE
 
@@ -280,6 +281,43 @@ def test_every_change_waits_for_the_journal(queue: Queue, is_safe: bool) -> None
             assert ("put" in found) == (path == "/jobs" or path.endswith("/copy"))
         assert len(commits) == at, path
     assert len(what(program)) == len(CHANGES)
+
+
+REPORTS = (
+    ("GET", "/jobs/1", 200),
+    ("GET", "/jobs/1/body", 200),
+    ("GET", "/jobs/9", 404),
+    ("DELETE", "/jobs/9", 404),
+    ("POST", "/jobs/1/kick", 409),
+)
+
+
+@pytest.mark.parametrize(("method", "path", "status"), REPORTS)
+def test_every_report_on_a_job_waits_for_the_journal(queue: Queue, method: str, path: str, status: int) -> None:
+    """A change by another request could be undone by a crash, and a refusal reveals it too."""
+    queue.put("mail")
+    commits = []
+    program = Program(queue.app(api_token=TOKEN, commit=lambda: not commits.append(True)))
+    assert program.ask(method, path).status_code == status
+    assert len(commits) == 1
+    late = Program(queue.app(api_token=TOKEN, commit=lambda: False))
+    assert "a crash might undo the last change" in problem(late.ask(method, path), 503)["detail"]
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/jobs?q=id:1", "/tubes", "/server"])
+def test_counts_and_lists_do_not_wait_for_the_journal(queue: Queue, path: str) -> None:
+    queue.put("mail")
+    program = Program(queue.app(api_token=TOKEN, commit=lambda: False))
+    assert program.ask("GET", path).status_code == 200
+
+
+def test_jobs_that_were_put_before_a_refusal_are_reported_once_they_are_safe(queue: Queue) -> None:
+    commits = []
+    program = Program(queue.app(api_token=TOKEN, commit=lambda: not commits.append(True)))
+    queue.broker.set_policies(PolicySet([parse_policy("one", {"tubes": ["mail"], "max_jobs": 1})]), queue.now)
+    new = {"tube": "mail", "body": "x"}
+    assert problem(program.ask("POST", "/jobs", json=[new, new]), 507)["put"] == [1]
+    assert len(commits) == 1
 
 
 # Single jobs

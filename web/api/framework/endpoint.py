@@ -76,6 +76,11 @@ class Endpoint:
     handler: Callable[..., Any]
 
     @property
+    def names_job(self) -> bool:
+        """Whether the request names jobs, by id or by the token of a lease."""
+        return self.path.startswith(("/jobs/{id}", "/leases/"))
+
+    @property
     def rule(self) -> str:
         """The path in Flask's form."""
         return self.path.replace("{", "<").replace("}", ">")

@@ -100,6 +100,8 @@ def statuses_of(endpoint: Endpoint) -> list[int]:
         statuses.add(415)
     if endpoint.is_change:
         statuses |= {403, 503}
+    if endpoint.names_job:
+        statuses.add(503)
     return sorted(statuses)
 
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import msgspec
 from flask import Flask, Response, after_this_request, request, url_for
-from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.exceptions import Conflict, Gone, NotFound, RequestEntityTooLarge
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.web.api.durability import wait_before_report
 from greenstalk_server.web.api.framework.docs import HERE, Page, page
 from greenstalk_server.web.api.framework.endpoint import JSON, Endpoint, endpoints_of, tag_of
 from greenstalk_server.web.api.framework.openapi import document
@@ -39,9 +40,10 @@ def max_request_size(broker: Broker, has_bodies: bool = True) -> int:
 class Api:
     """The endpoints of one server's API."""
 
-    def __init__(self, broker: Broker, security: Iterable[str]) -> None:
-        """*security* is the argument of openapi.document."""
+    def __init__(self, broker: Broker, commit: Callable[[], bool], security: Iterable[str]) -> None:
+        """*commit* is that of `api.Parts`; *security* is the argument of openapi.document."""
         self._broker: Broker = broker
+        self._commit: Callable[[], bool] = commit
         self._security: Iterable[str] = security
         self._endpoints: list[Endpoint] = []
         self._tags: list[tuple[str, str]] = []
@@ -91,7 +93,12 @@ class Api:
                 body = read_body(endpoint.body, _raw(most), is_needed=endpoint.is_body_needed)
                 if body is not None:
                     arguments["body"] = body
-            return _response(endpoint.handler(**arguments), endpoint.status)
+            try:
+                return _response(endpoint.handler(**arguments), endpoint.status)
+            except (NotFound, Conflict, Gone):
+                if endpoint.names_job:
+                    wait_before_report(self._commit)
+                raise
 
         return view
 

@@ -1,0 +1,230 @@
+"""A reply that reports on a job waits for the changes that other connections have made and a crash could still undo."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.journal import startup
+from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.net.acceptor import DescriptorBudget
+from greenstalk_server.net.committer import Committer
+from greenstalk_server.net.server import Server
+from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS
+from greenstalk_server.runtime.clock import steady_clock
+from tests.journal.disk import Disk
+from tests.net.in_process import is_readable, listen, wait_until
+from tests.support.daemon import TIMEOUT
+from tests.support.world import make_broker
+
+PUT: Final = b"put 0 0 60 1\r\nx"
+
+
+class SlowServer:
+    """A server with a journal that is synced before each reply (-f 0), on a disk whose syncs the test can block."""
+
+    def __init__(self) -> None:
+        disk, clock = Disk(), steady_clock()
+        binlog = Binlog(disk, 65_536, 0, os.urandom)
+        broker = make_broker()
+        broker.journal = binlog
+        startup.recover(disk, broker, binlog, clock(), is_strict=True)
+        broker.set_policies(PolicySet([parse_policy("once", {"tubes": ["once"], "unique": "body"})]), clock())
+        listener = listen()
+        files = DescriptorBudget(1000, broker.limit_counters)
+        committer = Committer(binlog)
+        self.server: Server = Server(broker, [listener], clock, committer, files=files, limits=Limits())
+        self._address: tuple[str, int] = listener.sock.getsockname()
+        self._may_sync: threading.Event = threading.Event()
+        self._may_sync.set()
+        disk.before = self._before
+        self.server.start()
+        self.writer: socket.socket = self.connect()
+        self.reader: socket.socket = self.connect()
+
+    def _before(self, call: str) -> None:
+        if call == "sync":
+            self._may_sync.wait(TIMEOUT)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self._address)
+
+    def block(self) -> None:
+        """Block syncs, so that no change becomes safe until `unblock`."""
+        self._may_sync.clear()
+
+    def unblock(self) -> None:
+        self._may_sync.set()
+
+    @property
+    def held(self) -> int:
+        """Number of connections whose replies wait for the journal."""
+        return sum(connection.awaits_disk for connection in self.server.connections)
+
+    def ask(self, sock: socket.socket, *commands: bytes) -> bytes:
+        """Send *commands*; return the reply to the last one, once it has come."""
+        reply = b""
+        for command in commands:
+            sock.sendall(command + b"\r\n")
+            reply = self.read(sock)
+        return reply
+
+    def read(self, sock: socket.socket) -> bytes:
+        wait_until(lambda: is_readable(sock))
+        return sock.recv(65_536)
+
+    def change(self, command: bytes) -> None:
+        """Make a change that cannot become safe; return when its reply is held."""
+        held = self.held
+        self.block()
+        self.writer.sendall(command + b"\r\n")
+        wait_until(lambda: self.held > held)
+
+    def is_held(self, command: bytes) -> bool:
+        """Send *command* on the other connection; return whether its reply is held, once that is decided."""
+        held = self.held
+        self.reader.sendall(command + b"\r\n")
+        wait_until(lambda: self.held > held or is_readable(self.reader))
+        return not is_readable(self.reader)
+
+    def close(self) -> None:
+        self.unblock()
+        self.writer.close()
+        self.reader.close()
+        self.server.stop()
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowServer]:
+    made = SlowServer()
+    yield made
+    made.close()
+
+
+DUPLICATES: Final = {
+    "idp": (b"put 0 0 60 1 idp:k\r\nx", b"put 0 0 60 1 idp:k\r\nx", b"INSERTED 1 READY\r\n"),
+    "finished idp": (b"delete 1", b"put 0 0 60 1 idp:k:60\r\nx", b"INSERTED 1 DELETED\r\n"),
+    "unique": (b"put-in-tube once 0 0 60 1\r\nx", b"put-in-tube once 0 0 60 1\r\nx", b"INSERTED 1\r\n"),
+}
+
+
+@pytest.mark.parametrize("kind", DUPLICATES)
+def test_duplicate_waits_for_the_change_that_makes_it_one(slow: SlowServer, kind: str) -> None:
+    first, second, reply = DUPLICATES[kind]
+    if first == b"delete 1":
+        assert slow.ask(slow.writer, second) == b"INSERTED 1\r\n"
+    slow.change(first)
+    assert slow.is_held(second)
+    slow.unblock()
+    assert slow.read(slow.reader) == reply
+
+
+HELD: Final = {
+    codec.PEEK: b"peek 1",
+    codec.PEEK_READY: b"peek-ready",
+    codec.PEEK_DELAYED: b"peek-delayed",
+    codec.PEEK_BURIED: b"peek-buried",
+    codec.RESERVE_JOB: b"reserve-job 9",
+    codec.DELETE: b"delete 9",
+    codec.RELEASE: b"release 9 0 0",
+    codec.BURY: b"bury 9 0",
+    codec.KICK: b"kick 9",
+    codec.KICK_JOB: b"kick-job 9",
+    codec.TOUCH: b"touch 9",
+    codec.STATS_JOB: b"stats-job 1",
+    codec.PAUSE_TUBE: b"pause-tube nowhere 9",
+    codec.DELETE_BATCH: b"delete-batch 9",
+    codec.TOUCH_ALL: b"touch-all",
+    codec.FLUSH_TUBE: b"flush-tube nowhere",
+    codec.FLUSH_BURIED: b"flush-buried nowhere",
+    codec.TRUNCATE: b"truncate nowhere",
+    codec.PEEK_RESERVED: b"peek-reserved",
+    codec.REPRIORITIZE: b"reprioritize 9 0",
+    codec.WAIT: b"wait 9 0",
+}
+"""A command of each verb whose reply waits, even if the command changes nothing."""
+
+UNHELD: Final = {
+    codec.RESERVE: b"reserve",
+    codec.RESERVE_WITH_TIMEOUT: b"reserve-with-timeout 0",
+    codec.RESERVE_BATCH: b"reserve-batch 9 0",
+    codec.STATS: b"stats",
+    codec.STATS_TUBE: b"stats-tube default",
+    codec.STATS_GROUP: b"stats-group g",
+    codec.LIST_TUBES: b"list-tubes",
+    codec.LIST_TUBE_USED: b"list-tube-used",
+    codec.LIST_TUBES_WATCHED: b"list-tubes-watched",
+    codec.USE: b"use other",
+    codec.WATCH: b"watch other",
+    codec.IGNORE: b"ignore other",
+    codec.RESERVE_MODE: b"reserve-mode weighted",
+    codec.META: b"meta age",
+    codec.DRAIN: b"drain",
+    codec.UNDRAIN: b"undrain",
+    codec.QUIT: b"quit",
+}
+"""A command of each verb whose reply does not wait. The first reserves a job that is safe."""
+
+
+def test_every_verb_is_tried() -> None:
+    assert HELD.keys() | UNHELD.keys() == EXTENDED_HANDLERS.keys()
+
+
+@pytest.mark.parametrize("verb", HELD, ids=bytes.decode)
+def test_reply_that_reports_on_a_job_waits(slow: SlowServer, verb: bytes) -> None:
+    slow.change(PUT)
+    assert slow.is_held(HELD[verb])
+    slow.unblock()
+    assert slow.read(slow.reader)
+
+
+def test_replies_with_counts_and_lists_and_about_the_connection_do_not_wait(slow: SlowServer) -> None:
+    assert slow.ask(slow.writer, PUT) == b"INSERTED 1\r\n"
+    slow.change(b"put 0 60 60 1\r\nx")
+    for command in UNHELD.values():
+        assert not slow.is_held(command), command
+        slow.reader.recv(65_536)
+
+
+def test_reserve_waits_for_the_put_of_its_job(slow: SlowServer) -> None:
+    slow.change(PUT)
+    assert slow.is_held(b"reserve")
+
+
+def test_reserve_waits_for_the_edit_of_its_job(slow: SlowServer) -> None:
+    assert slow.ask(slow.writer, b"put 0 0 60 1\r\nx") == b"INSERTED 1\r\n"
+    slow.block()
+    assert slow.server.broker.edit_job(1, slow.server.clock(), body=b"y") == EditOutcome.DONE
+    assert slow.is_held(b"reserve")
+    slow.unblock()
+    assert slow.read(slow.reader) == b"RESERVED 1 1\r\ny\r\n"
+
+
+@pytest.mark.parametrize("change", [b"delete 1", b"bury 1 0"])
+def test_end_of_a_wait_for_a_job_waits_for_the_change_that_ends_it(slow: SlowServer, change: bytes) -> None:
+    slow.ask(slow.writer, PUT, b"reserve")
+    slow.reader.sendall(b"wait 1\r\n")
+    wait_until(lambda: any(connection.session.is_waiting for connection in slow.server.connections))
+    slow.block()
+    slow.writer.sendall(change + b"\r\n")
+    wait_until(lambda: slow.held == 2 or is_readable(slow.reader))
+    assert not is_readable(slow.reader)
+
+
+def test_reply_to_a_command_of_several_slices_waits(slow: SlowServer) -> None:
+    """The put comes between the slices of the search, whose last slice changes nothing."""
+    slow.ask(slow.writer, *[PUT] * (SLICE + 1), *[b"reserve"] * (SLICE + 1))
+    slow.block()
+    assert slow.server.broker.kick_job(1, slow.server.clock()) is False
+    assert slow.server.broker.delete_job(2, slow.server.clock(), is_forced=True)
+    assert slow.is_held(b"peek-reserved")
