@@ -76,7 +76,9 @@ class Server:
         self.port, self.web_port = free_ports(2)
         self.journal = directory / "journal"
         self.log = directory / "server.log"
+        self.policies = directory / "policies.toml"
         self.journal.mkdir()
+        self.policies.write_text(clients.POLICIES)
         self.process = self._start()
 
     def restart(self) -> None:
@@ -97,7 +99,8 @@ class Server:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.server", "-l", "127.0.0.1", "-p", str(self.port), "-f", "50",
-                 "--web-port", str(self.web_port), "-b", str(self.journal), "-s", str(SEGMENT_SIZE)],
+                 "--web-port", str(self.web_port), "-b", str(self.journal), "-s", str(SEGMENT_SIZE),
+                 "--config", str(self.policies)],
                 cwd=REPOSITORY, env=environment(), stdout=log, stderr=log,
             )  # fmt: skip
         try:
@@ -160,7 +163,7 @@ class Sampler(threading.Thread):
         }
         sample = {
             "at": totals["at"],
-            **{name: float(stats[f"current-jobs-{name}"]) for name in ("ready", "reserved", "delayed", "buried")},
+            **{name: float(stats[f"current-jobs-{name}"]) for name in clients.STATES},
             "p50_ms": statistics.median(took) * 1000,
             "p99_ms": took[int(len(took) * 0.99)] * 1000,
             "rss_mib": process.memory_info().rss / MIB,
@@ -369,7 +372,7 @@ def _probe(sock: socket.socket, reader: object) -> float:
 
 
 def _present_jobs(stats: dict[str, str]) -> int:
-    return sum(int(stats[f"current-jobs-{state}"]) for state in ("ready", "reserved", "delayed", "buried"))
+    return sum(int(stats[f"current-jobs-{state}"]) for state in clients.STATES)
 
 
 def _body_bytes(web_port: int) -> float:

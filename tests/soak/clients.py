@@ -7,6 +7,7 @@ of the server: it records the command whose reply is missing, and connects again
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import pickle
@@ -23,11 +24,41 @@ from typing import Any, Final
 
 import greenstalk
 
+import greenstalk_client
 from tests.soak.ledger import Ledger, body_of, token_of
 
 TUBES: Final = tuple(f"work-{number}" for number in range(8))
+DEAD: Final = "dead"
+"""The dead-letter tube. All workers watch it."""
+
+POLICIES: Final = f"""
+[policies.retries]
+tubes = ["work-*"]
+max_attempts = 6
+dead_letter = "{DEAD}"
+retry_delay = 0.2
+retry_delay_max = 2
+
+[policies.paced]
+tubes = ["work-0"]
+rate = 100
+
+[policies.narrow]
+tubes = ["work-1"]
+max_reserved = 2
+"""
+"""The server's configuration file."""
+
+GROUP: Final = 20
+"""Jobs that one producer puts into a group. The first job of the next group waits for all of them."""
+
+KEY_TTL: Final = 300
+"""Seconds that an idempotency key stays taken after its job is deleted; longer than a retry takes."""
+
 BACKLOG: Final = 3000
-"""Ready jobs above which producers wait for the workers."""
+"""Jobs in all states above which producers wait for the workers."""
+
+STATES: Final = ("ready", "reserved", "delayed", "buried")
 
 TIMEOUT: Final = 30.0
 """Seconds to wait for an HTTP response, and for a server that restarts."""
@@ -98,33 +129,51 @@ class Player:
     # Programs
 
     def _producer(self) -> None:
-        with self._connect() as client:
+        with greenstalk_client.Client(("127.0.0.1", self._target.port), encoding=None) as client:
             for number in range(10**9):
                 if not self._is_time():
                     return
                 if number % 200 == 0:
-                    while self._is_time() and client.stats()["current-jobs-ready"] > BACKLOG:
+                    while self._is_time() and _count_jobs(client) > BACKLOG:
                         time.sleep(0.2)
                 if number % 20 == 0:
                     client.use(self._rng.choice(TUBES))
                 self._put(client)
                 time.sleep(self._rng.expovariate(150))
 
-    def _put(self, client: greenstalk.Client) -> None:
+    def _put(self, client: greenstalk_client.Client[bytes]) -> None:
         rng, token = self._rng, self._token()
         size = rng.choice((0, 30, 300, 300, 3000, 8000, 60_000 if rng.random() < 0.05 else 100))
-        self._ledger.perhaps_put.add(token)
-        id = client.put(
+        tags = self._tags(token) if rng.random() < 0.5 else {}
+        put = functools.partial(
+            client.put,
             body_of(token, size),
             priority=rng.choice((0, 10, 1024, 2**31)),
             delay=rng.choice((0, 0, 0, 0, 1, 3)),
             ttr=rng.choice((1, 2, 10)),
+            **tags,
         )
+        self._ledger.perhaps_put.add(token)
+        id = put()
         self._ledger.put[id] = token
         self._ledger.perhaps_put.discard(token)
+        if "idempotency_key" in tags and rng.random() < 0.2:
+            self._ledger.count("duplicates")
+            if (again := put()) != id or again.is_new:
+                self._ledger.wrong.append(f"the put of {token} was repeated: job {id}, then {again} ({again.state})")
+
+    def _tags(self, token: str) -> dict[str, Any]:
+        """Return one kind of tag for the job *token*."""
+        kind, group = self._rng.randrange(3), self._serial // GROUP
+        if kind == 0:
+            return {"idempotency_key": token, "idempotency_ttl": KEY_TTL}
+        if kind == 1:
+            return {"concurrency_key": f"key-{self._rng.randrange(20)}", "concurrency_limit": 2}
+        is_first = self._serial % GROUP == 0
+        return {"group": f"{self._name}.{group}"} | ({"after": f"{self._name}.{group - 1}"} if is_first else {})
 
     def _worker(self) -> None:
-        with self._connect(watch=self._rng.sample(TUBES, 5)) as client:
+        with self._connect(watch=[DEAD, *self._rng.sample(TUBES, 5)]) as client:
             for _ in range(self._rng.randrange(50, 2000)):
                 if not self._is_time():
                     return
@@ -287,3 +336,9 @@ class Player:
                 if not response.readline():
                     raise ConnectionError("the stream has ended")
                 self._ledger.count("lines of streams")
+
+
+def _count_jobs(client: greenstalk.Client) -> int:
+    stats = client.stats()
+    counts: list[int] = [int(stats[f"current-jobs-{state}"]) for state in STATES]
+    return sum(counts)

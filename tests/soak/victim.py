@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import random
 import sys
+import time
+from typing import Final
 
 import greenstalk
 
 from tests.soak.clients import TUBES
+
+JOBS_PER_SECOND: Final = 200
+"""So that the kicker restores buried jobs faster than a victim buries them, and the number of jobs becomes steady."""
 
 
 def main() -> None:
@@ -17,6 +22,7 @@ def main() -> None:
             try:
                 job = client.reserve(timeout=1)
                 rng.choice((client.bury, client.release, client.touch, lambda job: None))(job)
+                time.sleep(rng.expovariate(JOBS_PER_SECOND))
             except (greenstalk.TimedOutError, greenstalk.DeadlineSoonError, greenstalk.NotFoundError):
                 pass
 
