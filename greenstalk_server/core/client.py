@@ -12,7 +12,7 @@ from typing import Final
 from greenstalk_server.core.job import ID_BITS, MAX_ID, Job, deadline_of
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import TubeSet
-from greenstalk_server.core.weighting import Weighting
+from greenstalk_server.core.weighting import FIFO, Weighting
 
 MAX_SCANNED: Final = 32
 """Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps a heap."""
@@ -106,6 +106,11 @@ class Client:
         self.wake: Callable[[], None] = wake
         self.timer_at: int = 0
         self._deadlines: list[int] | None = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether its reserve mode is a weighted one."""
+        return self.weighting is not None and self.weighting.mode != FIFO
 
     def hold(self, job: Job) -> None:
         """Add *job*, whose deadline is set, to the reserved jobs, or note its new deadline."""

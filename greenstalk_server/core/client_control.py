@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client, ignore_call
+from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policy_control import PolicyControl
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SLICE
-from greenstalk_server.core.weighting import Weighting
+from greenstalk_server.core.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
 
 
 class ClientControl(PolicyControl):
@@ -107,8 +108,15 @@ class ClientControl(PolicyControl):
             client.weighting = Weighting()
         client.weighting.set_weight(name, weight)
 
-    def set_reserve_mode(self, client: Client, mode: int) -> None:
-        """Set the mode by which reserves of *client* select a tube: FIFO, WEIGHTED or WEIGHTED_FAIR."""
+    def set_reserve_mode(self, client: Client, mode: int) -> bool:
+        """Set the mode by which reserves of *client* select a tube: FIFO, WEIGHTED or WEIGHTED_FAIR.
+
+        Return False, and change nothing, if *client* watches too many tubes for *mode*.
+        """
+        if mode != FIFO and len(client.watched) > MAX_WEIGHTED_TUBES:
+            self._refuse(Refusal.WATCHED, client, b"")
+            return False
         if client.weighting is None:
             client.weighting = Weighting()
         client.weighting.mode = mode
+        return True

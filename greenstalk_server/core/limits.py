@@ -27,7 +27,7 @@ LIMIT_DESCRIPTIONS: Final = {
     "tube_jobs": "puts refused: the maximum number of jobs in the tube was reached (--max-tube-jobs)",
     "tube_bytes": "puts refused: the maximum total size of the tube's job bodies was reached (--max-tube-bytes)",
     "tubes": "uses and watches refused: the maximum number of tubes was reached (--max-tubes)",
-    "watched": "watches refused: the connection watched the maximum number of tubes (--max-watched)",
+    "watched": "watches refused: the connection watched the maximum number of tubes (--max-watched; 512 with weights)",
     "rate": "times that a connection was throttled: it exceeded its commands per second (--max-rate)",
     "output": "times that reading from a connection was paused: too many replies waited for the disk (--max-output)",
     "listings": "commands list-tubes and list-tubes-watched refused, because too many long lists were being sent",

@@ -31,6 +31,7 @@ from greenstalk_server.core.timers import NEVER, Target, Timers
 from greenstalk_server.core.tube import Totals, Tube
 from greenstalk_server.core.tube_rules import TubeRules
 from greenstalk_server.core.tube_set import MAX_TUBE_SETS, TubeSet
+from greenstalk_server.core.weighting import MAX_WEIGHTED_TUBES
 
 DEFAULT_TUBE: Final = b"default"
 
@@ -68,7 +69,8 @@ class Transitions:
     is_stopping     jobs of clients that disconnect stay reserved; the next start requeues them.
     limit_counters  how often each limit was hit, here, in the server and in sessions.
     listed_names    budget of the names in lists that are being sent.
-    max_watched     maximum number of tubes that a client may watch; 0 means no limit.
+    max_watched     maximum number of tubes that a client may watch; 0 means no limit. MAX_WEIGHTED_TUBES, if that is
+                    less, in a weighted mode.
     policies        the policies in force.
     quotas          limits of jobs and tubes; None without any.
     groups          groups that have members or waiting jobs, by name.
@@ -163,7 +165,10 @@ class Transitions:
 
     def _refuse_watch(self, name: bytes, client: Client) -> int:
         """Return 0 if *client* may watch the tube *name* too; else count and return the Refusal."""
-        if self.max_watched and len(client.watched) >= self.max_watched:
+        limit = self.max_watched
+        if client.is_weighted and not 0 < limit < MAX_WEIGHTED_TUBES:
+            limit = MAX_WEIGHTED_TUBES
+        if limit and len(client.watched) >= limit:
             return self._refuse(Refusal.WATCHED, client, name)
         return self._refuse_tube(name, client)
 

@@ -20,6 +20,10 @@ WEIGHTED_FAIR: Final = 2
 
 MAX_WEIGHT: Final = 9999
 
+MAX_WEIGHTED_TUBES: Final = 512
+"""Maximum number of tubes that a client in a weighted mode watches. A reserve examines all of them, which takes up to a
+millisecond."""
+
 MIN_RUN: Final = SECOND // 1000
 """Minimum processing time for fair shares, nanoseconds; shorter times count as this."""
 

@@ -25,8 +25,9 @@ WATCHED_COST: Final = 512
 """Cost of a reserve per WATCHED_BATCH watched tubes. Fewer tubes cost nothing. The cost of a reserve from 8000 tubes is
 almost OUTPUT_SLICE; the reserve takes about two milliseconds."""
 
-WEIGHTED_COST: Final = 16
-"""Cost of a weighted reserve per watched tube. The reserve examines all of them, even if they are few."""
+WEIGHTED_COST: Final = 128
+"""Cost of a weighted reserve per watched tube. The reserve examines all of them, which takes 2 us for each that has a
+job."""
 
 NAME_COST: Final = 2
 """Cost of each name of a long list that is copied to be sent as a stream."""

@@ -13,7 +13,6 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.weighting import FIFO
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST
@@ -157,14 +156,14 @@ class ExtendedSession(Session):
 
     def _set_reserve_mode(self, command: Command, now: int) -> bytes:
         _, name = command
-        self._broker.set_reserve_mode(self.client, codec.RESERVE_MODES.index(name))
+        if not self._broker.set_reserve_mode(self.client, codec.RESERVE_MODES.index(name)):
+            return replies.OUT_OF_MEMORY
         self._note_watched()
         return replies.using(name)
 
     def _note_watched(self) -> None:
         super()._note_watched()
-        weighting = self.client.weighting
-        if weighting is not None and weighting.mode != FIFO:
+        if self.client.is_weighted:
             self._reserve_cost = len(self.client.watched) * WEIGHTED_COST
 
     # The server

@@ -21,6 +21,7 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
+from greenstalk_server.core.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
@@ -104,6 +105,21 @@ def test_max_watched() -> None:
     assert talk.send(b"watch a\r\nwatch b\r\nwatch a\r\n") == b"WATCHING 2\r\n" + FULL + b"WATCHING 2\r\n"
     assert Talk(talk.broker).send(b"watch b\r\n") == b"WATCHING 2\r\n"
     assert counted(talk.broker) == {"watched": 1}
+
+
+@pytest.mark.parametrize("max_watched", [0, 2 * MAX_WEIGHTED_TUBES])
+def test_weighted_mode_limits_the_watched_tubes(max_watched: int) -> None:
+    talk = limited_talk(watched=max_watched)
+    watches = [b"watch %d\r\n" % number for number in range(MAX_WEIGHTED_TUBES)]
+    assert talk.send(b"reserve-mode weighted\r\n" + b"".join(watches)).endswith(
+        b"\r\nWATCHING %d\r\n" % MAX_WEIGHTED_TUBES + FULL
+    )
+    assert talk.send(b"reserve-mode fifo\r\n" + watches[-1]) == b"USING fifo\r\nWATCHING %d\r\n" % (
+        MAX_WEIGHTED_TUBES + 1
+    )
+    assert talk.send(b"reserve-mode weighted-fair\r\nreserve-mode fifo\r\n") == FULL + b"USING fifo\r\n"
+    assert talk.send(b"ignore 0\r\nreserve-mode weighted-fair\r\n").endswith(b"USING weighted-fair\r\n")
+    assert counted(talk.broker) == {"watched": 2}
 
 
 def test_refused_put_over_http_names_the_limit() -> None:

@@ -10,6 +10,7 @@ from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST, WEIGHTED_COST
 from tests.support.talk import MARK, MARKED, Talk, buffered_bytes, stream_of
@@ -249,6 +250,14 @@ def test_weighted_reserve_has_a_cost_for_each_tube(talk: Talk) -> None:
         talk.send(b"reserve\r\n")
         costs.append(talk.session.cost)
     assert costs[1] - costs[0] == (WATCHED_BATCH + 1) * WEIGHTED_COST - WATCHED_COST and costs[2] == costs[0]
+
+
+def test_slice_has_few_weighted_reserves_from_many_tubes(talk: Talk) -> None:
+    talk.send(b"reserve-mode weighted\r\n")
+    talk.send(b"".join(b"watch t%d\r\n" % number for number in range(MAX_WEIGHTED_TUBES - 1)))
+    out = talk.session.receive(b"reserve-with-timeout 0\r\n" * 10, talk.now)
+    assert out == b"TIMED_OUT\r\n" * 2
+    assert talk.session.has_more
 
 
 def test_weighted_batch_ends_when_it_has_cost_a_slice(talk: Talk) -> None:
