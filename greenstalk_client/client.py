@@ -22,9 +22,6 @@ from greenstalk import DEFAULT_DELAY, DEFAULT_PRIORITY, DEFAULT_TTR, DEFAULT_TUB
 MAX_BATCH: Final = 1000
 """Maximum number of jobs in one batch."""
 
-MAX_LINE: Final = 224
-"""Maximum bytes of a command line with its CRLF. If a put line is longer, servers read its body as commands."""
-
 _MAX_NUMBER: Final = 2**32 - 1
 _NAME: Final = re.compile(r"[A-Za-z0-9+/;.$_()][A-Za-z0-9+/;.$_()-]{0,199}")
 
@@ -91,10 +88,6 @@ class BatchResult(NamedTuple):
 
 class AlreadyReservedError(greenstalk.BeanstalkdError):
     """The command requires a job that is not reserved, but a client holds the job."""
-
-
-class CommandTooLongError(ValueError):
-    """The names and keys of a put make its command longer than servers accept. Nothing was sent."""
 
 
 class BodyDecodeError(greenstalk.Error):
@@ -182,7 +175,7 @@ class Client(greenstalk.Client[TBody]):
         :param concurrency_limit: Maximum number of reserved jobs with the concurrency key; None means 1.
 
         Keyword arguments and fractions need the extensions. Raise UnknownCommandError, without putting the job, if the
-        server does not have them, and CommandTooLongError if the command is longer than 224 bytes.
+        server does not have them.
         """
         data = self._encode(body)
         times: list[bytes] = [encode_seconds(delay), encode_seconds(ttr)]
@@ -201,9 +194,6 @@ class Client(greenstalk.Client[TBody]):
         elif concurrency_limit is not None:
             raise ValueError("a concurrency_limit requires a concurrency_key")
         line = b" ".join(words)
-        if len(line) + 2 > MAX_LINE:
-            size = len(line) + 2
-            raise CommandTooLongError(f"the names and keys make a command of {size} bytes; the maximum is {MAX_LINE}")
         if tube is not None or len(words) > 5 or b"." in b"".join(times):
             self._need_extensions()  # a server without them would read the body as commands
         return _put_id(self._send_cmd(b"%b\r\n%b" % (line, data), b"INSERTED"))

@@ -21,10 +21,10 @@ from typing import Any, Final, ParamSpec, Self, TypeAlias, TypeVar
 import greenstalk
 
 import greenstalk_client
-from greenstalk_client import CommandTooLongError, PutId
+from greenstalk_client import PutId
 from greenstalkctl import bounded_socket, tls
 from greenstalkctl.address import Address
-from greenstalkctl.errors import InvalidUsage, Refused, Unreachable
+from greenstalkctl.errors import Refused, Unreachable
 from greenstalkctl.queue import (
     BURIED,
     DELAYED,
@@ -238,25 +238,21 @@ class Server:
         """Put a job.
 
         Raise Refused if a time has a fraction or there are tags, and the server does not have the protocol extensions.
-        Raise InvalidUsage if the tags are too long for a command line.
         """
         self.use(tube)
-        try:
-            return self._ask(
-                self._client.put,
-                body,
-                pri,
-                delay,
-                ttr,
-                idempotency_key=tags.idempotency_key,
-                idempotency_ttl=tags.idempotency_ttl,
-                group=tags.group,
-                after=tags.after,
-                concurrency_key=tags.concurrency_key,
-                concurrency_limit=tags.limit,
-            )
-        except CommandTooLongError as error:
-            raise InvalidUsage(str(error)) from error
+        return self._ask(
+            self._client.put,
+            body,
+            pri,
+            delay,
+            ttr,
+            idempotency_key=tags.idempotency_key,
+            idempotency_ttl=tags.idempotency_ttl,
+            group=tags.group,
+            after=tags.after,
+            concurrency_key=tags.concurrency_key,
+            concurrency_limit=tags.limit,
+        )
 
     def reserve(self, tube: str, wait: int = 0) -> Job | None:
         """Reserve the next ready job of *tube*; return None after *wait* seconds without one, or while it is paused."""
@@ -378,8 +374,6 @@ class Server:
         except bounded_socket.TooLargeError as error:
             message = f"the server at {self.address} is not a beanstalk server ({error}); check --server"
             raise Unreachable(message) from error
-        except CommandTooLongError:
-            raise
         except (greenstalk.Error, AssertionError, ValueError) as error:
             if isinstance(error, ordinary):
                 self._has_answered = True

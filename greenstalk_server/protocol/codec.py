@@ -12,8 +12,8 @@ A command is a tuple: the verb, then its arguments, with numbers as int (times i
 
 Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
 
-    (PUT, pri, delay, ttr, size, is_well_formed, name), for put-in-tube
-    (PUT, pri, delay, ttr, size, is_well_formed, name, tags or None), for a put with tags; the name is empty for put
+    (PUT, pri, delay, ttr, size, True, name), for put-in-tube
+    (PUT, pri, delay, ttr, size, True, name, tags), for a put with tags; the name is empty for put
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
     (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE | STATS_GROUP, name)
     (WATCH, name, weight)                   (RESERVE_MODE, name of the mode)
@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.tube import NAME, is_tube_name
 from greenstalk_server.core.weighting import MAX_WEIGHT
-from greenstalk_server.protocol.tag_syntax import has_tag, parse_tags
+from greenstalk_server.protocol.tag_syntax import BEGINS_TAG, has_tag, parse_tags
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -115,6 +115,14 @@ BATCH_LINE_START: Final = DELETE_BATCH + b" "
 MAX_BATCH_LINE: Final = 21_015
 """Maximum length of a delete-batch line in bytes, with its CRLF: 1000 ids of 20 digits, and their spaces."""
 
+PUT_LINE_STARTS: Final = (PUT + b" ", PUT_IN_TUBE + b" ")
+MAX_PUT_LINE: Final = 1200
+"""Maximum length of the line of a put-in-tube, or of a put with tags, in bytes, with its CRLF: a name and four keys of
+200 bytes each, and numbers."""
+
+NO_BODY: Final = -1
+"""Result of `announced_size`, which is no size."""
+
 TAGGED_LENGTH: Final = 8
 """Number of members of the command for a put with tags."""
 
@@ -179,8 +187,8 @@ def extensions() -> tuple[str, ...]:
 def parse(line: bytes) -> Command:
     """Return the command in *line*; raise ProtocolError if it has none.
 
-    *line* has no CRLF, and at most MAX_LINE - 2 bytes, or MAX_BATCH_LINE - 2 if it starts with BATCH_LINE_START. Look
-    it up in `known` first, which is faster.
+    *line* has no CRLF, and at most MAX_LINE - 2 bytes; MAX_BATCH_LINE - 2 if it starts with BATCH_LINE_START, and
+    MAX_PUT_LINE - 2 if it starts with one of PUT_LINE_STARTS. Look it up in `known` first, which is faster.
     """
     verb, space, rest = line.partition(b" ")
     if verb in _VERBS_WITH_ID and len(rest) < 20 and rest.isdigit():
@@ -200,6 +208,24 @@ def parse(line: bytes) -> Command:
     return command
 
 
+def announced_size(line: bytes) -> int:
+    """Return the size of the body that follows the refused *line*; NO_BODY if the next bytes are a command.
+
+    *line* ends with a space, or is the beginning of a longer line. The line of a put-in-tube announces a body if its
+    fifth word is a size. The line of a put does if a tag follows the size, else it is served as beanstalkd does.
+    """
+    if not line.startswith(PUT) or mode.is_strict:
+        return NO_BODY
+    match = _refused_put.match(line) or _refused_put_in_tube.match(line)
+    size = int(match[1]) if match is not None else NO_BODY
+    return size if size <= _U32 else NO_BODY
+
+
+def hides_size(line: bytes) -> bool:
+    """Whether *line*, the first MAX_PUT_LINE bytes of a longer line, is a put-in-tube whose size comes later."""
+    return line.startswith(PUT_IN_TUBE + b" ") and announced_size(line) == NO_BODY and not mode.is_strict
+
+
 def _parse_by_prefix(line: bytes) -> Command:
     """Parse a line by the first of _PREFIXES that it starts with; as in beanstalkd, no space need follow the verb."""
     for prefix, parser in _PREFIXES:
@@ -215,9 +241,12 @@ _U64: Final = 2**64 - 1
 _I31: Final = 2**31 - 1
 _MAX_DIGITS: Final = len(str(_U64))
 _MILLISECOND: Final = SECOND // 1000
+_MAX_PUT_ARGUMENTS: Final = MAX_LINE - len(b"put \r\n")
 
 _SECONDS: Final = rb"([0-9]+(?:\.[0-9]+)?)"
 _put_arguments: Final = re.compile(rb" *([0-9]+) +%b +%b +([0-9]+)(.*)" % (_SECONDS, _SECONDS), re.DOTALL)
+_refused_put: Final = re.compile(rb"put(?: +[^ ]+){3} +([0-9]+).*%b" % BEGINS_TAG, re.DOTALL)
+_refused_put_in_tube: Final = re.compile(rb"put-in-tube(?: +[^ ]+){4} +([0-9]+) ")
 _release_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+) +%b" % _SECONDS)
 _bury_arguments: Final = re.compile(rb" *([0-9]+) +([0-9]+)")
 _id: Final = re.compile(rb" *([0-9]+)")
@@ -259,7 +288,9 @@ def _fully(pattern: re.Pattern[bytes], text: bytes) -> re.Match[bytes]:
 def _parse_put(verb: bytes, rest: bytes) -> Command:
     pri, delay, ttr, size, garbage = _fully(_put_arguments, rest).groups()
     if garbage and has_tag(garbage) and not mode.is_strict:
-        return _tagged_put(b"", pri, delay, ttr, _number(size, _U32), garbage.split(b" "))
+        return _tagged_put(b"", pri, delay, ttr, size, garbage.split(b" "))
+    if len(rest) > _MAX_PUT_ARGUMENTS:
+        raise BadFormat
     return (
         verb,
         _number(pri, _U32),
@@ -270,31 +301,25 @@ def _parse_put(verb: bytes, rest: bytes) -> Command:
     )
 
 
-def _tagged_put(name: bytes, pri: bytes, delay: bytes, ttr: bytes, size: int, words: list[bytes]) -> Command:
-    """Parse the arguments of a put with the tags *words*. If one is malformed, the command is not well-formed."""
-    tags = None
-    numbers = (0, 0, SECOND)
-    try:
-        tags = parse_tags([word for word in words if word], _seconds_of)
-        numbers = (_whole(pri, 0, _U32), _seconds_of(delay, _U32), _seconds_of(ttr, _U32) or SECOND)
-    except BadFormat:
-        tags = None
-    return (PUT, *numbers, size, tags is not None, name, tags)
+def _tagged_put(name: bytes, pri: bytes, delay: bytes, ttr: bytes, size: bytes, words: list[bytes]) -> Command:
+    tags = parse_tags([word for word in words if word], _seconds_of)
+    if tags is None:
+        raise BadFormat
+    return (*_put_numbers(pri, delay, ttr, size), name, tags)
 
 
 def _parse_put_in_tube(verb: bytes, rest: bytes) -> Command:
-    """Read the tube's name, then the arguments of put. If only the size can be read, the command is not well-formed."""
-    words = _words(rest, 5, MAX_LINE)
-    name, size = words[0], _whole(words[4], 0, _U32)
-    if len(words) > 5 and is_tube_name(name):
-        return _tagged_put(name, words[1], words[2], words[3], size, words[5:])
-    is_well_formed = len(words) == 5 and is_tube_name(name)
-    pri, delay, ttr = 0, 0, 0
-    try:
-        pri, delay, ttr = _whole(words[1], 0, _U32), _seconds_of(words[2], _U32), _seconds_of(words[3], _U32)
-    except BadFormat:
-        is_well_formed = False
-    return (PUT, pri, delay, ttr or SECOND, size, is_well_formed, name)
+    words = _words(rest, 5, MAX_PUT_LINE)
+    name = _fully(NAME, words[0])[0]
+    if len(words) > 5:
+        return _tagged_put(name, words[1], words[2], words[3], words[4], words[5:])
+    return (*_put_numbers(words[1], words[2], words[3], words[4]), name)
+
+
+def _put_numbers(pri: bytes, delay: bytes, ttr: bytes, size: bytes) -> Command:
+    """Return the command of a well-formed put with these arguments."""
+    times = (_seconds_of(delay, _U32), _seconds_of(ttr, _U32) or SECOND)
+    return (PUT, _whole(pri, 0, _U32), *times, _whole(size, 0, _U32), True)
 
 
 def _parse_id(verb: bytes, rest: bytes) -> Command:

@@ -14,7 +14,7 @@ from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, replies
-from greenstalk_server.protocol.codec import MAX_BATCH_LINE, Command
+from greenstalk_server.protocol.codec import MAX_BATCH_LINE, MAX_PUT_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST
 from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
@@ -45,11 +45,16 @@ class ExtendedSession(Session):
         self._meta: tuple[bytes, ...] = ()
 
     def _end_of_long_line(self, data: bytes, pos: int) -> int:
-        """Return the end of a delete-batch line at *pos*; or INCOMPLETE or TOO_LONG."""
-        if not data.startswith(codec.BATCH_LINE_START, pos) or codec.mode.is_strict:
+        """Return the end of the line of a delete-batch or a put at *pos*; or INCOMPLETE or TOO_LONG."""
+        limit = 0
+        if data.startswith(codec.PUT_LINE_STARTS, pos):
+            limit = MAX_PUT_LINE
+        elif data.startswith(codec.BATCH_LINE_START, pos):
+            limit = MAX_BATCH_LINE
+        if not limit or codec.mode.is_strict:
             return TOO_LONG
-        end = data.find(CRLF, pos, pos + MAX_BATCH_LINE)
-        return end if end >= 0 else INCOMPLETE if len(data) - pos < MAX_BATCH_LINE else TOO_LONG
+        end = data.find(CRLF, pos, pos + limit)
+        return end if end >= 0 else INCOMPLETE if len(data) - pos < limit else TOO_LONG
 
     # Batches
 

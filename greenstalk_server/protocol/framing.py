@@ -6,7 +6,7 @@ A session is in one of these states:
 - in the body of a put: `_put` is the command, `_partial` has the bytes so far, `_missing` is the number of bytes
   still to come;
 - in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
-- in a line that is too long: `_is_long_line`;
+- in a line that is too long: `_long_line` has its first MAX_PUT_LINE bytes;
 - parked in a reserve: `is_waiting`; input that arrives during the wait is kept in `_rest`, from `_position` on;
 - parked because the body of the job `_awaited` is on disk: `is_waiting` too;
 - at the end of a slice, with input or work left: `has_more`, and `_rest` as above;
@@ -32,7 +32,7 @@ from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.tags import Duplicate
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol import codec, replies
-from greenstalk_server.protocol.codec import MAX_LINE, TAGGED_LENGTH, Command
+from greenstalk_server.protocol.codec import MAX_LINE, MAX_PUT_LINE, TAGGED_LENGTH, Command
 from greenstalk_server.protocol.costs import (
     COMMAND_COST,
     COMMAND_SLICE,
@@ -61,9 +61,11 @@ INCOMPLETE: Final = -2
 TOO_BIG: Final = 0
 FORBIDDEN: Final = 1
 NO_MEMORY: Final = 2
-MALFORMED: Final = 3
-REFUSALS: Final = (replies.JOB_TOO_BIG, codec.UnknownCommand.reply, replies.OUT_OF_MEMORY, codec.BadFormat.reply)
-"""Replies to a put whose body is discarded. TOO_BIG, FORBIDDEN, NO_MEMORY and MALFORMED are the indices."""
+REFUSALS: Final = (replies.JOB_TOO_BIG, codec.UnknownCommand.reply, replies.OUT_OF_MEMORY)
+"""Replies to a put after its body is discarded. TOO_BIG, FORBIDDEN and NO_MEMORY are the indices."""
+
+REPLIED: Final = -1
+"""Value of `_refusal` if the reply was sent before the body is discarded."""
 
 
 class Framing:
@@ -81,7 +83,7 @@ class Framing:
 
     Subclasses may set `_handlers`, `_max_body` and `_slice`, and override `_serve`, `_begin_put` and the public
     methods. They may call `_do_work` and the methods of verbs, and read `_broker`, `_rest`, `_put`, `_skip` and
-    `_is_long_line`. See `RestrictedSession`.
+    `_long_line`. See `RestrictedSession`.
     """
 
     __slots__ = (
@@ -91,8 +93,8 @@ class Framing:
         "_handlers",
         "_is_body_here",
         "_is_eof",
-        "_is_long_line",
         "_is_peek",
+        "_long_line",
         "_max_body",
         "_missing",
         "_partial",
@@ -129,7 +131,7 @@ class Framing:
         self.reports: bool = False
         self.refused: Callable[[Client, bytes, bytes], None] = _ignore_refused
         self._is_eof: bool = False
-        self._is_long_line: bool = False
+        self._long_line: bytes = b""
         self._rest: bytes = b""
         self._position: int = 0
         self._put: Command | None = None
@@ -236,7 +238,7 @@ class Framing:
         """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return the joined *out*."""
         known, handlers = codec.known, self._handlers
         self.has_more = False
-        if self._is_long_line:
+        if self._long_line:
             pos = self._continue_long_line(data, pos, out)
         size = len(data)
         for _ in limit:
@@ -248,7 +250,7 @@ class Framing:
                 if end == INCOMPLETE:
                     break
                 if end == TOO_LONG:
-                    self._is_long_line = True
+                    self._long_line = data[pos : pos + MAX_PUT_LINE]
                     pos = self._continue_long_line(data, pos, out)
                     continue
             line = data[pos:end]
@@ -263,6 +265,7 @@ class Framing:
             except codec.ProtocolError as error:
                 reply = error.reply
                 self.refused(self.client, line, reply)
+                pos = self._skip_announced(line + b" ", data, pos, out)
             if reply is None:
                 break
             out.append(reply)
@@ -292,9 +295,16 @@ class Framing:
         end = data.find(CRLF, pos)
         if end < 0:
             return len(data) - data.endswith(b"\r")
-        self._is_long_line = False
+        line, self._long_line = self._long_line, b""
         out.append(codec.BadFormat.reply)
-        return end + 2
+        if codec.hides_size(line):
+            return self._close_early(data)
+        return self._skip_announced(line, data, end + 2, out)
+
+    def _close_early(self, data: bytes) -> int:
+        """Close the connection, because the rest of the stream may be part of a body; return the next position."""
+        self.is_closing = True
+        return len(data)
 
     # Put
 
@@ -308,8 +318,6 @@ class Framing:
             refusal = FORBIDDEN if size <= broker.max_job_size else TOO_BIG
             return self._begin_skip(size, refusal, data, pos, out)
         if not command[5]:
-            if len(command) > PUT_LENGTH:
-                return self._begin_skip(size, MALFORMED, data, pos, out)
             raise codec.BadFormat  # as in beanstalkd, the body is served as commands
         if not self.client.is_producer:
             broker.note_producer(self.client)
@@ -325,7 +333,9 @@ class Framing:
             self._partial.write(memoryview(data)[pos:])
             self._missing = end + 2 - len(data)
             return len(data)
-        out.append(self._end_put(command, id, data[pos:end], data.startswith(CRLF, end), now))
+        if not data.startswith(CRLF, end):
+            return self._refuse_unterminated(command, data, end + 2, out)
+        out.append(self._end_put(command, id, data[pos:end], now))
         return end + 2
 
     def _continue_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
@@ -337,15 +347,22 @@ class Framing:
             self._put = self._partial = None
             size: int = command[4]
             partial.seek(size)
-            is_terminated = partial.read() == CRLF
+            if partial.read() != CRLF:
+                return self._refuse_unterminated(command, data, taken, out)
             partial.truncate(size)  # then `getvalue` returns the buffer itself, not a copy
-            out.append(self._end_put(command, self._put_id, partial.getvalue(), is_terminated, now))
+            out.append(self._end_put(command, self._put_id, partial.getvalue(), now))
         return taken
 
-    def _end_put(self, command: Command, id: int, body: bytes, is_terminated: bool, now: int) -> bytes:
-        if not is_terminated:
-            self.refused(self.client, b"put of %d bytes" % command[4], replies.EXPECTED_CRLF)
-            return replies.EXPECTED_CRLF
+    def _refuse_unterminated(self, command: Command, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Refuse a put whose body, with two more bytes, ends before *pos* without CRLF; return the next position.
+
+        The client has announced a wrong size, so what follows may be the rest of the body.
+        """
+        self.refused(self.client, b"put of %d bytes" % command[4], replies.EXPECTED_CRLF)
+        out.append(replies.EXPECTED_CRLF)
+        return pos if codec.mode.is_strict else self._close_early(data)
+
+    def _end_put(self, command: Command, id: int, body: bytes, now: int) -> bytes:
         if self._broker.is_draining:
             return replies.DRAINING
         if len(command) == PUT_LENGTH:
@@ -373,10 +390,19 @@ class Framing:
         self.refused(self.client, b"put of %d bytes" % size, REFUSALS[refusal])
         return self._continue_skip(data, pos, out)
 
+    def _skip_announced(self, line: bytes, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Discard the body that the refused *line* announces (see `announced_size`); return the next position."""
+        size = codec.announced_size(line)
+        if size == codec.NO_BODY:
+            return pos
+        self._skip = size + 2
+        self._refusal = REPLIED
+        return self._continue_skip(data, pos, out)
+
     def _continue_skip(self, data: bytes, pos: int, out: list[bytes]) -> int:
         skipped = min(self._skip, len(data) - pos)
         self._skip -= skipped
-        if not self._skip:
+        if not self._skip and self._refusal != REPLIED:
             out.append(REFUSALS[self._refusal])
         return pos + skipped
 

@@ -68,7 +68,7 @@ class RestrictedSession(ExtendedSession):
         """Whether a part of a command has arrived, and the rest has not."""
         if self.is_waiting or self.has_more:
             return False
-        return self._put is not None or self._skip > 0 or self._is_long_line or bool(self._rest)
+        return self._put is not None or self._skip > 0 or bool(self._long_line) or bool(self._rest)
 
     def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
         """Serve *data*, as Session does."""

@@ -15,7 +15,10 @@ from greenstalk_server.core.tube import is_tube_name
 MAX_U32: Final = 2**32 - 1
 _MAX_DIGITS: Final = len(str(MAX_U32))
 
-_begins_tag: Final = re.compile(rb" (?:idp|grp|aft|con):")
+BEGINS_TAG: Final = rb" (?:idp|grp|aft|con):"
+"""Pattern of the beginning of a tag, with the space before it."""
+
+_begins_tag: Final = re.compile(BEGINS_TAG)
 
 
 def has_tag(text: bytes) -> bool:

@@ -293,6 +293,15 @@ def test_concurrency_key_limits_reserved_jobs(client: Client[str]) -> None:
     assert client.reserve(0).id == ids[2]
 
 
+def test_tube_and_keys_of_the_maximum_length(client: Client[str]) -> None:
+    name, most = "n" * 200, 2**32 - 1
+    tags: Any = {"idempotency_key": name, "group": name, "after": "a" * 200, "concurrency_key": name}
+    numbers: Any = {"idempotency_ttl": most, "concurrency_limit": most}
+    id = client.put("hello", most, most - 0.001, most - 0.001, tube=name, **tags, **numbers)
+    assert client.stats_job(id)["tube"] == name
+    client.delete(id)
+
+
 def test_all_tags_in_one_put(client: Client[str]) -> None:
     tags: Any = {"idempotency_key": "a", "group": "b", "after": "c", "concurrency_key": "d", "concurrency_limit": 3}
     id = client.put("hello", tube="mail", delay=0.01, **tags)
@@ -330,7 +339,7 @@ def test_release_with_a_fraction(client: Client[str]) -> None:
         lambda client: client.put("hello", idempotency_ttl=60),
         lambda client: client.put("hello", concurrency_key="key", concurrency_limit=0),
         lambda client: client.put("hello", concurrency_limit=1),
-        lambda client: client.put("hello", group="g" * 200, after="a" * 200),
+        lambda client: client.put("hello", group="g" * 201),
         lambda client: client.put("hello", priority=-1),
         lambda client: client.put("hello", delay=-1),
         lambda client: client.put("hello", ttr=float("nan")),

@@ -12,6 +12,16 @@ a> list-tube-used
 a> use t
 a> peek-ready
 
+== extension-put-with-a-bad-tag
+a> put 0 0 60 5 idp:\r\nuse t
+a> put 0 0 60 5 idp:{k*300}\r\nuse t
+a> put 0 0 60 5 grp:{g*2000}\r\nuse t
+a> put-in-tube {t*201} 0 0 60 5\r\nuse t
+a> put-in-tube {t*200} 0 0 60 1 idp:{k*200} grp:{g*200}\r\nx
+a> peek {1}
+a> put-in-tube {t*2000} 0 0 60 5\r\nuse t
+a<
+
 == extension-reserve-batch
 a> put 0 0 60 1\r\nx
 a> put 0 0 60 1\r\ny

@@ -485,16 +485,17 @@ a+ put 0 0 60 5\r\nhello\n\rlist-tube-used\r\n
 a< 2
 
 == body-missing-crlf-uses-an-id
-a+ put 0 0 60 5\r\nhelloxylist-tube-used\r\n
-a< 2
-a> put 0 0 60 1\r\nx
-a> peek {1}
-a> peek {2}
+a+ put 0 0 60 5\r\nhelloxy
+a<
+b> put 0 0 60 1\r\nx
+b> peek {1}
+b> peek {2}
 
 == body-missing-crlf-counts-as-a-put
 a+ put 0 0 60 5\r\nhelloxy
 a<
-a> stats
+a close
+b> stats
 
 == body-in-fragments
 a+ put 0 0 60 10\r\n

@@ -102,8 +102,9 @@ a> list-tube-used
 
 == drain-comes-after-the-crlf-check own-server
 signal SIGUSR1
-a+ put 0 0 60 5\r\nhelloxylist-tube-used\r\n
-a< 2
+a+ put 0 0 60 5\r\nhelloxy
+a<
+b> list-tube-used
 
 == drain-comes-after-the-size-check own-server -z 10
 signal SIGUSR1

@@ -150,8 +150,9 @@ a> stats
 == stats-total-jobs-counts-successful-puts
 a> put 0 0 60 1\r\nx
 a> put 0 100 60 1\r\nx
-a+ put 0 0 60 1\r\nxyz
-a<
+b+ put 0 0 60 1\r\nxyz
+b<
+b close
 a> put 0 0 60 65536\r\n{x*65536}
 a> put x 0 60 0
 a> stats

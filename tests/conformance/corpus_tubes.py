@@ -374,8 +374,10 @@ a> stats
 
 == stats-tube-after-a-put-that-lacks-its-crlf
 a> use t
-a+ put 0 0 60 1\r\nxyz
-a<
+b> use t
+b+ put 0 0 60 1\r\nxyz
+b<
+b close
 a> stats-tube t
 
 == tubes-are-counted

@@ -535,9 +535,8 @@ b> put 0 0 60 1\r\nx
 b> reserve
 a> stats
 
-== producer-by-a-put-that-lacks-its-crlf
-b+ put 0 0 60 1\r\nxyz
-b<
+== producer-by-a-put-whose-body-is-incomplete
+b+ put 0 0 60 1\r\nx
 a> stats
 
 == worker-by-deadline-soon

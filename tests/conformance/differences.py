@@ -94,9 +94,11 @@ _TIMEOUT = "1.12 parses any text as 0, and wraps at 2^32; our server refuses bot
 _FIRST_COME = "beanstalkd serves waiting connections by rotation; our server in the order of their reserves"
 _CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; our server keeps the order of creation"
 _LOST_EXPIRY = "beanstalkd misses an expiry checked in the microsecond of the deadline, until the holder's next command"
+CLOSES = "after EXPECTED_CRLF beanstalkd serves the rest of the body as commands; our server closes the connection"
 _EXTENSION = "beanstalkd does not have the command, or reads whole seconds only; so does our server in strict mode"
 
 _BAD_LINE = ["BAD_FORMAT", "USING default", "<end>"]
+_EXPECTED_CRLF = ["EXPECTED_CRLF", "<end>", "<end>"]
 _TUBES = "OK *\n- "
 _RESERVED = r"RESERVED {1} 1\r\nx"
 
@@ -113,6 +115,13 @@ DIFFERENCES: dict[str, Difference] = {
     "stray-carriage-returns-many": Difference(_STRAY_CR, ["UNKNOWN_COMMAND", "USING default", "<end>"]),
     "stray-carriage-return-in-a-tube-name": Difference(_STRAY_CR, _BAD_LINE),
     "stray-carriage-return-in-a-long-line": Difference(_STRAY_CR, _BAD_LINE),
+    "body-too-long-by-one": Difference(CLOSES, _EXPECTED_CRLF),
+    "body-too-long-by-two": Difference(CLOSES, [*_EXPECTED_CRLF, "<end>"]),
+    "body-too-long-then-a-command": Difference(CLOSES, [*_EXPECTED_CRLF, "<end>"]),
+    "body-too-short-by-one-includes-the-carriage-return": Difference(CLOSES, ["<quiet>", *_EXPECTED_CRLF, "<end>"]),
+    "body-ends-with-lf-only": Difference(CLOSES, _EXPECTED_CRLF),
+    "body-ends-with-crcr": Difference(CLOSES, _EXPECTED_CRLF),
+    "body-ends-with-lfcr": Difference(CLOSES, _EXPECTED_CRLF),
     "half-uploaded-job-cannot-be-peeked": Difference(
         _HALF_UPLOADED, ["NOT_FOUND", "INSERTED {1}", r"FOUND {1} 4\r\nhalf", "<end>", "<end>"]
     ),
@@ -173,6 +182,9 @@ DIFFERENCES: dict[str, Difference] = {
     ),
     "extension-put-in-tube": Difference(
         _EXTENSION, ["INSERTED {1}", "USING default", "USING t", r"FOUND {1} 4\r\nstat", "<end>"]
+    ),
+    "extension-put-with-a-bad-tag": Difference(
+        _EXTENSION, [*["BAD_FORMAT"] * 4, "INSERTED {1}", r"FOUND {1} 1\r\nx", "BAD_FORMAT", "<end>", "<end>"]
     ),
     "extension-reserve-batch": Difference(
         _EXTENSION,

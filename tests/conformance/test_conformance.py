@@ -14,7 +14,7 @@ from tests.support.servers import Kind, Server, ours, peer
 
 from . import corpus_extensions, corpus_stats
 from .corpus import CORPUS
-from .differences import DIFFERENCES, as_ours, published
+from .differences import CLOSES, DIFFERENCES, as_ours, published
 from .player import Delivery, Transcript, play, replies
 from .script import Conversation
 
@@ -29,7 +29,12 @@ Pair = tuple[Transcript, Transcript]
 UNTIMED = [name for name, conversation in CORPUS.items() if not conversation.is_timed]
 TIMED = [name for name, conversation in CORPUS.items() if conversation.is_timed]
 STRICT = [
-    each.name for each in (*corpus_extensions.CONVERSATIONS, *corpus_stats.CONVERSATIONS) if not each.needs_own_server
+    *[name for name, difference in DIFFERENCES.items() if difference.reason == CLOSES],
+    *[
+        each.name
+        for each in (*corpus_extensions.CONVERSATIONS, *corpus_stats.CONVERSATIONS)
+        if not each.needs_own_server
+    ],
 ]
 REDELIVERED = [
     (name, delivery)

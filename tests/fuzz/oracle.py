@@ -14,7 +14,7 @@ from typing import Final
 from greenstalk_server.core.tags import Tags
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol import replies as wire
-from greenstalk_server.protocol.codec import Command, ProtocolError
+from greenstalk_server.protocol.codec import BadFormat, Command, ProtocolError
 from greenstalk_server.protocol.costs import OUTPUT_SLICE
 from tests.core.model import DEFAULT, SECOND, ModelClient, ModelJob
 from tests.core.tag_model import TagJob, TagModel
@@ -22,6 +22,11 @@ from tests.core.tag_model import TagJob, TagModel
 CRLF: Final = b"\r\n"
 LONGEST: Final = 222
 """Bytes of a line without its end."""
+
+LONGEST_BY_VERB: Final = {b"delete-batch": codec.MAX_BATCH_LINE - 2, b"put": 1198, b"put-in-tube": 1198}
+"""The same of verbs that may have a longer line; of a put only if it has tags."""
+
+TAG: Final = re.compile(rb"(?:idp|grp|aft|con):")
 
 MODELLED: Final = 300
 """Maximum number of jobs: the model looks at all of them for each command. A kick of more would be done in slices."""
@@ -119,14 +124,15 @@ class Reading:
                 yield None
                 continue
             line, self._data = self._data[:end], self._data[end + 2 :]
-            is_batch = line.startswith(codec.BATCH_LINE_START)
-            if len(line) > (codec.MAX_BATCH_LINE - len(CRLF) if is_batch else LONGEST):
-                yield b"BAD_FORMAT\r\n"
-                continue
+            verb, space, _ = line.partition(b" ")
             try:
+                if len(line) > (LONGEST_BY_VERB.get(verb, LONGEST) if space else LONGEST):
+                    raise BadFormat
                 command = codec.parse(line)
             except ProtocolError as error:
                 yield error.reply
+                if space and verb in (b"put", b"put-in-tube"):
+                    yield from self._drop_body(verb, line)
                 continue
             if command[0] == b"put":
                 yield from self._cut_put(command)
@@ -136,18 +142,36 @@ class Reading:
 
     def _cut_put(self, command: Command) -> Iterator[Command | Put | bytes | None]:
         size, is_well_formed = command[4:6]
-        is_in_tube = len(command) > 6
         is_too_big = size > self._max_job_size
-        if not (is_well_formed or is_too_big or is_in_tube):
+        if not (is_well_formed or is_too_big):
             yield b"BAD_FORMAT\r\n"
             return
         while len(self._data) < size + 2:
             yield None
         body, end, self._data = self._data[:size], self._data[size : size + 2], self._data[size + 2 :]
-        refusal = b"JOB_TOO_BIG\r\n" if is_too_big else b"" if end == CRLF else b"EXPECTED_CRLF\r\n"
-        if not (is_too_big or is_well_formed):
-            refusal = b"BAD_FORMAT\r\n"
+        is_unterminated = end != CRLF and not is_too_big
+        self.has_quit |= is_unterminated
+        refusal = b"JOB_TOO_BIG\r\n" if is_too_big else b"EXPECTED_CRLF\r\n" if is_unterminated else b""
         yield Put(command, body, refusal)
+
+    def _drop_body(self, verb: bytes, line: bytes) -> Iterator[None]:
+        """Drop the body of the refused put *line*, if its size can be read and it is an extension."""
+        at = 4 if verb == b"put" else 5
+        words = re.split(rb" +", line[: codec.MAX_PUT_LINE])
+        is_cut = len(line) + 2 > codec.MAX_PUT_LINE
+        digits = re.match(rb"[0-9]+", words[at]) if len(words) > at + is_cut else None
+        if verb == b"put":
+            has_body = digits is not None and any(TAG.match(word) for word in words[at + 1 :])
+        else:
+            has_body = digits is not None and digits[0] == words[at]
+        if digits is not None and has_body and int(digits[0]) < 2**32:
+            size = int(digits[0]) + 2
+            while len(self._data) < size:
+                yield None
+            self._data = self._data[size:]
+        elif verb == b"put-in-tube" and is_cut:
+            self.has_quit = True
+            yield None
 
 
 class FuzzModel(TagModel):

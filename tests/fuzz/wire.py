@@ -84,13 +84,14 @@ EXTENSIONS: Final = (
     b"meta tube pri age ttr reserves timeouts releases attempts", b"meta attempts", b"put-in-tube a 1 0.5 0.25 1\r\nx",
     b"put-in-tube b 0 0 2.5 1\r\nx", b"put-in-tube -a 0 0 9 6\r\nquit\r\n", b"put-in-tube a x 0 9 1\r\nx",
     b"put-in-tube a 0 0 9 300\r\nx", b"put 1 0.25 1.5 1\r\nx", b"pause-tube default 0.5",
-    b"reserve-with-timeout 0.25", b"delete-batch" + b" 9" * 1001, b"delete-batch x",
+    b"reserve-with-timeout 0.25", b"delete-batch" + b" 9" * 1001,
+    b"put-in-tube " + b"n" * 1200 + b" 0 0 9 6\r\nquit\r\n",
 )  # fmt: skip
 
 TAGS: Final = (
-    b"idp:a", b"idp:a:2", b"idp:b:0.5", b"idp:" + b"k" * 180, b"grp:g", b"grp:h", b"aft:g", b"aft:h", b"con:c",
-    b"con:c:2", b"con:d:1", b"con:c:4294967295", b"", b"idp:", b"idp:a:x", b"idp:-a", b"grp:g:1", b"con:c:0", b"aft:\0",
-    b"x", b"idp:a:4294967295", b"grp:" + b"g" * 200,
+    b"idp:a", b"idp:a:2", b"idp:b:0.5", b"idp:" + b"k" * 200, b"grp:g", b"grp:h", b"aft:g", b"aft:h", b"con:c",
+    b"con:c:2", b"con:d:1", b"con:c:4294967295", b"", b"idp:", b"idp:a:x", b"idp:-" + b"a" * 1200, b"grp:g:1",
+    b"con:c:0", b"aft:\0", b"x", b"idp:a:4294967295", b"grp:" + b"g" * 200,
 )  # fmt: skip
 
 _KNOWN: Final = dict(codec.known)

@@ -211,10 +211,12 @@ def test_bad_numbers(client: Client[str], number: int) -> None:
 def test_commands_that_the_library_never_sends(client: Client[str]) -> None:
     with pytest.raises(greenstalk.UnknownCommandError):
         client._send_cmd(b"hello", b"HELLO")
-    with pytest.raises(greenstalk.ExpectedCrlfError):
-        client._send_cmd(b"put 0 0 1 1\r\nxx", b"INSERTED")
     with pytest.raises(greenstalk.UnknownCommandError):
         client._send_cmd(b"", b"")
+    with pytest.raises(greenstalk.ExpectedCrlfError):
+        client._send_cmd(b"put 0 0 1 1\r\nxx", b"INSERTED")
+    with pytest.raises(ConnectionError):
+        client.put("x")
 
 
 def test_quit_closes_the_connection(client: Client[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -113,11 +112,7 @@ EXTENSIONS = {
     b"put-in-tube a 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, True, b"a"),
     b"put-in-tube  a  01  0.5  0 4 ": (b"put", 1, SECOND // 2, SECOND, 4, True, b"a"),
     b"put-in-tube " + NAME_200 + b" 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, True, NAME_200),
-    b"put-in-tube -a 1 2 3 4": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"-a"),
-    b"put-in-tube a 1 2 3 4 5": (b"put", 1, 2 * SECOND, 3 * SECOND, 4, False, b"a", None),
     b"stats-group g": (b"stats-group", b"g"),
-    b"put-in-tube a x 2 3 4": (b"put", 0, 0, SECOND, 4, False, b"a"),
-    b"put-in-tube a 1 4294967296 3 4": (b"put", 0, 0, SECOND, 4, False, b"a"),
     b"reserve-batch 1": (b"reserve-batch", 1, 0),
     b"reserve-batch 1000 0.25": (b"reserve-batch", 1000, SECOND // 4),
     b"delete-batch 1": (b"delete-batch", [1]),
@@ -251,13 +246,6 @@ def test_malformed_line_is_bad_format(line: bytes) -> None:
             parse(line)
 
 
-@pytest.fixture
-def strict() -> Iterator[None]:
-    codec.set_strict(True)
-    yield
-    codec.set_strict(False)
-
-
 @pytest.mark.parametrize(("line", "command"), EXTENSIONS.items())
 def test_well_formed_extension_is_a_command(line: bytes, command: Command) -> None:
     assert parse(line) == command
@@ -328,14 +316,55 @@ def test_tags_of_a_put(start: bytes, words: bytes, fields: tuple[object, ...]) -
 
 @pytest.mark.parametrize("start", [b"put 1 0 3 4", b"put-in-tube t 1 0 3 4"])
 @pytest.mark.parametrize("words", BAD_TAGS)
-def test_put_with_a_bad_tag_is_not_well_formed(start: bytes, words: bytes) -> None:
-    command = parse(start + b" " + words)
-    assert command[4:6] == (4, False)
+def test_put_with_a_bad_tag_announces_its_body(start: bytes, words: bytes) -> None:
+    line = start + b" " + words
+    with pytest.raises(BadFormat):
+        parse(line)
+    assert codec.announced_size(line + b" ") == 4
 
 
-@pytest.mark.parametrize("line", [b"put 4294967296 0 3 4 idp:k", b"put 1 4294967296 3 4 grp:g", b"put 1 0 3 4x idp:k"])
-def test_put_with_a_tag_and_another_fault_is_not_well_formed(line: bytes) -> None:
-    assert parse(line)[4:6] == (4, False)
+FAULTY_PUTS = {
+    b"put 4294967296 0 3 4 idp:k": 4,
+    b"put 1 4294967296 3 4 grp:g": 4,
+    b"put 1 0 3 4x idp:k": 4,
+    b"put a -1 x  4  con:c": 4,
+    b"put 1 0 3 4 idp:k\0": 4,
+    b"put 1 0 3 4 " + b"x" * 300 + b" aft:g": 4,
+    b"put 1 0 3 4294967295 idp:": 2**32 - 1,
+    b"put 1 0 3 4294967296 idp:k": codec.NO_BODY,
+    b"put 1 0 3 x idp:k": codec.NO_BODY,
+    b"put 1 0 3 idp:k": codec.NO_BODY,
+    b"put 1 0 3 4 " + b"x" * 300: codec.NO_BODY,
+    b"put" + b" " * 300 + b"1 0 3 4": codec.NO_BODY,
+    b"put a 0 3 4": codec.NO_BODY,
+    b"puts 1 0 3 4 idp:k": codec.NO_BODY,
+    b"put-in-tube -t 1 0 3 4": 4,
+    b"put-in-tube " + NAME_200 + b"n 1 0 3 4": 4,
+    b"put-in-tube t\0 1 0 3 4": 4,
+    b"put-in-tube t x 0 3 4": 4,
+    b"put-in-tube t 1 0 3 4 x": 4,
+    b"put-in-tube t 1 0 3": codec.NO_BODY,
+    b"put-in-tube t 1 0 3 4x": codec.NO_BODY,
+    b"put-in-tube t 1 0 3 4294967296": codec.NO_BODY,
+}
+"""Lines that are refused, and the sizes of the bodies that they announce."""
+
+
+@pytest.mark.parametrize(("line", "size"), FAULTY_PUTS.items())
+def test_refused_put_announces_a_body_if_it_is_an_extension(line: bytes, size: int) -> None:
+    with pytest.raises(ProtocolError):
+        parse(line)
+    assert codec.announced_size(line + b" ") == size
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("line", FAULTY_PUTS)
+def test_refused_line_announces_no_body_in_strict_mode(line: bytes) -> None:
+    assert codec.announced_size(line + b" ") == codec.NO_BODY
+
+
+def test_size_at_the_cut_end_of_a_line_is_not_read() -> None:
+    assert codec.announced_size(b"put-in-tube t 1 0 3 4") == codec.NO_BODY
 
 
 @pytest.mark.parametrize("words", [b"x", b"idp", b"IDP:k", b"xidp:k", b"idx:k", b"grp :g", b"k:1"])

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.protocol.codec import MAX_LINE
+from greenstalk_server.protocol.codec import MAX_LINE, MAX_PUT_LINE
 from tests.support.talk import MARK, Talk, buffered_bytes
 
 IDS = st.integers(0, 6).map(lambda id: b"%d" % id)
@@ -39,6 +39,8 @@ FAULTS = [
     b"put 0 0 60 1\r\nxyz",
     b"a" * 223,
     b"a" * 448,
+    b"put 0 0 60 3 idp:" + b"k" * 1300 + b"\r\nabc",
+    b"put-in-tube " + b"n" * 1300 + b" 0 0 60 3\r\nabc",
     b"a" * 700,
 ]
 INVALID = st.binary(max_size=20) | st.sampled_from(FAULTS)
@@ -69,7 +71,7 @@ def test_random_bytes_raise_no_exception_and_buffers_are_bounded(pieces: list[by
     talk.broker.max_job_size = 100
     for piece in pieces:
         talk.send(piece)
-        assert talk.session.is_waiting or talk.session.is_closing or buffered_bytes(talk.session) < MAX_LINE
+        assert talk.session.is_waiting or talk.session.is_closing or buffered_bytes(talk.session) < MAX_PUT_LINE
         if talk.session.is_closing:
             break
     talk.send_eof()
@@ -78,12 +80,12 @@ def test_random_bytes_raise_no_exception_and_buffers_are_bounded(pieces: list[by
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from([b"a" * 100, b"\r", b"\n", b"a", b"\0" * 150]), max_size=60))
-def test_endless_line_buffers_less_than_a_maximum_line(pieces: list[bytes]) -> None:
+@given(st.lists(st.sampled_from([b"a" * 100, b"\r", b"\n", b"a", b"\0" * 150, b"put "]), max_size=60))
+def test_endless_line_buffers_at_most_a_maximum_line(pieces: list[bytes]) -> None:
     talk = Talk()
     for piece in pieces:
         talk.send(piece)
-        assert buffered_bytes(talk.session) < MAX_LINE
+        assert buffered_bytes(talk.session) <= MAX_PUT_LINE
     assert talk.send(b"x\r\n" + MARK).endswith(b"USING default\r\n")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from greenstalk_server.protocol import codec
 from tests.support.talk import CUTS, MARK, MARKED, Talk
 from tests.support.world import FullJournal, make_broker
 
@@ -15,6 +16,10 @@ PUT = b"put 0 0 60 1\r\nx\r\n"
 RESERVED = b"INSERTED 1\r\nRESERVED 1 1\r\nx\r\n"
 LONG = b"a" * 223
 BIGGEST = b"b" * 65535
+
+NAME = b"n" * 200 + b" "
+LONGEST_PUT = b"put-in-tube %b0 0 60 1 idp:%bgrp:%baft:%bcon:%b" % (NAME, NAME, NAME, NAME.upper(), NAME)
+LONGEST_PUT += b" " * (codec.MAX_PUT_LINE - len(LONGEST_PUT) - 2)
 
 CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     # put
@@ -42,16 +47,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"put a 0 60 1\r\nx\r\n",
         b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
     ),
-    "the next command follows the expected end of a body that is too long": (
-        b"put 0 0 60 1\r\nxyzstats-foo\r\n" + PUT,
-        b"EXPECTED_CRLF\r\nBAD_FORMAT\r\nINSERTED 2\r\n",
-    ),
-    "body too short continues with the next bytes": (
-        b"put 0 0 60 3\r\nx\r\nquitter\r\n" + PUT,
-        b"EXPECTED_CRLF\r\nUNKNOWN_COMMAND\r\nINSERTED 2\r\n",
-    ),
-    "body followed by CR and another byte": (b"put 0 0 60 1\r\nx\rx" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
-    "body followed by another byte and LF": (b"put 0 0 60 1\r\nxx\n" + PUT, b"EXPECTED_CRLF\r\nINSERTED 2\r\n"),
     "a body of CRs": (b"put 0 0 60 2\r\n\r\r\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 2\r\n\r\r\r\n"),
     # workers
     "reserve": (PUT + b"reserve\r\n", RESERVED),
@@ -152,6 +147,32 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"put-in-tube a 0 0 60 4 aft:a:1\r\nquit\r\nput 0 0 60 4 grp:g aft:g\r\nquit\r\n" + PUT,
         b"BAD_FORMAT\r\n" * 5 + b"INSERTED 1\r\n",
     ),
+    "a faulty put with a tag discards its body": (
+        b"put 0 0 60 6 idp:\0\r\nquit\r\n\r\nput -1 0 60 4 con:k\r\nquit\r\n"
+        b"put 0 0 60 70000 con:\r\n" + b"b" * 70_000 + b"\r\n" + PUT,
+        b"BAD_FORMAT\r\n" * 3 + b"INSERTED 1\r\n",
+    ),
+    "longest line of a put with tags": (LONGEST_PUT + b"\r\nx\r\npeek 1\r\n", b"INSERTED 1\r\nFOUND 1 1\r\nx\r\n"),
+    "put-in-tube of the longest name": (
+        b"put-in-tube " + NAME + b"0 0 60 1\r\nx\r\npeek 1\r\n",
+        b"INSERTED 1\r\nFOUND 1 1\r\nx\r\n",
+    ),
+    "line of a put with tags that is too long discards the body": (
+        LONGEST_PUT.replace(b" 1 ", b" 6 ") + b" \r\nquit\r\n\r\n" + PUT,
+        b"BAD_FORMAT\r\nINSERTED 1\r\n",
+    ),
+    "body of a line that is much too long": (
+        b"put 0 0 60 6 grp:" + b"g" * 5000 + b"\r\nquit\r\n\r\n" + PUT,
+        b"BAD_FORMAT\r\nINSERTED 1\r\n",
+    ),
+    "too long line without a tag has no body": (
+        b"put 0 0 60 1 " + b"x" * 212 + b"\r\nx\r\nput 0 0 60 1 " + b"x" * 1500 + b" idp:k\r\nx\r\n",
+        b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n" * 2,
+    ),
+    "too long line of another command has no body": (
+        b"put-in-tubes 0 0 60 1 idp:" + b"x" * 1500 + b"\r\nx\r\n",
+        b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
+    ),
     "group and the job after it": (
         (
             b"put 0 0 60 1 grp:g\r\na\r\nput-in-tube b 0 0 60 1 aft:g\r\nb\r\nwatch b\r\nstats-group g\r\nreserve\r\n"
@@ -180,10 +201,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     "put-in-tube too big": (
         b"put-in-tube a 0 0 60 65536\r\n" + BIGGEST + b"b\r\nlist-tubes\r\n",
         b"JOB_TOO_BIG\r\nOK 14\r\n---\n- default\n\r\n",
-    ),
-    "put-in-tube with a body that is too long": (
-        b"put-in-tube a 0 0 60 1\r\nxyz" + PUT + b"list-tubes\r\n",
-        b"EXPECTED_CRLF\r\nINSERTED 2\r\nOK 14\r\n---\n- default\n\r\n",
     ),
     "reserve-batch": (
         PUT * 3 + b"reserve-batch 2\r\nreserve-batch 5\r\nreserve-batch 5\r\nreserve-batch 5 0\r\n",
@@ -371,6 +388,65 @@ def test_long_line_is_answered_when_its_end_arrives(lead: int) -> None:
     assert talk.send(b"\n" + MARK) == b"BAD_FORMAT\r\n" + MARKED
 
 
+UNTERMINATED = {
+    "body too long": b"put 0 0 60 1\r\nxyzstats\r\n",
+    "body too short": b"put 0 0 60 3\r\nx\r\nquitter\r\n",
+    "body followed by CR and another byte": b"put 0 0 60 1\r\nx\rx",
+    "body followed by another byte and LF": b"put 0 0 60 1\r\nxx\n",
+    "put-in-tube": b"put-in-tube a 0 0 60 1\r\nxyz",
+    "put with a tag": b"put 0 0 60 1 idp:k\r\nxyz",
+    "large body": b"put 0 0 60 65535\r\n" + b"x" * 65538,
+}
+"""Puts whose bodies do not end with CRLF after the announced size."""
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", UNTERMINATED)
+def test_connection_is_closed_after_a_body_without_its_end(name: str, cut: Cut) -> None:
+    talk = Talk()
+    sent = MARK + UNTERMINATED[name] + PUT + MARK
+    pieces = cut(sent) if len(sent) <= MAX_BYTE_BY_BYTE else [sent[:-20], *cut(sent[-20:])]
+    assert talk.send_all(pieces) == MARKED + b"EXPECTED_CRLF\r\n"
+    assert talk.session.is_closing
+    assert not talk.broker.jobs
+    assert list(talk.broker.tubes) == [b"default"]
+
+
+STRICT_REPLIES = {
+    "body too long": b"EXPECTED_CRLF\r\nOK",
+    "body too short": b"EXPECTED_CRLF\r\nUNKNOWN_COMMAND\r\n" + MARKED,
+    "body followed by CR and another byte": b"EXPECTED_CRLF\r\n" + MARKED,
+    "put with a tag": b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
+}
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", STRICT_REPLIES)
+def test_commands_follow_a_body_without_its_end_in_strict_mode(name: str, cut: Cut) -> None:
+    talk = Talk()
+    assert talk.send_all(cut(UNTERMINATED[name] + MARK)).startswith(STRICT_REPLIES[name])
+    assert not talk.session.is_closing
+
+
+def test_refused_put_is_answered_before_its_body() -> None:
+    talk = Talk()
+    assert talk.send(b"put 0 0 60 6 idp:\r\n") == b"BAD_FORMAT\r\n"
+    assert talk.send(b"quit") == b""
+    assert talk.send(b"\r\n\r\n" + MARK) == MARKED
+    assert talk.send(b"put 0 0 60 4 idp:" + b"k" * 2000 + b"\r\n") == b"BAD_FORMAT\r\n"
+    assert talk.send(b"quit\r\n" + MARK) == MARKED
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("size_at", [1195, 1200, 3000])
+def test_connection_is_closed_after_a_line_that_is_too_long_for_the_size_to_be_read(size_at: int, cut: Cut) -> None:
+    talk = Talk()
+    line = b"put-in-tube " + b"n" * (size_at - 19) + b" 0 0 60"
+    assert talk.send_all(cut(line + b" 000006\r\nquit\r\n\r\n" + MARK)) == b"BAD_FORMAT\r\n"
+    assert talk.session.is_closing
+
+
 def test_quit_has_no_reply_and_later_commands_are_ignored() -> None:
     talk = Talk()
     assert talk.send(MARK + b"quit\r\n" + MARK) == MARKED
@@ -395,8 +471,8 @@ def test_put_without_room_in_the_journal_is_out_of_memory() -> None:
 
 def test_failed_put_uses_an_id_unless_it_is_too_big() -> None:
     talk = Talk()
-    talk.send(b"put 0 0 9 1\r\nxyz" + b"put 0 0 9 65536\r\n" + b"b" * 65538 + b"put 0 0 9 1 x\r\nputput\r\n")
-    assert talk.send(PUT) == b"INSERTED 2\r\n"
+    talk.send(b"put 0 0 9 65536\r\n" + b"b" * 65538 + b"put 0 0 9 1 x\r\nputput\r\n" + b"put 0 0 9 1\r\nxyz")
+    assert Talk(talk.broker).send(PUT) == b"INSERTED 2\r\n"
 
 
 def test_ids_follow_the_order_of_put_headers() -> None:
@@ -421,7 +497,7 @@ def test_draining_refuses_only_puts_after_their_body() -> None:
     talk = Talk()
     talk.send(PUT)
     talk.broker.drain()
-    assert talk.send(b"put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\nxyz" + MARK) == b"DRAINING\r\nEXPECTED_CRLF\r\n" + MARKED
+    assert Talk(talk.broker).send(b"put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\nxyz") == b"DRAINING\r\nEXPECTED_CRLF\r\n"
     assert talk.send(b"put 0 0 9 65536\r\n" + b"b" * 65538) == b"JOB_TOO_BIG\r\n"
     assert talk.send(b"reserve\r\nrelease 1 0 0\r\n") == b"RESERVED 1 1\r\nx\r\nRELEASED\r\n"
     assert talk.broker.next_id == 4
