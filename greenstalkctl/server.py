@@ -251,7 +251,7 @@ class Server:
             group=tags.group,
             after=tags.after,
             concurrency_key=tags.concurrency_key,
-            concurrency_limit=tags.limit,
+            concurrency_limit=tags.limit if tags.concurrency_key is not None else None,
         )
 
     def reserve(self, tube: str, wait: int = 0) -> Job | None:
