@@ -106,6 +106,7 @@ INLINED: Final = (
     "net/listeners",
     "protocol/access",
     "runtime/scheduling",
+    "runtime/supervisor",
 )
 """Modules that compiled ones import. mypyc may copy their constants, so the digest covers them too."""
 

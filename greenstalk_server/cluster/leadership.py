@@ -49,6 +49,7 @@ from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 from greenstalk_server.runtime.scheduling import yield_to_loop
+from greenstalk_server.runtime.supervisor import Service, before_abort
 from greenstalk_server.runtime.threads import run_in_thread
 
 log = logging.getLogger(__name__)
@@ -121,8 +122,8 @@ class Leadership:
         self._expires_at: float = taken_at + lease.duration * (1 - CLOCK_DRIFT)
         self._checked_at: float = time.monotonic()
         self._stopped: threading.Event = threading.Event()
-        for name, run in (("lease", self._renew_until_stopped), ("standbys", self._read_standbys_until_stopped)):
-            threading.Thread(target=run, name=name, daemon=True).start()
+        Service("lease", self._renew_until_stopped).start_thread()
+        Service("standbys", self._read_standbys_until_stopped).start_thread()
 
     @property
     def warning(self) -> str:
@@ -395,7 +396,8 @@ class ProcessLifetime:
 
     def stand_by(self) -> bool:
         """Stand by until this server leads, and return True; return False if it must stop first. Switches."""
-        gevent.spawn(self._watch)
+        Service("leadership", self._watch).start()
+        before_abort(self._candidate.lease.release)
         try:
             leadership = self._candidate.run(self.stopping)
         except OSError as error:

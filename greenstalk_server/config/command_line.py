@@ -258,7 +258,7 @@ A server that is started by a systemd socket unit uses the sockets of the unit, 
 Exit codes: 0 stopped, or command succeeded; 1 the journal to check, export or import is damaged; 5 usage;
 10 journal directory or database unusable (for example missing, locked, unreadable, written by a later
 version, or damaged with --strict-recovery), or no standby to hand over to; 33 no such user; 34 no
-permission to become the user; 111 cannot listen.
+permission to become the user; 75 internal error in the running server; 111 cannot listen.
 
 Examples:
   greenstalk-server                            beanstalk on 0.0.0.0:11300, dashboard on 127.0.0.1:8080

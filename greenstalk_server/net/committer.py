@@ -16,11 +16,10 @@ of a batch. Rare calls use that pool.
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import gevent
@@ -37,6 +36,7 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import EVICTION_BATCH, Loader
 from greenstalk_server.net.poller import Handler
 from greenstalk_server.runtime.scheduling import yield_to_loop
+from greenstalk_server.runtime.supervisor import Service, abort, stop_all
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Committer:
         self._sync_wanted: Event = Event()
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._disk_thread: DiskThread = DiskThread()
-        self._greenlets: list[gevent.Greenlet] = []
+        self._services: list[Service] = self._make_services()
         self._copied: int = 0
         self._died: int = 0
         self._owed: int = 0
@@ -120,19 +120,14 @@ class Committer:
     def start(self) -> None:
         """Start the greenlets. Does not switch."""
         get_hub().threadpool  # noqa: B018  created while a file descriptor is free for it
-        self._greenlets = [gevent.spawn(self._commit_forever), gevent.spawn(self._maintain_forever)]
-        if self.binlog.sync_interval is not None and self.binlog.sync_interval > 0:
-            self._greenlets.append(gevent.spawn(self._sync_forever, self.binlog.sync_interval / SECOND))
-        if self._loader is not None:
-            self._greenlets.append(gevent.spawn(self._loader.run))
-        for greenlet in self._greenlets:
-            greenlet.link_exception(lambda failed: _end_process(failed.exception))
+        for service in self._services:
+            service.start()
         self.note_records()
 
     def stop(self) -> None:
         """Write and sync all records, release all holders, and end. Switches; writes to a local disk block."""
         with self._disk:  # no call is in progress in the thread
-            gevent.killall(self._greenlets)
+            stop_all(*self._services)
             run = self._run_in_thread if self.binlog.is_remote else Batch.run
             is_written = self._write_all(run)
             self._release_safe()
@@ -161,8 +156,8 @@ class Committer:
             return
         try:
             self._write_here(is_synced)
-        except Exception as error:  # noqa: BLE001  the poller continues until the process ends
-            _end_process(error)
+        except Exception as error:  # noqa: BLE001  logged by `abort`
+            abort("commit", error)
 
     def wait(self, timeout: float) -> bool:
         """Wait until all that the journal has promised is safe; return False after *timeout* seconds. May switch."""
@@ -175,6 +170,15 @@ class Committer:
     def note_records(self) -> None:
         """Schedule a commit of the pending records even if no reply waits for it. Does not switch."""
         self._wanted.set()
+
+    def _make_services(self) -> list[Service]:
+        services = [Service("commit", self._commit_forever), Service("journal-files", self._maintain_forever)]
+        interval = self.binlog.sync_interval
+        if interval is not None and interval > 0:
+            services.append(Service("sync", partial(self._sync_forever, interval / SECOND)))
+        if self._loader is not None:
+            services.append(Service("body-loader", self._loader.run))
+        return services
 
     def _is_lone(self, replies: list[tuple[Handler, bytes]]) -> bool:
         """Return whether only one handler had replies in the last batches of the poller, and syncs are quick."""
@@ -435,12 +439,6 @@ class Committer:
                 self._upkeep_wanted.set()
             if self.binlog.has_records:
                 self._wanted.set()
-
-
-def _end_process(error: BaseException | None) -> None:
-    """Stop the process as SIGTERM does: without the committer no reply that waits for the journal would be sent."""
-    log.critical("journal: internal error, the server stops: %r", error)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Waiter:

@@ -35,6 +35,7 @@ from mypy_extensions import mypyc_attr
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue, has_yielding
+from greenstalk_server.runtime.supervisor import abort
 
 READ: Final = 1
 """Event of a gevent io watcher."""
@@ -223,6 +224,8 @@ class Poller:
                 if self._spent >= BUDGET or not (self._queue or (events and not is_drained)):
                     break
             self._serve_quick_batches()
+        except Exception as error:  # noqa: BLE001  logged by `abort`; gevent would stop the watcher for good
+            abort("poller", error)
         finally:
             self._is_due = bool(self._queue)
             if self._is_due:

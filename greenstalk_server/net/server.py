@@ -41,6 +41,7 @@ from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.gc_tuning import Heap, collect_old
 from greenstalk_server.runtime.scheduling import yield_to_loop
+from greenstalk_server.runtime.supervisor import Service
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +124,14 @@ class Server:
         broker.subscribe(self._limit_log)
         broker.subscribe(_EventLog())
         broker.subscribe(self._ticker)
-        self._housekeeper: gevent.Greenlet | None = None
+        self._housekeeper: Service = Service("housekeeping", self._run_housekeeping)
         self._is_stopped: Event = Event()
 
     def start(self) -> None:
         """Start accepting connections. Does not switch."""
         self._ticker.start()
         self._poller.start()
-        self._housekeeper = gevent.spawn(self._run_housekeeping)
+        self._housekeeper.start()
         if self._committer is not None:
             self._committer.start()
         for acceptor in self._acceptors:
@@ -157,8 +158,7 @@ class Server:
             connection.kill()
         self._poller.stop()
         self._ticker.stop()
-        if self._housekeeper is not None:
-            self._housekeeper.kill()
+        self._housekeeper.stop()
         if self._committer is not None:
             self._committer.stop()
         self._is_stopped.set()
@@ -347,17 +347,15 @@ class Ticker(BrokerListener):
         self._clock: Clock = clock
         self._due: int | None = None
         self._earlier: Event = Event()
-        self._greenlet: gevent.Greenlet | None = None
+        self._service: Service = Service("ticker", self._run)
 
     def start(self) -> None:
         """Start the greenlet. Does not switch."""
-        self._greenlet = gevent.spawn(self._run)
+        self._service.start()
 
     def stop(self) -> None:
         """End the greenlet. Switches."""
-        if self._greenlet is not None:
-            self._greenlet.kill()
-            self._greenlet = None
+        self._service.stop()
 
     def on_alarm(self, when: int) -> None:
         if self._due is None or when < self._due:

@@ -15,6 +15,9 @@ EXIT_PRIVILEGES: Final = 34
 EXIT_BUILD: Final = 70
 """The compiled core of this installation does not fit its sources, or cannot be loaded."""
 
+EXIT_INTERNAL: Final = 75
+"""A service of the running server has failed (see runtime.supervisor); another start may succeed."""
+
 EXIT_LISTEN: Final = 111
 
 MEMORY_ADVICE: Final = "free some, or raise the limit of this process (ulimit -v, MemoryMax=)"

@@ -18,6 +18,7 @@ SERIES = Path(__file__).with_name("alerts.yml")
 FIRES: dict[str, tuple[str, dict[str, str]]] = {
     "GreenstalkDown": ("15m", {"job": "greenstalk"}),
     "GreenstalkRestarted": ("105m", {"job": "greenstalk"}),
+    "GreenstalkInternalError": ("20m", {"job": "greenstalk", "service": "history"}),
     "GreenstalkCritical": ("5m", {"job": "greenstalk", "condition": "journal"}),
     "GreenstalkWarning": ("20m", {"job": "greenstalk", "condition": "no_consumers", "tube": "mail"}),
     "GreenstalkJournalSyncsSlow": ("30m", {"job": "greenstalk"}),

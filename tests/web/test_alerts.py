@@ -27,7 +27,7 @@ from greenstalk_server.web.alerts.alerts import (
     TAKEOVER_TIME,
     Alerts,
 )
-from greenstalk_server.web.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Batch, Book
+from greenstalk_server.web.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Alert, Batch, Book
 from greenstalk_server.web.alerts.messages import MAX_DEDUP_KEY, SIGNATURE, dedup_key, messages
 from greenstalk_server.web.alerts.silences import MAX_SILENCES, SilenceLimitExceeded, Silences
 from greenstalk_server.web.alerts.state import MAX_LOG, State
@@ -707,7 +707,7 @@ def test_damaged_state_is_renamed(tmp_path: Path, content: bytes, caplog: pytest
     assert (state.alerts, state.silences.all(), list(state.log), state.trouble) == ({}, [], [], "")
     assert (tmp_path / "alerts.json.damaged").read_bytes() == content
     assert "silences are lost, and conditions that still hold are sent again" in caplog.text
-    state.save({})
+    state.save(dict[str, list[Alert]])
     assert State(str(tmp_path)).trouble == ""
 
 
@@ -716,10 +716,10 @@ def test_disk_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     directory.mkdir()
     state = State(str(directory))
     directory.rmdir()
-    state.save({})
+    state.save(dict[str, list[Alert]])
     assert state.trouble.startswith("alerts.json cannot be written: ")
     directory.mkdir()
-    state.save({})
+    state.save(dict[str, list[Alert]])
     assert (state.trouble, (directory / "alerts.json").exists()) == ("", True)
 
 

@@ -843,6 +843,7 @@ def test_alert_rules_use_existing_metrics(exported: dict[str, set[str]]) -> None
     assert [rule["alert"] for rule in group["rules"]] == [
         "GreenstalkDown",
         "GreenstalkRestarted",
+        "GreenstalkInternalError",
         "GreenstalkCritical",
         "GreenstalkWarning",
         "GreenstalkJournalSyncsSlow",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Final
 
 import gevent
@@ -22,6 +23,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.receivers import Receiver
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.alerts.book import RESTORED_TIME, Alert, Batch, Book
 from greenstalk_server.web.alerts.messages import Message, messages, test_batch
 from greenstalk_server.web.alerts.silences import Silence, Silences
@@ -36,9 +38,6 @@ INTERVAL: Final = 2.0
 
 CONDITION_INTERVAL: Final = 0.001
 """Seconds between two rounds per active condition, if that is longer than INTERVAL."""
-
-ERROR_INTERVAL: Final = 60.0
-"""Seconds from a failed round to the next one."""
 
 TAKEOVER_TIME: Final = 60 * SECOND
 """Nanoseconds from a takeover until conditions are sent: clients need this time to connect to the new leader."""
@@ -121,6 +120,7 @@ class Alerts:
         self._path_of: Callable[[Link], str] = path_of
         self._role: Callable[[], ClusterStatus] | None = role
         self._state: State = State(directory)
+        self._observer: Service = Service("alerts", partial(_observe, weakref.ref(self)))
         self._sending: set[gevent.Greenlet] = set()
         self._number: int = max([delivery.number for delivery in self._state.log], default=0)
         self._started_at: int = clock()
@@ -129,7 +129,7 @@ class Alerts:
 
     def start(self) -> None:
         """Start a greenlet that observes for as long as this object is referenced. Does not switch."""
-        gevent.spawn(_observe, weakref.ref(self))
+        self._observer.start()
 
     def stop(self) -> None:
         """Stop sending, and abort messages in transit. Does not switch."""
@@ -309,7 +309,7 @@ class Alerts:
 
     def _save(self) -> None:
         """Write the state. Switches."""
-        self._state.save({name: list(post.book.alerts.values()) for name, post in self.posts.items()})
+        self._state.save(lambda: {name: list(post.book.alerts.values()) for name, post in self.posts.items()})
 
 
 def _error(response: Response) -> str:
@@ -348,10 +348,6 @@ def _retry_time(failures: int, least: int) -> int:
 
 def _observe(of: weakref.ref[Alerts]) -> None:
     while (alerts := of()) is not None:
-        try:
-            pause = alerts.tick()
-        except Exception:
-            log.exception("alerts: a round failed; the next round starts in %d s", ERROR_INTERVAL)
-            pause = ERROR_INTERVAL
+        pause = alerts.tick()
         del alerts
         gevent.sleep(pause)

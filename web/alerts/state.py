@@ -7,22 +7,18 @@ and the state starts empty: conditions that still hold are sent again.
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from functools import partial
 from types import NoneType
 from typing import Any, Final, TypeVar, get_type_hints
 
-from gevent.lock import BoundedSemaphore
-
 from greenstalk_server.core.patterns import is_tube_pattern
-from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.alerts.book import MAX_ALERTS, Alert
 from greenstalk_server.web.alerts.silences import MAX_SILENCES, Silence, Silences
 from greenstalk_server.web.attention.measures import SEVERITIES, Link
-from greenstalk_server.web.operations.documents import is_storable, read_document, replace_document, set_aside
+from greenstalk_server.web.operations.documents import DocumentFile, is_storable
 
 NAME: Final = "alerts.json"
 VERSION: Final = 1
@@ -31,8 +27,6 @@ MAX_LOG: Final = 200
 """Maximum deliveries in the log."""
 
 MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -66,7 +60,6 @@ class State:
     """The document of one server.
 
     alerts          the sent alerts by receiver, as they were at the start.
-    trouble         reason why the file differs from the state in memory; empty if it does not.
     """
 
     def __init__(self, directory: str | None = None) -> None:
@@ -74,35 +67,27 @@ class State:
         self.alerts: dict[str, list[Alert]] = {}
         self.silences: Silences = Silences()
         self.log: deque[Delivery] = deque(maxlen=MAX_LOG)
-        self.trouble: str = ""
-        self._path: Path | None = Path(directory, NAME) if directory is not None else None
-        self._wanted: int = 0
-        self._saved: int = 0
-        self._disk: BoundedSemaphore = BoundedSemaphore(1)
-        if self._path is not None:
-            self._load(self._path)
+        self._file: DocumentFile = DocumentFile(directory, NAME, "alerts: %s")
+        lost = "silences are lost, and conditions that still hold are sent again"
+        found = self._file.load(_parse, MAX_DOCUMENT_SIZE, lost)
+        if found is not None:
+            self.alerts, self.silences, deliveries = found
+            self.log.extend(deliveries)
 
     @property
     def is_kept(self) -> bool:
         """Whether the state survives a restart."""
-        return self._path is not None
+        return self._file.is_kept
 
-    def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
-        """Write the state with the sent ones of *alerts*, which are by receiver. Set `trouble` on failure. Switches."""
-        if self._path is None:
-            return
-        self._wanted += 1
-        wanted = self._wanted
-        with self._disk:
-            if self._saved >= wanted:
-                return  # another call has written a later state
-            version, document = self._wanted, self._document(alerts)
-            try:
-                run_in_thread(_write, self._path, document)
-            except OSError as error:
-                self._report(f"{NAME} cannot be written: {error}")
-            else:
-                self._saved, self.trouble = version, ""
+    @property
+    def trouble(self) -> str:
+        """Reason why the file differs from the state in memory; empty if it does not."""
+        return self._file.trouble
+
+    def save(self, alerts: Callable[[], Mapping[str, Iterable[Alert]]]) -> None:
+        """Write the state with the sent ones of *alerts*, which are by receiver, or set `trouble`. Switches."""
+        self._file.note_change()
+        self._file.save(lambda: partial(_encoded, self._document(alerts())))
 
     def _document(self, alerts: Mapping[str, Iterable[Alert]]) -> dict[str, Any]:
         return {
@@ -113,34 +98,13 @@ class State:
             "log": [asdict(delivery) for delivery in self.log],
         }
 
-    def _load(self, path: Path) -> None:
-        try:
-            alerts, silences, deliveries = _parse(json.loads(read_document(path, MAX_DOCUMENT_SIZE)))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._report(f"{NAME} cannot be read: {error}")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            try:
-                set_aside(path, error, "silences are lost, and conditions that still hold are sent again")
-            except OSError as failure:
-                self._report(f"{NAME} cannot be moved: {failure}")
-        else:
-            self.alerts, self.silences = alerts, silences
-            self.log.extend(deliveries)
 
-    def _report(self, trouble: str) -> None:
-        """Set *trouble*, and log it if it is new."""
-        if trouble != self.trouble:
-            log.error("alerts: %s", trouble)
-        self.trouble = trouble
-
-
-def _parse(document: Any) -> tuple[dict[str, list[Alert]], Silences, list[Delivery]]:
-    """Return the parts of *document*, which is untrusted.
+def _parse(data: bytes) -> tuple[dict[str, list[Alert]], Silences, list[Delivery]]:
+    """Return the parts of the document, which is untrusted.
 
     Raise AttributeError, KeyError, TypeError or ValueError if it is damaged.
     """
+    document = json.loads(data)
     if document["version"] != VERSION:
         raise ValueError(f"its version is {document['version']!r}, not {VERSION}")
     alerts = {name: [_alert(values) for values in some] for name, some in document["alerts"].items()}
@@ -155,9 +119,8 @@ def _parse(document: Any) -> tuple[dict[str, list[Alert]], Silences, list[Delive
     return alerts, Silences(silences, last), [_read(Delivery, values) for values in document["log"]]
 
 
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Replace the file *path*; raise OSError. Blocks."""
-    replace_document(path, json.dumps(document, ensure_ascii=False).encode(errors="replace"))
+def _encoded(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode(errors="replace")
 
 
 def _alert_document(alert: Alert) -> dict[str, Any]:

@@ -7,7 +7,6 @@ event loop every few tubes.
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections import Counter
@@ -27,6 +26,7 @@ from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.memory import MemoryUse, memory_use
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.attention.measures import (
     OF_CONSUMERS,
@@ -45,13 +45,8 @@ from greenstalk_server.web.attention.trends import Growth, Trend
 from greenstalk_server.web.history.tube_counters import each_tube, in_batches
 from greenstalk_server.web.policy_queries import DeadLetterTubes
 
-log = logging.getLogger(__name__)
-
 INTERVAL: Final = 1.0
 """Seconds between two evaluations of the server."""
-
-RETRY_INTERVAL: Final = 60.0
-"""Seconds until the next evaluation after one has failed."""
 
 TUBES_INTERVAL: Final = 5 * SECOND
 """Nanoseconds between the end of a round over all tubes and the next one."""
@@ -123,6 +118,7 @@ class Attention:
         self._limits: Limits = limits if limits is not None else Limits()
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
+        self._evaluator: Service = Service("attention", partial(_evaluate, weakref.ref(self)))
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._server: Tracker = Tracker()
         self._tubes: Tracker = Tracker()
@@ -140,7 +136,7 @@ class Attention:
 
     def start(self) -> None:
         """Start a greenlet that evaluates for as long as this object is referenced. Does not switch."""
-        gevent.spawn(_evaluate, weakref.ref(self))
+        self._evaluator.start()
 
     def worst_of(self, tube: bytes) -> Condition | None:
         """Return the worst condition of *tube*, or None."""
@@ -366,11 +362,6 @@ def _has_restarted(trend: Trend, values: TubeTrend) -> bool:
 def _evaluate(found: weakref.ref[Attention]) -> None:
     """Call `tick` every INTERVAL seconds, until the Attention is garbage-collected. Switches."""
     while (attention := found()) is not None:
-        wait = INTERVAL
-        try:
-            attention.tick()
-        except Exception:
-            log.exception("dashboard: cannot evaluate the conditions that need attention; next attempt in a minute")
-            wait = RETRY_INTERVAL
+        attention.tick()
         del attention
-        gevent.sleep(wait)
+        gevent.sleep(INTERVAL)

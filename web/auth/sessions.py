@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import gevent
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
 from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.documents import is_storable, read_document, replace_document, set_aside
+from greenstalk_server.web.operations.documents import DocumentFile, is_storable
 
 NAME: Final = "sessions.jsonl"
 VERSION: Final = 1
@@ -46,8 +45,6 @@ SEEN_INTERVAL: Final = 60 * SECOND
 
 WRITE_RETRY_INTERVAL: Final = 5.0
 """Seconds between attempts to write while the disk fails."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,20 +88,24 @@ class Sessions:
         credential_of   returns a secret that changes with the credential of an account; empty if it no longer exists.
         idle_time, lifetime     nanoseconds.
         """
-        self.trouble: str = ""
         self.lifetime: int = lifetime
         self._idle_time: int = idle_time
         self._clock: Clock = clock
         self._credential_of: Callable[[Account], str] = credential_of
         self._by_key: dict[str, Session] = {}
-        self._path: Path | None = Path(directory, NAME) if directory is not None else None
         self._salt: str = secrets.token_hex(16)
         self._fingerprints: dict[str, str] = {}
-        self._version: int = 0
-        self._saved: int = 0
-        self._writer: gevent.Greenlet | None = None
-        if self._path is not None:
-            self._load(self._path)
+        self._file: DocumentFile = DocumentFile(directory, NAME, "dashboard: %s; sessions may end at a restart")
+        self._writer: Service = Service("session-writer", self._write)
+        found = self._file.load(_parse, MAX_DOCUMENT, "users must sign in again")
+        if found is not None:
+            self._salt, sessions = found
+            self._take(sessions)
+
+    @property
+    def trouble(self) -> str:
+        """Why the file differs from the sessions in memory; empty if it does not."""
+        return self._file.trouble
 
     def create(self, account: Account, address: str, browser: str, id_token: str = "") -> tuple[str, Session]:
         """Start a session; return its token, of which the server keeps only a hash, and the session. May switch."""
@@ -159,8 +160,8 @@ class Sessions:
 
     def flush(self) -> None:
         """Write the changes that are not on disk yet. Switches."""
-        if self._path is not None and self._saved < self._version:
-            self._save(self._path)
+        if not self._file.is_saved:
+            self._file.save(self._snapshot)
 
     def _make_room(self, account: Account) -> None:
         """End the least recently used sessions above the limits per name and per kind of credential."""
@@ -175,7 +176,7 @@ class Sessions:
         The hash of a shared password takes 40 ms at first, since the file must not help to guess the password.
         """
         secret = self._credential_of(account)
-        if not secret or self._path is None:
+        if not secret or not self._file.is_kept:
             return secret and "-"
         if not account.is_shared:
             return _hash(self._salt + secret)
@@ -186,42 +187,25 @@ class Sessions:
     # The file
 
     def _changed(self) -> None:
-        self._version += 1
-        if self._path is not None and not self._writer:
-            self._writer = gevent.spawn(self._write, self._path)
+        self._file.note_change()
+        if self._file.is_kept:
+            self._writer.start()
 
-    def _write(self, path: Path) -> None:
+    def _write(self) -> None:
         """Write the file until it has all changes. Switches."""
-        while self._saved < self._version:
-            if not self._save(path):
+        while not self._file.is_saved:
+            self._file.save(self._snapshot)
+            if self._file.trouble:
                 gevent.sleep(WRITE_RETRY_INTERVAL)
 
-    def _save(self, path: Path) -> bool:
-        """Write the file; return whether that succeeded. Switches."""
-        version, pace = self._version, Pace()
+    def _snapshot(self) -> Callable[[], bytes]:
+        """Return a function that returns the document. Switches."""
+        pace = Pace()
         lines = [_line({"version": VERSION, "salt": self._salt})]
         for session in list(self._by_key.values()):
             lines.append(_line(_as_json(session)))
             pace.yield_if_due()
-        try:
-            run_in_thread(replace_document, path, b"".join(lines))
-        except OSError as error:
-            self._report(f"{NAME} cannot be written: {error}")
-            return False
-        self._saved, self.trouble = max(version, self._saved), ""
-        return True
-
-    def _load(self, path: Path) -> None:
-        try:
-            head, *lines = read_document(path, MAX_DOCUMENT).splitlines()
-            self._salt = _salt(json.loads(head))
-            self._take([_session(json.loads(line)) for line in lines])
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._report(f"{NAME} cannot be read: {error}")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            self._set_aside(path, error)
+        return partial(b"".join, lines)
 
     def _take(self, found: Iterable[Session]) -> None:
         """Keep each of the sessions *found* that has not expired and whose credential is unchanged.
@@ -235,17 +219,14 @@ class Sessions:
             if is_same and self.is_live(session):
                 self._by_key[session.key] = session
 
-    def _set_aside(self, path: Path, why: Exception) -> None:
-        try:
-            set_aside(path, why, "users must sign in again")
-        except OSError as error:
-            self._report(f"{NAME} cannot be moved: {error}")
 
-    def _report(self, trouble: str) -> None:
-        """Set *trouble*, and log it if it is new."""
-        if trouble != self.trouble:
-            log.error("dashboard: %s; sessions may end at a restart", trouble)
-        self.trouble = trouble
+def _parse(data: bytes) -> tuple[str, list[Session]]:
+    """Return the salt and the sessions of the document.
+
+    Raise AttributeError, KeyError, TypeError or ValueError if it is damaged.
+    """
+    head, *lines = data.splitlines()
+    return _salt(json.loads(head)), [_session(json.loads(line)) for line in lines]
 
 
 def _call(function: Callable[[], str]) -> str:

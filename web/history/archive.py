@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
-import gevent
 from gevent.event import Event
 
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.history.points import NO_VALUES, Point, decode_chunk, offsets
@@ -193,7 +193,7 @@ class Archive:
         self._store: Store = store
         self._pending: deque[_Frame | _Seal | _Marks] = deque()
         self._size: int = 0
-        self._writer: gevent.Greenlet | None = None
+        self._writer: Service = Service("history-writer", self._write)
         self._retry: Event = Event()
 
     def load(self, tier: Tier) -> list[tuple[int, list[bytes]]]:
@@ -248,9 +248,8 @@ class Archive:
     def flush(self) -> None:
         """Write what is pending; give up after FLUSH_TIMEOUT. Switches."""
         self._retry.set()
-        if self._writer:
-            self._writer.join(FLUSH_TIMEOUT)
-            self._writer.kill()
+        self._writer.join(FLUSH_TIMEOUT)
+        self._writer.stop()
 
     def _add(self, operation: _Frame | _Seal | _Marks) -> None:
         if not self._store.is_blocking:
@@ -260,8 +259,7 @@ class Archive:
         self._size += operation.size
         while self._size > MAX_PENDING and len(self._pending) > 1:
             self._size -= self._pending.popleft().size
-        if not self._writer:
-            self._writer = gevent.spawn(self._write)
+        self._writer.start()
 
     def _write(self) -> None:
         """Write until nothing is pending. Switches."""

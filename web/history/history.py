@@ -22,6 +22,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import nan
 from operator import add
 from typing import Final, NamedTuple
@@ -34,6 +35,7 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
 from greenstalk_server.web.history.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
@@ -126,6 +128,7 @@ class History(BrokerListener):
         self._archive: Archive = archive if archive is not None else Archive(MemoryStore())
         self._is_leader: Callable[[], bool] = is_leader
         self._on_restored: Callable[[], None] = on_restored
+        self._sampler: Service = Service("history", partial(_sample, weakref.ref(self)))
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
         self._minute_seconds: int = 0  # seconds of the current minute that were counted
@@ -145,7 +148,7 @@ class History(BrokerListener):
 
     def start(self) -> None:
         """Start a greenlet that samples once a second for as long as this object is referenced. Does not switch."""
-        gevent.spawn(_sample, weakref.ref(self))
+        self._sampler.start()
 
     def flush(self) -> None:
         """Write the points that are not stored yet. Switches."""

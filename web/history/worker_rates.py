@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from functools import partial
 from typing import Final
 
 import gevent
@@ -17,6 +18,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.history.tube_counters import in_batches
 
 INTERVAL: Final = 15
@@ -39,11 +41,12 @@ class WorkerRates:
         self._broker: Broker = broker
         self._clock: Clock = clock
         first = {client.number: client.finished for client in broker.clients if client.finished}
+        self._sampler: Service = Service("worker-rates", partial(_sample, weakref.ref(self)))
         self._copies: deque[tuple[int, dict[int, int]]] = deque([(clock(), first)], maxlen=KEPT)
 
     def start(self) -> None:
         """Start a greenlet that samples for as long as this object is referenced. Does not switch."""
-        gevent.spawn(_sample, weakref.ref(self))
+        self._sampler.start()
 
     def tick(self) -> None:
         """Copy the counters. Only one greenlet may call this. May switch."""

@@ -44,6 +44,7 @@ from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.roles import Rights
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
 
@@ -188,7 +189,7 @@ class LiveHub:
         self._pages: dict[str, Render] = {}
         self._topics: dict[Key, Topic] = {}
         self._streams: dict[Stream, None] = {}
-        self._greenlet: gevent.Greenlet | None = None
+        self._renderer: Service = Service("live-pages", self._run)
         self._has_new: Event = Event()
         self._is_stopped: bool = False
         app.add_url_rule("/live", "live", self.live)
@@ -286,8 +287,7 @@ class LiveHub:
         self._streams[stream] = None
         if stream.is_new:
             self._has_new.set()
-        if self._greenlet is None:
-            self._greenlet = gevent.spawn(self._run)
+        self._renderer.start()
         return stream
 
     def _end(self, stream: Stream) -> None:
@@ -307,7 +307,6 @@ class LiveHub:
                     self._refresh(topic)
             self._close_dead()
             self._end_signed_out()
-        self._greenlet = None
 
     def _wait(self, seconds: float) -> None:
         """Wait, and refresh the topics that get new streams meanwhile. Switches."""

@@ -26,6 +26,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.job import SECOND
+from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.alerts.alerts import Alerts
 from greenstalk_server.web.attention.measures import KINDS, SEVERITIES
@@ -155,6 +156,12 @@ class Metrics:
         for name, command in COMMANDS.items():
             commands.add_metric((command,), getattr(counters, name))
         yield commands
+        restarts = CounterMetricFamily(
+            f"{PREFIX}service_restarts_total", "Restarts of a service after an internal error.", labels=("service",)
+        )
+        for name, count in supervisor.restarts.items():
+            restarts.add_metric((name,), count)
+        yield restarts
 
     def _connections(self) -> Iterator[Metric]:
         broker = self._broker

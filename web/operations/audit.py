@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import gevent
 from gevent.event import Event
 
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
@@ -82,7 +82,7 @@ class Audit:
         self._written: int = self._last_number()
         self._next: int = self._written + 1
         self._wanted: Event = Event()
-        self._writer: gevent.Greenlet | None = None
+        self._writer: Service = Service("audit-writer", self._write)
         self._refusals: deque[int] = deque(maxlen=MAX_REFUSALS)
         self._omitted: int = 0
 
@@ -99,8 +99,7 @@ class Audit:
         self._next += 1
         if self._files is not None:
             self._wanted.set()
-            if not self._writer:
-                self._writer = gevent.spawn(self._write, self._files)
+            self._writer.start()
 
     def note_refusal(self, what: str, **details: str | int) -> None:
         """Log that *what* was refused to the current visitor, or count it if there are too many. Does not switch."""
@@ -129,10 +128,9 @@ class Audit:
     def flush(self) -> None:
         """Write the entries that are not on disk yet; give up after FLUSH_TIMEOUT. Switches."""
         self._wanted.set()
-        if self._writer:
-            self._writer.join(FLUSH_TIMEOUT)
-        if self._writer:
-            self._writer.kill()
+        self._writer.join(FLUSH_TIMEOUT)
+        if self._writer.is_running:
+            self._writer.stop()
             log.error("audit log: stopped; the last entries are not on disk")
 
     def _last_number(self) -> int:
@@ -142,8 +140,10 @@ class Audit:
             self._report(f"the file cannot be read: {error}")
             return 0
 
-    def _write(self, files: AuditFiles) -> None:
-        """Append entries to *files* until all are written. Switches."""
+    def _write(self) -> None:
+        """Append entries to the files until all are written. Switches."""
+        files = self._files
+        assert files is not None
         while self._written < self._next - 1:
             self._wanted.clear()
             batch = [entry for entry in self.entries if entry.number > self._written]

@@ -10,17 +10,11 @@ file is renamed, and the dashboard starts without data.
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
-from gevent.lock import BoundedSemaphore
-
-from greenstalk_server.runtime.threads import run_in_thread
-from greenstalk_server.web.operations.documents import read_document, replace_document, set_aside
-
-log = logging.getLogger(__name__)
+from greenstalk_server.web.operations.documents import DocumentFile
 
 NAME: Final = "dashboard.json"
 VERSION: Final = 1
@@ -82,28 +76,29 @@ class Reason:
 
 
 class Store:
-    """The document of one server.
-
-    trouble         why the file differs from the data in memory; empty if it does not.
-    """
+    """The document of one server."""
 
     def __init__(self, directory: str | None = None) -> None:
         """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
         self.samples: dict[str, Sample] = {}
         self.searches: dict[str, SavedSearch] = {}
-        self.trouble: str = ""
         self._reasons: dict[str, Reason] = {}
-        self._path: Path | None = Path(directory, NAME) if directory is not None else None
-        self._version: int = 0
-        self._saved: int = 0
-        self._disk: BoundedSemaphore = BoundedSemaphore(1)
-        if self._path is not None:
-            self._load(self._path)
+        self._file: DocumentFile = DocumentFile(directory, NAME, "dashboard: %s")
+        found = self._file.load(_parse, MAX_DOCUMENT_SIZE, "templates, saved searches and pause reasons are lost")
+        if found is not None:
+            samples, searches, self._reasons = found
+            self.samples = {sample.name: sample for sample in samples}
+            self.searches = {search.name: search for search in searches}
 
     @property
     def is_kept(self) -> bool:
         """Whether the data survives a restart."""
-        return self._path is not None
+        return self._file.is_kept
+
+    @property
+    def trouble(self) -> str:
+        """Why the file differs from the data in memory; empty if it does not."""
+        return self._file.trouble
 
     # Samples
 
@@ -120,13 +115,13 @@ class Store:
         if sum(map(_size, others)) + _size(sample) > MAX_SAMPLES_SIZE:
             raise SampleLimitExceeded(f"all templates together would have more than {MAX_SAMPLES_SIZE:,} bytes")
         self.samples[sample.name] = sample
-        self._version += 1
+        self._file.note_change()
 
     def remove_sample(self, name: str) -> bool:
         """Remove the sample; return False if there is none. Call `save` afterwards. Does not switch."""
         if self.samples.pop(name, None) is None:
             return False
-        self._version += 1
+        self._file.note_change()
         return True
 
     # Saved searches
@@ -141,13 +136,13 @@ class Store:
         if len(search.query) > MAX_QUERY_LENGTH:
             raise SearchLimitExceeded(f"the query has more than {MAX_QUERY_LENGTH:,} characters")
         self.searches[search.name] = search
-        self._version += 1
+        self._file.note_change()
 
     def remove_search(self, name: str) -> bool:
         """Remove the search; return False if there is none. Call `save` afterwards. Does not switch."""
         if self.searches.pop(name, None) is None:
             return False
-        self._version += 1
+        self._file.note_change()
         return True
 
     # Reasons for pauses
@@ -162,7 +157,7 @@ class Store:
             reasons[tube] = Reason(text, until)
         if reasons != self._reasons:
             self._reasons = reasons
-            self._version += 1
+            self._file.note_change()
 
     def reason(self, tube: str, until: int) -> str:
         """Return the reason for the pause of *tube* that ends at *until*; empty if none was given."""
@@ -173,19 +168,7 @@ class Store:
 
     def save(self) -> None:
         """Write the data to disk, or set `trouble`. Switches."""
-        wanted = self._version
-        if self._path is None:
-            return
-        with self._disk:
-            if self._saved >= wanted and not self.trouble:
-                return
-            version, document = self._version, json.dumps(self._document(), ensure_ascii=False).encode()
-            try:
-                run_in_thread(replace_document, self._path, document)
-            except OSError as error:
-                self._report(f"{NAME} cannot be written: {error}")
-            else:
-                self._saved, self.trouble = version, ""
+        self._file.save(lambda: partial(_encoded, self._document()))
 
     def _document(self) -> dict[str, Any]:
         return {
@@ -195,35 +178,20 @@ class Store:
             "pauses": {tube: asdict(reason) for tube, reason in self._reasons.items()},
         }
 
-    def _load(self, path: Path) -> None:
-        try:
-            document = json.loads(read_document(path, MAX_DOCUMENT_SIZE))
-            _check(document)
-            samples = [Sample(**values) for values in document["samples"]]
-            searches = [SavedSearch(**values) for values in document.get(SEARCHES, [])]
-            reasons = {tube: Reason(**values) for tube, values in document["pauses"].items()}
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self._report(f"{NAME} cannot be read: {error}")
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            self._set_aside(path, error)
-        else:
-            self.samples = {sample.name: sample for sample in samples}
-            self.searches = {search.name: search for search in searches}
-            self._reasons = reasons
 
-    def _set_aside(self, path: Path, why: Exception) -> None:
-        try:
-            set_aside(path, why, "templates, saved searches and pause reasons are lost")
-        except OSError as error:
-            self._report(f"{NAME} cannot be moved: {error}")
+def _parse(data: bytes) -> tuple[list[Sample], list[SavedSearch], dict[str, Reason]]:
+    """Return the parts of the document; raise KeyError, TypeError or ValueError if it is damaged."""
+    document = json.loads(data)
+    _check(document)
+    return (
+        [Sample(**values) for values in document["samples"]],
+        [SavedSearch(**values) for values in document.get(SEARCHES, [])],
+        {tube: Reason(**values) for tube, values in document["pauses"].items()},
+    )
 
-    def _report(self, trouble: str) -> None:
-        """Set *trouble*, and log it if it is new."""
-        if trouble != self.trouble:
-            log.error("dashboard: %s", trouble)
-        self.trouble = trouble
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 def _size(sample: Sample) -> int:

@@ -14,6 +14,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import READY, STATE_NAMES, Job
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.attention.monitor import Attention
@@ -253,7 +254,9 @@ class Views:
         return _plain("ok", 200)
 
     def readyz(self) -> Response:
-        """Serve `/readyz`: `ready`, or 503 and the reason why puts are refused."""
+        """Serve `/readyz`: `ready`, or 503 and the reason why puts are refused, or the services that have failed."""
+        if names := supervisor.failed():
+            return _plain(f"restarting after an internal error: {', '.join(names)}; the log has the details", 503)
         trouble = self._broker.journal.trouble
         if trouble is None and self._role is not None:
             trouble = self._role().trouble or None
