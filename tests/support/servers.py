@@ -23,7 +23,7 @@ from .ports import free_ports
 from .wire import SILENCE, Connection
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_SECONDS = 15.0
+START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 MAX_IDS = 1000
 """Maximum ids per conversation, above the number that any uses. A server that exceeds it allocates wrong ids."""
@@ -202,6 +202,9 @@ class Server:
                 except ConnectionRefusedError:
                     time.sleep(0.01)
                     continue
+                control.send(b"barrier\r\n")  # it serves some time after its port has opened
+                while control.read_reply() == SILENCE and time.monotonic() < deadline:
+                    pass
                 return process, control, address
             if process.poll() is None:
                 process.kill()
