@@ -106,6 +106,7 @@ class Client(greenstalk.Client[TBody]):
 
     _has_extensions: bool | None = None
     _fields: tuple[str, ...] = ()
+    _has_stats_mode = False
 
     @overload
     def __init__(
@@ -357,6 +358,17 @@ class Client(greenstalk.Client[TBody]):
         """Stop reserves from *tube* for *delay* seconds, which may have a fraction."""
         self._send_cmd(b"pause-tube %b %b" % (encode_name(tube), self._extended_seconds(delay)), b"PAUSED")
 
+    def stats_mode(self, mode: Literal["standard", "extended"]) -> None:
+        """Select the keys of later statistics: those of beanstalkd, or all keys of the server.
+
+        Without this method, the first statistics select all keys, if the server has more than beanstalkd.
+        """
+        self._has_stats_mode = True
+        try:
+            self._send_cmd(b"stats-mode " + mode.encode("ascii"), b"USING")
+        except greenstalk.BadFormatError as error:
+            raise greenstalk.UnknownCommandError("the server has no stats-mode") from error
+
     def stats_group(self, group: str) -> dict[str, int | str]:
         """Return the number of jobs of *group* in each state, and the number of jobs that wait for the group.
 
@@ -374,6 +386,16 @@ class Client(greenstalk.Client[TBody]):
         self._send_cmd(b"undrain", b"NOT_DRAINING")
 
     # Commands and replies
+
+    def _stats_cmd(self, cmd: bytes) -> greenstalk.Stats | greenstalk.StatsJob | greenstalk.StatsTube:
+        self._extend_stats()
+        return super()._stats_cmd(cmd)
+
+    def _extend_stats(self) -> None:
+        """Select all keys of statistics, unless a mode has been selected on this connection."""
+        if not self._has_stats_mode:
+            with contextlib.suppress(greenstalk.UnknownCommandError):
+                self.stats_mode("extended")
 
     def _send_cmd(self, cmd: bytes, expected: bytes) -> list[bytes]:
         self._sock.sendall(cmd + b"\r\n")

@@ -88,6 +88,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     hide_secrets([*hidden, *secret_variables(options)])
     options = with_provider(with_password(options))
     codec.set_strict(options.strict_protocol)
+    codec.mode.extends_stats = options.extended_stats
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
     is_serving = options.journal is None  # a standby refuses connections

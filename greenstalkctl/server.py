@@ -120,6 +120,7 @@ class _Client(greenstalk_client.Client[bytes]):
         return super()._read_chunk(size)
 
     def _stats_cmd(self, cmd: bytes) -> Any:
+        self._extend_stats()
         body = self._document(cmd, MAX_STATS).decode(errors="replace")
         return dict(_stat(line) for line in body.split("\n")[1:] if line)
 

@@ -261,6 +261,14 @@ DEFINITIONS: Final = (
         variable="GREENSTALK_STRICT_PROTOCOL",
         key="strict_protocol",
     ),
+    _off_by_default(
+        "--extended-stats",
+        "send every client the extended keys of `stats`, `stats-tube` and `stats-job`, as if it had sent `stats-mode"
+        " extended`",
+        field="extended_stats",
+        variable="GREENSTALK_EXTENDED_STATS",
+        key="extended_stats",
+    ),
     Definition(
         ("--tls-cert",),
         "use TLS on every TCP port of the beanstalk protocol, with the certificate chain in FILE (PEM)",

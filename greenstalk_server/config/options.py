@@ -98,6 +98,7 @@ class Options:
     log_format: str
     strict_recovery: bool
     strict_protocol: bool
+    extended_stats: bool
     journal: str | None = field(repr=False)
     journal_name: str
     lease_ns: int

@@ -25,6 +25,7 @@ def problems(options: Options) -> Iterator[UsageError]:
     """Yield the contradictions among *options*: the first error of each check."""
     for check in (
         _refuse_two_journals,
+        _refuse_extended_strict_stats,
         _refuse_tls_without_certificate,
         _refuse_open_dashboard,
         _refuse_bad_passwords,
@@ -77,6 +78,12 @@ def _refuse_two_journals(options: Options) -> None:
     if options.journal is not None and options.binlog_dir is not None:
         name, other = options.label_of("journal"), options.label_of("binlog_dir")
         raise UsageError(f"{name}: must not be set together with {other}: a server has one journal")
+
+
+def _refuse_extended_strict_stats(options: Options) -> None:
+    if options.extended_stats and options.strict_protocol:
+        name, other = options.label_of("extended_stats"), options.label_of("strict_protocol")
+        raise UsageError(f"{name}: must not be set together with {other}: beanstalkd has no such keys")
 
 
 def _refuse_tls_without_certificate(options: Options) -> None:

@@ -16,7 +16,7 @@ Extensions, which beanstalkd does not have (docs/protocol-extensions.md):
     (PUT, pri, delay, ttr, size, True, name, tags), for a put with tags; the name is empty for put
     (RESERVE_BATCH, count, timeout or 0)    (DELETE_BATCH, ids)    (REPRIORITIZE, id, pri)
     (WAIT, id, timeout or None)             (FLUSH_TUBE | FLUSH_BURIED | TRUNCATE | STATS_GROUP, name)
-    (WATCH, name, weight)                   (RESERVE_MODE, name of the mode)
+    (WATCH, name, weight)                   (RESERVE_MODE | STATS_MODE, name of the mode)
     (META, fields)                          (TOUCH_ALL | PEEK_RESERVED | DRAIN | UNDRAIN,)
 
 Where protocol.txt is silent, this follows beanstalkd 1.13, including which malformed line gets which error. It follows
@@ -78,6 +78,7 @@ FLUSH_TUBE: Final = b"flush-tube"
 FLUSH_BURIED: Final = b"flush-buried"
 TRUNCATE: Final = b"truncate"
 RESERVE_MODE: Final = b"reserve-mode"
+STATS_MODE: Final = b"stats-mode"
 META: Final = b"meta"
 TOUCH_ALL: Final = b"touch-all"
 PEEK_RESERVED: Final = b"peek-reserved"
@@ -132,6 +133,9 @@ MAX_BATCH: Final = 1000
 RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
 """Names of the reserve modes; the index is the number in core/weighting.py."""
 
+STATS_MODES: Final = (b"standard", b"extended")
+"""Names of the modes of the statistics: with the keys of beanstalkd alone, and with all keys."""
+
 META_FIELDS: Final = (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts")
 """Fields that meta may name."""
 
@@ -157,11 +161,13 @@ class UnknownCommand(ProtocolError):
 class Mode:
     """The strictness with which all connections of the process follow the published protocol.
 
-    is_strict   the extensions are off; every line gets beanstalkd's reply.
+    is_strict       the extensions are off; every line gets beanstalkd's reply.
+    extends_stats   a new connection gets the extended keys of statistics without asking.
     """
 
     def __init__(self) -> None:
         self.is_strict: bool = False
+        self.extends_stats: bool = False
 
 
 mode: Final = Mode()
@@ -423,9 +429,9 @@ def _parse_wait(verb: bytes, rest: bytes) -> Command:
     return (verb, _whole(words[0], 0, _U64), _seconds_of(words[1], _I31) if len(words) == 2 else None)
 
 
-def _parse_reserve_mode(verb: bytes, rest: bytes) -> Command:
+def _parse_mode(verb: bytes, rest: bytes) -> Command:
     (name,) = _words(rest, 1, 1)
-    if name not in RESERVE_MODES:
+    if name not in (RESERVE_MODES if verb == RESERVE_MODE else STATS_MODES):
         raise BadFormat
     return (verb, name)
 
@@ -489,7 +495,8 @@ _EXTENSIONS: Final[dict[bytes, _Parser]] = {
     FLUSH_BURIED: _parse_name,
     STATS_GROUP: _parse_name,
     TRUNCATE: _parse_name,
-    RESERVE_MODE: _parse_reserve_mode,
+    RESERVE_MODE: _parse_mode,
+    STATS_MODE: _parse_mode,
     META: _parse_meta,
     TOUCH_ALL: _parse_bare,
     PEEK_RESERVED: _parse_bare,

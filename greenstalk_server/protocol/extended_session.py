@@ -1,7 +1,7 @@
 """A session with the extensions of the protocol that docs/protocol-extensions.md describes.
 
-The server makes a plain `Session` instead in strict mode. The replies to the published commands differ from those of a
-plain session only in further keys of stats, until the client has sent an extension.
+The server makes a plain `Session` instead in strict mode. The replies to the published commands are those of a plain
+session until the client has sent an extension, but the server's option can extend those of stats from the start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE, MAX_PUT_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST
-from greenstalk_server.protocol.extended_stats import group_stats, job_extension, server_extension, tube_extension
+from greenstalk_server.protocol.extended_stats import extension, group_stats
 from greenstalk_server.protocol.framing import INCOMPLETE, TOO_LONG
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.session import HANDLERS, Session
@@ -31,9 +31,10 @@ class ExtendedSession(Session):
     `_batch_size` is the number of jobs that the current reserve-batch asked for, 0 if there is none. `_batch` has its
     jobs, and their bodies, while the body of its last job is being read; else it is None. `_job_wait` is the id of the
     job that the client waits for, 0 if there is none. `_meta` has the fields that follow the size of each job.
+    `_extends_stats` is whether replies to stats commands have the extended keys.
     """
 
-    __slots__ = ("_batch", "_batch_size", "_job_wait", "_meta")
+    __slots__ = ("_batch", "_batch_size", "_extends_stats", "_job_wait", "_meta")
 
     def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
         """See Session."""
@@ -43,6 +44,7 @@ class ExtendedSession(Session):
         self._batch: list[tuple[Job, bytes]] | None = None
         self._job_wait: int = 0
         self._meta: tuple[bytes, ...] = ()
+        self._extends_stats: bool = codec.mode.extends_stats
 
     def _end_of_long_line(self, data: bytes, pos: int) -> int:
         """Return the end of the line of a delete-batch or a put at *pos*; or INCOMPLETE or TOO_LONG."""
@@ -202,14 +204,15 @@ class ExtendedSession(Session):
             return None
         return _job_wait_reply(outcome, id)
 
+    def _set_stats_mode(self, command: Command, now: int) -> bytes:
+        _, name = command
+        self._extends_stats = name == b"extended"
+        return replies.using(name)
+
     def _stats_reply(self, snapshot: Snapshot, subject: Tube | Job | None, now: int) -> bytes:
-        if codec.mode.is_strict:
+        if not self._extends_stats:
             return super()._stats_reply(snapshot, subject, now)
-        if isinstance(subject, Tube):
-            return self._count_reply(replies.stats(snapshot, tube_extension(subject, now)))
-        if isinstance(subject, Job):
-            return self._count_reply(replies.stats(snapshot, job_extension(subject, now)))
-        return self._count_reply(replies.stats(snapshot, server_extension(self._broker)))
+        return self._count_reply(replies.stats(snapshot, extension(self._broker, subject, now)))
 
     def _set_meta(self, command: Command, now: int) -> bytes:
         self._meta = command[1]
@@ -270,6 +273,7 @@ EXTENSION_HANDLERS: Final[dict[bytes, Any]] = {
     codec.DRAIN: ExtendedSession._refuse_administration,
     codec.UNDRAIN: ExtendedSession._refuse_administration,
     codec.META: ExtendedSession._set_meta,
+    codec.STATS_MODE: ExtendedSession._set_stats_mode,
 }
 
 EXTENDED_HANDLERS: Final[dict[bytes, Callable[[Any, Command, int], bytes | None]]] = {**HANDLERS, **EXTENSION_HANDLERS}

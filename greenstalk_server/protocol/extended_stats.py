@@ -1,7 +1,7 @@
-"""Keys that the extensions append to the replies to "stats", "stats-tube" and "stats-job".
+"""Extended keys, which follow those of `stats` in the replies to a connection that has asked for them.
 
-The fields of a class, in order, are the keys of the YAML with `_` for `-`. Strict mode leaves all of them out. tuber's
-clients read these names; docs/protocol-extensions.md defines them. Pure.
+The fields of a class, in order, are the keys of the YAML with `_` for `-`; a key whose value is None is left out.
+tuber's clients read these names; docs/protocol-extensions.md defines them. Pure.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from greenstalk_server.core.tube import Tube
 
 @dataclass(frozen=True, slots=True)
 class ServerExtension:
-    """Keys of "stats"; sizes in bytes."""
+    """Keys of "stats"; sizes in bytes. The last two are None without a memory limit."""
 
+    greenstalk_version: str
     binlog_enabled: bool
     binlog_file_count: int
     binlog_total_bytes: int
+    body_bytes_in_memory: int | None
+    body_bytes_on_disk: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +57,15 @@ class TubeExtension:
 
 @dataclass(frozen=True, slots=True)
 class JobExtension:
-    """Keys of "stats-job"; times in whole seconds."""
+    """Keys of "stats-job"; times in whole seconds. Those of a tag are None if the job does not have the tag."""
 
     time_reserved: int
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedJobExtension(JobExtension):
-    """Further keys of "stats-job" for a job with tags; None for each missing tag."""
-
-    idempotency_key: str | None
-    idempotency_ttl: int | None
-    group: str | None
-    after_group: str | None
-    concurrency_key: str | None
-    concurrency_limit: int | None
+    idempotency_key: str | None = None
+    idempotency_ttl: int | None = None
+    group: str | None = None
+    after_group: str | None = None
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +83,28 @@ class GroupStats:
 StatsExtension: TypeAlias = ServerExtension | TubeExtension | JobExtension
 
 
+def extension(broker: Broker, subject: Tube | Job | None, now: int) -> StatsExtension:
+    """Return the extended keys for *subject*, or for the server if that is None."""
+    if isinstance(subject, Tube):
+        return tube_extension(subject, now)
+    return job_extension(subject, now) if isinstance(subject, Job) else server_extension(broker)
+
+
 def server_extension(broker: Broker) -> ServerExtension:
-    """Return the further keys of the reply to "stats"."""
-    journal = broker.journal.stats()
+    """Return the extended keys of the reply to "stats"."""
+    journal, bodies = broker.journal.stats(), broker.bodies
     return ServerExtension(
+        greenstalk_version=broker.facts.version,
         binlog_enabled=journal.is_on_disk,
         binlog_file_count=journal.files,
         binlog_total_bytes=journal.bytes_on_disk,
+        body_bytes_in_memory=bodies.in_memory if bodies is not None else None,
+        body_bytes_on_disk=bodies.on_disk if bodies is not None else None,
     )
 
 
 def tube_extension(tube: Tube, now: int) -> TubeExtension:
-    """Return the further keys of the reply to "stats-tube"."""
+    """Return the extended keys of the reply to "stats-tube"."""
     oldest = tube.oldest_ready()
     return TubeExtension(
         total_reserves=tube.total_reserves,
@@ -123,13 +130,13 @@ def tube_extension(tube: Tube, now: int) -> TubeExtension:
 
 
 def job_extension(job: Job, now: int) -> JobExtension:
-    """Return the further keys of the reply to "stats-job"."""
+    """Return the extended keys of the reply to "stats-job"."""
     time_reserved = (now - job.reserved_at) // SECOND if job.state == RESERVED else 0
     if not isinstance(job, TaggedJob):
         return JobExtension(time_reserved=time_reserved)
     tags = tags_of(job)
     has_key, has_limit = bool(tags.idempotency_key), bool(tags.concurrency_key)
-    return TaggedJobExtension(
+    return JobExtension(
         time_reserved=time_reserved,
         idempotency_key=tags.idempotency_key.decode() if has_key else None,
         idempotency_ttl=tags.idempotency_ttl // SECOND if has_key else None,

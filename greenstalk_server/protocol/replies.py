@@ -14,10 +14,9 @@ from greenstalk_server.protocol.extended_stats import (
     JobExtension,
     ServerExtension,
     StatsExtension,
-    TaggedJobExtension,
     TubeExtension,
 )
-from greenstalk_server.protocol.stats import JobStats, LimitedServerStats, ServerStats, TubeStats
+from greenstalk_server.protocol.stats import JobStats, ServerStats, Snapshot, TubeStats
 
 CRLF: Final = b"\r\n"
 
@@ -123,20 +122,11 @@ def name_list(names: Iterable[bytes]) -> bytes:
     return _ok(b"---\n- %b\n" % lines if lines else b"---\n")
 
 
-def stats(snapshot: ServerStats | TubeStats | JobStats | GroupStats, extension: StatsExtension | None = None) -> bytes:
-    """Return the reply to stats, stats-tube, stats-job or stats-group, with the keys of *extension* at its end."""
-    lines = _lines(snapshot)
-    if isinstance(snapshot, ServerStats):
-        lines.append(f'greenstalk-version: "{snapshot.version}"\n')
-    if extension is not None:
-        lines += _lines(extension)
+def stats(*parts: Snapshot | StatsExtension | GroupStats) -> bytes:
+    """Return the reply to stats, stats-tube, stats-job or stats-group: the keys of *parts* that are not None."""
+    values = [(key, getattr(part, name)) for part in parts for name, key in _KEYS[type(part)]]
+    lines = [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
     return _ok(("---\n" + "".join(lines)).encode())
-
-
-def _lines(snapshot: ServerStats | TubeStats | JobStats | GroupStats | StatsExtension) -> list[str]:
-    """Return a line for each key of *snapshot* whose value is not None."""
-    values = [(key, getattr(snapshot, name)) for name, key in _KEYS[type(snapshot)]]
-    return [f"{key}: {_scalar(key, value)}\n" for key, value in values if value is not None]
 
 
 def _ok(data: bytes) -> bytes:
@@ -145,17 +135,7 @@ def _ok(data: bytes) -> bytes:
 
 _KEYS: Final = {
     kind: [(field.name, field.name.replace("_", "-")) for field in fields(kind)]
-    for kind in (
-        ServerStats,
-        LimitedServerStats,
-        TubeStats,
-        JobStats,
-        ServerExtension,
-        TubeExtension,
-        JobExtension,
-        TaggedJobExtension,
-        GroupStats,
-    )
+    for kind in (ServerStats, ServerExtension, TubeStats, TubeExtension, JobStats, JobExtension, GroupStats)
 }
 
 BEANSTALKD_VERSION: Final = "1.99"

@@ -318,10 +318,11 @@ _NEED_NO_GRANT: Final = (
     codec.TOUCH_ALL,
     codec.META,
     codec.RESERVE_MODE,
+    codec.STATS_MODE,
     codec.DELETE_BATCH,
 )
-"""Verbs that affect only the jobs that the client holds, and the tubes that it uses and watches; and delete-batch,
-which asks `may_delete` for each job."""
+"""Verbs that affect only the client's own replies, the jobs that it holds, and the tubes that it uses and watches; and
+delete-batch, which asks `may_delete` for each job."""
 
 
 def guard(handlers: dict[bytes, Any]) -> dict[bytes, Any]:

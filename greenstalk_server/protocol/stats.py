@@ -1,7 +1,8 @@
 """Snapshots of the server, a tube and a job, as "stats", "stats-tube" and "stats-job" report them.
 
-The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`. The same class defines
-the fields for YAML, JSON and HTML. Pure.
+The fields of a snapshot, in order, are the keys of the protocol's YAML with `_` for `-`: exactly those of beanstalkd
+1.12, because clients compare and map these replies. `extended_stats` has all other keys. The same class defines the
+fields for YAML, JSON and HTML. Pure.
 """
 
 from __future__ import annotations
@@ -74,14 +75,6 @@ class ServerStats:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitedServerStats(ServerStats):
-    """Like ServerStats, plus the bytes of bodies in memory and only on disk, for a server with a memory limit."""
-
-    body_bytes_in_memory: int
-    body_bytes_on_disk: int
-
-
-@dataclass(frozen=True, slots=True)
 class TubeStats:
     """The reply to "stats-tube"; times in whole seconds."""
 
@@ -129,12 +122,8 @@ def server_stats(broker: Broker, now: int) -> ServerStats:
     facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
     utime, stime = facts.rusage()
     counters = {name: getattr(broker.counters, name) for name in COUNTERS}
-    body_bytes = {}
-    if broker.bodies is not None:
-        body_bytes = {"body_bytes_in_memory": broker.bodies.in_memory, "body_bytes_on_disk": broker.bodies.on_disk}
-    return (LimitedServerStats if body_bytes else ServerStats)(
+    return ServerStats(
         **counters,
-        **body_bytes,
         current_jobs_urgent=totals.urgent,
         current_jobs_ready=len(broker.jobs) - totals.reserved - totals.delayed - totals.buried,
         current_jobs_reserved=totals.reserved,

@@ -69,6 +69,7 @@ CALLS: list[Callable[[Client[str]], object]] = [
     lambda client: client.truncate("mail"),
     lambda client: client.pause_tube("default", 0.5),
     lambda client: client.stats_group("key"),
+    lambda client: client.stats_mode("extended"),
     lambda client: client.drain(),
     lambda client: client.undrain(),
 ]
@@ -309,6 +310,18 @@ def test_all_tags_in_one_put(client: Client[str]) -> None:
     found = (stats["idempotency-key"], stats["group"], stats["after-group"], stats["concurrency-key"])
     assert found == ("a", "b", "c", "d")
     assert stats["concurrency-limit"] == 3
+
+
+def test_statistics_have_all_keys_of_the_server_unless_the_mode_is_standard(
+    client: Client[str], old: Client[str], address: Address
+) -> None:
+    assert "bury-rate" in client.stats_tube("default")
+    standard = old.stats_tube("default").keys()
+    assert len(standard) == 14
+    with Client(address) as other:
+        if other.has_extensions():
+            other.stats_mode("standard")
+        assert other.stats_tube("default").keys() == standard
 
 
 def test_pause_with_a_fraction(client: Client[str]) -> None:

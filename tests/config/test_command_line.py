@@ -75,6 +75,7 @@ def test_defaults() -> None:
         log_format="text",
         strict_recovery=False,
         strict_protocol=False,
+        extended_stats=False,
         tls_cert=None,
         tls_key=None,
         tls_client_ca=None,
@@ -170,6 +171,7 @@ def test_defaults() -> None:
         (["--no-web"], "web_enabled", False),
         (["--strict-recovery"], "strict_recovery", True),
         (["--strict-protocol"], "strict_protocol", True),
+        (["--extended-stats"], "extended_stats", True),
         (["--journal", "postgresql://a@c/d"], "journal", "postgresql://a@c/d"),
         (["--journal-name=mail"], "journal_name", "mail"),
         (["--lease", "5"], "lease_ns", 5_000_000_000),
@@ -343,6 +345,7 @@ def test_job_size_above_1_gib_is_reduced_with_a_warning(text: str) -> None:
         ("GREENSTALK_LOG_FORMAT", "json", "log_format", "json"),
         ("GREENSTALK_STRICT_RECOVERY", "on", "strict_recovery", True),
         ("GREENSTALK_STRICT_PROTOCOL", "on", "strict_protocol", True),
+        ("GREENSTALK_EXTENDED_STATS", "on", "extended_stats", True),
         ("DATABASE_URL", "postgres://c/d", "journal", "postgres://c/d"),
         ("GREENSTALK_JOURNAL_NAME", "mail", "journal_name", "mail"),
         ("GREENSTALK_LEASE_SECONDS", "60", "lease_ns", 60_000_000_000),
@@ -426,6 +429,11 @@ def test_server_has_one_journal() -> None:
     parsed = options("-b", "data", DATABASE_URL="postgresql://c/d")
     assert (parsed.binlog_dir, parsed.journal) == ("data", None)
     assert parsed.warnings == ("DATABASE_URL is not used: the journal is in data",)
+
+
+def test_strict_server_has_no_extended_stats() -> None:
+    message = "--extended-stats: must not be set together with GREENSTALK_STRICT_PROTOCOL: beanstalkd has no such keys"
+    assert str(refusal("--extended-stats", GREENSTALK_STRICT_PROTOCOL="1")) == message
 
 
 @pytest.mark.parametrize(("flag", "is_ignored"), [("-f0", False), ("-f50", True), ("-F", True)])

@@ -28,7 +28,7 @@ port = 11301
 user = "nobody"
 max_job_size = 100_000
 strict_recovery = true
-strict_protocol = true
+extended_stats = true
 log_level = "warning"
 log_format = "json"
 lease_seconds = 7
@@ -138,7 +138,7 @@ FIELDS = {
     "user": ("nobody", 7),
     "max_job_size": (100_000, 8),
     "strict_recovery": (True, 9),
-    "strict_protocol": (True, 10),
+    "extended_stats": (True, 10),
     "log_level": ("warning", 11),
     "log_format": ("json", 12),
     "lease_ns": (7_000_000_000, 13),
@@ -270,6 +270,7 @@ def test_journal_may_be_a_database(path: Path) -> None:
 def test_every_key_is_tested_above() -> None:
     assert {row.field for row in DEFINITIONS if row.key} == FIELDS.keys() | {
         "journal",
+        "strict_protocol",
         "web_password_file",
         "oidc_client_secret_file",
     }

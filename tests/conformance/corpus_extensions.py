@@ -106,6 +106,15 @@ a> reserve-mode fifo
 a> reserve-mode x
 a> list-tubes-watched
 
+== extension-stats-mode
+a> put 0 0 60 1\r\nx
+a> stats-mode extended
+a> stats-job {1}
+a> stats-mode
+a> stats-mode x
+a> stats-mode standard
+a> stats-job {1}
+
 == extension-drain
 a> drain
 a> drain x

@@ -1,10 +1,8 @@
 """Intended differences from Debian's beanstalkd 1.12, each with its reason.
 
-Three kinds:
+Two kinds:
 
-- `published` removes from our YAML the keys of extensions.
-- `as_ours` rewrites the peer's YAML in all conversations: it quotes the names that YAML would misread, and adds this
-  server's own version.
+- `as_ours` rewrites the peer's YAML in all conversations: it quotes the names that YAML would misread.
 - DIFFERENCES has all replies of our server in a conversation, in order. If the peer's replies are the same, the entry
   is stale, and a test fails, unless the peer's replies vary (`peer_varies`).
 """
@@ -29,43 +27,7 @@ def as_ours(reply: str) -> str:
     """Convert a normalised reply of the peer to the expected reply of our server."""
     if not reply.startswith("OK *\n"):
         return reply
-    if reply.startswith("OK *\ncurrent-jobs-urgent: "):
-        reply += "\ngreenstalk-version: <greenstalk-version>"
     return _NAME.sub(lambda match: f"{match[1]}: {_quoted_if_needed(match[2])}", reply)
-
-
-TUBE_KEYS = (
-    "total-reserves",
-    "total-timeouts",
-    "total-buries",
-    "bury-rate",
-    "processing-time-ewma",
-    "processing-time-min",
-    "processing-time-max",
-    "processing-time-samples",
-    "processing-time-p50",
-    "processing-time-p95",
-    "processing-time-p99",
-    "queue-time-ewma",
-    "queue-time-min",
-    "queue-time-max",
-    "queue-time-samples",
-    "oldest-ready-id",
-    "oldest-ready-age",
-    "oldest-delayed-age",
-    "oldest-buried-age",
-)
-"""Keys of stats-tube that tuber's terminal UI and its Ruby client read."""
-
-EXTENSION_KEYS = frozenset((*TUBE_KEYS, "binlog-enabled", "binlog-file-count", "binlog-total-bytes", "time-reserved"))
-"""Keys of stats that our server adds unless it is strict."""
-
-
-def published(reply: str) -> str:
-    """Return a normalised reply of our server without the keys that it adds to stats."""
-    if not reply.startswith("OK *\n"):
-        return reply
-    return "\n".join(line for line in reply.split("\n") if line.partition(": ")[0] not in EXTENSION_KEYS)
 
 
 def _quoted_if_needed(name: str) -> str:
@@ -100,6 +62,10 @@ _EXTENSION = "beanstalkd does not have the command, or reads whole seconds only;
 _BAD_LINE = ["BAD_FORMAT", "USING default", "<end>"]
 _EXPECTED_CRLF = ["EXPECTED_CRLF", "<end>", "<end>"]
 _TUBES = "OK *\n- "
+_JOB_STATS = (
+    "OK *\nid: {1}\ntube: default\nstate: ready\npri: 0\nage: 0\ndelay: 0\nttr: 60\ntime-left: 0\nfile: 0\n"
+    "reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0"
+)
 _RESERVED = r"RESERVED {1} 1\r\nx"
 
 DIFFERENCES: dict[str, Difference] = {
@@ -233,6 +199,13 @@ DIFFERENCES: dict[str, Difference] = {
         [
             *["WATCHING 2", "BAD_FORMAT", "BAD_FORMAT", "USING weighted", "USING weighted-fair", "USING fifo"],
             *["BAD_FORMAT", "OK *\n- default\n- t", "<end>"],
+        ],
+    ),
+    "extension-stats-mode": Difference(
+        _EXTENSION,
+        [
+            *["INSERTED {1}", "USING extended", f"{_JOB_STATS}\ntime-reserved: 0", "BAD_FORMAT", "BAD_FORMAT"],
+            *["USING standard", _JOB_STATS, "<end>"],
         ],
     ),
     "extension-drain": Difference(

@@ -24,7 +24,6 @@ _COUNTED = re.compile(r"cmd-.*|job-timeouts|total-(jobs|connections)|current-(co
 _COUNTED_OF_DEFAULT = ("total-jobs", "current-using", "current-watching", "cmd-delete", "cmd-pause-tube")
 _MASKED_FORMS = {
     "version": re.compile(r'"[^"]+"'),
-    "greenstalk-version": re.compile(r'"[^"]+"'),
     "rusage-utime": re.compile(r"\d+\.\d{6}"),
     "rusage-stime": re.compile(r"\d+\.\d{6}"),
     "uptime": re.compile(r"\d+"),

@@ -16,9 +16,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.differences import TUBE_KEYS
 from tests.support.daemon import Daemon, environment
 from tests.support.peer import Peer
+
+TUBE_KEYS = (
+    "total-reserves",
+    "total-timeouts",
+    "total-buries",
+    "bury-rate",
+    "processing-time-ewma",
+    "processing-time-min",
+    "processing-time-max",
+    "processing-time-samples",
+    "processing-time-p50",
+    "processing-time-p95",
+    "processing-time-p99",
+    "queue-time-ewma",
+    "queue-time-min",
+    "queue-time-max",
+    "queue-time-samples",
+    "oldest-ready-id",
+    "oldest-ready-age",
+    "oldest-delayed-age",
+    "oldest-buried-age",
+)
+"""Keys of stats-tube that tuber's terminal UI and its Ruby client read."""
 
 TRANSCRIPTS = {
     "idp": """
@@ -405,8 +427,13 @@ def test_replies_are_those_of_the_transcript(server: Daemon, name: str) -> None:
             assert peer.ask(b"list-tube-used").startswith(b"USING "), "a reply that the transcript does not have"
 
 
-def test_stats_have_the_keys_that_tuber_shows(server: Daemon) -> None:
-    with Peer(server) as peer:
+@pytest.mark.parametrize("has_option", [False, True])
+def test_stats_have_the_keys_that_tuber_shows(has_option: bool) -> None:
+    """The clients of tuber cannot ask for the keys, so an option of the server sends them to every client."""
+    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", *["--extended-stats"] * has_option)
+    with Daemon(*flags) as server, Peer(server) as peer:
+        if not has_option:
+            assert peer.ask(b"stats-mode extended") == b"USING extended"
         assert peer.ask(b"put 0 0 60 0\r\n") == b"INSERTED 1"
         assert tuple(peer.stats(b"stats-tube default"))[-len(TUBE_KEYS) :] == TUBE_KEYS
         assert peer.stats(b"stats-job 1")["time-reserved"] == "0"

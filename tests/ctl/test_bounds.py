@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from greenstalkctl.server import MAX_STATS
-from tests.ctl.world import COMMAND, Done, ctl, run
+from tests.ctl.world import COMMAND, Done, ctl, receive_request, run
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 from tests.support.servers import Server
 
@@ -31,7 +31,7 @@ def hostile_server(*pieces: bytes, pause: float = 0, repeats: bool = True) -> It
     def serve() -> None:
         sock, _ = listener.accept()
         with sock, suppress(OSError):
-            sock.recv(1000)
+            receive_request(sock)
             sock.sendall(b"".join(pieces))
             while repeats:
                 time.sleep(pause)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from greenstalkctl import text
-from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, run
+from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, receive_request, run
 from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
@@ -121,7 +121,7 @@ def test_incomplete_statistics_are_one_line_error(command: str, document: bytes)
 def _reply(listener: socket.socket, reply: bytes) -> None:
     sock, _ = listener.accept()
     with sock:
-        sock.recv(1000)
+        receive_request(sock)
         sock.sendall(reply)
         sock.shutdown(socket.SHUT_WR)
         while sock.recv(1000):

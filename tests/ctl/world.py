@@ -262,6 +262,13 @@ def _relay(near: socket.socket, target: tuple[str, int]) -> None:
                 near.sendall(far.recv(65536))
 
 
+def receive_request(sock: socket.socket) -> None:
+    """Receive a request of the command; refuse a `stats-mode` before it, as beanstalkd does."""
+    if sock.recv(1000).startswith(b"stats-mode"):
+        sock.sendall(b"BAD_FORMAT\r\n")
+        sock.recv(1000)
+
+
 class _Front(BaseHTTPRequestHandler):
     """Relays each request and its response."""
 

@@ -70,6 +70,7 @@ LEGAL: Final = {
     b"drain": (b"UNKNOWN_COMMAND",),
     b"undrain": (b"UNKNOWN_COMMAND",),
     b"reserve-mode": (b"USING",),
+    b"stats-mode": (b"USING",),
 }
 """The words with which the reply of each verb may begin."""
 
@@ -198,6 +199,7 @@ class Oracle:
         self._has_eof: set[int] = set()
         self._parked: set[int] = set()
         self._meta: dict[int, int] = {}  # number of values behind each size
+        self._extended: set[int] = set()  # clients that have asked for the extended keys of stats
 
     @property
     def model(self) -> FuzzModel | None:
@@ -480,6 +482,12 @@ class Oracle:
         model.clients[number].mode = command[1].decode()
         return b"USING %b\r\n" % command[1]
 
+    def _on_stats_mode(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
+        self._extended.discard(number)
+        if command[1] == b"extended":
+            self._extended.add(number)
+        return b"USING %b\r\n" % command[1]
+
     def _on_ignore(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
         count = model.ignore(number, command[1].decode())
         return b"WATCHING %d\r\n" % count if count else wire.NOT_IGNORED
@@ -527,11 +535,12 @@ class Oracle:
         facts |= {"delay": job.delay // SECOND, "ttr": job.ttr // SECOND}
         facts |= {"time-left": model.seconds_to(job.deadline) if runs_out else 0}
         facts |= {name: getattr(job, name) for name in ("reserves", "timeouts", "releases", "buries", "kicks")}
-        if isinstance(job, TagJob):
+        if isinstance(job, TagJob) and number in self._extended:
             tags: dict[str, object] = {"idempotency-key": job.key, "group": job.group, "after-group": job.after}
             tags |= {"concurrency-key": job.slot, "concurrency-limit": job.limit if job.slot else ""}
             tags |= {"idempotency-ttl": job.key_ttl // SECOND if job.key_ttl else ""}
             facts |= {name: value for name, value in tags.items() if value != ""}
+        assert (b"\ntime-reserved: " in reply) == (number in self._extended)
         return _agreeing(reply, facts)
 
     def _on_stats_group(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:

@@ -66,7 +66,6 @@ def snapshot(server: Server, last: int) -> JobStats:
         for id in range(1, last + 1):
             with contextlib.suppress(greenstalk.NotFoundError):
                 found[id] = dict(client.stats_job(id))
-                found[id].pop("time-reserved", None)
                 found[id]["body"] = client.peek(id).body
     return found
 

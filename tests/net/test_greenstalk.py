@@ -112,6 +112,45 @@ def test_peeks(client: Client[str]) -> None:
     assert client.peek_buried().body == "buried"
 
 
+def test_stats_of_a_job_and_a_tube_are_whole_dictionaries(client: Client[str]) -> None:
+    """The library's own tests compare these replies with all keys that it knows."""
+    id = client.put("hello", ttr=7)
+    assert client.stats_job(id) == {
+        "id": id,
+        "tube": "default",
+        "state": "ready",
+        "pri": greenstalk.DEFAULT_PRIORITY,
+        "age": 0,
+        "delay": 0,
+        "ttr": 7,
+        "time-left": 0,
+        "file": 0,
+        "reserves": 0,
+        "timeouts": 0,
+        "releases": 0,
+        "buries": 0,
+        "kicks": 0,
+    }
+    client.use("mail")
+    assert client.stats_tube("mail") == {
+        "name": "mail",
+        "current-jobs-urgent": 0,
+        "current-jobs-ready": 0,
+        "current-jobs-reserved": 0,
+        "current-jobs-delayed": 0,
+        "current-jobs-buried": 0,
+        "total-jobs": 0,
+        "current-using": 1,
+        "current-watching": 0,
+        "current-waiting": 0,
+        "cmd-delete": 0,
+        "cmd-pause-tube": 0,
+        "pause": 0,
+        "pause-time-left": 0,
+    }
+    assert client.stats().keys() == greenstalk.Stats.__annotations__.keys()
+
+
 def test_stats_and_pause(client: Client[str]) -> None:
     client.put("x")
     client.pause_tube("default", 100)

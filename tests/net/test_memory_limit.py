@@ -60,6 +60,8 @@ class Talk:
         return self.line(b"put 0 0 600 %d\r\n%b\r\n" % (SIZE, body_of(id)))
 
     def stats(self) -> dict[str, str]:
+        """Return all statistics of the server."""
+        assert self.line(b"stats-mode extended\r\n") == b"USING extended"
         size = int(self.line(b"stats\r\n").split()[1])
         text = self.reader.read(size + 2).decode()
         return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)

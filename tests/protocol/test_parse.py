@@ -131,6 +131,8 @@ EXTENSIONS = {
     b"reserve-mode fifo": (b"reserve-mode", b"fifo"),
     b"reserve-mode weighted": (b"reserve-mode", b"weighted"),
     b"reserve-mode weighted-fair": (b"reserve-mode", b"weighted-fair"),
+    b"stats-mode standard": (b"stats-mode", b"standard"),
+    b"stats-mode  extended ": (b"stats-mode", b"extended"),
     b"drain": (b"drain",),
     b"undrain": (b"undrain",),
     b"meta": (b"meta", ()),
@@ -156,6 +158,8 @@ BAD_EXTENSIONS = [
     b"wait", b"wait x", b"wait 1 x", b"wait 1 -1", b"wait 1 2 3", b"wait 18446744073709551616",
     b"watch a 0", b"watch a 10000", b"watch a x", b"watch a 1 2", b"watch -a 1", b"watch a 1.5", b"watch a ",
     b"reserve-mode", b"reserve-mode ", b"reserve-mode x", b"reserve-mode fifo weighted", b"reserve-mode FIFO",
+    b"stats-mode", b"stats-mode ", b"stats-mode x", b"stats-mode fifo", b"stats-mode extended standard",
+    b"stats-mode Extended", b"reserve-mode extended",
     b"drain x", b"undrain 1", b"meta x", b"meta pri pri", b"meta pri,tube", b"meta id",
 ]  # fmt: skip
 
@@ -167,6 +171,7 @@ STRICT = {
     b"reprioritize 1 2": UnknownCommand, b"wait 1": UnknownCommand, b"meta": UnknownCommand,
     b"meta pri": UnknownCommand, b"truncate a": UnknownCommand, b"drain": UnknownCommand, b"undrain": UnknownCommand,
     b"stats-group g": BadFormat, b"watch a 1": BadFormat, b"reserve-mode fifo": BadFormat, b"reserve-mode": BadFormat,
+    b"stats-mode extended": BadFormat, b"stats-mode": BadFormat,
 }  # fmt: skip
 """Lines of extensions, and their results in strict mode."""
 
@@ -381,8 +386,8 @@ def test_tags_are_garbage_in_strict_mode(words: bytes) -> None:
 def test_each_extension_has_a_name() -> None:
     assert codec.extensions() == (
         *("delete-batch", "drain", "flush-buried", "flush-tube", "fractions", "meta", "peek-reserved"),
-        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "stats-group", "tags"),
-        *("touch-all", "truncate", "undrain", "wait", "weights"),
+        *("put-in-tube", "reprioritize", "reserve-batch", "reserve-mode", "stats-group", "stats-mode"),
+        *("tags", "touch-all", "truncate", "undrain", "wait", "weights"),
     )
 
 

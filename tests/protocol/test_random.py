@@ -28,7 +28,7 @@ VALID = st.one_of(
     st.builds(lambda verb, name: verb + b" " + name, WITH_NAME, NAMES),
     st.builds(lambda id: b"release %b 1 0" % id, IDS),
     st.builds(lambda id: b"bury %b 1" % id, IDS),
-    st.sampled_from([*BARE, b"reserve-with-timeout 0", b"kick 3"]),
+    st.sampled_from([*BARE, b"stats-mode extended", b"stats-mode standard", b"reserve-with-timeout 0", b"kick 3"]),
 )
 FAULTS = [
     b"",

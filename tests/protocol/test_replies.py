@@ -254,6 +254,10 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"drain\r\nundrain\r\ndrain x\r\n" + PUT,
         b"UNKNOWN_COMMAND\r\nUNKNOWN_COMMAND\r\nBAD_FORMAT\r\nINSERTED 1\r\n",
     ),
+    "stats-mode": (
+        b"stats-mode extended\r\nstats-mode standard\r\nstats-mode x\r\nstats-mode\r\n" + PUT,
+        b"USING extended\r\nUSING standard\r\nBAD_FORMAT\r\nBAD_FORMAT\r\nINSERTED 1\r\n",
+    ),
     "weights": (
         (
             b"watch a 2\r\nwatch b 3\r\nwatch a\r\nreserve-mode weighted\r\nput-in-tube a 9 0 9 1\r\na\r\n"

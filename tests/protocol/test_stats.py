@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.protocol.codec import set_strict
+from greenstalk_server.protocol.codec import mode
 from tests.support.talk import Talk
 
 COUNTED: dict[bytes, str] = {
@@ -58,7 +58,7 @@ NOT_COUNTED = [
     b"put-in-tube a 0 0 9 0\r\n\r\n", b"reserve-batch 1\r\n", b"delete-batch 1\r\n", b"touch-all\r\n",
     b"flush-tube default\r\n", b"flush-buried default\r\n", b"peek-reserved\r\n", b"reprioritize 1 2\r\n",
     b"wait 1\r\n", b"meta pri\r\n", b"truncate default\r\n", b"reserve-mode weighted\r\n", b"drain\r\n", b"undrain\r\n",
-    b"stats-group g\r\n", b"put-in-tube a 0 0 9 0 grp:g\r\n\r\n",
+    b"stats-mode extended\r\n", b"stats-group g\r\n", b"put-in-tube a 0 0 9 0 grp:g\r\n\r\n",
 ]  # fmt: skip
 
 
@@ -119,7 +119,6 @@ def test_stats_reply_is_exact() -> None:
         'pid: 1\nversion: "1.99"\nrusage-utime: 0.250000\nrusage-stime: 1.500000\nuptime: 61\nbinlog-oldest-index: 0\n'
         "binlog-current-index: 0\nbinlog-records-migrated: 0\nbinlog-records-written: 0\nbinlog-max-size: 10485760\n"
         "draining: false\nid: 0123456789abcdef\nhostname: host\nos: os\nplatform: platform\n"
-        'greenstalk-version: "0"\nbinlog-enabled: false\nbinlog-file-count: 0\nbinlog-total-bytes: 0\n'
     ).encode()
     assert talk.send(b"stats\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
     talk.broker.drain()
@@ -146,12 +145,6 @@ def test_stats_tube_reply_is_exact(name: bytes, written: bytes) -> None:
         b"---\nname: " + written + b"\ncurrent-jobs-urgent: 1\ncurrent-jobs-ready: 1\ncurrent-jobs-reserved: 0\n"
         b"current-jobs-delayed: 0\ncurrent-jobs-buried: 0\ntotal-jobs: 1\ncurrent-using: 1\ncurrent-watching: 0\n"
         b"current-waiting: 0\ncmd-delete: 0\ncmd-pause-tube: 1\npause: 9\npause-time-left: 8\n"
-        b"total-reserves: 0\ntotal-timeouts: 0\ntotal-buries: 0\nbury-rate: 0.000000\n"
-        b"processing-time-ewma: 0.000000\nprocessing-time-min: 0.000000\nprocessing-time-max: 0.000000\n"
-        b"processing-time-samples: 0\nprocessing-time-p50: 0.000000\nprocessing-time-p95: 0.000000\n"
-        b"processing-time-p99: 0.000000\nqueue-time-ewma: 0.000000\nqueue-time-min: 0.000000\n"
-        b"queue-time-max: 0.000000\nqueue-time-samples: 0\noldest-ready-id: 1\noldest-ready-age: 0\n"
-        b"oldest-delayed-age: 0\noldest-buried-age: 0\n"
     )
     assert talk.send(b"stats-tube %b\r\n" % name) == b"OK %d\r\n%b\r\n" % (len(body), body)
 
@@ -162,9 +155,56 @@ def test_stats_job_reply_is_exact() -> None:
     talk.advance(0.5)
     body = (
         b"---\nid: 1\ntube: default\nstate: delayed\npri: 7\nage: 0\ndelay: 3\nttr: 1\ntime-left: 2\nfile: 0\n"
-        b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\ntime-reserved: 0\n"
+        b"reserves: 0\ntimeouts: 0\nreleases: 0\nburies: 0\nkicks: 0\n"
     )
     assert talk.send(b"stats-job 1\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
+
+
+EXTENDED = {
+    b"stats\r\n": b'greenstalk-version: "0"\nbinlog-enabled: false\nbinlog-file-count: 0\nbinlog-total-bytes: 0\n',
+    b"stats-tube default\r\n": (
+        b"total-reserves: 0\ntotal-timeouts: 0\ntotal-buries: 0\nbury-rate: 0.000000\n"
+        b"processing-time-ewma: 0.000000\nprocessing-time-min: 0.000000\nprocessing-time-max: 0.000000\n"
+        b"processing-time-samples: 0\nprocessing-time-p50: 0.000000\nprocessing-time-p95: 0.000000\n"
+        b"processing-time-p99: 0.000000\nqueue-time-ewma: 0.000000\nqueue-time-min: 0.000000\n"
+        b"queue-time-max: 0.000000\nqueue-time-samples: 0\noldest-ready-id: 1\noldest-ready-age: 0\n"
+        b"oldest-delayed-age: 0\noldest-buried-age: 0\n"
+    ),
+    b"stats-job 1\r\n": b"time-reserved: 0\n",
+    b"stats-job 2\r\n": b'time-reserved: 0\nidempotency-key: "1"\nidempotency-ttl: 9\ngroup: g\n',
+}
+"""The extended keys at the end of a reply, by its command."""
+
+
+@pytest.mark.parametrize(("command", "keys"), EXTENDED.items())
+def test_extended_keys_follow_the_others_until_the_connection_asks_for_standard_keys(
+    command: bytes, keys: bytes
+) -> None:
+    talk = Talk()
+    talk.send(b"put 0 0 60 0\r\n\r\nput 0 0 60 0 idp:1:9 grp:g\r\n\r\n")
+    standard = document(talk, command)
+    assert talk.send(b"stats-mode extended\r\n") == b"USING extended\r\n"
+    assert without_counts(document(talk, command)) == without_counts(standard + keys)
+    assert talk.send(b"stats-mode standard\r\n") == b"USING standard\r\n"
+    assert without_counts(document(talk, command)) == without_counts(standard)
+
+
+def document(talk: Talk, command: bytes) -> bytes:
+    """Return the YAML in the reply to *command*."""
+    head, _, rest = talk.send(command).partition(b"\r\n")
+    assert head == b"OK %d" % (len(rest) - 2)
+    return rest.removesuffix(b"\r\n")
+
+
+def without_counts(document: bytes) -> bytes:
+    """Return *document* without the counter that each `stats` increases."""
+    return re.sub(rb"(?m)^cmd-stats: .*$", b"", document)
+
+
+def extended_talk() -> Talk:
+    talk = Talk()
+    talk.send(b"stats-mode extended\r\n")
+    return talk
 
 
 def shown(talk: Talk, command: bytes) -> dict[str, object]:
@@ -174,7 +214,7 @@ def shown(talk: Talk, command: bytes) -> dict[str, object]:
 
 
 def test_stats_tube_describes_queue_and_processing_times() -> None:
-    talk = Talk()
+    talk = extended_talk()
     for id, (wait, run) in enumerate([(2.0, 1.0), (0.5, 0.25), (0.0, 8.0)], 1):
         talk.send(b"put 0 0 60 0\r\n\r\n")
         talk.advance(wait)
@@ -200,7 +240,7 @@ def test_stats_tube_describes_queue_and_processing_times() -> None:
 
 
 def test_stats_job_shows_how_long_a_job_has_been_reserved() -> None:
-    talk = Talk()
+    talk = extended_talk()
     talk.send(b"put 0 0 60 0\r\n\r\nreserve\r\n")
     talk.advance(2.5)
     assert shown(talk, b"stats-job 1\r\n")["time-reserved"] == 2
@@ -208,15 +248,11 @@ def test_stats_job_shows_how_long_a_job_has_been_reserved() -> None:
     assert shown(talk, b"stats-job 1\r\n")["time-reserved"] == 0
 
 
-@pytest.mark.parametrize("command", [b"stats\r\n", b"stats-tube default\r\n", b"stats-job 1\r\n"])
-def test_strict_stats_have_only_the_published_keys(command: bytes) -> None:
+@pytest.mark.parametrize("command", EXTENDED)
+def test_server_option_extends_the_stats_of_each_connection(monkeypatch: pytest.MonkeyPatch, command: bytes) -> None:
+    monkeypatch.setattr(mode, "extends_stats", True)
     talk = Talk()
-    talk.send(b"put 0 0 60 0\r\n\r\n")
-    extended = list(shown(talk, command))
-    set_strict(True)
-    try:
-        strict = list(shown(talk, command))
-    finally:
-        set_strict(False)
-    assert strict == extended[: len(strict)]
-    assert strict[-1] in ("greenstalk-version", "pause-time-left", "kicks")
+    talk.send(b"put 0 0 60 0\r\n\r\nput 0 0 60 0 idp:1:9 grp:g\r\n\r\n")
+    assert document(talk, command).endswith(EXTENDED[command])
+    talk.send(b"stats-mode standard\r\n")
+    assert not document(talk, command).endswith(EXTENDED[command])

@@ -28,8 +28,7 @@ from greenstalk_server.journal.startup import recover
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.protocol.replies import stats as as_reply
-from greenstalk_server.protocol.stats import server_stats
+from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
 from greenstalk_server.web.pages.export import LARGE_BODY
@@ -450,8 +449,8 @@ def test_figures_count_bodies_in_memory_and_on_disk(queue: DiskQueue, client: Fl
         "bytes_on_disk": away,
         "is_full": False,
     }
-    assert (answer["stats"]["body_bytes_in_memory"], answer["stats"]["body_bytes_on_disk"]) == (4, away)
-    assert b"\nbody-bytes-on-disk: %d\n" % away in as_reply(server_stats(queue.broker, queue.now))
+    extended = server_extension(queue.broker)
+    assert (extended.body_bytes_in_memory, extended.body_bytes_on_disk) == (4, away)
     metrics = client.get("/metrics").text
     for line in (
         'greenstalk_body_bytes{where="memory"} 4.0',
