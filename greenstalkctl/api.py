@@ -390,10 +390,10 @@ def _page(key: str) -> Callable[[Any], tuple[list[Any], object]]:
 
 
 def _server(data: Mapping[str, Any]) -> Stats:
-    """Return the server's statistics; texts have the protocol's format."""
+    """Return the server's statistics."""
     journal, memory = data["journal"], data["memory"] or {}
     stats = {
-        **{_name(key): _as_stat(value) for key, value in data["stats"].items()},
+        **{_name(key): value for key, value in data["stats"].items()},
         **_rates(data["rates"]),
         **{f"journal-{_name(key)}": value for key, value in journal.items()},
         **{f"memory-{_name(key)}": value for key, value in memory.items()},
@@ -503,10 +503,3 @@ def _name(key: str) -> str:
 def _named(value: Any) -> Any:
     """Return *value* with the protocol's names if it is an object."""
     return {_name(key): entry for key, entry in value.items()} if isinstance(value, dict) else value
-
-
-def _as_stat(value: Any) -> Any:
-    """Return *value* in the format of the protocol's `stats`: integers as they are, everything else as text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6f}" if isinstance(value, float) else value

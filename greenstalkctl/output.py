@@ -92,7 +92,17 @@ def key_value_lines(entries: Mapping[str, Any]) -> Text:
     """
     pairs = list(_flat(entries))
     width = max((len(name) for name, _ in pairs), default=0) + 2
-    return Text("\n").join([Text(printable(name).ljust(width), style="dim") + cell(value) for name, value in pairs])
+    return Text("\n").join(
+        [Text(printable(name).ljust(width), style="dim") + cell(_exact(value)) for name, value in pairs]
+    )
+
+
+def _exact(value: Cell) -> Cell:
+    """Return *value*, a fraction as text with all its digits, at most six."""
+    if not isinstance(value, float):
+        return value
+    shown = f"{value:.6f}".rstrip("0")
+    return f"{shown}0" if shown.endswith(".") else shown
 
 
 def _flat(entries: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Cell]]:

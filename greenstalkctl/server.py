@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -67,7 +68,14 @@ DELETED: Final = "deleted"
 TIMED_OUT: Final = "timed out"
 
 _TLS_ALERT: Final = b"\x15\x03"
-_NAMES: Final = ("name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id")
+_NAMES: Final = (
+    "name", "tube", "hostname", "os", "platform", "version", "greenstalk-version", "id",
+    "idempotency-key", "group", "after-group", "concurrency-key",
+)  # fmt: skip
+"""Statistics that are text, even if it looks like a number."""
+
+_FRACTION: Final = re.compile(r"-?[0-9]+\.[0-9]+")
+_BOOLEANS: Final = {"true": True, "false": False}
 _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.BadFormatError: ("BAD_FORMAT", "it does not understand the command"),
     greenstalk.BuriedError: ("BURIED", "it ran out of memory while queueing the job, and buried the job"),
@@ -78,7 +86,7 @@ _REASONS: Final[dict[type, tuple[str, str]]] = {
     greenstalk.OutOfMemoryError: ("OUT_OF_MEMORY", "it has no space for the job in memory or on its disk"),
     greenstalk.UnknownCommandError: (
         "UNKNOWN_COMMAND",
-        "it is too old for this command, or does not have the protocol extensions",
+        "its access rules refuse the command, or it is too old for it, or does not have the protocol extensions",
     ),
 }
 
@@ -403,9 +411,13 @@ class Server:
         return Refused(word, f"{self.address} answered {word}: {reason}{number}")
 
 
-def _stat(line: str) -> tuple[str, int | str]:
-    """Parse a line of YAML. Numbers become int, but a name stays text even if it looks like a number."""
+def _stat(line: str) -> tuple[str, str | int | float]:
+    """Parse a line of YAML. Numbers and booleans get their type, but a name stays text whatever it looks like."""
     key, value = line.split(": ", 1)
     if key in _NAMES:
         return key, value[1:-1] if value[:1] == value[-1:] == '"' and len(value) > 1 else value
-    return key, int(value) if value.lstrip("-").isdecimal() else value
+    if value in _BOOLEANS:
+        return key, _BOOLEANS[value]
+    if value.lstrip("-").isdecimal():
+        return key, int(value)
+    return key, float(value) if _FRACTION.fullmatch(value) else value

@@ -28,6 +28,17 @@ def test_stats_shows_the_server(server: Server) -> None:
 
 
 @BY_PROTOCOL_AND_API
+def test_numbers_and_booleans_have_their_types_in_json_and_names_are_text(server: Server) -> None:
+    stats = ctl(server, "stats", "--json").json
+    assert (stats["draining"], type(stats["rusage-utime"]), type(stats["uptime"])) == (False, float, int)
+    with connect(server, "1.5") as client:
+        job_id = client.put(b"")
+        tube = ctl(server, "tube", "1.5", "--json").json
+        assert (tube["name"], type(tube.get("bury-rate", 0.0))) == ("1.5", float)
+        assert ctl(server, "peek", str(job_id), "--json").json["tube"] == "1.5"
+
+
+@BY_PROTOCOL_AND_API
 def test_tubes_lists_each_tube_with_its_counts(server: Server, mail: Client) -> None:
     mail.put(b"")
     mail.put(b"", delay=100)
