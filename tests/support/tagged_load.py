@@ -132,6 +132,7 @@ class _Client(threading.Thread):
             time.sleep(0.01)
 
     def _use_server(self) -> None:
+        self._ask(b"stats-mode extended\r\n")  # stats-job shows the concurrency key
         for tube in (*TUBES, ORDERS):
             self._ask(b"watch %b\r\n" % tube)
         self._ask(b"ignore default\r\n")
