@@ -231,9 +231,12 @@ class Api:
         params = {name: value for name, value in params.items() if value}
         return (self._parse(_job_view, job) for job in self._pages("/jobs", "jobs", params))
 
-    def errors(self, tube: str, state: str | None, field: str) -> Errors:
-        """Return the groups of failed jobs of *tube*, or the task that groups them. *field* names the error's field."""
-        query = {"tube": tube, "state": state, "field": field}
+    def errors(self, tube: str, state: str | None, field: str, *, is_fresh: bool) -> Errors:
+        """Return the groups of failed jobs of *tube*, or the task that groups them. *field* names the error's field.
+
+        If *is_fresh*, do not return the groups of an earlier task, which the server reuses for a while.
+        """
+        query = {"tube": tube, "state": state, "field": field, "refresh": "true" if is_fresh else ""}
         given = {name: value for name, value in query.items() if value}
         return self._parse(_errors, self._http_client.request("GET", "/tube/errors", given).data)
 

@@ -34,12 +34,12 @@ def errors(settings: Settings, tube: str, state: str | None, field: str) -> None
     out = settings.out
     with settings.open_api("groups of errors") as api, Interrupt() as interrupt:
         require_tube(api, tube)
-        found = api.errors(tube, state, field)
+        found = api.errors(tube, state, field, is_fresh=True)
         while found.state == RUNNING:
             if interrupt.wait(POLL_INTERVAL):
                 api.cancel(found.task)
             interrupt.check("interrupted; the task was cancelled")
-            found = api.errors(tube, state, field)
+            found = api.errors(tube, state, field, is_fresh=False)
         if not found.groups:
             raise NoResult(f"tube {tube} has no failed jobs on {api.address}")
         for group in found.groups if out.is_json else ():

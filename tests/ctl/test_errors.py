@@ -45,6 +45,14 @@ def test_failed_jobs_are_counted_by_their_error(with_api: WithApi, failed: Clien
     assert (line["error"], line["jobs"]) == ("a", 2)
 
 
+def test_each_command_groups_the_jobs_that_there_are_now(with_api: WithApi, failed: Client) -> None:
+    """The server reuses a result for ten times as long as the search for it took."""
+    fail(failed, *({"error": f"{'late ' * 500}{number}"} for number in range(400)))
+    assert ctl(with_api, "errors", "failed").code == 0
+    assert failed.kick(400) == 400
+    assert ctl(with_api, "errors", "failed").code == 1
+
+
 def test_nothing_found_is_exit_code_1(with_api: WithApi, failed: Client) -> None:
     failed.put(b"ready")
     done = ctl(with_api, "errors", "failed")
