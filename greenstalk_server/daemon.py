@@ -1,7 +1,8 @@
 """The daemon: assemble, serve and gracefully stop the server and the dashboard.
 
 This is the only module that knows both. Startup checks and acquires, in this order: certificates, file limit, sockets,
-privileges, and the journal directory or the database. Each step may raise StartError, with its own exit code.
+privileges, and the journal directory or the database. Each step may raise StartError, with its own exit code. The
+sockets listen when the jobs and the dashboard are loaded, so that the first client is served at once.
 """
 
 from __future__ import annotations
@@ -91,9 +92,8 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     codec.mode.extends_stats = options.extended_stats
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
-    is_serving = options.journal is None  # a standby refuses connections
     with ExitStack() as at_exit:
-        listeners = [at_exit.enter_context(each) for each in open_listeners(options, environ, is_serving=is_serving)]
+        listeners = [at_exit.enter_context(each) for each in open_listeners(options, environ)]
         refuse_unusable_rules(options, [listener.name for listener in listeners])
         if options.access and options.web_enabled and not options.needs_login:
             log.warning(
@@ -109,7 +109,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
         if options.binlog_dir is not None:
             at_exit.callback(DirectoryLock(options.binlog_dir).close)
             warn_if_world_writable(options.binlog_dir)
-        serve = _serve if is_serving else _serve_in_cluster
+        serve = _serve if options.journal is None else _serve_in_cluster
         serve(options, environ, _Resources(listeners, factory, certificates, max_files))
 
 
@@ -187,8 +187,6 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     server = _server(options, resources, queue.broker, candidate.clock, queue.committer, files)
     lifetime.on_drain = server.drain
     tune_gc()
-    for listener in resources.listeners:
-        listener.listen()
     server.start()
     if web_server is not None:
         queue.prepare(candidate.status)

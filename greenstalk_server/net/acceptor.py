@@ -20,7 +20,9 @@ from gevent.server import StreamServer
 
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.connection import run_then
+from greenstalk_server.net.listeners import listen, of_dashboard
 from greenstalk_server.net.poller import BUDGET, AcceptHandler, Poller
+from greenstalk_server.runtime.exit_codes import StartError
 from greenstalk_server.runtime.scheduling import FairQueue
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,12 @@ class _Backpressure:
     """Mixin for a gevent server: accepts only while a file descriptor is free. Retries after ACCEPT_RETRY_INTERVAL."""
 
     files: DescriptorBudget
+    socket: socket.socket
+
+    def start(self) -> None:
+        """Listen, and start to accept; raise StartError if another program has begun to listen on the address."""
+        listen(self.socket)
+        super().start()  # type: ignore[misc]
 
     def do_read(self) -> Any:
         shortage = self.files.shortage()
@@ -200,6 +208,13 @@ class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
         super().__init__(*args, **settings)
         self.turns: FairQueue = FairQueue()
         self._count: int = 0
+
+    def start(self) -> None:
+        """Listen, and start to accept; raise StartError."""
+        try:
+            super().start()
+        except StartError as error:
+            raise of_dashboard(error) from error
 
     def do_read(self) -> Any:
         shortage = self.files.web_shortage(self._count)

@@ -1,9 +1,11 @@
 """Open the listening sockets, bound here or inherited from systemd, and decide which of them use TLS.
 
-Each socket is returned bound and non-blocking, with the options set that accepted connections inherit, and listening
-unless the caller asks otherwise. A failure raises StartError with the address.
+Each socket is returned bound and non-blocking, with the options set that accepted connections inherit. It refuses
+connections until `listen` is called, when the server can serve them; an inherited socket accepts them into the kernel's
+queue before. A failure raises StartError with the address.
 
-Binding happens before privileges are dropped. Resolving host names blocks, which is harmless before the server serves.
+Binding happens before privileges are dropped, and reports most conflicts at once. Resolving host names blocks, which is
+harmless before the server serves.
 """
 
 from __future__ import annotations
@@ -49,6 +51,9 @@ _WITH_PORT: Final = re.compile(r"(?:\[([^]]*)\]|([^:]*)):([0-9]{1,5})")
 _CREDENTIALS: Final = struct.Struct("iII")
 """struct ucred of unix(7): process, user, group."""
 
+_UNIX_BOUND: Final = re.compile(r"\S+ \S+ \S+ 00000000 0001 01 .*")
+"""A line of /proc/net/unix about a stream socket that neither listens nor is connected: flags, type and state."""
+
 log = logging.getLogger(__name__)
 
 
@@ -63,10 +68,6 @@ class Listener(NamedTuple):
     name: str
     is_tls: bool = False
 
-    def listen(self) -> None:
-        """Start to accept connections into the kernel's accept queue."""
-        self.sock.listen(BACKLOG)
-
     def __enter__(self) -> Self:
         return self
 
@@ -78,11 +79,8 @@ class Listener(NamedTuple):
         return describe(self.sock) + (" (TLS)" if self.is_tls else "")
 
 
-def open_listeners(options: Options, environ: Mapping[str, str], is_serving: bool = True) -> Iterator[Listener]:
-    """Yield the listeners for the beanstalk protocol: the inherited sockets if there are any, else those of -l and -p.
-
-    Unless *is_serving*, sockets that are not inherited refuse connections until `Listener.listen`.
-    """
+def open_listeners(options: Options, environ: Mapping[str, str]) -> Iterator[Listener]:
+    """Yield the listeners for the beanstalk protocol: the inherited sockets, or else those of -l and -p."""
     has_tls = options.tls_cert is not None
     inherited = _inherited(environ)
     for sock, name in inherited:
@@ -92,7 +90,15 @@ def open_listeners(options: Options, environ: Mapping[str, str], is_serving: boo
             if field in options.origins:
                 log.warning("%s %s is ignored: serving the inherited socket", options.label_of(field), value)
         return
-    yield from _listen_on_each(options, has_tls, is_serving)
+    yield from _bind_each(options, has_tls)
+
+
+def listen(sock: socket.socket) -> None:
+    """Start to accept connections to *sock*; raise StartError if another program has begun to listen on the address."""
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(describe(sock), error) from error
 
 
 def notice_dead_peers(sock: socket.socket, timeout: int) -> None:
@@ -114,7 +120,7 @@ def open_web_listener(options: Options) -> socket.socket:
     host, port = options.web_host, options.web_port
     try:
         target = _Target(0, host, False, _host_and_port(host, port), _resolve(host, port))
-        sock = _listen_on(target, (), is_serving=True)
+        sock = _bind(target, ())
     except StartError as error:
         raise of_dashboard(error) from error.__cause__
     assert isinstance(sock, socket.socket)
@@ -139,7 +145,7 @@ def try_listening(where: str, port: int) -> None:
         except OSError as error:
             raise _cannot_listen(target.shown, error) from error
         return
-    sock = _listen_on(target, (), is_serving=False)
+    sock = _bind(target, ())
     assert isinstance(sock, socket.socket)
     sock.close()
 
@@ -189,13 +195,13 @@ class _Target(NamedTuple):
         return 0 if family == socket.AF_INET6 else 1
 
 
-def _listen_on_each(options: Options, has_tls: bool, is_serving: bool) -> list[Listener]:
-    """Listen on each address of -l, except those that another one, such as a wildcard address, covers."""
+def _bind_each(options: Options, has_tls: bool) -> list[Listener]:
+    """Bind a socket to each address of -l, except those that another one, such as a wildcard address, covers."""
     targets = [_target(place, where, options.port, has_tls) for place, where in enumerate(options.listen)]
     opened: dict[int, Listener] = {}
     with ExitStack() as on_failure:
         for target in sorted(targets, key=lambda target: (target.width(), target.place)):
-            found = _listen_on(target, list(opened.values()), is_serving)
+            found = _bind(target, list(opened.values()))
             if isinstance(found, Listener):
                 where = found.described()
                 log.warning("%s %s is ignored: %s covers it", options.label_of("listen"), target.name, where)
@@ -277,8 +283,8 @@ def _ip(address: Any) -> IPv4Address | IPv6Address:
     return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
 
 
-def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) -> socket.socket | Listener:
-    """Listen on the first address of *target* that can be bound, or return the one of *opened* that covers it.
+def _bind(target: _Target, opened: Sequence[Listener]) -> socket.socket | Listener:
+    """Return a socket at the first address of *target* that can be bound, or the one of *opened* that covers it.
 
     Raise StartError if no address can be bound, or if only one of *target* and the one that covers it uses TLS.
     """
@@ -292,13 +298,13 @@ def _listen_on(target: _Target, opened: Sequence[Listener], is_serving: bool) ->
                 raise StartError(f"cannot listen on {wanted}: {reason}", EXIT_LISTEN)
             return covering
         try:
-            return _listening(family, address, is_serving)
+            return _bound(family, address)
         except OSError as error:
             failure = error
     raise _cannot_listen(target.shown, failure) from failure
 
 
-def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
+def _bound(family: int, address: Any) -> socket.socket:
     """Return a socket at *address*, after removing the Unix socket of an earlier server. Raises OSError."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -307,7 +313,7 @@ def _listening(family: int, address: Any, is_serving: bool) -> socket.socket:
         else:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        return _ready(sock, is_serving)
+        return _configured(sock)
     except OSError:
         sock.close()
         raise
@@ -344,6 +350,9 @@ def _remove_socket(path: Path) -> None:
 
 
 def _is_served(path: Path) -> bool:
+    """Return whether a server listens at *path*, or has bound its socket there and does not listen yet."""
+    if _is_bound(path):
+        return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -355,14 +364,21 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _ready(sock: socket.socket, is_serving: bool = True) -> socket.socket:
-    """Set TCP_NODELAY and SO_KEEPALIVE, which accepted connections inherit; listen if *is_serving*."""
+def _is_bound(path: Path) -> bool:
+    """Return whether a process has bound a socket to *path*, and does not listen yet: its clients are refused too."""
+    try:
+        lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    return any(_UNIX_BOUND.fullmatch(line) for line in lines if line.endswith(f" {path}"))
+
+
+def _configured(sock: socket.socket) -> socket.socket:
+    """Set TCP_NODELAY and SO_KEEPALIVE, which accepted connections inherit."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setblocking(False)
-    if is_serving:
-        sock.listen(BACKLOG)
     return sock
 
 
@@ -389,7 +405,7 @@ def _adopt(fd: int) -> socket.socket:
         sock.close()
         raise StartError(f"cannot listen on {what}: it is not a listening TCP or Unix socket", EXIT_LISTEN)
     sock.set_inheritable(False)
-    return _ready(sock)
+    return _configured(sock)
 
 
 def _is_listening_stream(sock: socket.socket) -> bool:

@@ -84,7 +84,7 @@ TLS_ACCEPT_BATCH: Final = 10
 
 
 class Server:
-    """Serves *broker* on *listeners*, whose sockets are bound, listening and non-blocking."""
+    """Serves *broker* on *listeners*, whose sockets are bound and non-blocking."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Server:
         self._is_stopped: Event = Event()
 
     def start(self) -> None:
-        """Start accepting connections. Does not switch."""
+        """Listen, and start accepting connections; raise StartError if the address is taken. Does not switch."""
         self._ticker.start()
         self._poller.start()
         self._housekeeper.start()

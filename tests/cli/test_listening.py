@@ -6,9 +6,12 @@ import socket
 import sys
 from pathlib import Path
 from typing import TextIO
+from zlib import crc32
 
 import pytest
 
+from greenstalk_server.journal.record import VERSION, SegmentHeader
+from greenstalk_server.journal.segment import name_of
 from tests.cli.test_command import PUT, QUIET
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask, environment, run
 from tests.support.ports import free_ports
@@ -167,6 +170,18 @@ def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None
         assert ask_unix(path) == b"INSERTED 1"
 
 
+def test_unix_socket_of_a_starting_server_is_not_replaced(tmp_path: Path) -> None:
+    """A server binds its socket at once, and listens when it has read its journal."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as starting:
+        starting.bind(str(path))
+        done = run("-l", f"unix:{path}", "--no-web")
+        assert done.stderr == f"greenstalk-server: cannot listen on unix:{path}: a server listens there already\n"
+        starting.listen()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
 def test_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("data")
@@ -254,3 +269,64 @@ def test_socket_activation_with_a_bad_count_is_refused(count: str) -> None:
         done = run(command=activation_command(listener, count), pass_fds=[listener.fileno()])
     assert f"LISTEN_FDS {count!r}: must be the number of inherited sockets, at least 1" in done.stderr
     assert done.returncode == 111
+
+
+# The moment at which the server begins to listen
+
+LISTENING_SCRIPT = """\
+import socket, sys
+from greenstalk_server import cli
+
+listen_in_c = socket.socket.listen
+
+def listen(sock, backlog):
+    if sock.getsockname()[1] == TAKEN_PORT:
+        other = socket.socket()
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(sock.getsockname())
+        listen_in_c(other)
+    is_loaded = "greenstalk_server.web.pages.views" in sys.modules
+    print("listening,", "dashboard loaded" if is_loaded else "no dashboard", file=sys.stderr)
+    listen_in_c(sock, backlog)
+
+socket.socket.listen = listen
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""Runs the server, which writes a line before it listens on a socket."""
+
+
+def listening_command(taken_port: int = 0) -> tuple[str, ...]:
+    """Return the command of a server; another socket begins to listen on *taken_port* just before the server does."""
+    return (sys.executable, "-c", LISTENING_SCRIPT.replace("TAKEN_PORT", str(taken_port)))
+
+
+FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
+
+
+def test_server_listens_when_the_journal_is_read_and_the_dashboard_is_loaded(tmp_path: Path) -> None:
+    for jobs in (0, 1):
+        with Daemon(*FLAGS, "-b", str(tmp_path), command=listening_command()) as daemon:
+            assert daemon.ask(PUT) == b"INSERTED %d" % (jobs + 1)
+            _, stderr = daemon.stop()
+        listens = [line for line in stderr.splitlines() if line.startswith("listening")]
+        assert listens == ["listening, dashboard loaded"] * 2
+    assert stderr.index("records read in") < stderr.index("listening")
+
+
+def test_server_that_refuses_its_journal_never_listens(tmp_path: Path) -> None:
+    header = bytearray(SegmentHeader(b"salt", 1, 1, 1).encode()[:-4])
+    header[8:10] = (VERSION + 1).to_bytes(2, "little")
+    (tmp_path / name_of(1)).write_bytes(header + crc32(header).to_bytes(4, "little"))
+    done = run(*FLAGS, "-b", str(tmp_path), command=listening_command())
+    assert done.returncode == 10
+    assert "a later version of the server has written the journal" in done.stderr
+    assert "listening" not in done.stderr
+
+
+@pytest.mark.parametrize("flags", [("-p", "PORT", "--no-web"), ("-p", "0", "--web-port", "PORT")])
+def test_port_that_is_taken_during_the_start_is_reported(flags: tuple[str, ...]) -> None:
+    (port,) = free_ports(1)
+    arguments = [flag.replace("PORT", str(port)) for flag in flags]
+    done = run("-l", "127.0.0.1", *arguments, command=listening_command(port))
+    assert done.returncode == 111
+    assert f"greenstalk-server: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
