@@ -1,7 +1,7 @@
 """A Queue over the JSON API of a Greenstalk Server, with job lists and bulk changes that the protocol does not have.
 
-Statistics have the protocol's names, and names in the same style where the protocol has none. Two fields of the
-protocol are missing, because the API does not have them: `file` of a job, and `cmd-pause-tube` of a tube.
+Statistics have the protocol's names, and names in the same style where the protocol has none. In a list, tubes do not
+have all statistics of the protocol.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ _TUBE: Final = {
     "drain-time": "drain_time",
     "has-no-consumers": "has_no_consumers",
 }
-_TUBE_OF_POLICIES: Final = {
+_ONE_TUBE: Final = {
+    "cmd-pause-tube": "total_pauses",
     "held-by": "held_by",
     "max-reserved": "max_reserved",
     "max-reserves-per-second": "rate",
@@ -86,8 +87,17 @@ _TUBE_OF_POLICIES: Final = {
 }
 """Statistics that an older server, or a list of tubes, does not have."""
 
-_JOB_OF_POLICIES: Final = ("attempts", "expires_at", "dead_letter")
+_NEWER_OF_JOB: Final = ("time_reserved", "file", "attempts", "expires_at", "dead_letter")
 """Fields that an older server does not have."""
+
+_TAGS: Final = {
+    "idempotency-key": "idempotency_key",
+    "idempotency-ttl": "idempotency_ttl",
+    "group": "group",
+    "after-group": "after",
+    "concurrency-key": "concurrency_key",
+    "concurrency-limit": "concurrency_limit",
+}
 
 _RATES: Final = {
     "puts": "put",
@@ -397,6 +407,7 @@ def _server(data: Mapping[str, Any]) -> Stats:
     journal, memory = data["journal"], data["memory"] or {}
     stats = {
         **{_name(key): value for key, value in data["stats"].items()},
+        **_extended(data),
         **_rates(data["rates"]),
         **{f"journal-{_name(key)}": value for key, value in journal.items()},
         **{f"memory-{_name(key)}": value for key, value in memory.items()},
@@ -406,7 +417,7 @@ def _server(data: Mapping[str, Any]) -> Stats:
 
 def _tube(data: Mapping[str, Any]) -> Stats:
     stats = {key: data[name] for key, name in _TUBE.items()} | _rates(data["rates"])
-    stats |= {key: data[name] for key, name in _TUBE_OF_POLICIES.items() if name in data}
+    stats |= {key: data[name] for key, name in _ONE_TUBE.items() if name in data} | _extended(data)
     for setting in dict(data.get("policy") or {}).values():
         validate_stats(setting, {"value": object, "policy": str})
     return validate_stats(stats, TUBE_STATS)
@@ -414,12 +425,31 @@ def _tube(data: Mapping[str, Any]) -> Stats:
 
 def _job_view(data: Mapping[str, Any]) -> JobView:
     stats = {_name(key): data[key] for key in _JOB} | {"bytes": data["size"]}
-    stats |= {_name(key): _named(data[key]) for key in _JOB_OF_POLICIES if key in data}
+    stats |= {_name(key): _named(data[key]) for key in _NEWER_OF_JOB if key in data}
+    stats |= _job_tags(data.get("tags") or {})
     validate_stats(stats, JOB_STATS)
     body = data["body"]
     if body is None:
         return JobView(stats, None)
     return JobView(stats, body.encode() if data["encoding"] == "utf-8" else b64decode(body))
+
+
+def _extended(data: Mapping[str, Any]) -> Stats:
+    """Return the extended keys of the server or of a tube, without those that do not apply; an older server has none.
+
+    `version` is the server's own in the API, so `greenstalk-version` is left out, as over the protocol.
+    """
+    extended = {_name(key): value for key, value in data.get("extended", {}).items() if value is not None}
+    extended.pop("greenstalk-version", None)
+    return extended
+
+
+def _job_tags(tags: Mapping[str, Any]) -> Stats:
+    """Return the tags of a job, under the names of `stats-job`; the time to live belongs to a key."""
+    shown = {key: tags[name] for key, name in _TAGS.items() if tags.get(name) is not None}
+    if "idempotency-key" not in shown:
+        shown.pop("idempotency-ttl", None)
+    return shown
 
 
 def _errors(data: Mapping[str, Any]) -> Errors:

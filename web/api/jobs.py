@@ -19,6 +19,7 @@ from greenstalk_server.core.job import Job as CoreJob
 from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tube_rules import buried_at
+from greenstalk_server.protocol.extended_stats import job_extension
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
@@ -117,6 +118,8 @@ class Job(ResponseModel, kw_only=True):
     time_left: Annotated[
         Count, Meta(description="Seconds until a delayed or reserved job becomes ready; 0 for other jobs.")
     ]
+    time_reserved: Annotated[Count, Meta(description="Seconds since it was reserved; 0 if it is not reserved.")]
+    file: Annotated[Count, Meta(description="Number of the journal's file that holds it; 0 without a journal.")]
     reserves: Annotated[Count, Meta(description="Number of times that a worker has reserved it.")]
     timeouts: Annotated[Count, Meta(description="Number of reservations that timed out.")]
     releases: Annotated[Count, Meta(description="Number of times that it was released.")]
@@ -592,6 +595,8 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         delay=duration(job.delay),
         ttr=duration(job.ttr),
         time_left=stats.time_left,
+        time_reserved=job_extension(job, now).time_reserved,
+        file=stats.file,
         reserves=stats.reserves,
         timeouts=stats.timeouts,
         releases=stats.releases,

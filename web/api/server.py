@@ -9,6 +9,7 @@ from flask import Response
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.protocol.extended_stats import ServerExtension, server_extension
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
@@ -95,6 +96,7 @@ class ServerFigures(ResponseModel):
     """The server and its figures."""
 
     stats: ServerStats
+    extended: ServerExtension
     build: Annotated[str, Meta(description="How the core runs: `compiled` or `pure Python`.", examples=["compiled"])]
     role: Annotated[
         Literal["leader", "single"],
@@ -280,6 +282,7 @@ class Server:
         stats, rates = visible_figures(self._broker, self._history, now)
         return ServerFigures(
             stats=stats,
+            extended=server_extension(self._broker),
             build=self._broker.facts.build,
             role=self._role,
             extensions=list(self._broker.facts.extensions),

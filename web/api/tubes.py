@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, convert
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.tube import Tube as CoreTube
+from greenstalk_server.protocol.extended_stats import TubeExtension, tube_extension
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
@@ -130,8 +131,10 @@ class Tube(ResponseModel):
 
 
 class TubeWithPolicy(Tube):
-    """A tube, its figures, and the policies that apply to it."""
+    """A tube, all its figures, and the policies that apply to it."""
 
+    total_pauses: Annotated[Count, Meta(description="Times that the tube was paused or its pause was ended.")]
+    extended: TubeExtension
     policy: Annotated[
         dict[str, EffectiveSetting],
         Meta(description="The settings in force, merged from all policies that match; empty if none does."),
@@ -372,6 +375,8 @@ class Tubes:
             setting["value"] = visible_setting(key, setting["value"])
         return TubeWithPolicy(
             **{name: getattr(model, name) for name in Tube.__struct_fields__},
+            total_pauses=tube.cmd_pause_tube,
+            extended=tube_extension(tube, self._clock()),
             policy={key: convert(setting, EffectiveSetting) for key, setting in settings.items()},
             dead_letter=who.name_of(rules.dead_letter) or None if rules is not None else None,
             dead_letters_from=sources,

@@ -70,6 +70,8 @@ def test_put_and_get(queue: Queue, program: Program) -> None:
         "delay": 0,
         "ttr": 9,
         "time_left": 0,
+        "time_reserved": 0,
+        "file": 0,
         "reserves": 0,
         "timeouts": 0,
         "releases": 0,

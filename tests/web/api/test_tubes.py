@@ -58,7 +58,9 @@ def test_figures(queue: Queue, program: Program) -> None:
     assert (found["total_jobs"], found["total_deletes"], found["bytes"]) == (6, 1, 20)
     assert (found["oldest_ready_age"], found["has_no_consumers"], found["is_paused"]) == (5, False, False)
     (listed,) = program.get("/tubes", q="a/b")["tubes"]
-    assert found == listed | {"policy": {}, "dead_letter": None, "dead_letters_from": []}
+    assert (found["extended"]["total_buries"], found["extended"]["oldest_buried_age"]) == (1, 5)
+    more = {"policy": {}, "dead_letter": None, "dead_letters_from": [], "total_pauses": 0}
+    assert found == listed | more | {"extended": found["extended"]}
 
 
 def test_pause_and_resume(queue: Queue, program: Program) -> None:

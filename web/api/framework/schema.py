@@ -13,7 +13,11 @@ Schema = dict[str, Any]
 
 REFERENCE: Final = "#/components/schemas/{name}"
 
-_DESCRIPTIONS: Final = {"ServerStats": 'The reply to "stats"; times in seconds.'}
+_DESCRIPTIONS: Final = {
+    "ServerStats": "The keys that `stats` of the protocol has in beanstalkd; times in seconds.",
+    "ServerExtension": "The extended keys of `stats` of the protocol; sizes in bytes.",
+    "TubeExtension": "The extended keys of `stats-tube` of the protocol; times in seconds.",
+}
 """Descriptions of compiled types, which have no docstrings."""
 
 _STEP: Final = re.compile(r"\.([A-Za-z_]\w*)|\[(?:\d+|\.\.\.)\]")
