@@ -24,31 +24,30 @@ COMPILE := $(BIN)/python -c 'import greenstalk_server as it; raise SystemExit(no
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
+.NOTPARALLEL:  # need-* come first
 .PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak usability bench profile clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ARGS ?= -b data
-run: $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ
+run: need-run $(VENV)/.installed  ## set up, then serve beanstalk on 11300 and the dashboard on 8080; ARGS="-b data -p 11301" to differ
 	@$(COMPILE)
 	@mkdir -p data
 	@exec $(BIN)/greenstalk-server $(ARGS)
 
-test: $(VENV)/.installed-dev compiled  ## set up, compile, then run every test
-	$(need_all)
+test: need-test $(VENV)/.installed-dev compiled  ## set up, compile, then run every test
 	$(BIN)/python -m pytest -n $(WORKERS) --no-loadscope-reorder --max-worker-restart 0
 
 quick: $(VENV)/.installed-dev  ## set up, then run the tests of the core, protocol, journal and commands that start no server
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(QUICK)
 
 compiled: export GREENSTALK_COMPILE := 1
-compiled: $(VENV)/.installed  ## set up, then compile the core with mypyc, unless that has been done for these sources
+compiled: need-compiled $(VENV)/.installed  ## set up, then compile the core with mypyc, unless that has been done for these sources
 	@$(COMPILE)
 
 test-pure: export GREENSTALK_PURE := 1
-test-pure: $(VENV)/.installed-dev  ## set up, then run the tests of the core, the protocol and the server on pure Python
-	@$(call need,beanstalkd,beanstalkd)
+test-pure: need-test-pure $(VENV)/.installed-dev  ## set up, then run the tests of the core, the protocol and the server on pure Python
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder --max-worker-restart 0 $(ON_PURE)
 
 wheels:  ## build wheels into dist: a compiled one for each CPython of this machine, and a pure one
@@ -65,8 +64,7 @@ audit: $(VENV)/.installed-dev  ## check the installed packages for known vulnera
 	$(BIN)/pip freeze --exclude-editable | build/audit/bin/pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 
 coverage: export GREENSTALK_PURE := 1
-coverage: $(VENV)/.installed-dev  ## run every test, and list the lines that are not covered
-	$(need_all)
+coverage: need-coverage $(VENV)/.installed-dev  ## run every test, and list the lines that are not covered
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage combine --quiet
@@ -75,8 +73,7 @@ coverage: $(VENV)/.installed-dev  ## run every test, and list the lines that are
 crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUNDS=300 rounds and verify its jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),300) $(if $(SEED),--seed $(SEED))
 
-failover-test: $(VENV)/.installed-dev  ## set up, then fail over from a loaded server in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
-	@$(need_postgresql)
+failover-test: need-failover-test $(VENV)/.installed-dev  ## set up, then fail over from a loaded server in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.failover --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus
@@ -85,19 +82,14 @@ fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports
 soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
 
-usability: $(VENV)/.installed-dev  ## set up, then do ten tasks of an operator in a browser: time, clicks and keys of each
-	@$(need_chromium)
+usability: need-usability $(VENV)/.installed-dev  ## set up, then do ten tasks of an operator in a browser: time, clicks and keys of each
 	$(BIN)/python -m tests.usability
 
-bench: $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
-	@$(call need,gcc,gcc libc6-dev)
-	@$(call need,beanstalkd,beanstalkd)
+bench: need-bench $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	$(BIN)/python -m bench $(ARGS) --ours "$(SERVER)" --also "pure=env GREENSTALK_PURE=1 $(SERVER)"
 	$(BIN)/python -m bench.dashboard
 
-profile: $(VENV)/.installed-dev  ## set up, then profile the CPU time of a command and draw a flame graph; MODE=cycle
-	@$(call need,gcc,gcc libc6-dev)
-	@$(call need,perf,linux-perf)
+profile: need-profile $(VENV)/.installed-dev  ## set up, then profile the CPU time of a command and draw a flame graph; MODE=cycle
 	$(BIN)/python -m bench.profile $(or $(MODE),cycle) $(ARGS)
 
 clean:  ## remove the environment and all build files
@@ -112,39 +104,14 @@ $(VENV)/.installed-dev: $(PACKAGING) | $(VENV)/.made
 	GREENSTALK_PURE=1 $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+# Install the Debian packages that a target needs, as root; else fail with the command that installs them.
+need-%:
+	@PYTHON=$(PYTHON) tools/packages $*
+
 # An incomplete environment has no marker, and is created again.
-$(VENV)/.made:
-	@command -v $(PYTHON) >/dev/null || { echo >&2 "Python 3.11 or newer is needed: apt-get install python3 python3-venv"; exit 1; }
+$(VENV)/.made: | need-venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo >&2 "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1): apt-get install python3 python3-venv" \
 	    "(Debian 12 and later), or name another with make PYTHON=..."; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
-	  echo >&2 "Python's venv module is needed: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
-
-# Browser tests use either program.
-need_chromium = command -v chromium-headless-shell chromium >/dev/null || { echo >&2 "Chromium is needed: apt-get install chromium-headless-shell"; exit 1; }
-
-# Debian installs the PostgreSQL server outside of PATH.
-need_postgresql = ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo >&2 "PostgreSQL is needed: apt-get install postgresql"; exit 1; }
-
-# Fail with a message if a program that the tests run is missing.
-define need_all
-@$(call need,beanstalkd,beanstalkd)
-@$(need_chromium)
-@$(call need,systemd-analyze,systemd)
-@$(call need,openssl,openssl)
-@$(call need,socat,socat)
-@$(call need,stunnel,stunnel4)
-@$(call need,faketime,faketime)
-@$(call need,curl,curl)
-@$(call need,jq,jq)
-@$(call need,promtool,prometheus)
-@$(call need,haproxy,haproxy)
-@$(call need,nginx,nginx)
-@$(need_postgresql)
-endef
-
-# $(call need,COMMAND,DEBIAN PACKAGES): fail with a message if COMMAND is missing.
-need = PATH="$$PATH:/usr/sbin" command -v $(1) >/dev/null || { echo >&2 "$(1) is needed: apt-get install $(2)"; exit 1; }

@@ -43,6 +43,7 @@ KEPT_LIBRARIES = 8
 """Number of newest libraries that stay in build/compiled: running servers use older ones, and an edit may be undone."""
 
 COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+INSTALL = "apt-get install gcc libc6-dev python3-dev"
 CFLAGS = ["-g0", "-fvisibility=hidden", "-Wno-error"]
 """No debug information, direct calls between modules, and no -Werror, which mypyc sets and which fails with some
 compilers."""
@@ -53,9 +54,9 @@ def obstacle() -> str:
     if sys.implementation.name != "cpython":
         return f"mypyc supports only CPython, and this is {sys.implementation.name}"
     if shutil.which(COMPILER) is None:
-        return f"there was no C compiler ({COMPILER}); run `apt-get install gcc libc6-dev`"
+        return f"there was no C compiler ({COMPILER}); run `{INSTALL}`"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return "there were no headers of Python (Python.h); run `apt-get install python3-dev`"
+        return f"there were no headers of Python (Python.h); run `{INSTALL}`"
     return ""
 
 

@@ -125,7 +125,7 @@ def test_without_a_compiler_the_pure_core_is_installed_and_says_what_to_install(
     warning = first_log_line(wheel, tmp_path)
     assert "the core runs as pure Python, and a command costs about half more CPU: " in warning
     assert "there was no C compiler (" in warning
-    assert warning.endswith("; run `apt-get install gcc libc6-dev`, then install the server again")
+    assert warning.endswith("; run `apt-get install gcc libc6-dev python3-dev`, then install the server again")
 
 
 def test_failing_compiler_leaves_the_pure_core_and_the_reason(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_required_compilation_fails_without_a_compiler(tmp_path: Path) -> None:
     assert done.returncode == 1
     (line,) = [line.strip() for line in done.stderr.splitlines() if "GREENSTALK_COMPILE" in line]
     assert line.startswith("GREENSTALK_COMPILE=1 is set, but the core cannot be compiled: there was no C compiler (")
-    assert line.endswith("; run `apt-get install gcc libc6-dev`")
+    assert line.endswith("; run `apt-get install gcc libc6-dev python3-dev`")
     assert "Traceback" not in done.stderr
 
 
