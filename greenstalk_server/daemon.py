@@ -277,6 +277,7 @@ def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool
     bodies = Bodies(_memory_for_jobs(options.memory_limit), can_evict) if options.memory_limit else None
     broker = Broker(server_facts(clock(), codec.extensions()), journal, options.max_job_size, options.limits, bodies)
     broker.random = random.random
+    broker.keeps_pauses = not options.strict_protocol
     return broker
 
 

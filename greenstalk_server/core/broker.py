@@ -12,8 +12,8 @@ Invariants; `check` verifies all but the first:
 - While a client waits, no tube that it watches has a ready job, with three exceptions: the tube is paused; the job's
   concurrency key has no free slot; or one slice could not hand out all ready jobs, and a tick is due to hand out the
   rest.
-- A tube exists while it is used, watched or holds a job; then it is dropped together with its pause. `default` always
-  exists, and a paused tube that `restore` took over exists before its first use.
+- A tube exists while it is used, watched, paused or holds a job. `default` always exists. At most MAX_EMPTY_PAUSED
+  tubes exist only because they are paused.
 - Every future deadline has an armed timer at or before it.
 
 The caller provides `Client.wake`, which ends a wait. All other notifications go to the subscribed listeners
@@ -86,9 +86,8 @@ class Broker(PutControl):
         """Take over the jobs and tubes that a journal has recovered, before any client connects.
 
         `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
-        `tubes` holds their tubes, and paused tubes. A paused tube without jobs exists until its pause ends, or until
-        its last client or job is gone. The policies must be set before: jobs that have used up their attempts become
-        dead letters now.
+        `tubes` holds their tubes, and paused tubes. The policies must be set before: jobs that have used up their
+        attempts become dead letters now.
         """
         for tube in self.tubes.values():
             tube.rules = self._new_rules(tube)
@@ -104,7 +103,7 @@ class Broker(PutControl):
             if tube.paused_until:
                 tube.held_until = tube.paused_until
                 self._arm(tube, tube.paused_until)
-            else:
+            if self.keeps_pauses or not tube.paused_until:
                 self._drop_if_unneeded(tube)
             if tube.rules is not None:
                 self._apply_rules(tube, tube.rules, now)
@@ -392,6 +391,7 @@ class Broker(PutControl):
         if is_changed:
             for listener in self._listeners:
                 listener.on_tube_paused(tube)
+        self._drop_if_unneeded(tube)
         return True
 
     # Operators

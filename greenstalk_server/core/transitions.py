@@ -48,6 +48,11 @@ The events of a job contain only a worker's number, so the dashboard looks up th
 """
 
 
+MAX_EMPTY_PAUSED: Final = 1000
+"""Maximum number of paused tubes that exist although no client uses or watches them and they hold no job. Each segment
+of the journal begins with the pauses."""
+
+
 class Transitions:
     """All jobs, tubes and clients of one server.
 
@@ -75,6 +80,7 @@ class Transitions:
     quotas          limits of jobs and tubes; None without any.
     groups          groups that have members or waiting jobs, by name.
     concurrency_keys    concurrency keys of existing jobs, by name.
+    keeps_pauses    a paused tube exists until its pause ends, even if it is empty; False in strict mode.
     kept_keys       idempotency keys, and unique keys of policies, that outlive their jobs.
     """
 
@@ -105,11 +111,13 @@ class Transitions:
         self.policies: PolicySet = PolicySet([])
         self.groups: dict[bytes, Group] = {}
         self.concurrency_keys: dict[bytes, ConcurrencyKey] = {}
+        self.keeps_pauses: bool = True
         self.kept_keys: KeptKeys = KeptKeys()
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
         self.waiting_count: int = 0
+        self._empty_paused: dict[Tube, None] = {}  # see `_keep_paused`
         self._names: TubeNames = TubeNames(self.listed_names)
         self._burials: int = 0
         self._waits: int = 0
@@ -145,16 +153,33 @@ class Transitions:
         if tube.is_unneeded() and tube is not self.default_tube and self.tubes.get(tube.name) is tube:
             if tube.rules is not None and tube.rules.full_at:  # a new tube of this name could start too many jobs
                 self._arm(tube, tube.rules.full_at)
-                return
-            del self.tubes[tube.name]
-            assert tube.name_chunk is not None
-            self._names.remove(tube.name, tube.name_chunk)
-            for listener in self._listeners:
-                listener.on_tube_dropped(tube)
-            self._timers.disarm(tube)
-            if tube.paused_until:
-                tube.pause = tube.paused_until = 0
-                self.journal.pause(tube)
+            elif tube.paused_until and self.keeps_pauses:
+                self._keep_paused(tube)
+            else:
+                self._drop(tube)
+
+    def _keep_paused(self, tube: Tube) -> None:
+        """Keep the empty *tube* until its pause ends, or until MAX_EMPTY_PAUSED other tubes are kept later."""
+        kept = self._empty_paused
+        kept.pop(tube, None)
+        kept[tube] = None
+        if len(kept) > MAX_EMPTY_PAUSED:
+            first = next(iter(kept))
+            del kept[first]
+            if first.is_unneeded():
+                self._drop(first)
+
+    def _drop(self, tube: Tube) -> None:
+        del self.tubes[tube.name]
+        self._empty_paused.pop(tube, None)
+        assert tube.name_chunk is not None
+        self._names.remove(tube.name, tube.name_chunk)
+        for listener in self._listeners:
+            listener.on_tube_dropped(tube)
+        self._timers.disarm(tube)
+        if tube.paused_until:
+            tube.pause = tube.paused_until = 0
+            self.journal.pause(tube)
 
     def _refuse_tube(self, name: bytes, client: Client) -> int:
         """Return 0 if the tube *name* exists or may be created for *client*; else count and return the Refusal."""

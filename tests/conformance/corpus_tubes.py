@@ -191,12 +191,23 @@ a> use default
 a> use t
 a> stats-tube t
 
-== dropped-tube-loses-its-pause
+== paused-tube-that-becomes-empty
+a> use t
+a> put 0 0 60 1\r\nx
+a> pause-tube t 100
+a> delete {1}
+a> use default
+a> pause-tube t 0
+a> pause-tube t 100
+
+== pause-of-an-empty-tube
 a> use t
 a> pause-tube t 100
 a> use default
+a> watch t
 a> use t
-a> stats-tube t
+a> put 0 0 60 1\r\nx
+a> reserve-with-timeout 0
 
 == tube-keeps-its-pause-while-it-exists
 a> use t

@@ -57,6 +57,9 @@ _FIRST_COME = "beanstalkd serves waiting connections by rotation; our server in 
 _CREATION_ORDER = "beanstalkd fills the gap in a list with its last entry; our server keeps the order of creation"
 _LOST_EXPIRY = "beanstalkd misses an expiry checked in the microsecond of the deadline, until the holder's next command"
 CLOSES = "after EXPECTED_CRLF beanstalkd serves the rest of the body as commands; our server closes the connection"
+KEEPS_PAUSE = (
+    "beanstalkd drops a paused tube that becomes empty, with its pause; our server keeps both until the pause ends"
+)
 _EXTENSION = "beanstalkd does not have the command, or reads whole seconds only; so does our server in strict mode"
 
 _BAD_LINE = ["BAD_FORMAT", "USING default", "<end>"]
@@ -88,6 +91,14 @@ DIFFERENCES: dict[str, Difference] = {
     "body-ends-with-lf-only": Difference(CLOSES, _EXPECTED_CRLF),
     "body-ends-with-crcr": Difference(CLOSES, _EXPECTED_CRLF),
     "body-ends-with-lfcr": Difference(CLOSES, _EXPECTED_CRLF),
+    "paused-tube-that-becomes-empty": Difference(
+        KEEPS_PAUSE,
+        ["USING t", "INSERTED {1}", "PAUSED", "DELETED", "USING default", "PAUSED", "NOT_FOUND", "<end>"],
+    ),
+    "pause-of-an-empty-tube": Difference(
+        KEEPS_PAUSE,
+        ["USING t", "PAUSED", "USING default", "WATCHING 2", "USING t", "INSERTED {1}", "TIMED_OUT", "<end>"],
+    ),
     "half-uploaded-job-cannot-be-peeked": Difference(
         _HALF_UPLOADED, ["NOT_FOUND", "INSERTED {1}", r"FOUND {1} 4\r\nhalf", "<end>", "<end>"]
     ),

@@ -14,7 +14,7 @@ from tests.support.servers import Kind, Server, ours, peer
 
 from . import corpus_extensions, corpus_stats
 from .corpus import CORPUS
-from .differences import CLOSES, DIFFERENCES, as_ours
+from .differences import CLOSES, DIFFERENCES, KEEPS_PAUSE, as_ours
 from .player import Delivery, Transcript, play, replies
 from .script import Conversation
 
@@ -29,7 +29,7 @@ Pair = tuple[Transcript, Transcript]
 UNTIMED = [name for name, conversation in CORPUS.items() if not conversation.is_timed]
 TIMED = [name for name, conversation in CORPUS.items() if conversation.is_timed]
 STRICT = [
-    *[name for name, difference in DIFFERENCES.items() if difference.reason == CLOSES],
+    *[name for name, difference in DIFFERENCES.items() if difference.reason in (CLOSES, KEEPS_PAUSE)],
     *[
         each.name
         for each in (*corpus_extensions.CONVERSATIONS, *corpus_stats.CONVERSATIONS)

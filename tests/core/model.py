@@ -98,11 +98,11 @@ class Model:
     # Queries
 
     def tubes(self) -> set[str]:
-        """Return the existing tubes: those that are used, are watched or have jobs."""
+        """Return the existing tubes: those that are used, are watched, have jobs or are paused."""
         clients = self.clients.values()
         used = {client.used for client in clients}
         watched = {name for client in clients for name in client.watched}
-        return {DEFAULT} | used | watched | {job.tube for job in self.jobs.values()}
+        return {DEFAULT} | used | watched | {job.tube for job in self.jobs.values()} | set(self.paused)
 
     def ready(self, tube: str) -> list[ModelJob]:
         return sorted(self._jobs(tube, "ready"), key=lambda job: (job.pri, job.id))
@@ -358,6 +358,7 @@ class Model:
         if delay:
             self.paused[tube] = self.now + delay
         self._serve_waiting_clients()
+        self._drop_unused_tubes()
         return True
 
     # Operators
@@ -469,6 +470,7 @@ class Model:
     def _unpause(self, tube: str) -> None:
         del self.paused[tube]
         self._serve_waiting_clients()
+        self._drop_unused_tubes()
 
     # Transitions of jobs
 
@@ -528,7 +530,6 @@ class Model:
                 client.ended.append(job.id)
 
     def _drop_unused_tubes(self) -> None:
-        """Drop the pauses and counters of tubes that no longer exist."""
+        """Drop the counters of tubes that no longer exist."""
         tubes = self.tubes()
         self.counted = {tube: counted for tube, counted in self.counted.items() if tube in tubes}
-        self.paused = {tube: until for tube, until in self.paused.items() if tube in tubes}

@@ -337,7 +337,6 @@ def test_tube_is_dropped_when_its_last_job_moves_away(world: World, state: str) 
     client = world.client(use=b"old")
     id = put_in(world, client, state)
     client.use(b"default")
-    client.pause_tube(b"old", 60)
     assert world.edit(id, tube=b"new", is_forced=True) == "DONE"
     assert world.tubes() == [b"default", b"new"]
     assert dropped.names == [b"old"]

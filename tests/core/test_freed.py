@@ -101,6 +101,9 @@ def move_to_another_tube(broker: Broker, client: Client) -> None:
 
 def pause(broker: Broker, client: Client) -> None:
     broker.pause_tube(client.used.name, 1000 * SECOND, START)
+    name = client.used.name
+    broker.use(client, b"default")
+    broker.pause_tube(name, 0, START)
 
 
 def wait_and_cancel(broker: Broker, client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.transitions import MAX_EMPTY_PAUSED, SLICE
 from tests.support.world import World
 
 INSTANT = 1 / SECOND
@@ -49,16 +49,73 @@ def test_tube_exists_while_it_is_needed(world: World, why: str) -> None:
     assert world.tubes() == [b"default"]
 
 
-def test_dropped_tube_loses_its_counters_and_its_pause(world: World) -> None:
+def test_dropped_tube_loses_its_counters(world: World) -> None:
     client = world.client(use=b"a")
     client.put()
-    client.pause_tube(b"a", 60)
     client.delete(1)
     assert world.stats_tube(b"a").cmd_delete == 1
     client.use(b"default")
     client.use(b"a")
-    stats = world.stats_tube(b"a")
-    assert (stats.total_jobs, stats.cmd_delete, stats.cmd_pause_tube, stats.pause, stats.pause_time_left) == (0,) * 5
+    assert (world.stats_tube(b"a").total_jobs, world.stats_tube(b"a").cmd_delete) == (0, 0)
+
+
+def test_empty_tube_keeps_its_pause_until_the_pause_ends(world: World) -> None:
+    client = world.client(use=b"a", watch=[b"a"])
+    client.put()
+    client.pause_tube(b"a", 60)
+    client.delete(1)
+    client.disconnect()
+    world.advance(20)
+    assert (world.stats_tube(b"a").pause, world.stats_tube(b"a").pause_time_left) == (60, 39)
+    other = world.client(use=b"a", watch=[b"a"])
+    other.put()
+    assert other.reserve(0) == "TIMED_OUT"
+    other.disconnect()
+    world.delete_job(2)
+    world.advance(40 - INSTANT)
+    assert world.tubes() == [b"default", b"a"]
+    world.advance(INSTANT)
+    assert world.tubes() == [b"default"]
+    assert world.broker.tick(world.now) is None
+
+
+def test_end_of_its_pause_drops_an_empty_tube(world: World) -> None:
+    client = world.client(use=b"a")
+    client.pause_tube(b"a", 60)
+    client.use(b"default")
+    assert world.tubes() == [b"default", b"a"]
+    assert client.pause_tube(b"a", 0)
+    assert world.tubes() == [b"default"]
+    assert not client.pause_tube(b"a", 60)
+
+
+def test_empty_tube_loses_its_pause_as_in_beanstalkd(world: World) -> None:
+    world.broker.keeps_pauses = False
+    client = world.client(use=b"a")
+    client.pause_tube(b"a", 60)
+    client.use(b"default")
+    assert world.tubes() == [b"default"]
+    client.use(b"a")
+    assert world.stats_tube(b"a").pause == 0
+
+
+def test_number_of_empty_paused_tubes_is_limited(world: World) -> None:
+    client = world.client()
+    with world.in_bulk():
+        for number in range(MAX_EMPTY_PAUSED + 5):
+            name = b"%d" % number
+            client.use(name)
+            client.pause_tube(name, 10**9)
+            if number in (0, 2):
+                client.put()
+            if number == 10:
+                client.use(b"3")  # empty again later than others
+        client.use(b"default")
+    assert world.tubes()[:5] == [b"default", b"0", b"2", b"3", b"6"]
+    assert len(world.tubes()) == 3 + MAX_EMPTY_PAUSED
+    world.delete_job(1)
+    assert world.tubes()[:5] == [b"default", b"0", b"2", b"3", b"7"]
+    assert len(world.tubes()) == 2 + MAX_EMPTY_PAUSED
 
 
 def test_using_the_used_tube_again_keeps_it(world: World) -> None:

@@ -397,7 +397,8 @@ class Wire(BrokerListener):
         if self.bench is None:
             assert not self.broker.clients and not self.broker.waiting_count
             needed = {job.tube.name for job in self.broker.jobs.values()} | {b"default"}
-            assert set(self.broker.tubes) == needed
+            paused = {name for name, tube in self.broker.tubes.items() if tube.paused_until}
+            assert set(self.broker.tubes) == needed | paused
             if self.oracle.model is not None:
                 model = {(job.id, job.state, job.tube, job.pri) for job in self.oracle.model.jobs.values()}
                 jobs = self.broker.jobs.values()
