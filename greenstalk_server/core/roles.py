@@ -58,6 +58,11 @@ class Rights:
         """Whether there can be a tube whose jobs the user may change."""
         return self.is_admin or bool(self.operate)
 
+    @property
+    def operates_all(self) -> bool:
+        """Whether the user may change the jobs of every tube."""
+        return self.is_admin or ALL_TUBES in self.operate
+
     def may_view(self, tube: bytes) -> bool:
         """Whether the user may view *tube*."""
         return self.views_all or _matches(self.view, tube) or _matches(self.operate, tube)

@@ -18,10 +18,11 @@ from typing import Any, Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.name_list import CHUNK_SIZE, NameList
+from greenstalk_server.core.tags import Tags
 from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.access import Grants
-from greenstalk_server.protocol.codec import Command
+from greenstalk_server.protocol.codec import TAGGED_LENGTH, Command
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
 from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS, ExtendedSession
 from greenstalk_server.protocol.framing import PUT_LENGTH
@@ -111,11 +112,22 @@ class RestrictedSession(ExtendedSession):
         is_allowed, max_body = self._grants.may_produce(tube), self._max_body
         if not is_allowed:
             self._refuse(codec.PUT, tube)
+        elif len(command) == TAGGED_LENGTH:
+            is_allowed = self._may_tag(command[7])
         self._max_body = self._broker.max_job_size if is_allowed else -1
         try:
             return super()._begin_put(command, data, pos, out, now)
         finally:
             self._max_body = max_body
+
+    def _may_tag(self, tags: Tags) -> bool:
+        """Whether a put may have *tags*; note a refusal. Idempotency keys need no grant: each tube has its own."""
+        assert self._grants is not None
+        for tag, key in ((b"grp", tags.group), (b"aft", tags.after), (b"con", tags.concurrency_key)):
+            if key and not self._grants.may_use_key(key):
+                self._refuse(codec.PUT, b"%b:%b" % (tag, key))
+                return False
+        return True
 
     def _refuse(self, verb: bytes, what: bytes, reply: bytes = REFUSED) -> bytes:
         request = (b"%b %b" % (verb, what) if what else verb).decode(errors="replace")
@@ -223,7 +235,7 @@ class RestrictedSession(ExtendedSession):
 
     def _guarded_stats_group(self, command: Command, now: int) -> bytes | None:
         assert self._grants is not None
-        if not self._grants.inspects:
+        if not self._grants.may_inspect_group(command[1]):
             return self._refuse(command[0], command[1])
         return EXTENDED_HANDLERS[command[0]](self, command, now)
 

@@ -29,15 +29,21 @@ NOT_FOUND = b"NOT_FOUND\r\n"
 
 
 class Guarded(Talk):
-    """A connection to *broker* with grants: comma-separated patterns of tube names; any text for *administer*."""
+    """A connection to *broker* with grants: comma-separated patterns of tubes and keys; any text for *administer*."""
 
     def __init__(
-        self, broker: Broker, produce: str = "", consume: str = "", inspect: str = "", administer: str = ""
+        self,
+        broker: Broker,
+        produce: str = "",
+        consume: str = "",
+        inspect: str = "",
+        administer: str = "",
+        keys: str = "",
     ) -> None:
         super().__init__(broker)
         self.session.close(self.now)
         made, taken, seen = (list(filter(None, patterns.split(","))) for patterns in (produce, consume, inspect))
-        granted = Grants(made, taken, seen, bool(administer))
+        granted = Grants(made, taken, seen, bool(administer), list(filter(None, keys.split(","))))
         self.session = RestrictedSession(broker, self._on_wake, granted, 0, START)
 
 
@@ -165,6 +171,61 @@ def test_command_on_the_used_tube_requires_its_grant(
     refused = Guarded(broker, **others).send(b"use news\r\n" + command + b"\r\nlist-tube-used\r\n")
     assert refused == b"USING news\r\n" + REFUSED + b"USING news\r\n"
     assert Guarded(broker, **{grant: "news"}).send(b"use news\r\n" + command + b"\r\n") == b"USING news\r\n" + allowed
+
+
+# Keys of tags
+
+
+@pytest.mark.parametrize("tag", ["grp", "aft", "con"])
+@pytest.mark.parametrize("put", ["put", "put-in-tube mail"])
+def test_put_requires_the_grant_of_its_keys(broker: Broker, put: str, tag: str) -> None:
+    talk = Guarded(broker, produce="mail", inspect="mail", keys="mail.*,shared")
+    tagged = f"{put} 0 0 60 1 {tag}:%s idp:any\r\nx\r\n"
+    sent = "use mail\r\n" + tagged % "other" + tagged % "mail.1" + "peek-ready\r\n"
+    assert talk.send(sent.encode()) == b"USING mail\r\n" + REFUSED + b"INSERTED 3\r\nFOUND 1 1\r\na\r\n"
+    assert refusals(broker) == 1
+
+
+def test_each_key_of_a_put_requires_a_grant(broker: Broker) -> None:
+    talk = Guarded(broker, produce="mail", keys="mine")
+    for tags in (b"grp:mine con:other", b"con:mine aft:other", b"aft:mine grp:other"):
+        assert talk.send(b"put-in-tube mail 0 0 60 1 %b\r\nx\r\n" % tags) == REFUSED
+    assert talk.send(b"put-in-tube mail 0 0 60 1 grp:mine con:mine idp:other\r\nx\r\n") == b"INSERTED 3\r\n"
+
+
+def test_stats_group_requires_the_grant_of_the_key(broker: Broker) -> None:
+    owner = Guarded(broker, produce="mail", inspect="mail", keys="mine")
+    assert owner.send(b"put-in-tube mail 0 0 60 1 grp:mine\r\nx\r\nstats-group mine\r\n").startswith(
+        b"INSERTED 3\r\nOK "
+    )
+    assert owner.send(b"stats-group other\r\n") == REFUSED
+    assert Guarded(broker, inspect="mail,news").send(b"stats-group mine\r\n") == REFUSED
+    assert Guarded(broker, produce="*", keys="*").send(b"stats-group mine\r\n") == REFUSED
+    assert Guarded(broker, inspect="*").send(b"stats-group mine\r\n").startswith(b"OK ")
+
+
+@pytest.mark.parametrize(
+    ("rule", "allowed"),
+    [
+        ({"produce": ["mail", "*"]}, True),
+        ({"produce": ["mail*"]}, False),
+        ({"produce": ["*"], "keys": []}, False),
+        ({"produce": ["*"], "keys": ["other"]}, False),
+        ({"produce": ["mail"], "keys": ["k*"]}, True),
+        ({"consume": ["*"], "inspect": ["*"]}, False),
+    ],
+)
+def test_rule_for_every_tube_allows_every_key_by_default(rule: dict[str, object], allowed: bool) -> None:
+    (read,) = read_rules([rule])
+    assert grants([read], "any", []).may_use_key(b"key") == allowed
+    assert read.to_json() == rule
+
+
+def test_rule_with_a_wrong_key_pattern_is_refused() -> None:
+    with pytest.raises(ValueError, match="rule 1: keys: 'a:b' cannot match any key"):
+        read_rules([{"produce": ["mail"], "keys": ["a:b"]}])
+    with pytest.raises(ValueError, match="rule 1: keys: must be an array of keys"):
+        read_rules([{"produce": ["mail"], "keys": "all"}])
 
 
 def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:

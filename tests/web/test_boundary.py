@@ -503,6 +503,18 @@ def test_operator_acts_on_own_tubes(world: World) -> None:
     assert client.get("/tube?tube=covert.payroll", headers=world.as_operator).status_code == 404
 
 
+@pytest.mark.parametrize("tag", ["group", "after", "concurrency_key"])
+def test_operator_of_some_tubes_puts_no_keys_of_the_whole_server(world: World, tag: str) -> None:
+    job = {"tube": "billing.new", "body": "x", "tags": {tag: "shared"}}
+    for body in (job, [job]):
+        refused = world.client.post("/api/v1/jobs", json=body, headers=world.as_operator)
+        assert refused.status_code == 403 and "operates every tube" in refused.text
+        assert b"billing.new" not in world.queue.broker.tubes
+    own = job | {"tags": {"idempotency_key": "mine"}}
+    assert world.client.post("/api/v1/jobs", json=own, headers=world.as_operator).status_code == 201
+    assert world.client.post("/api/v1/jobs", json=job, headers=world.as_admin).status_code == 201
+
+
 def test_bulk_change_of_everything_changes_only_operated_tubes(world: World) -> None:
     before = world.state()
     change = {"action": "delete", "all": True, "dry_run": False, "force": True}

@@ -15,6 +15,7 @@ from flask import g, request
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.core.roles import BUILT_IN_ROLES, VIEWER, Rights
+from greenstalk_server.core.tags import Tags
 
 HIDDEN_TUBE: Final = "(hidden tube)"
 """Shown instead of the name of a tube that the visitor may not see. It contains a space, so no tube has this name."""
@@ -69,6 +70,11 @@ class Visitor:
         """Whether there can be a tube whose jobs the visitor may change."""
         return self.is_known and (self.is_admin or self.rights.operates_any)
 
+    @property
+    def operates_all(self) -> bool:
+        """Whether the visitor may change the jobs of every tube."""
+        return self.is_known and (self.is_admin or self.rights.operates_all)
+
     def name_of(self, tube: bytes) -> str:
         """Return the name of *tube*, or HIDDEN_TUBE if the visitor may not see it."""
         return tube.decode() if not tube or self.sees(tube) else HIDDEN_TUBE
@@ -100,6 +106,15 @@ def require_operator(tube: bytes) -> None:
     who = visitor()
     if not who.operates(tube):
         raise Forbidden(f"You may not change jobs of the tube “{who.name_of(tube)}”, put jobs into it, or pause it.")
+
+
+def require_keys(tags: Tags | None) -> None:
+    """Raise Forbidden if the visitor may not put *tags*: groups and concurrency keys belong to all tubes together."""
+    if tags is not None and (tags.group or tags.after or tags.concurrency_key) and not visitor().operates_all:
+        raise Forbidden(
+            "You may not put jobs with a group, a group to wait for, or a concurrency key. These affect jobs of all"
+            " tubes, so they need a role that operates every tube."
+        )
 
 
 def require_full_view(what: str) -> None:

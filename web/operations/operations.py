@@ -31,7 +31,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.web import text
-from greenstalk_server.web.auth.access import require_operator
+from greenstalk_server.web.auth.access import require_keys, require_operator
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.jobs.job_list import count_jobs
 from greenstalk_server.web.operations.audit import Audit
@@ -194,6 +194,7 @@ class Operations:
     def put(self, new: Put) -> Added:
         """Put a job; raise PutRefused if the server cannot accept it."""
         require_operator(new.tube)
+        require_keys(new.tags)
         self._refuse_puts()
         added = self._put(new)
         if not added.is_duplicate:
@@ -207,6 +208,8 @@ class Operations:
         """
         for name in {one.tube for one in new}:
             require_operator(name)
+        for one in new:
+            require_keys(one.tags)
         self._refuse_puts()
         pace, outcomes = Pace(), list[Added]()
         tubes: dict[bytes, list[int]] = {}
