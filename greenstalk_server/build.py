@@ -55,6 +55,7 @@ COMPILED: Final = (
     "core/policy_transitions",
     "core/put_control",
     "core/ready_queue",
+    "core/sorted_keys",
     "core/tag_transitions",
     "core/tags",
     "core/timers",

@@ -40,7 +40,7 @@ from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.put_control import PutControl
 from greenstalk_server.core.ready_queue import is_before
 from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
-from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE
+from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE, wait_cost
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_rules import key_of
 from greenstalk_server.core.tube_set import MANY_TUBES
@@ -303,8 +303,7 @@ class Broker(PutControl):
         job = client.reserved.get(id)
         if job is None:
             return False
-        job.deadline = now + job.ttr
-        client.hold(job)
+        client.postpone(job, now + job.ttr)
         self._arm(client, job.deadline)
         return True
 
@@ -385,7 +384,7 @@ class Broker(PutControl):
         if delay:
             self._arm(tube, tube.paused_until)
         else:
-            self._hand_out(tube, now)
+            self._hand_out(tube, SLICE, now)
         if self._unsettled:
             self._settle(now)
         if is_changed:
@@ -554,23 +553,27 @@ class Broker(PutControl):
 
         The returned time is at or before *now* if work remains: the caller should yield before it ticks again.
         """
-        for _ in range(SLICE):
+        left = SLICE
+        while left > 0:
             target = self._timers.pop_due(now)
             if target is None:
                 break
             if isinstance(target, Tube):
-                self._tube_due(target, now)
+                left -= self._tube_due(target, left, now)
             elif isinstance(target, Client):
-                self._client_due(target, now)
+                left -= self._client_due(target, now)
             elif isinstance(target, (ConcurrencyKey, Group)):
                 target.note()
             else:
                 self._sweep_due(now)
+            left -= 1
         if self._unsettled:
             self._settle(now)
         return self._timers.soonest()
 
-    def _tube_due(self, tube: Tube, now: int) -> None:
+    def _tube_due(self, tube: Tube, limit: int, now: int) -> int:
+        """Do what is due in *tube*; return the cost of the jobs handed out, at most *limit*."""
+        cost = 0
         if tube.paused_until <= now:
             tube.pause = tube.paused_until = 0
             self._update_hold(tube, now)
@@ -580,7 +583,7 @@ class Broker(PutControl):
         if tube.ready.is_unfinished:
             self._search_on(tube)
         if tube.held_until <= now:
-            self._hand_out(tube, now)
+            cost = self._hand_out(tube, limit, now)
         if not tube.paused_until:
             self._drop_if_unneeded(tube)
         job = tube.delayed.first()
@@ -592,11 +595,14 @@ class Broker(PutControl):
             self._arm(tube, job.deadline)
         if tube.paused_until:
             self._arm(tube, tube.paused_until)
+        return cost
 
-    def _client_due(self, client: Client, now: int) -> None:
+    def _client_due(self, client: Client, now: int) -> int:
+        """Do what is due for *client*; return the cost of the end of its wait, 0 if that has not ended."""
         if client.is_closed:
             self._close_some(client, 1, now)
-            return
+            return 0
+        cost = wait_cost(client) if client.is_waiting else 0
         job = client.soonest()
         is_in_reserve = client.is_waiting and not client.awaited_id
         if is_in_reserve and job is not None and job.deadline - SAFETY_MARGIN <= now:
@@ -611,6 +617,7 @@ class Broker(PutControl):
             self._arm(client, job.deadline - SAFETY_MARGIN if is_in_reserve else job.deadline)
         if client.is_waiting and client.wait_until is not None:
             self._arm(client, client.wait_until)
+        return 0 if client.is_waiting else cost
 
     def _time_out(self, job: Job, client: Client, now: int) -> None:
         """End the reservation of *job*, whose ttr has passed, and make it ready."""

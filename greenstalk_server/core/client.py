@@ -6,16 +6,16 @@ Owns the order of its reserved jobs by deadline. Knows no socket: the broker cal
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from typing import Final
 
-from greenstalk_server.core.job import ID_BITS, MAX_ID, Job, deadline_of
+from greenstalk_server.core.job import Job, deadline_of
+from greenstalk_server.core.job_index import JobIndex
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.core.tube_set import TubeSet
 from greenstalk_server.core.weighting import FIFO, Weighting
 
 MAX_SCANNED: Final = 32
-"""Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps a heap."""
+"""Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps an index."""
 
 
 def ignore_call() -> None:
@@ -36,8 +36,8 @@ class Client:
                     or ignore until the next reserve.
     weighting       weights and reserve mode; None until the client sets one of them.
     finished        number of its reservations that ended with a delete, release or bury.
-    reserved        jobs that it holds by id, in the order of reservation. A job is removed by `del` only, so that a
-                    subclass of dict can notice it (see greenstalk_server.web.operations.leases).
+    reserved        jobs that it holds by id, in the order of reservation. `drop` alone removes a job, by `del`, so that
+                    a subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved a job by id.
     is_waiting      it is parked in a reserve, or in a wait for the job `awaited_id`.
@@ -105,7 +105,7 @@ class Client:
         self.outcome: Job | int | None = None
         self.wake: Callable[[], None] = wake
         self.timer_at: int = 0
-        self._deadlines: list[int] | None = None
+        self._deadlines: JobIndex | None = None
 
     @property
     def is_weighted(self) -> bool:
@@ -113,24 +113,32 @@ class Client:
         return self.weighting is not None and self.weighting.mode != FIFO
 
     def hold(self, job: Job) -> None:
-        """Add *job*, whose deadline is set, to the reserved jobs, or note its new deadline."""
+        """Add *job*, whose deadline is set, to the reserved jobs."""
         self.reserved[job.id] = job
         if self._deadlines is not None:
-            heappush(self._deadlines, job.deadline << ID_BITS | job.id)
-            if len(self._deadlines) > 4 * (len(self.reserved) + MAX_SCANNED):
-                self._deadlines = None
+            self._deadlines.add(job, job.deadline)
+        elif len(self.reserved) > MAX_SCANNED:
+            self._deadlines = JobIndex(self.reserved)
+            for each in self.reserved.values():
+                self._deadlines.add(each, each.deadline)
+
+    def postpone(self, job: Job, deadline: int) -> None:
+        """Give the reserved *job* another *deadline*."""
+        if self._deadlines is not None:
+            self._deadlines.remove(job, job.deadline)
+            self._deadlines.add(job, deadline)
+        job.deadline = deadline
+
+    def drop(self, job: Job) -> None:
+        """Remove *job* from the reserved jobs."""
+        del self.reserved[job.id]
+        if self._deadlines is not None:
+            self._deadlines.remove(job, job.deadline)
 
     def soonest(self) -> Job | None:
-        """Return the reserved job with the earliest deadline, or None. O(log n) amortised for n reserved jobs."""
+        """Return the reserved job with the earliest deadline, or None."""
         if len(self.reserved) <= MAX_SCANNED:
             self._deadlines = None
             return min(self.reserved.values(), key=deadline_of, default=None)
-        if self._deadlines is None:
-            self._deadlines = [job.deadline << ID_BITS | job.id for job in self.reserved.values()]
-            heapify(self._deadlines)
-        while True:
-            entry = self._deadlines[0]
-            job = self.reserved.get(entry & MAX_ID)
-            if job is not None and job.deadline == entry >> ID_BITS:
-                return job
-            heappop(self._deadlines)
+        assert self._deadlines is not None
+        return self._deadlines.first()

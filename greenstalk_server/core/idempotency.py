@@ -12,8 +12,8 @@ from greenstalk_server.core.gc_untrack import untrack
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tags import TaggedJob
 
-MAX_EXPIRED: Final = 256
-"""Maximum number of expired keys that one call of `KeptKeys.keep` removes."""
+MAX_EXPIRED: Final = 2
+"""Maximum number of expired keys that one call of `KeptKeys.keep` removes: a slice of commands makes 500 calls."""
 
 
 class IdempotencyKeys:

@@ -35,7 +35,7 @@ def check(broker: PolicyControl) -> None:
     _check_keys(broker)
     for tubes, tube_set in broker.tube_sets.items():
         users = [client for client in broker.clients if client.tube_set is tube_set]
-        assert tube_set.users == len(users) and tubes == tube_set.tubes
+        assert tube_set.users == len(users) and tubes == set(tube_set.tubes)
         assert set(tube_set.waiters) == {client for client in users if is_in_reserve(client)}
         tube_set.check()
     for client in broker.clients:
@@ -218,7 +218,7 @@ def _check_rules(broker: PolicyControl, tube: Tube, rules: TubeRules) -> None:
 
 def _check_client(broker: PolicyControl, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
-    assert client.tube_set is None or client.tube_set.tubes == set(client.watched.values())
+    assert client.tube_set is None or set(client.tube_set.tubes) == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())
     assert client.watched and broker.tubes[client.used.name] is client.used
     assert all(broker.tubes[name] is tube for name, tube in client.watched.items())

@@ -167,7 +167,7 @@ class TagTransitions(Transitions):
             for tube_set in tube.tube_sets:
                 tube_set.note(job)
             if (tube.waiters or tube.tube_sets) and tube.held_until <= now:
-                self._hand_out(tube, now)
+                self._hand_out(tube, 1, now)
         return placed
 
     def _release_waiting(self, group: Group, limit: int, now: int) -> int:

@@ -7,15 +7,15 @@ deletes continuously arms once per ttr, not once per job. Pure.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from typing import Final, Protocol
 
-SWEEP_SLACK: Final = 64
-"""A heap is swept when it has more than 2 * n + SWEEP_SLACK entries, where n is the number of armed targets in
-`Timers`, and of keys in a `TubeSet`."""
+from greenstalk_server.core.sorted_keys import SortedKeys
 
 NEVER: Final = 2**62 - 1
 """A time that is never reached, nanoseconds. It is the largest integer that compiled code does not allocate."""
+
+SERIAL_BITS: Final = 64
+MAX_SERIAL: Final = 2**SERIAL_BITS - 1
 
 
 class Target(Protocol):
@@ -25,67 +25,55 @@ class Target(Protocol):
 
 
 class Timers:
-    """Armed targets, soonest first.
+    """Armed targets, soonest first; targets of one time in the order in which they were first armed.
 
-    An entry holds the id() of its target, not a reference, so it does not keep the target alive. Arming a target
-    again for an earlier time, or disarming it, leaves a dead entry: its target is armed for another time, or not at
-    all. If a new target gets the same id() and the same time, the dead entry duplicates a live one, which is harmless.
-
-    `disarm`, and `arm` for a target that is armed already, sweep the dead entries when there are more than
-    2 * len(_armed) + SWEEP_SLACK entries.
+    The key of a target is the integer time << 64 | serial number. An armed target keeps its serial number. A key is
+    removed when its target is armed for an earlier time, so no operation has to remove many of them.
     """
 
-    __slots__ = ("_armed", "_entries", "_serial")
+    __slots__ = ("_keys", "_last", "_serials", "_targets")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[int, int, int]] = []
-        self._armed: dict[int, Target] = {}
-        self._serial: int = 0
+        self._keys: SortedKeys = SortedKeys()
+        self._targets: dict[int, Target] = {}  # by serial number
+        self._serials: dict[int, int] = {}  # by id() of the target
+        self._last: int = 0
 
     def arm(self, target: Target, when: int) -> bool:
         """Arm *target* for *when*, unless it is armed for an earlier time; return whether it is now the soonest."""
         at = target.timer_at
         if at and at <= when:
             return False
-        if not at:
-            self._armed[id(target)] = target
-        elif len(self._entries) > 2 * len(self._armed) + SWEEP_SLACK:
-            self._sweep()
+        if at:
+            serial = self._serials[id(target)]
+            self._keys.discard(at << SERIAL_BITS | serial)
+        else:
+            self._last = serial = self._last + 1
+            self._targets[serial] = target
+            self._serials[id(target)] = serial
         target.timer_at = when
-        self._serial += 1
-        heappush(self._entries, (when, self._serial, id(target)))
-        return self._entries[0][1] == self._serial
+        key = when << SERIAL_BITS | serial
+        self._keys.insert(key)
+        return self._keys.smallest() == key
 
     def disarm(self, target: Target) -> None:
         """Disarm *target*, if it is armed."""
         if target.timer_at:
+            serial = self._serials.pop(id(target))
+            del self._targets[serial]
+            self._keys.discard(target.timer_at << SERIAL_BITS | serial)
             target.timer_at = 0
-            del self._armed[id(target)]
-            if len(self._entries) > 2 * len(self._armed) + SWEEP_SLACK:
-                self._sweep()
 
     def pop_due(self, now: int) -> Target | None:
         """Disarm and return the soonest target if it is due at *now*, else return None."""
-        when = self.soonest()
-        if when is None or when > now:
+        key = self._keys.smallest()
+        if key < 0 or key >> SERIAL_BITS > now:
             return None
-        target = self._armed.pop(heappop(self._entries)[2])
-        target.timer_at = 0
+        target = self._targets[key & MAX_SERIAL]
+        self.disarm(target)
         return target
 
     def soonest(self) -> int | None:
         """Return the time of the soonest target, or None."""
-        entries, armed = self._entries, self._armed
-        while entries:
-            when, _, number = entries[0]
-            target = armed.get(number)
-            if target is not None and target.timer_at == when:
-                return when
-            heappop(entries)
-        return None
-
-    def _sweep(self) -> None:
-        times = {number: target.timer_at for number, target in self._armed.items()}
-        live = {entry[2]: entry for entry in self._entries if times.get(entry[2]) == entry[0]}
-        self._entries = list(live.values())
-        heapify(self._entries)
+        key = self._keys.smallest()
+        return None if key < 0 else key >> SERIAL_BITS

@@ -41,6 +41,9 @@ SAFETY_MARGIN: Final = SECOND
 SLICE: Final = 256
 """Maximum number of jobs that one tick, kick, clear or disconnect moves: about a millisecond of work."""
 
+WAITED_TUBES: Final = 64
+"""Tubes whose waiting clients a client leaves in the time that a job takes."""
+
 MAX_RECENT_WORKERS: Final = 10_000
 """Maximum number of disconnected workers whose addresses are kept.
 
@@ -211,7 +214,7 @@ class Transitions:
         if tube_set is None:
             if len(self.tube_sets) >= MAX_TUBE_SETS:
                 return False
-            tube_set = self.tube_sets[tubes] = TubeSet(tubes)
+            tube_set = self.tube_sets[tubes] = TubeSet(client.watched.values())
         tube_set.users += 1
         client.tube_set = tube_set
         return True
@@ -223,7 +226,7 @@ class Transitions:
             tube_set.users -= 1
             if not tube_set.users:
                 tube_set.close()
-                del self.tube_sets[tube_set.tubes]
+                del self.tube_sets[frozenset(tube_set.tubes)]
 
     # Places of a job
 
@@ -236,9 +239,9 @@ class Transitions:
             tube.add_ready(job)
             if tube.rules is not None:
                 self._arm_waiting(job, tube.rules, now)
-        elif tube.ready.count:  # a hold has just ended and no tick has run, or one slice could not hand out all jobs
+        elif tube.ready.count or wait_cost(waiter) > 1:  # ready: a hold has just ended, or a slice was too short
             tube.add_ready(job)
-            self._hand_out(tube, now)
+            self._hand_out(tube, 1, now)
         else:
             self._grant(job, waiter, now)
 
@@ -302,7 +305,7 @@ class Transitions:
         The caller ends with `_hand_out_freed`, since this may end the hold of the tube.
         """
         assert job.holder is not None
-        del job.holder.reserved[job.id]
+        job.holder.drop(job)
         job.holder = None
         tube = job.tube
         tube.reserved_count -= 1
@@ -342,7 +345,7 @@ class Transitions:
     def _hand_out_freed(self, tube: Tube, now: int) -> None:
         """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
         if tube.rules is not None and tube.held_until <= now and tube.ready.count:
-            self._hand_out(tube, now)
+            self._hand_out(tube, 1, now)
 
     # Edits
 
@@ -397,20 +400,24 @@ class Transitions:
 
     # Waits and timers
 
-    def _hand_out(self, tube: Tube, now: int) -> None:
+    def _hand_out(self, tube: Tube, limit: int, now: int) -> int:
         """Reserve ready jobs of *tube* for the clients that wait for them, longest waiting first, until it is held.
 
-        Each call hands out one slice of jobs; the next ticks do the rest. A tick removes expired jobs.
+        Return the sum of their `wait_cost`, at most *limit*; ticks, which pass a *limit* of SLICE, hand out the rest.
+        A tick also removes expired jobs.
         """
-        for _ in range(SLICE):
+        done = 0
+        while True:
             waiter, job = tube.first_waiter(), tube.ready.first()
             if waiter is None or job is None or tube.held_until > now:
-                return
-            if tube.rules is not None and tube.rules.next_expiry() <= now:
-                break
+                return done
+            cost = wait_cost(waiter)
+            if done + cost > limit or (tube.rules is not None and tube.rules.next_expiry() <= now):
+                self._arm(tube, now)
+                return done
+            done += cost
             tube.remove_ready(job)
             self._grant(job, waiter, now)
-        self._arm(tube, now)
 
     def _grant(self, job: Job, client: Client, now: int) -> None:
         """End the wait of *client* with the detached *job*."""
@@ -450,3 +457,8 @@ class Transitions:
         if self._timers.arm(target, when):
             for listener in self._listeners:
                 listener.on_alarm(when)
+
+
+def wait_cost(client: Client) -> int:
+    """Return the cost of the end of *client*'s wait: 1, and more if it waits in many tubes without a tube set."""
+    return 1 if client.tube_set is not None else min(1 + len(client.watched) // WAITED_TUBES, SLICE)

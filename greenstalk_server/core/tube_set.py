@@ -8,11 +8,12 @@ client waits in the set, not in each tube, and a tube looks for waiting clients 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.job import ID_BITS, READY, Job
-from greenstalk_server.core.timers import NEVER, SWEEP_SLACK
+from greenstalk_server.core.timers import NEVER
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
@@ -23,6 +24,10 @@ MANY_TUBES: Final = 17
 
 MAX_TUBE_SETS: Final = 16
 """Maximum number of sets, since each put notifies the sets of its tube. Clients that get no set look at each tube."""
+
+
+SWEEP_SLACK: Final = 64
+"""A set is swept when its heap has more than 2 * n + SWEEP_SLACK entries, where n is the number of keys."""
 
 
 class TubeSet:
@@ -41,8 +46,9 @@ class TubeSet:
 
     __slots__ = ("_due", "_entries", "_held", "_keys", "_serial", "tubes", "users", "waiters")
 
-    def __init__(self, tubes: frozenset[Tube]) -> None:
-        self.tubes: frozenset[Tube] = tubes
+    def __init__(self, tubes: Iterable[Tube]) -> None:
+        """*tubes* should be in the order of creation: with tubes scattered in memory this takes twice as long."""
+        self.tubes: tuple[Tube, ...] = tuple(tubes)
         self.users: int = 0
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self._entries: list[tuple[int, int, Tube]] = []
@@ -50,11 +56,14 @@ class TubeSet:
         self._held: dict[Tube, int] = {}
         self._due: list[tuple[int, int, Tube]] = []
         self._serial: int = 0
-        for tube in tubes:
+        for tube in self.tubes:
             tube.tube_sets.append(self)
             job = tube.ready.first()
             if job is not None:
-                self.note(job)
+                key = self._keys[tube] = job.pri << ID_BITS | job.id
+                self._serial += 1
+                self._entries.append((key, self._serial, tube))
+        heapify(self._entries)
 
     def close(self) -> None:
         """Unsubscribe from the tubes."""

@@ -25,6 +25,13 @@ WATCHED_COST: Final = 512
 """Cost of a reserve per WATCHED_BATCH watched tubes. Fewer tubes cost nothing. The cost of a reserve from 8000 tubes is
 almost OUTPUT_SLICE; the reserve takes about two milliseconds."""
 
+EXAMINE_COST: Final = 24
+"""Further cost of a reserve per watched tube, if there are WATCHED_BATCH or more and the client has no tube set: the
+reserve examines each tube, or makes a set."""
+
+UNPAUSE_COST: Final = OUTPUT_SLICE // 2
+"""Cost of the end of a pause, which may hand out a slice of jobs."""
+
 WEIGHTED_COST: Final = 128
 """Cost of a weighted reserve per watched tube. The reserve examines all of them, which takes 2 us for each that has a
 job."""
@@ -43,6 +50,9 @@ RESERVE_COST: Final = 64
 
 SCAN_COST: Final = 16
 """Cost of each client, and each job that it holds, that a search for reserved jobs examines."""
+
+COPIED_IDS: Final = 2
+"""Ids of reserved jobs that are copied for a cost of 1, before a search for reserved jobs examines a client's."""
 
 NEW_TUBE_COST: Final = 2048
 """Cost of a new tube. Creating the tube and putting a first job into it takes 13 us."""

@@ -65,7 +65,8 @@ class ExtendedSession(Session):
         _, size, timeout = command
         broker.note_worker(client)
         self._batch_size = size
-        self.cost += self._reserve_cost
+        if self._reserve_cost:
+            self._add_reserve_cost()
         job = broker.reserve(client, now)
         if job is not None:
             return self._fill_batch(job, now)

@@ -16,10 +16,12 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import codec, replies, stats
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import (
+    EXAMINE_COST,
     NAME_COST,
     NEW_TUBE_COST,
     OUTPUT_SLICE,
     SHORT_LIST,
+    UNPAUSE_COST,
     WATCHED_BATCH,
     WATCHED_COST,
 )
@@ -54,7 +56,7 @@ class Session(Framing):
         if not client.is_worker:
             broker.note_worker(client)
         if self._reserve_cost:
-            self.cost += self._reserve_cost
+            self._add_reserve_cost()
         job = broker.reserve(client, now)
         if job is not None:
             return self._job_reply(job, False, now)
@@ -214,11 +216,19 @@ class Session(Framing):
         """Update the cost of a reserve, which depends on the number of watched tubes."""
         self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
 
+    def _add_reserve_cost(self) -> None:
+        """Add the cost of a reserve, without that of its job."""
+        self.cost += self._reserve_cost
+        if self.client.tube_set is None:
+            self.cost += EXAMINE_COST * len(self.client.watched)
+
     def _pause_tube(self, command: Command, now: int) -> bytes:
         self._broker.counters.cmd_pause_tube += 1
         _, name, delay, is_valid_name = command
         if not is_valid_name:
             raise codec.BadFormat
+        if not delay:
+            self.cost += UNPAUSE_COST
         return replies.PAUSED if self._broker.pause_tube(name, delay, now) else replies.NOT_FOUND
 
     def _stats(self, command: Command, now: int) -> bytes:

@@ -13,7 +13,7 @@ from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.protocol import replies
-from greenstalk_server.protocol.costs import JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
+from greenstalk_server.protocol.costs import COPIED_IDS, JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
 
 if TYPE_CHECKING:
     from greenstalk_server.protocol.session import Session
@@ -140,7 +140,7 @@ class Flush(Work):
             jobs = list(islice(self._reserved, SLICE))
             ids = [job.id for job in jobs if job is not None and job.tube is tube and job.id < self._below]
             found, is_done = self._end_reserved(ids, broker, now), not jobs
-            session.cost += SCAN_COST * len(jobs)
+            session.cost += _scan_cost(jobs, broker)
         else:
             found = broker.clear(tube, state, SLICE, self._below, now)
             self._deleted += found
@@ -188,7 +188,7 @@ class FindReserved(Work):
         """Examine one slice of jobs."""
         tube = self._tube
         jobs = list(islice(self._jobs, SLICE)) if tube.reserved_count else []
-        session.cost += SCAN_COST * len(jobs)
+        session.cost += _scan_cost(jobs, broker)
         for job in jobs:
             if job is not None and job.tube is tube and not 0 < self._first < job.id:
                 self._first = job.id
@@ -203,11 +203,17 @@ class FindReserved(Work):
         return None
 
 
+def _scan_cost(jobs: list[Job | None], broker: Broker) -> int:
+    """Return the cost of *jobs*, a slice of `reserved_jobs`, at most."""
+    copied = broker.totals.reserved if None in jobs else 0
+    return SCAN_COST * len(jobs) + copied // COPIED_IDS
+
+
 def reserved_jobs(broker: Broker) -> Iterator[Job | None]:
     """Iterate over the jobs that clients hold when the iteration reaches them, with a None before those of each client.
 
-    The None bounds the time of a step. The broker may change during the iteration. The iteration may miss a job that is
-    reserved during it.
+    The None bounds the time of a step: the ids of the client's jobs are copied after it. The broker may change during
+    the iteration. The iteration may miss a job that is reserved during it.
     """
     clients: list[Client] = [*broker.clients, *broker.closing_clients]
     for client in clients:

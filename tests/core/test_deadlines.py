@@ -9,7 +9,8 @@ import pytest
 
 from greenstalk_server.core.client import MAX_SCANNED
 from greenstalk_server.core.job import DELAYED, SECOND
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.transitions import SLICE, WAITED_TUBES
+from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS
 from tests.support.world import World
 
 INSTANT = 1 / SECOND
@@ -152,6 +153,53 @@ def test_tick_requeues_at_most_a_slice_of_the_jobs_of_a_disconnected_client(worl
     assert world.stats().current_jobs_ready <= 2 * SLICE
     world.advance(0)
     assert world.stats().current_jobs_ready == 4 * SLICE
+
+
+def test_tick_hands_out_at_most_a_slice_of_jobs_of_many_tubes(world: World) -> None:
+    names = [b"tube-%d" % number for number in range(4)]
+    with world.in_bulk():
+        for name in names:
+            world.client(use=name).put()
+            assert world.broker.pause_tube(name, SECOND, world.now)
+            for _ in range(SLICE):
+                world.client(watch=[name]).reserve()
+                world.client(use=name).put()
+        world.now += SECOND
+        handed_out = []
+        while (reserved := world.stats().current_jobs_reserved) < 4 * SLICE:
+            world.broker.tick(world.now)
+            handed_out.append(world.stats().current_jobs_reserved - reserved)
+    assert max(handed_out) <= SLICE
+
+
+def test_command_leaves_the_end_of_a_costly_wait_to_the_next_tick(world: World) -> None:
+    """Waits in many tubes without a tube set: the end of each takes as long as that of many waits in one tube."""
+    for other in range(MAX_TUBE_SETS):
+        world.client(watch=[b"%d-%d" % (other, number) for number in range(MANY_TUBES)]).reserve()
+    worker = world.client(watch=[b"%d" % number for number in range(2 * WAITED_TUBES)])
+    producer = world.client(use=b"1")
+    assert worker.reserve() == "WAITING" and worker.client.tube_set is None
+    id = world.broker.put(producer.client, world.broker.allocate_id(), 0, 0, SECOND, b"", world.now)
+    assert worker.client.is_waiting
+    world.broker.check()
+    world.advance(0)
+    assert worker.ended == [id]
+
+
+def test_touched_jobs_leave_no_former_deadlines(world: World) -> None:
+    client = world.client()
+    for _ in range(MAX_SCANNED + 1):
+        client.put()
+    ids = client.take(MAX_SCANNED + 1)
+    for second in range(3):
+        world.advance(1)
+        for id in ids:
+            assert client.touch(id)
+        deadlines = client.client._deadlines
+        assert deadlines is not None and deadlines.count == len(ids), second
+    for id in ids:
+        assert client.delete(id)
+        assert deadlines.count == len(client.client.reserved)
 
 
 class Counted(dict[Any, Any]):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import DELAYED, SECOND, Job
-from greenstalk_server.core.job_index import MAX_CHUNK, MIN_CHUNK, JobIndex
+from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.sorted_keys import MAX_CHUNK, MIN_CHUNK
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tube import Tube
 from tests.support.world import START, make_broker

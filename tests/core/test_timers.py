@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.timers import SWEEP_SLACK, Timers
+from greenstalk_server.core.timers import Timers
 
 
 class Target:
@@ -83,17 +83,25 @@ def test_target_armed_when_returned_is_returned_again() -> None:
     assert pop_all(timers, 10) == [target]
 
 
-def test_dead_entries_are_bounded_when_a_target_is_armed_often() -> None:
+def test_no_entry_is_left_when_a_target_is_armed_often() -> None:
     timers, target, other = Timers(), Target(), Target()
     timers.arm(other, 1)
-    for when in range(10_000, 1, -1):
+    for when in range(1000, 1, -1):
         timers.arm(target, when)
-        assert len(timers._entries) <= 2 * 2 + SWEEP_SLACK + 1
-    for when in range(2, 10_000):
+        assert timers._keys.count == 2
+    for when in range(2, 1000):
         timers.disarm(target)
+        assert timers._keys.count == 1
         timers.arm(target, when)
-        assert len(timers._entries) <= 2 * 2 + SWEEP_SLACK + 1
-    assert pop_all(timers, 10_000) == [other, target]
+    assert pop_all(timers, 1000) == [other, target]
+
+
+def test_targets_of_one_time_are_due_in_the_order_of_arming() -> None:
+    timers, targets = Timers(), [Target() for _ in range(9)]
+    for when in (20, 10):
+        for target in targets:
+            timers.arm(target, when)
+    assert pop_all(timers, 10) == targets
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 20) | st.none()), max_size=200))

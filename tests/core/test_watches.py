@@ -7,9 +7,8 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.job import READY, Job
-from greenstalk_server.core.timers import SWEEP_SLACK
 from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS, TubeSet
+from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS, SWEEP_SLACK, TubeSet
 from tests.support.world import Actor, World
 
 NAMES = [b"tube-%d" % number for number in range(3 * (MANY_TUBES - 1))]

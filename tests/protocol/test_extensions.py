@@ -243,7 +243,8 @@ def test_touch_all_takes_slices_and_counts_the_jobs_still_held(talk: Talk, other
 
 
 def test_weighted_reserve_has_a_cost_for_each_tube(talk: Talk) -> None:
-    talk.send(b"".join(b"watch t%d\r\n" % number for number in range(WATCHED_BATCH)) + PUT * 3)
+    talk.send(b"".join(b"watch t%d\r\n" % number for number in range(WATCHED_BATCH)) + PUT * 4)
+    talk.send(b"reserve\r\n")  # makes the tube set
     costs = []
     for mode in (b"fifo", b"weighted", b"fifo"):
         talk.send(b"reserve-mode %b\r\n" % mode)
@@ -255,6 +256,7 @@ def test_weighted_reserve_has_a_cost_for_each_tube(talk: Talk) -> None:
 def test_slice_has_few_weighted_reserves_from_many_tubes(talk: Talk) -> None:
     talk.send(b"reserve-mode weighted\r\n")
     talk.send(b"".join(b"watch t%d\r\n" % number for number in range(MAX_WEIGHTED_TUBES - 1)))
+    talk.send(b"reserve-with-timeout 0\r\n")  # makes the tube set
     out = talk.session.receive(b"reserve-with-timeout 0\r\n" * 10, talk.now)
     assert out == b"TIMED_OUT\r\n" * 2
     assert talk.session.has_more

@@ -50,6 +50,14 @@ def test_peeks_of_big_jobs_and_long_lists_are_sent_in_slices() -> None:
         assert max(len(reply) for reply in out) <= OUTPUT_SLICE + biggest + 100
 
 
+def test_ends_of_pauses_are_served_in_slices() -> None:
+    """Each may hand out a slice of jobs."""
+    talk = Talk()
+    out = slices(talk, b"pause-tube default 0\r\n" * 30)
+    assert b"".join(out) == b"PAUSED\r\n" * 30
+    assert max(len(reply) for reply in out) <= 3 * len(b"PAUSED\r\n")
+
+
 def test_many_commands_are_served_in_slices() -> None:
     talk = Talk()
     count = 3 * len(COMMAND_SLICE)
@@ -63,6 +71,7 @@ def test_cost_of_a_reserve_increases_with_the_watched_tubes() -> None:
     talk = Talk()
     for number in range(2 * WATCHED_BATCH):
         talk.session.receive(b"watch tube-%d\r\n" % number, talk.now)
+    slices(talk, b"reserve-with-timeout 0\r\n")  # makes the tube set
     count = 3 * OUTPUT_SLICE // (2 * WATCHED_COST)
     out = slices(talk, b"reserve-with-timeout 0\r\n" * count)
     assert b"".join(out) == b"TIMED_OUT\r\n" * count
