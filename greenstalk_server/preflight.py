@@ -22,6 +22,7 @@ from typing import Final, ParamSpec
 from greenstalk_server.config.options import PROGRAM, Options, UsageError
 from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import refuse_equal_passwords
+from greenstalk_server.journal import beanstalkd
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import LOCK_NAME, directory_error, holder_of
 from greenstalk_server.journal.record import SEGMENT_HEADER_SIZE, BadSegment, NewerVersion, decode_segment_header
@@ -226,8 +227,12 @@ def _directory_findings(directory: str) -> Iterator[StartError | str]:
 
 
 def _segment_findings(directory: str, names: list[str]) -> Iterator[StartError]:
-    """Check the permissions and headers of the journal's files; `journal check` reads all of them."""
+    """Check the permissions and headers of the files in the directory; `journal check` reads all of them."""
     files = Directory(directory)
+    for name in beanstalkd.find(names):
+        if beanstalkd.is_unknown_version(files.read(name, SEGMENT_HEADER_SIZE)):
+            reason = "beanstalkd's file has an unknown version, and cannot be imported"
+            yield directory_error(directory, f"{name}: {reason}; move it to another directory to start without it")
     for name in map(name_of, numbers(names)):
         if not _is_allowed(Path(directory, name), os.R_OK | os.W_OK):
             yield directory_error(directory, f"{name}: {_reason(Path(directory, name))}")

@@ -76,10 +76,16 @@ class ImportedJob:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that was not read, and the reason."""
+    """A file that was not read, and the reason.
+
+    is_blank        the file is empty or has only zeros, as after a crash: it has no jobs.
+    is_unknown      the file has a version that is not read: it may have jobs, so no server starts on it.
+    """
 
     file: str
     reason: str
+    is_blank: bool = False
+    is_unknown: bool = False
 
     def __str__(self) -> str:
         return f"{self.file}: not read: {self.reason}"
@@ -116,7 +122,8 @@ class BeanstalkdBinlog:
         """Read *data*, the content of *file*, which may be anything."""
         layout = _LAYOUTS.get(data[:4])
         if layout is None:
-            self.skipped.append(Skipped(file, _why_skipped(data)))
+            is_blank = not data.strip(b"\0")
+            self.skipped.append(Skipped(file, _why_skipped(data), is_blank, is_unknown_version(data)))
             return
         self.files += 1
         at, used = 4, len(data.rstrip(b"\0"))
@@ -129,6 +136,20 @@ class BeanstalkdBinlog:
                 is_torn = unsound.is_torn or used - at < layout.length.size + layout.fields.size
                 self.damage.append(Damage(file, at, resume - at, unsound.reason, is_torn_tail=is_torn))
                 at = resume
+
+    @property
+    def unknown_versions(self) -> list[Skipped]:
+        """The files because of which no server starts on the directory."""
+        return [skipped for skipped in self.skipped if skipped.is_unknown]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the files have no damage, except torn tails and blank files, which are normal after a crash."""
+        return (
+            all(skipped.is_blank for skipped in self.skipped)
+            and all(damage.is_torn_tail for damage in self.damage)
+            and not (self.unterminated or self.corrected)
+        )
 
     def is_imported(self, jobs: Mapping[int, Job]) -> bool:
         """Return whether the journal's *jobs* include all jobs of the files.
@@ -296,9 +317,16 @@ class _UnsoundError(Exception):
         self.is_torn = is_torn
 
 
+def is_unknown_version(data: bytes) -> bool:
+    """Return whether *data*, the beginning of a file, has a version that is not read. 0 is no version, but damage."""
+    return len(data) >= 4 and data[:4] not in _LAYOUTS and any(data[:4])
+
+
 def _why_skipped(data: bytes) -> str:
     if not data.strip(b"\0"):
         return "zeroed" if data else "empty"
+    if len(data) < 4:
+        return "shorter than a version"
     if data[:4][::-1] in _LAYOUTS:
         return "written on a big-endian machine"
     return f"unknown version {int.from_bytes(data[:4], 'little', signed=True)}"

@@ -72,19 +72,10 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: EXIT_BINLOG if a later version has written the journal: a start would fail."""
-        if not self.recovery.is_readable:
+        """Exit code of the command: EXIT_BINLOG if every start would fail, EXIT_DAMAGED if a strict one would."""
+        if not self.recovery.is_readable or self.source.unknown_versions or self.taken:
             return EXIT_BINLOG
-        return EXIT_OK if self.is_sound else EXIT_DAMAGED
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether a start would recover every job, and lose nothing except torn tails."""
-        source = self.source
-        is_source_sound = all(damage.is_torn_tail for damage in source.damage) and not (
-            source.skipped or source.unterminated or source.corrected or self.taken
-        )
-        return self.recovery.is_sound and is_source_sound
+        return EXIT_OK if self.recovery.is_sound and self.source.is_sound else EXIT_DAMAGED
 
 
 def check(directory: str) -> int:
@@ -176,7 +167,8 @@ def _kinds(segment: ReplayedSegment, data: bytes, damage: list[Damage]) -> Itera
 
 def describe(report: Report) -> list[str]:
     """Return *report* as lines for an operator."""
-    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: "WRITTEN BY A LATER VERSION"}[report.exit_code]
+    refused = "CANNOT BE IMPORTED" if report.recovery.is_readable else "WRITTEN BY A LATER VERSION"
+    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: refused}[report.exit_code]
     return [
         f"{report.directory}: {state}",
         *_lock_holder(report),
@@ -258,7 +250,9 @@ def _import(report: Report) -> Iterator[str]:
 
 def _beanstalkd(report: Report) -> Iterator[str]:
     source = report.source
-    if source.files or source.skipped:
+    if source.unknown_versions:
+        yield "beanstalkd: a start would fail: a file has an unknown version"
+    elif source.files or source.skipped:
         jobs = _counted(len(source.jobs), "job")
         todo = f"only move the files: the journal has their {jobs}" if report.is_imported else f"import {jobs}"
         files, records = _counted(source.files, "file"), _counted(source.records, "record")

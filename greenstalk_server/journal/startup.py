@@ -45,11 +45,12 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         memory = broker.bodies.limit if broker.bodies is not None else None
         recovery = replay_all(files, Recovery(broker.tube, broker.jobs, memory=memory))
         refuse_unfit(recovery, is_strict)
+        source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)
         _begin(recovery, broker, binlog, now)
         write_out(binlog)  # only the header, which fits; it reserves ids, so that no put waits for a sync
         _record_returns(recovery, binlog)
-        next_id = max(recovery.next_id, _import_all(files, broker, binlog, now))
+        next_id = max(recovery.next_id, _import_all(source, files, broker, binlog, now))
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
@@ -137,20 +138,37 @@ def _tidy(files: Files, recovery: Recovery) -> None:
 # Import from beanstalkd
 
 
-def _import_all(files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
-    """Import beanstalkd's files, if there are any; return a number above all their ids.
+def _read_beanstalkd(files: Files, is_strict: bool) -> beanstalkd.BeanstalkdBinlog:
+    """Read beanstalkd's files, and log their damage; raise StartError if a file has an unknown version.
 
-    The import is atomic: its jobs are between two marks, and the files stay until both marks are on disk. If all jobs
-    are in the journal already, an earlier start was interrupted before it moved the files; they are only moved.
+    With *is_strict*, damage is an error too.
     """
-    names = beanstalkd.find(files.list())
-    if not names:
-        return 1
     source = beanstalkd.BeanstalkdBinlog()
-    for name in names:
+    for name in beanstalkd.find(files.list()):
         source.read(name, files.read(name))
     for warning in source.warnings():
         log.warning("import from beanstalkd: %s", warning)
+    if unknown := source.unknown_versions:
+        reasons = "; ".join(map(str, unknown))
+        advice = "nothing was imported; to start without its jobs, move the file to another directory"
+        raise StartError(f"import from beanstalkd: {reasons}; {advice}", EXIT_BINLOG)
+    if is_strict and not source.is_sound:
+        reasons = "; ".join(source.warnings())
+        raise StartError(f"--strict-recovery: beanstalkd's files are damaged: {reasons}", EXIT_BINLOG)
+    return source
+
+
+def _import_all(source: beanstalkd.BeanstalkdBinlog, files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
+    """Import *source*, beanstalkd's files, if any was read; return a number above all their ids.
+
+    The import is atomic: its jobs are between two marks, and the files stay until both marks are on disk. If all jobs
+    are in the journal already, an earlier start was interrupted before it moved the files; they are only moved.
+    Files that were not read stay.
+    """
+    skipped = {each.file for each in source.skipped}
+    names = [name for name in beanstalkd.find(files.list()) if name not in skipped]
+    if not names:
+        return 1
     if source.is_imported(broker.jobs):
         _move_away(files, names)
         return source.highest_id + 1
