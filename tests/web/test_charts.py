@@ -427,7 +427,7 @@ def test_comparison_and_marks_are_drawn(chromium: Browser, served: Served) -> No
         tab.page.wait_for_selector(".plot canvas")
         assert "compare=day" in tab.page.url
         buried = tab.page.locator(".legend .line-buried .legend-value")
-        tab.page.wait_for_function("window.texts.includes('deployed 4.2')")
+        tab.page.wait_for_function("() => window.texts.includes('deployed 4.2')")
         assert buried.text_content() == "9,000 (360)"
         assert tab.page.locator(".mark-text").all_text_contents() == ["deployed 4.2"]
         tab.page.locator(".chart summary").first.click()
@@ -517,7 +517,7 @@ def test_charts_fit_and_are_accessible(chromium: Browser, served: Served) -> Non
             tab.page.evaluate(AXE)
             assert tab.page.evaluate(AXE_VIOLATIONS.replace("document", "'#charts'")) == []
         tab.page.set_viewport_size({"width": 800, "height": 600})
-        tab.page.wait_for_function("document.querySelector('.plot canvas').getBoundingClientRect().width > 330")
+        tab.page.wait_for_function("() => document.querySelector('.plot canvas').getBoundingClientRect().width > 330")
         tab.screenshot("charts-narrow")
 
 
