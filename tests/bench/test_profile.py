@@ -15,6 +15,7 @@ from bench.flame import Node, svg
 from bench.sampler import START, STOP
 from bench.stacks import PythonStacks, Samples
 from bench.stages import Frame, stage_of, stage_of_system_call
+from tests.support.processes import ending
 
 SOURCE = """\
 data = recv(65536)
@@ -123,7 +124,7 @@ def test_sampler_records_the_running_function(tmp_path: Path) -> None:
     output = tmp_path / "stacks.json"
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
     argv = [sys.executable, "-m", "bench.sampler", str(output), "program"]
-    with subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE) as process:
+    with ending(subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         stacks = PythonStacks()
         while not stacks.total:  # on a busy machine the first interval may end before the program has run
@@ -135,7 +136,6 @@ def test_sampler_records_the_running_function(tmp_path: Path) -> None:
                 time.sleep(0.01)
             stacks.add(output.read_text())
             output.unlink()
-        process.kill()
     assert {stack[-1].function for stack in stacks.counts} == {"works"}
     shares = stacks.shares(has_journal=False)
     assert sum(shares.values()) == pytest.approx(1)

@@ -24,6 +24,7 @@ import pytest
 
 from greenstalk_server import BUILD, __version__
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
+from tests.support.processes import ending
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -435,13 +436,14 @@ def test_journal_directory_in_use_by_beanstalkd_is_refused(beanstalkd: str, tmp_
 
 def test_ctrl_c_during_the_imports_ends_the_process_without_a_traceback() -> None:
     command = (*MINDING_SIGNALS, sys.executable, "-X", "importtime", "-m", "greenstalk_server", *QUIET)
-    with subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command, cwd=REPOSITORY, env=environment(), stderr=subprocess.PIPE, text=True)
+    with ending(process):
         assert process.stderr is not None
         for line in process.stderr:
             if line.endswith(" gevent._util\n"):
                 break
         process.send_signal(signal.SIGINT)
-        stderr = process.stderr.read()
+        _, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in stderr
     assert "greenstalk_server.cli" not in stderr  # the signal arrived during the imports
@@ -450,14 +452,15 @@ def test_ctrl_c_during_the_imports_ends_the_process_without_a_traceback() -> Non
 def test_ctrl_c_during_the_start_ends_the_process_without_a_traceback(tmp_path: Path) -> None:
     password = tmp_path / "password"
     os.mkfifo(password, 0o600)
+    process = subprocess.Popen(
+        [*MINDING_SIGNALS, *COMMAND, *LOOPBACK, "--web-port", "0"],
+        cwd=REPOSITORY,
+        env=environment(GREENSTALK_WEB_PASSWORD_FILE=str(password)),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     with (
-        subprocess.Popen(
-            [*MINDING_SIGNALS, *COMMAND, *LOOPBACK, "--web-port", "0"],
-            cwd=REPOSITORY,
-            env=environment(GREENSTALK_WEB_PASSWORD_FILE=str(password)),
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process,
+        ending(process),
         password.open("w"),
     ):  # open() returns when the server opens the FIFO, and the server then waits for the password
         process.send_signal(signal.SIGINT)

@@ -26,6 +26,7 @@ from greenstalk_server.journal.archive import BadLine, Key, Pause, Policy, Reade
 from greenstalk_server.journal.transfer import SEGMENT_SIZE
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
 from tests.support.peer import eventually
+from tests.support.processes import ending
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 BINARY = bytes(range(256)) + b"\r\n"
@@ -340,13 +341,13 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
         [*COMMAND, "journal", "import", str(tmp_path)],
         cwd=REPOSITORY, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    assert process.stdin is not None
-    process.stdin.write(data)
-    process.stdin.flush()
-    eventually((tmp_path / "journal.1").exists, "the first segment exists")
-    process.kill()
-    process.stdin.close()
-    assert process.wait(TIMEOUT) == -signal.SIGKILL
+    with ending(process):
+        assert process.stdin is not None
+        process.stdin.write(data)
+        process.stdin.flush()
+        eventually((tmp_path / "journal.1").exists, "the first segment exists")
+        process.kill()
+        assert process.wait(TIMEOUT) == -signal.SIGKILL
     assert "an import was interrupted" in run("journal", "check", str(tmp_path)).stdout
     assert b"an import into it was interrupted; there is nothing to export" in export(tmp_path).stderr
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:

@@ -25,6 +25,7 @@ from tests.journal import version1
 from tests.journal.test_beanstalkd import V7, full, header, make_job
 from tests.support.daemon import TIMEOUT, Daemon, run
 from tests.support.ports import free_ports
+from tests.support.processes import ending, join
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 SMALL = ("-s", "4096", "-f", "0")
@@ -64,16 +65,13 @@ def beanstalkd_directory(tmp_path: Path) -> Path:
     path = shutil.which("beanstalkd", path=f"{os.environ['PATH']}:/usr/sbin")
     assert path is not None, "beanstalkd is missing: apt-get install beanstalkd"
     (port,) = free_ports(1)
-    process = subprocess.Popen([path, "-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path), "-f", "0"])
-    try:
-        with connect(port) as queue:
-            for pri in (3, 1, 2):
-                queue.put("body", priority=pri)
-            queue.bury(queue.reserve())
-            queue.delete(queue.reserve())
-    finally:
+    command = [path, "-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path), "-f", "0"]
+    with ending(subprocess.Popen(command)) as process, connect(port) as queue:
+        for pri in (3, 1, 2):
+            queue.put("body", priority=pri)
+        queue.bury(queue.reserve())
+        queue.delete(queue.reserve())
         process.kill()
-        process.wait()
     return tmp_path
 
 
@@ -168,7 +166,7 @@ def test_journal_of_a_server_under_load_is_sound(tmp_path: Path) -> None:
     """Files appear and disappear during the check, and the newest one is being written."""
     with Daemon(*QUIET, *SMALL, "-F", "-b", str(tmp_path)) as daemon:
         has_fifty_jobs, is_over = Event(), Event()
-        thread = Thread(target=keep_busy, args=(daemon, has_fifty_jobs, is_over))
+        thread = Thread(target=keep_busy, args=(daemon, has_fifty_jobs, is_over), daemon=True)
         thread.start()
         try:
             assert has_fifty_jobs.wait(TIMEOUT)
@@ -177,7 +175,7 @@ def test_journal_of_a_server_under_load_is_sound(tmp_path: Path) -> None:
                 reports.append(inspect(str(tmp_path), time.time_ns()))
         finally:
             is_over.set()
-            thread.join()
+            join(thread)
     assert all(report.exit_code == 0 for report in reports)
     assert all(len(report.recovery.jobs) >= 50 for report in reports)
 

@@ -12,6 +12,7 @@ import pytest
 from greenstalk_client import Client
 from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 from tests.support.servers import peer
 
 Address = tuple[str, int]
@@ -27,10 +28,9 @@ def ours(server: Daemon) -> Address:
 def plain() -> Iterator[Address]:
     """The address of Debian's beanstalkd."""
     (port,) = free_ports(1)
-    with subprocess.Popen(peer().arguments(port, ())) as process:
+    with ending(subprocess.Popen(peer().arguments(port, ()))):
         await_listener(port)
         yield "127.0.0.1", port
-        process.terminate()
 
 
 @pytest.fixture(params=["ours", "plain"])

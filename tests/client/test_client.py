@@ -14,6 +14,7 @@ import pytest
 
 from greenstalk_client import AlreadyReservedError, BodyDecodeError, Client
 from tests.support.daemon import Daemon
+from tests.support.processes import join
 
 from .conftest import Address
 
@@ -164,9 +165,10 @@ def test_wait_returns_how_the_job_ended(client: Client[str], ours: Address) -> N
         client.wait(deleted, 0.01)
     with Client(ours) as waiting:
         timer = threading.Timer(0.5, lambda: client.delete(client.reserve()))
+        timer.daemon = True
         timer.start()
         assert waiting.wait(deleted) == "deleted"
-        timer.join()
+        join(timer)
         client.bury(client.reserve())
         assert waiting.wait(buried, timeout=5) == "buried"
         with pytest.raises(greenstalk.NotFoundError):

@@ -26,7 +26,7 @@ from tests.support import tls
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
-from tests.support.processes import ending
+from tests.support.processes import ending, join
 
 from .conftest import Address
 
@@ -37,15 +37,14 @@ PROGRAM = Path(__file__).with_name("worker_program.py")
 def working(address: Address, handler: Callable[[Job[bytes]], Any], **options: Any) -> Iterator[Worker]:
     """Run a worker of the tube mail in a thread; stop it at the end of the block."""
     worker = Worker("mail", handler, server=address, **options)
-    thread = threading.Thread(target=worker.run)
+    thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
     try:
         yield worker
     finally:
         if not worker._is_stopping:  # a second stop would not wait for handlers
             worker.stop()
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
+        join(thread)
 
 
 @pytest.fixture
@@ -229,11 +228,11 @@ def test_worker_selects_tubes_by_weight(ours: Address) -> None:
             queue.put(f"{number}", tube="seldom")
         done: list[object] = []
         worker = Worker({"often": 9999, "seldom": 1}, lambda job: done.append(job.meta["tube"]), server=ours)
-        thread = threading.Thread(target=worker.run)
+        thread = threading.Thread(target=worker.run, daemon=True)
         thread.start()
         eventually(lambda: len(done) >= 100, "jobs are done")
         worker.stop()
-        thread.join(TIMEOUT)
+        join(thread)
         assert done[:100].count("often") > 80
         queue.flush_tube("often")
         queue.flush_tube("seldom")
@@ -476,9 +475,9 @@ def test_worker_that_may_not_consume_raises(tmp_path: Path) -> None:
                 work("mail", lambda job: None, server=("127.0.0.1", server.port))
             errors.append(caught.value)
 
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        thread.join(TIMEOUT)
+        join(thread)
         assert len(errors) == 1
 
 

@@ -17,6 +17,7 @@ from tests.crash.ledger import Ledger
 from tests.support.daemon import COMMAND, REPOSITORY, Daemon, environment, run
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 
 BATCHES: Final = (1, 1, 1, 8, 30, 60)
 """Maximum number of commands in flight of each client."""
@@ -135,9 +136,10 @@ class Rounds:
         if self._end != signal.SIGKILL or self._rng.random() > SECOND_KILL:
             return
         command = [*COMMAND, *self._all_flags(flags)]
-        with subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
+        )
+        with ending(process):
             time.sleep(self._rng.uniform(0.1, 0.4))
             process.kill()
 

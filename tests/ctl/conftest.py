@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ctl.world import Client, WithApi, connect
+from tests.ctl.world import Client, WithApi, connect, end_spawned
 from tests.support.servers import Server, ours, peer
 
 
@@ -22,6 +22,12 @@ def _servers() -> Iterator[dict[str, Server]]:
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SERVER", "API", "API_TOKEN"):
         monkeypatch.delenv(f"GREENSTALKCTL_{name}", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    end_spawned()
 
 
 @pytest.fixture(params=["ours", "beanstalkd"])

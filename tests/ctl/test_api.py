@@ -44,6 +44,7 @@ from tests.ctl.world import (
 )
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import eventually
+from tests.support.processes import join
 from tests.support.servers import Server
 
 ADMIN, VIEWER = "admins-token", "viewers-token"
@@ -275,13 +276,13 @@ def under_load(server: WithApi) -> Iterator[WithApi]:
                 for _ in range(1000):
                     replies.readline()
 
-    worker = threading.Thread(target=work)
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
     try:
         yield server
     finally:
         stop.set()
-        worker.join()
+        join(worker)
 
 
 @pytest.fixture
@@ -597,10 +598,10 @@ def against(*replies: str, command: str = "tubes") -> Done:
                     if len(replies) == 1:
                         sock.shutdown(socket.SHUT_WR)
 
-        thread = threading.Thread(target=respond)
+        thread = threading.Thread(target=respond, daemon=True)
         thread.start()
         done = run("--api", f"http://127.0.0.1:{listener.getsockname()[1]}", *command.split())
-        thread.join()
+        join(thread)
     return done
 
 

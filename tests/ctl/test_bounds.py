@@ -14,6 +14,7 @@ import pytest
 from greenstalkctl.server import MAX_STATS
 from tests.ctl.world import COMMAND, Done, ctl, receive_request, run
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
+from tests.support.processes import join
 from tests.support.servers import Server
 
 MIB = 2**20
@@ -40,10 +41,10 @@ def hostile_server(*pieces: bytes, pause: float = 0, repeats: bool = True) -> It
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()[1]
-        thread.join()
+        join(thread)
 
 
 def bounded(*args: str) -> Done:
@@ -143,14 +144,14 @@ def test_timeout_applies_to_a_slow_reader() -> None:
     is_over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        thread = threading.Thread(target=read_slowly)
+        thread = threading.Thread(target=read_slowly, daemon=True)
         thread.start()
         start = time.monotonic()
         port = listener.getsockname()[1]
         done = run("--server", f"127.0.0.1:{port}", "--timeout", "1s", "put", stdin=b"x" * 16 * MIB)
         duration = time.monotonic() - start
         is_over.set()
-        thread.join()
+        join(thread)
     assert (done.code, "did not answer within 1 s" in done.err) == (3, True)
     assert 1 <= duration < 3
 

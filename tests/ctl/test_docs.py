@@ -14,6 +14,7 @@ from greenstalkctl.cli import cli
 from greenstalkctl.settings import Settings
 from tests.ctl.world import WithApi, ctl
 from tests.support.daemon import REPOSITORY, environment
+from tests.support.processes import ending
 
 PAGE = (REPOSITORY / "docs" / "greenstalkctl.md").read_text()
 README = (REPOSITORY / "README.md").read_text()
@@ -49,12 +50,7 @@ def test_http_worker_needs_no_token_if_the_server_has_none(with_api: WithApi) ->
     ctl(with_api, "put", "hello", "--tube", "mail")
     (source,) = re.findall(r"```python\n(.*?)```", JOBS_PAGE, re.DOTALL)
     environ = environment(QUEUE_URL=f"{with_api.dashboard}/api/v1")
-    worker = subprocess.Popen(
-        [sys.executable, "-c", source], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
+    command = [sys.executable, "-c", source]
+    with ending(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"hello\n"
-    finally:
-        worker.kill()
-        worker.communicate()

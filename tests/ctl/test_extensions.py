@@ -9,6 +9,7 @@ import greenstalk
 import pytest
 
 from tests.ctl.world import Client, WithApi, connect, ctl
+from tests.support.processes import join
 from tests.support.servers import Server
 
 OURS = pytest.mark.parametrize("server", ["ours"], indirect=True)
@@ -83,9 +84,10 @@ def test_truncate_lets_reserved_jobs_end(server: Server, mail: Client) -> None:
 def test_wait_shows_how_the_job_ended(server: Server, mail: Client) -> None:
     job_id = mail.put(b"hello")
     timer = threading.Timer(0.3, lambda: mail.delete(mail.reserve()))
+    timer.daemon = True
     timer.start()
     done = ctl(server, "wait", str(job_id))
-    timer.join()
+    join(timer)
     assert (done.code, done.text) == (0, f"job {job_id} is deleted\n")
     job_id = mail.put(b"hello")
     mail.bury(mail.reserve())

@@ -10,6 +10,7 @@ import pytest
 
 from greenstalkctl import text
 from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, receive_request, run
+from tests.support.processes import join
 from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
@@ -94,10 +95,10 @@ def test_every_valid_tube_name_is_accepted(server: Server, name: str) -> None:
 )
 def test_other_server_is_one_line_error(reply: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = threading.Thread(target=_reply, args=(listener, reply))
+        server = threading.Thread(target=_reply, args=(listener, reply), daemon=True)
         server.start()
         done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", "tubes")
-        server.join()
+        join(server)
     assert done.code == 3
     assert "\x1b" not in done.err
     assert len(done.err.splitlines()) == 1
@@ -111,10 +112,10 @@ FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers:
 def test_incomplete_statistics_are_one_line_error(command: str, document: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reply = b"OK %d\r\n%b\r\n" % (len(document), document)
-        server = threading.Thread(target=_reply, args=(listener, reply))
+        server = threading.Thread(target=_reply, args=(listener, reply), daemon=True)
         server.start()
         done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", *command.split())
-        server.join()
+        join(server)
     assert (done.code, len(done.err.splitlines())) == (3, 1)
 
 

@@ -16,6 +16,7 @@ from greenstalkctl.server import Server as Connection
 from tests.ctl.world import BY_PROTOCOL_AND_API, Client, address, connect, ctl, finish, spawn
 from tests.support.daemon import TIMEOUT
 from tests.support.peer import eventually
+from tests.support.processes import join
 from tests.support.servers import Server
 
 
@@ -85,11 +86,11 @@ def test_top_once_has_rates(server: Server, mail: Client) -> None:
                 client.delete(client.put(b""))
                 time.sleep(0.001)
 
-    producer = threading.Thread(target=produce)
+    producer = threading.Thread(target=produce, daemon=True)
     producer.start()
     done = ctl(server, "top", "--once", "--interval", "0.3", "--json")
     stop.set()
-    producer.join()
+    join(producer)
     assert done.json["server"]["pid"] == server.pid
     (row,) = (row for row in done.json["tubes"] if row["tube"] == "mail")
     assert row["puts_per_second"] > 0

@@ -15,6 +15,7 @@ import pytest
 
 from tests.ctl.world import Terminal, WithApi, address, connect, ctl, front, jobs, run
 from tests.support.daemon import TIMEOUT, Daemon
+from tests.support.processes import join
 from tests.support.servers import Server
 from tests.support.tls import make_certificates
 
@@ -246,10 +247,10 @@ def one_reply_server(reply: bytes) -> Iterator[str]:
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
         yield f"127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
+        join(thread)
 
 
 @pytest.mark.parametrize("reply", [b"UNKNOWN_COMMAND\r\n", b"BAD_FORMAT\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])

@@ -16,6 +16,7 @@ import pytest
 from tests.ctl.test_drain import fill_many
 from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, finish, jobs, run
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
+from tests.support.processes import ending
 from tests.support.servers import Server
 
 
@@ -128,10 +129,11 @@ def test_ctrl_c_during_imports_is_one_line(milliseconds: int) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert process.stdout is not None
-        assert process.stdout.read(1) == b"x"
-        time.sleep(milliseconds / 1000)
-        done = finish(process, signal.SIGINT)
+        with ending(process):
+            assert process.stdout is not None
+            assert process.stdout.read(1) == b"x"
+            time.sleep(milliseconds / 1000)
+            done = finish(process, signal.SIGINT)
     assert (done.code, done.err.lstrip("\n")) == (130, "greenstalkctl: interrupted\n")
 
 

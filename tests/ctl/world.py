@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import greenstalk
 import pytest
@@ -32,6 +32,7 @@ import pytest
 from greenstalkctl.cli import main
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
 from tests.support.ports import free_ports
+from tests.support.processes import end
 from tests.support.servers import Baseline, Kind, Server, ours
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
@@ -173,9 +174,7 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        end(self.process)
         os.close(self._master)
 
     def press(self, keys: str) -> None:
@@ -213,15 +212,26 @@ class Terminal:
         return bool(data)
 
 
+_spawned: Final[list[subprocess.Popen[bytes]]] = []
+
+
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
-    """Start the command as a child process without a terminal."""
-    return subprocess.Popen(
+    """Start the command as a child process without a terminal. It is ended after the test."""
+    process = subprocess.Popen(
         [*MINDING_SIGNALS, *COMMAND, *where(server), *args],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    _spawned.append(process)
+    return process
+
+
+def end_spawned() -> None:
+    """End the processes that `spawn` has started."""
+    while _spawned:
+        end(_spawned.pop())
 
 
 def finish(process: subprocess.Popen[bytes], number: signal.Signals | None = None) -> Done:
@@ -311,7 +321,7 @@ def front(
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield f"127.0.0.1:{server.server_port}"
         finally:

@@ -15,6 +15,7 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, ask
 from tests.support.nodes import Node, Nodes, run_command, wait_until
 from tests.support.ports import free_ports
+from tests.support.processes import ending, join
 
 RETRIED = 3.0
 """Seconds for which HAProxy by default lets a client wait for a server that is down."""
@@ -48,7 +49,7 @@ class Producer(threading.Thread):
 
     def stop(self) -> None:
         self._is_over.set()
-        self.join()
+        join(self)
 
     def run(self) -> None:
         while not self._is_over.wait(0.02):
@@ -72,7 +73,7 @@ def test_handover_behind_haproxy_is_faster_than_its_retries(cluster: Cluster, tm
         nodes.wait_for_roles()
         path = tmp_path / "haproxy.cfg"
         path.write_text(configuration(nodes.nodes, port))
-        with subprocess.Popen(["haproxy", "-q", "-db", "-f", str(path)], stdin=subprocess.DEVNULL) as balancer:
+        with ending(subprocess.Popen(["haproxy", "-q", "-db", "-f", str(path)], stdin=subprocess.DEVNULL)):
             producer = Producer(port)
             producer.start()
             try:
@@ -82,7 +83,6 @@ def test_handover_behind_haproxy_is_faster_than_its_retries(cluster: Cluster, tm
                     producer.work()
             finally:
                 producer.stop()
-                balancer.terminate()
         gaps = sorted([later - earlier for earlier, later in pairwise(producer.acknowledged)])
         print(gaps[-3:])
         assert gaps[-1] < RETRIED

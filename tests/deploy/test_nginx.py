@@ -19,6 +19,7 @@ import pytest
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.nodes import wait_until
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 
 PASSWORD = "secret"  # noqa: S105
 PATHS = {"at the root": "", "under a path": "/queue"}
@@ -83,13 +84,10 @@ def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxy]:
             f"http {{\naccess_log off;\n{directories}{block}}}\n"
         )
         command = [program, "-e", "stderr", "-p", str(tmp_path), "-c", str(configuration)]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
-            try:
-                proxy = Proxy(port, prefix)
-                wait_until(lambda: serves(proxy), lambda: f"nginx ended with {process.poll()}, or does not serve")
-                yield proxy
-            finally:
-                process.terminate()
+        with ending(subprocess.Popen(command, stdin=subprocess.DEVNULL)) as process:
+            proxy = Proxy(port, prefix)
+            wait_until(lambda: serves(proxy), lambda: f"nginx ended with {process.poll()}, or does not serve")
+            yield proxy
 
 
 def serves(proxy: Proxy) -> bool:

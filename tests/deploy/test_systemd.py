@@ -19,6 +19,7 @@ from greenstalk_server.config.definitions import DEFINITIONS
 from tests.cli.test_command import PUT
 from tests.cli.test_listening import activation_command
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, ask, environment
+from tests.support.processes import ending
 
 SERVICE = REPOSITORY / "deploy" / "greenstalk-server.service"
 SOCKET = REPOSITORY / "deploy" / "greenstalk-server.socket"
@@ -149,18 +150,15 @@ def test_server_accepts_connections_on_systemd_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     command = [activate, f"--listen={path}", "--setenv=PYTHONPATH", *COMMAND, "--no-web", "-b", str(tmp_path)]
     environ = environment(PYTHONPATH=str(REPOSITORY))
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        try:
-            assert process.stderr is not None
-            assert process.stderr.readline().startswith(b"Listening on ")
-            with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(TIMEOUT)
-                sock.connect(str(path))
-                assert ask(sock, PUT) == b"INSERTED 1"
-            process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=TIMEOUT)
-        finally:
-            process.kill()
+    with ending(subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"Listening on ")
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(TIMEOUT)
+            sock.connect(str(path))
+            assert ask(sock, PUT) == b"INSERTED 1"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, said
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import eventually
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 
 PAGE = REPOSITORY / "docs" / "clients.md"
 
@@ -29,15 +30,15 @@ def port() -> int:
 @pytest.fixture
 def worker(port: int) -> Iterator[subprocess.Popen[str]]:
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [*MINDING_SIGNALS, sys.executable, "-c", source],
         env=environment(QUEUE=f"127.0.0.1:{port}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    ) as process:
+    )
+    with ending(process):
         yield process
-        process.kill()
 
 
 def put(port: int, body: bytes) -> int:

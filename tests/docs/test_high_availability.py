@@ -25,6 +25,7 @@ from tests.support.cluster import Cluster, bin_directory
 from tests.support.daemon import REPOSITORY, Daemon, ask, environment
 from tests.support.nodes import Node, Nodes, wait_until
 from tests.support.pages import path_with_commands, run_in_shell
+from tests.support.processes import ending
 
 from .examples import examples
 
@@ -285,18 +286,16 @@ def test_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_path
         nodes.wait_for_roles()
         lock = "BEGIN; LOCK TABLE greenstalk_journal; SELECT 'locked'; SELECT pg_sleep(600)"
         command = ["psql", "-AtqXd", site.db1.url, *(word for part in lock.split("; ") for word in ("-c", part))]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as other:
-            try:
-                assert other.stdout is not None
-                assert other.stdout.readline() == b"locked\n"
-                wait_until(lambda: blockers(site) != set(), lambda: str(site.db1.ask(SESSIONS)))
-                (pid,) = blockers(site)
-                (session,) = [row for row in site.db1.ask(SESSIONS) if row[0] == pid]
-                assert session[1] == "psql"
-                assert site.db1.ask(TERMINATE.replace("PID", str(pid))) == [(True,)]
-                assert other.wait(TIMEOUT) != 0
-            finally:
-                other.kill()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        with ending(process) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"locked\n"
+            wait_until(lambda: blockers(site) != set(), lambda: str(site.db1.ask(SESSIONS)))
+            (pid,) = blockers(site)
+            (session,) = [row for row in site.db1.ask(SESSIONS) if row[0] == pid]
+            assert session[1] == "psql"
+            assert site.db1.ask(TERMINATE.replace("PID", str(pid))) == [(True,)]
+            assert other.wait(TIMEOUT) != 0
         assert put(nodes.wait_for_roles()).startswith(b"INSERTED")
 
 

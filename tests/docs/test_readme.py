@@ -13,6 +13,7 @@ import pytest
 
 from greenstalk_server.config.definitions import DEFINITIONS
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon
+from tests.support.processes import ending
 
 README = (REPOSITORY / "README.md").read_text()
 OF_THE_BUILD = {"GREENSTALK_COMPILE", "GREENSTALK_PURE"}
@@ -41,13 +42,14 @@ def test_first_example_of_the_readme_runs() -> None:
     source, expected = first_example()
     with Daemon("-l", "127.0.0.1", "-p", "11300" if is_free(11300) else "0", "--no-web") as daemon:
         source = source.replace("11300", str(daemon.port))
-        with subprocess.Popen(
+        process = subprocess.Popen(
             [*MINDING_SIGNALS, sys.executable, "-uc", source],
             cwd=REPOSITORY,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        ) as process:
+        )
+        with ending(process):
             assert process.stdout is not None
             printed = "".join(process.stdout.readline() for _ in expected.splitlines())
             process.send_signal(signal.SIGINT)

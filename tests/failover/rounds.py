@@ -19,6 +19,7 @@ from tests.failover.clients import Client, drain, put_large
 from tests.failover.history import Disturbance, History
 from tests.support.cluster import Cluster
 from tests.support.nodes import Node, Nodes, run_command, wait_until
+from tests.support.processes import join
 from tests.support.tagged_load import TaggedLoad
 
 CLIENTS: Final = 5
@@ -87,7 +88,7 @@ class Census(threading.Thread):
     def stop(self) -> None:
         """Stop counting."""
         self._is_over.set()
-        self.join()
+        join(self)
 
     def run(self) -> None:
         query = b"""
@@ -232,11 +233,13 @@ class Rounds:
     def _lose_power(self, active: Node) -> None:
         """Lose the machine in the middle of a batch that takes several rows; PostgreSQL does not notice."""
         assert active.proxy is not None
-        put = threading.Thread(target=put_large, args=(active.port, LARGE, self.history, f"large-{time.monotonic()}"))
+        put = threading.Thread(
+            target=put_large, args=(active.port, LARGE, self.history, f"large-{time.monotonic()}"), daemon=True
+        )
         put.start()
         active.proxy.lose_in_batch(HALF)
         active.kill()
-        put.join()
+        join(put)
         self._wait_for_takeover(active)
         active.proxy.mend(is_late=False)
         active.start()

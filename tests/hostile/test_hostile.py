@@ -15,6 +15,7 @@ import pytest
 from tests.hostile.clients import NAMES, READY, SILENT, allow_files
 from tests.support.daemon import REPOSITORY, Daemon
 from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
+from tests.support.processes import ending
 
 ROUND_TRIPS = 50
 MEMORY = dict.fromkeys(NAMES, 24 * MIB) | {
@@ -32,16 +33,12 @@ MEMORY = dict.fromkeys(NAMES, 24 * MIB) | {
 @contextmanager
 def hostile(name: str, server: Daemon) -> Iterator[None]:
     """Run the hostile client *name* during the block."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.hostile.clients", name, str(server.port)], cwd=REPOSITORY, stdout=subprocess.PIPE
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().decode().strip() == READY
-            yield
-            assert process.poll() is None, "the hostile client has ended"
-        finally:
-            process.kill()
+    command = [sys.executable, "-m", "tests.hostile.clients", name, str(server.port)]
+    with ending(subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().decode().strip() == READY
+        yield
+        assert process.poll() is None, "the hostile client has ended"
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from greenstalk_server.net.http import MAX_HEAD, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
+from tests.support.processes import join
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
 
@@ -62,7 +63,7 @@ def test_http_flood_does_not_delay_the_queue(flood: str) -> None:
             assert good.ask(b"list-tube-used") == b"USING default"
         flooder.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            thread.join()
+            join(thread)
 
 
 def test_http_connections_do_not_keep_workers_out() -> None:
@@ -110,7 +111,7 @@ class Served:
         self.limited = LimitCounters()
         self.is_ready, self.is_over = threading.Event(), threading.Event()
         self.port = 0
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self.is_ready.wait(TIMEOUT)
 
@@ -146,7 +147,7 @@ class Served:
 
     def close(self) -> None:
         self.is_over.set()
-        self._thread.join()
+        join(self._thread)
 
 
 @pytest.fixture

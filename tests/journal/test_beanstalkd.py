@@ -31,6 +31,7 @@ from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import recovered
 from tests.support.peer import eventually
+from tests.support.processes import join
 from tests.support.servers import Server, peer
 from tests.support.wire import Connection
 from tests.support.world import START
@@ -651,12 +652,11 @@ def test_every_acknowledged_job_is_imported_after_a_kill_under_load(tmp_path: Pa
                     deleted.append(put[-1])
 
     with beanstalkd(directory, "-f", "0", "-s", "65536") as server:
-        thread = threading.Thread(target=load, args=(server,))
+        thread = threading.Thread(target=load, args=(server,), daemon=True)
         thread.start()
         eventually(lambda: len(put) >= 1500, "1500 jobs were put")
         kill(server)
-        thread.join(30)
-        assert not thread.is_alive()
+        join(thread)
     binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
     missing = set(put) - set(deleted) - binlog.jobs.keys()
     assert missing <= {put[-1]}  # its DELETE may have been written but not acknowledged

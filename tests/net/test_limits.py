@@ -27,6 +27,7 @@ from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask
 from tests.support.peer import Peer, eventually, open_files
+from tests.support.processes import ending
 from tests.support.talk import Talk
 from tests.support.tls import PAGE
 from tests.support.world import START, make_broker
@@ -409,10 +410,8 @@ def test_unreachable_peer_is_detected(tmp_path: Path) -> None:
     flags = ("-l", "10.77.7.1", "-l", f"unix:{path}", "-p", "0", "--no-web", "--dead-peer-timeout", "2")
     with Daemon(*flags, command=start) as server:
         port = re.findall(r"10\.77\.7\.1:(\d+), unix", server.first_lines)[0]
-        client = subprocess.Popen(
-            ["unshare", "--net", sys.executable, "-c", CLIENT, port], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        try:
+        command = ["unshare", "--net", sys.executable, "-c", CLIENT, port]
+        with ending(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as client:
             assert client.stdin is not None and client.stdout is not None
             assert client.stdout.readline() == b"begun\n"
             inside(server.process.pid, f"ip link set far netns {client.pid}")
@@ -431,9 +430,6 @@ def test_unreachable_peer_is_detected(tmp_path: Path) -> None:
                 eventually(lambda: ask(local, b"delete 2\r\n") == b"DELETED", "the job that was sent is ready again")
             _, stderr = server.stop()
             assert "WARNING dead_peer_timeout: connections closed because the peer no longer responded" in stderr
-        finally:
-            client.kill()
-            client.communicate()
 
 
 LINK = (

@@ -27,6 +27,7 @@ from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import TIMEOUT
+from tests.support.processes import join
 
 SIZE = 8
 """Maximum bytes per receive."""
@@ -429,7 +430,7 @@ class QuickClient:
         self.handler.add()
         self.iterations = 0
         self._is_done = False
-        self._thread = threading.Thread(target=self._send)
+        self._thread = threading.Thread(target=self._send, daemon=True)
 
     def run(self) -> None:
         """Send QUICK_COMMANDS inputs. Switches."""
@@ -438,7 +439,7 @@ class QuickClient:
         with gevent.Timeout(TIMEOUT):
             while not self._is_done:
                 gevent.sleep(0.01)
-        self._thread.join()
+        join(self._thread)
         self.iterations = get_hub().loop.iteration - before
         self.handler.near.close()
         self.handler.far.close()

@@ -29,6 +29,7 @@ from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, ask, run
 from tests.support.peer import Peer, eventually
 from tests.support.ports import free_ports
+from tests.support.processes import ending
 from tests.support.tls import KEY_UPDATE_SIZE, PAGE, InMemory, KeyUpdater, connect, context, make_certificates
 
 BODY = bytes(range(256)) * 240
@@ -598,12 +599,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @contextmanager
 def tunnel(*command: str) -> Iterator[None]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with ending(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)):
         yield
-    finally:
-        process.terminate()
-        process.wait(TIMEOUT)
 
 
 def put_and_reserve(port: int) -> bool:

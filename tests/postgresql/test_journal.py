@@ -23,6 +23,7 @@ from greenstalk_server.journal.startup import resume_from, write_out
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.cluster import Cluster
 from tests.support.nodes import wait_until
+from tests.support.processes import join
 from tests.support.world import START, make_broker
 
 SEGMENT = 4096
@@ -173,12 +174,12 @@ def test_broken_connection_is_replaced_and_no_row_is_duplicated(
     with psycopg.connect(cluster.url) as blocker:
         blocker.execute("SELECT 1 FROM greenstalk_journal WHERE id = %s FOR UPDATE", (one.lease.journal,))
         ids.append(one.put(b"c"))
-        writer = threading.Thread(target=one.commit)
+        writer = threading.Thread(target=one.commit, daemon=True)
         writer.start()
         terminate = f"SELECT pg_terminate_backend(pid) {others} AND wait_event_type = 'Lock' AND query LIKE '%INSERT%'"
         wait_until(lambda: bool(cluster.ask(terminate)), lambda: "the append does not wait for the lock")
         blocker.rollback()
-    writer.join()
+    join(writer)
     assert one.lease.read_state().epoch > 1, "the new connection has not raised the epoch"
     take_over(two, cluster)
     assert list(two.broker.jobs) == ids

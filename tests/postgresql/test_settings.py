@@ -19,6 +19,7 @@ from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.postgresql.test_journal import Member, bodies
 from tests.support.cluster import Cluster
+from tests.support.processes import join
 
 
 def url_of(cluster: Cluster, role: str, database: str = "greenstalk") -> str:
@@ -42,11 +43,11 @@ def test_settings_of_role_and_database_have_no_effect(cluster: Cluster) -> None:
         id = one.put(b"a")
         with psycopg.connect(url_of(cluster, "postgres", "odd")) as other:
             other.execute("UPDATE greenstalk_journal SET lease_until = lease_until + interval '1s'")
-            writer = threading.Thread(target=one.commit)
+            writer = threading.Thread(target=one.commit, daemon=True)
             writer.start()
             writer.join(0.2)
             other.commit()
-        writer.join()
+        join(writer)
         two.read()
         assert bodies(two) == {id: b"a"}
         assert two.lease.read_state().leader == "ein"

@@ -19,6 +19,7 @@ from greenstalk_server import BUILD
 from greenstalk_server.runtime.logs import JsonFormatter, TextFormatter
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
 from tests.support.log import Log
+from tests.support.processes import ending
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0")
 QUIET = (*LOOPBACK, "--no-web")
@@ -28,18 +29,16 @@ QUIET = (*LOOPBACK, "--no-web")
 def json_server() -> Iterator[subprocess.Popen[bytes]]:
     """A server that logs everything, as JSON."""
     command = [*COMMAND, *LOOPBACK, "--web-port", "0", "-V"]
-    with subprocess.Popen(
+    process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
         env=environment(GREENSTALK_LOG_FORMAT="json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    )
+    with ending(process):
+        yield process
 
 
 def test_every_line_of_the_json_log_is_an_event(json_server: subprocess.Popen[bytes]) -> None:

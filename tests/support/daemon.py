@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.processes import end
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "greenstalk_server")
 MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
@@ -64,11 +66,11 @@ class Daemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process.poll() is None:
-            self.stop()
-        for pipe in (self.process.stdout, self.process.stderr):
-            if pipe is not None:
-                pipe.close()
+        try:
+            if self.process.poll() is None:
+                self.stop()
+        finally:
+            end(self.process)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Send a signal that ends the server; return its exit code and the rest of its stderr."""
@@ -107,7 +109,7 @@ class Daemon:
             readable, _, _ = select.select([self.process.stdout], [], [], until - time.monotonic())
             if not readable or not (line := self.process.stdout.readline()):
                 self.process.kill()
-                _, stderr = self.process.communicate()
+                _, stderr = self.process.communicate(timeout=TIMEOUT)
                 raise AssertionError(f"{self.process.args!r} does not serve: {lines}{stderr.decode()}")
             lines += line.decode()
         return lines

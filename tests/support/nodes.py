@@ -73,7 +73,7 @@ class Node:
         """End the process by SIGKILL."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self.process.wait(TIMEOUT)
 
     def stop(self) -> int:
         """End the process by SIGTERM; return its exit code."""

@@ -1,16 +1,18 @@
-"""Processes and threads of tests, which end even if the test fails."""
+"""Processes and threads of tests, whose ends are waited for with a limit: a failed test must not stop the test run."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
+import threading
 from collections.abc import Iterator
-from typing import AnyStr, Final
-
-from tests.support.daemon import TIMEOUT
+from typing import Any, AnyStr, Final
 
 STOP_TIMEOUT: Final = 10.0
 """Seconds that a process may take to end after SIGTERM."""
+
+TIMEOUT: Final = 60.0
+"""Seconds that a thread, or a process after SIGKILL, may take to end."""
 
 
 @contextlib.contextmanager
@@ -22,7 +24,7 @@ def ending(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnySt
         end(process)
 
 
-def end(process: subprocess.Popen[AnyStr]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """End *process* by SIGTERM, or by SIGKILL after STOP_TIMEOUT; close its pipes."""
     process.terminate()
     try:
@@ -32,4 +34,12 @@ def end(process: subprocess.Popen[AnyStr]) -> None:
         process.wait(TIMEOUT)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # of unsent input
+                pipe.close()
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait for *thread* to end; fail after TIMEOUT. It is a daemon thread, since the interpreter waits for others."""
+    assert thread.daemon, f"{thread.name} is not a daemon thread"
+    thread.join(TIMEOUT)
+    assert not thread.is_alive(), f"{thread.name} has not ended"

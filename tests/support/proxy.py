@@ -9,6 +9,8 @@ from contextlib import suppress
 from math import inf
 from typing import Final
 
+from tests.support.processes import join
+
 CHUNK: Final = 65536
 
 
@@ -83,7 +85,7 @@ class Proxy:
     def close(self) -> None:
         """Stop the proxy."""
         self._is_over = True
-        self._thread.join()
+        join(self._thread)
         self._listener.close()
         for side in list(self._sides):
             side.is_silent = False

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.daemon import TIMEOUT
+from tests.support.processes import join
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Receiver:
         self.hangs.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        join(self._thread)
 
     def record(self, request: Received) -> None:
         with self._changed:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .ports import free_ports
+from .processes import end
 from .wire import SILENCE, Connection
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
-STOP_SECONDS = 5.0
 MAX_IDS = 1000
 """Maximum ids per conversation, above the number that any uses. A server that exceeds it allocates wrong ids."""
 
@@ -88,15 +88,9 @@ class Server:
         return self._process.pid
 
     def stop(self) -> None:
-        """Terminate the process; kill it after STOP_SECONDS."""
+        """End the process."""
         self._control.close()
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        end(self._process)
 
     def close(self) -> None:
         """Stop the process, and remove its log."""
@@ -206,9 +200,7 @@ class Server:
                 while control.read_reply() == SILENCE and time.monotonic() < deadline:
                     pass
                 return process, control, address
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end(process)
         raise ServerError(f"{self.kind.name} does not start: {command!r}{self.log_tail()}")
 
 

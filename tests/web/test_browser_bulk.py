@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.support.daemon import TIMEOUT, Daemon
+from tests.support.processes import join
 
 from .browser import Browser, Tab
 from .visit import AXE, AXE_VIOLATIONS, Clients, follow, is_too_wide, press
@@ -218,13 +219,13 @@ def kept_busy(daemon: Daemon) -> Iterator[None]:
                     replies.readline()
                 sock.sendall(b"list-tube-used\r\n" * count)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     try:
         yield
     finally:
         is_over.set()
-        asking.join()
+        join(asking)
 
 
 def test_long_dry_run_opens_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:

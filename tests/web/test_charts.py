@@ -23,6 +23,7 @@ from greenstalk_server.web.history.rings import SERIES, SPANS
 from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value, history_json
 from greenstalk_server.web.pages.sparkline import path
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
+from tests.support.processes import ending
 
 from .browser import Browser, Tab
 from .conftest import Queue
@@ -305,7 +306,8 @@ class Served:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=TIMEOUT)
+        with ending(self._process):
+            self._process.communicate(timeout=TIMEOUT)
         assert self._process.returncode == 0
 
 

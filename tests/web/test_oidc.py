@@ -31,6 +31,7 @@ from greenstalk_server.web.auth import oidc
 from greenstalk_server.web.options import Provider
 from tests.support.daemon import TIMEOUT, Daemon, environment
 from tests.support.ports import free_ports
+from tests.support.processes import ending, join
 
 from .browser import Tab
 from .conftest import Queue
@@ -72,18 +73,15 @@ def issuer() -> Iterator[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    try:
+    with ending(process):
         assert process.stderr is not None
         line = next(line for line in process.stderr if "running" in line.lower())
-        reader = threading.Thread(target=process.stderr.read)
+        reader = threading.Thread(target=process.stderr.read, daemon=True)
         reader.start()
         assert str(port) in line
         yield f"http://127.0.0.1:{port}"
-    finally:
         process.kill()
-        process.wait()
-        reader.join()
-        process.stderr.close()
+        join(reader)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import greenstalk
 from playwright.sync_api import Locator
 
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
+from tests.support.processes import ending
 
 from .browser import Tab
 
@@ -28,7 +29,8 @@ AXE_VIOLATIONS = """axe.run(document, { resultTypes: ['violations'], selectors: 
 def url_of_module(module: str, *args: str) -> Iterator[str]:
     """Run *module*, which prints its URL and serves until its standard input ends; return the URL."""
     command = [sys.executable, "-m", module, *args]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with ending(process):
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.communicate(timeout=TIMEOUT)
