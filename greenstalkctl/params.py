@@ -38,6 +38,15 @@ class TubeName(click.ParamType[str]):
             return []
 
 
+class JobOrTube(TubeName):
+    """A job id, if it is a number, else a tube name."""
+
+    name = "job or tube"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return JOB_ID(value, param, ctx) if str(value).isdecimal() else super().convert(value, param, ctx)
+
+
 class TubePattern(click.ParamType[str]):
     """A pattern of tube names, in which `*` matches any characters."""
 
@@ -167,6 +176,7 @@ class Rate(click.FloatRange):
 
 
 TUBE: Final = TubeName()
+JOB_OR_TUBE: Final = JobOrTube()
 PATTERN: Final = TubePattern()
 KEY: Final = Key()
 POLICY: Final = PolicyName()

@@ -12,9 +12,9 @@ from greenstalkctl.api import Api, Change
 from greenstalkctl.bulk import count_matching
 from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.job_action import JobAction, JobSet, act_on_ids, act_on_sets
-from greenstalkctl.params import STATE, TUBE
+from greenstalkctl.params import STATE
 from greenstalkctl.queue import STATES
-from greenstalkctl.selection import job_count, parse_selection, require_tube, selection
+from greenstalkctl.selection import job_count, parse_selection, require_tube, selection, tube_argument
 from greenstalkctl.server import Server
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.text import plural
@@ -49,7 +49,7 @@ def delete(
 
 
 @click.command(cls=Command, short_help="Delete all jobs of a tube.")
-@click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to clear.")
+@tube_argument("The tubes to clear.", is_list=True)
 @click.option("--state", "states", type=STATE, multiple=True, help="Delete only jobs in this state. Can be repeated.")
 @click.pass_obj
 def clear(settings: Settings, tubes: tuple[str, ...], states: tuple[str, ...]) -> None:

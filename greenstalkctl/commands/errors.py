@@ -9,9 +9,8 @@ import click
 from greenstalkctl.bulk import POLL_INTERVAL, RUNNING
 from greenstalkctl.errors import NoResult
 from greenstalkctl.interrupt import Interrupt
-from greenstalkctl.params import TUBE
 from greenstalkctl.queue import STATES
-from greenstalkctl.selection import require_tube
+from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.table import Cell, Column
 from greenstalkctl.text import plural
@@ -20,7 +19,7 @@ COLUMNS: Final = (Column("jobs", 0), Column("last", 3, "text"), Column("sample",
 
 
 @click.command(cls=Command, short_help="Group failed jobs by their error (needs --api).")
-@click.argument("tube", type=TUBE, help="The tube with the failed jobs.")
+@tube_argument("The tube with the failed jobs.")
 @click.option("--state", type=click.Choice(STATES), help="Only jobs in this state. Default: buried jobs.")
 @click.option("--field", default="", metavar="PATH", help="The field of the JSON body with the error: job.reason.")
 @click.pass_obj

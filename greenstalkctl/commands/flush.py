@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import click
 
-from greenstalkctl.params import TUBE
 from greenstalkctl.queue import BURIED, RESERVED, STATES
-from greenstalkctl.selection import job_count, require_tube, tube_not_found
+from greenstalkctl.selection import job_count, require_tube, tube_argument, tube_not_found
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.text import plural
 
 
 @click.command(cls=Command, short_help="Delete all jobs of a tube, including reserved ones.")
-@click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to flush.")
+@tube_argument("The tubes to flush.", is_list=True)
 @click.option("--buried", is_flag=True, help="Delete only the buried jobs.")
 @click.pass_obj
 def flush(settings: Settings, tubes: tuple[str, ...], buried: bool) -> None:
@@ -34,7 +33,7 @@ def flush(settings: Settings, tubes: tuple[str, ...], buried: bool) -> None:
 
 
 @click.command(cls=Command, short_help="Delete all jobs of a tube; let workers finish theirs.")
-@click.argument("tubes", type=TUBE, nargs=-1, required=True, metavar="TUBE...", help="The tubes to truncate.")
+@tube_argument("The tubes to truncate.", is_list=True)
 @click.pass_obj
 def truncate(settings: Settings, tubes: tuple[str, ...]) -> None:
     """Delete all jobs that a tube has now. Jobs that workers hold are deleted when their reservations end.

@@ -10,8 +10,9 @@ import click
 from greenstalkctl import text
 from greenstalkctl.api import PAGE_SIZE
 from greenstalkctl.errors import NoResult
-from greenstalkctl.params import COUNT, TUBE
+from greenstalkctl.params import COUNT
 from greenstalkctl.queue import RESERVED, STATES, JobView
+from greenstalkctl.selection import tube_argument
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.table import Cell, Column
 
@@ -30,7 +31,7 @@ MAX_BODY_WIDTH: Final = 80
 
 
 @click.command(cls=Command, short_help="List or search jobs (needs --api).")
-@click.argument("tube", type=TUBE, required=False, help="Only jobs of this tube.")
+@tube_argument("Only jobs of this tube.", is_required=False)
 @click.option("--state", type=click.Choice((*STATES, RESERVED)), help="Only jobs in this state.")
 @click.option("--query", default="", help="Only jobs that match this search, as in the dashboard: 'age:>2h body:ann'.")
 @click.option("-n", "--number", type=COUNT, default=20, show_default=True, help="Maximum number of jobs.")

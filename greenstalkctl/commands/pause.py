@@ -7,7 +7,7 @@ import click
 from greenstalkctl.api import Api
 from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.params import DURATION, PATTERN, TUBE
-from greenstalkctl.selection import tube_not_found
+from greenstalkctl.selection import tube_argument, tube_not_found
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.tube_change import change_tubes
 
@@ -39,7 +39,7 @@ def pause(ctx: click.Context, tube: str, time: float | None, pattern: str | None
 
 
 @click.command(cls=Command, short_help="End the pause of a tube, or of tubes by a pattern.")
-@click.argument("tube", type=TUBE, required=False, help="The paused tube.")
+@tube_argument("The paused tube.", is_required=False)
 @click.option("--pattern", type=PATTERN, help="Resume all tubes that match, such as 'billing.*'; needs --api.")
 @click.pass_obj
 def resume(settings: Settings, tube: str | None, pattern: str | None) -> None:
@@ -53,4 +53,4 @@ def resume(settings: Settings, tube: str | None, pattern: str | None) -> None:
     with settings.open_queue() as queue:
         if not queue.pause(tube, 0):
             raise tube_not_found(queue, tube)
-    settings.out.show({"tube": tube, "pause": 0}, f"{tube} is not paused")
+    settings.out.show({"tube": tube, "pause": 0}, f"{tube} is resumed")

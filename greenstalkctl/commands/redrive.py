@@ -8,14 +8,14 @@ from greenstalkctl.api import PAGE_SIZE
 from greenstalkctl.bulk import watch
 from greenstalkctl.errors import NoResult
 from greenstalkctl.interrupt import Interrupt
-from greenstalkctl.params import JOB_IDS, RATE, TUBE
-from greenstalkctl.selection import require_tube
+from greenstalkctl.params import JOB_IDS, RATE
+from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.settings import Command, Settings
 from greenstalkctl.text import plural, printable
 
 
 @click.command(cls=Command, short_help="Move dead letters back (needs --api).")
-@click.argument("tube", type=TUBE, help="The dead-letter tube.")
+@tube_argument("The dead-letter tube.")
 @click.option("--ids", type=JOB_IDS, metavar="ID[,ID]...", help=f"Move only these jobs, at most {PAGE_SIZE}.")
 @click.option("--query", "--search", "query", default="", help="Move only jobs that match this search: 'age:>2h'.")
 @click.option("--rate", type=RATE, help="Move at most this many jobs per second. Default: as fast as possible.")

@@ -9,9 +9,8 @@ import click
 from greenstalkctl.api import Api
 from greenstalkctl.columns import column
 from greenstalkctl.output import key_value_lines
-from greenstalkctl.params import TUBE
 from greenstalkctl.queue import Stats
-from greenstalkctl.selection import require_tube
+from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.settings import Command, Settings
 
 COLUMNS: Final = {
@@ -72,12 +71,12 @@ def tubes(settings: Settings, sort: str) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("name", metavar="TUBE", type=TUBE, help="The name of the tube.")
+@tube_argument("The name of the tube.")
 @click.pass_obj
-def tube(settings: Settings, name: str) -> None:
+def tube(settings: Settings, tube: str) -> None:
     """Show the statistics of one tube; with --api, also the settings that policies give to it."""
     with settings.open_queue() as queue:
-        tube_stats = require_tube(queue, name)
+        tube_stats = require_tube(queue, tube)
     settings.out.show(tube_stats, key_value_lines(tube_stats | _policy_lines(tube_stats)))
 
 

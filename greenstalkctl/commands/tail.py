@@ -13,9 +13,8 @@ from greenstalkctl.errors import InvalidUsage, NoResult
 from greenstalkctl.follower import MAX_LOOK_BACK, ApiFollower, ProtocolFollower
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Output
-from greenstalkctl.params import TUBE
 from greenstalkctl.queue import MAX_NUMBER, RESERVED, JobView
-from greenstalkctl.selection import require_tube
+from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.server import Server
 from greenstalkctl.settings import Command, Seconds, Settings
 
@@ -24,7 +23,7 @@ NUMBER: Final = click.IntRange(0, MAX_NUMBER)
 
 
 @click.command(cls=Command, short_help="Print the last jobs of a tube, and follow it.")
-@click.argument("tube", type=TUBE, help="The tube to follow.")
+@tube_argument("The tube to follow.")
 @click.option("-n", "--number", type=NUMBER, default=10, show_default=True, help="Number of jobs to print first.")
 @click.option("-f", "--follow", is_flag=True, help="Print new jobs until Ctrl-C.")
 @click.option("--interval", type=INTERVAL, default=0.5, help="Time between two polls. Default: 500ms.")

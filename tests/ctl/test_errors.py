@@ -27,7 +27,7 @@ def fail(client: Client, *bodies: object) -> list[int]:
 
 def test_failed_jobs_are_counted_by_their_error(with_api: WithApi, failed: Client) -> None:
     ids = fail(failed, {"error": "late 1", "why": "a"}, {"error": "late 22", "why": "a"}, {"kind": "x", "why": "b"})
-    done = ctl(with_api, "errors", "failed")
+    done = ctl(with_api, "errors", "--tube", "failed")
     rows = [line.split() for line in done.text.splitlines()]
     assert (done.code, rows[0]) == (0, ["jobs", "last", "sample", "error"])
     assert [[row[0], *row[2:]] for row in rows[2:4]] == [
@@ -39,7 +39,7 @@ def test_failed_jobs_are_counted_by_their_error(with_api: WithApi, failed: Clien
         (2, "late #", "late 22"),
         (1, None, ""),
     ]
-    listed = ctl(with_api, "jobs", "--query", lines[0]["q"], "--json").lines
+    listed = ctl(with_api, "jobs", "--tube", "failed", "--query", lines[0]["q"], "--json").lines
     assert [line["id"] for line in listed] == ids[:2]
     [line, _] = ctl(with_api, "errors", "failed", "--field", "why", "--state", "buried", "--json").lines
     assert (line["error"], line["jobs"]) == ("a", 2)

@@ -205,6 +205,22 @@ def test_move_without_jobs_is_exit_code_1(server: Server, mail: Client) -> None:
     assert ctl(server, "move", "nothing", "post").code == 1
 
 
+def test_tube_is_an_argument_or_an_option(server: Server, mail: Client) -> None:
+    """The other tests use the other form of each command."""
+    mail.put(b"first")
+    mail.put(b"second")
+    for command, shown in (
+        ("peek mail --tube mail --raw", "first"),
+        ("tube --tube mail", "current-jobs-ready"),
+        ("tail --tube mail", "second"),
+        ("bury mail --all", "buried 2 jobs"),
+        ("kick mail --all", "kicked 2 jobs"),
+        ("delete mail --state ready --count 1 --yes", "deleted 1 job"),
+        ("clear --tube mail --yes", "deleted 1 job"),
+    ):
+        assert shown in ctl(server, *command.split()).text
+
+
 def test_numeric_tube_name_is_not_a_number(server: Server) -> None:
     """The library reads a tube name 1_0 as the number 10 if the server does not quote names."""
     assert ctl(server, "put", "x", "--tube", "1_0").code == 0

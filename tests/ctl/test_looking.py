@@ -70,7 +70,7 @@ def test_tube_shows_statistics(server: Server, mail: Client) -> None:
 def test_pause_and_resume(server: Server, mail: Client) -> None:
     assert ctl(server, "pause", "mail", "5m", "--json").json == {"tube": "mail", "pause": 300}
     assert 295 < mail.stats_tube("mail")["pause-time-left"] <= 300
-    assert ctl(server, "resume", "mail").code == 0
+    assert ctl(server, "resume", "--tube", "mail").text == "mail is resumed\n"
     assert mail.stats_tube("mail")["pause-time-left"] == 0
     assert ctl(server, "pause", "nothing", "1").code == 1
     assert ctl(server, "resume", "nothing").code == 1
