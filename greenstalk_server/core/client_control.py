@@ -46,7 +46,7 @@ class ClientControl(PolicyControl):
         client.used.using -= 1
         self._drop_if_unneeded(client.used)
         self._leave_tube_set(client)
-        self.closing_clients[client] = iter(list(client.reserved)), iter(list(client.watched.values()))
+        self.closing_clients[client] = iter(list(client.reserved)), iter(list(client.watched))
         self._close_some(client, SLICE, now)
         if self._unsettled:
             self._settle(now)

@@ -511,15 +511,15 @@ class PolicyTransitions(TagTransitions):
         """
         if self.is_stopping:
             return
-        ids, tubes = self.closing_clients[client]
+        ids, names = self.closing_clients[client]
         for id in islice(ids, limit):
             job = client.reserved.get(id)
             if job is not None:
                 self._remove_reserved(job, now)
                 self._record_lapse(job, job_history.RETURNED, client.number, now)
                 self._lapse(job, now)
-        for tube in islice(tubes, limit):
-            del client.watched[tube.name]
+        for name in islice(names, limit):
+            tube = client.watched.pop(name)
             tube.watching -= 1
             self._drop_if_unneeded(tube)
         if client.reserved or client.watched:

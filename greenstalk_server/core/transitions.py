@@ -66,9 +66,10 @@ class Transitions:
     tube_sets       sets of many tubes that some client watches and has reserved from.
     clients         every connected client.
     closing_clients disconnected clients that still have jobs or watches, each with iterators over the ids of these jobs
-                    and over the watched tubes. Later ticks requeue the jobs and end the watches. While the server
-                    stops, both stay, and the next start requeues the jobs. A dict is not iterated again after each
-                    slice: that would pass all deleted entries before the first remaining one.
+                    and over the names of the watched tubes. Later ticks requeue the jobs and end the watches. While the
+                    server stops, both stay, and the next start requeues the jobs. A dict is not iterated again after
+                    each slice: that would pass all deleted entries before the first remaining one. Names, because a
+                    list of tubes would free them all at once at its end.
     recent_workers  addresses of the workers that disconnected last, by client number.
     job_waiters     clients that wait for the end of a job, by its id.
     bodies          which bodies are in memory; None if all are.
@@ -99,7 +100,7 @@ class Transitions:
         self.totals: Totals = Totals()
         self.tube_sets: dict[frozenset[Tube], TubeSet] = {}
         self.clients: dict[Client, None] = {}
-        self.closing_clients: dict[Client, tuple[Iterator[int], Iterator[Tube]]] = {}
+        self.closing_clients: dict[Client, tuple[Iterator[int], Iterator[bytes]]] = {}
         self.recent_workers: OrderedDict[int, str] = OrderedDict()
         self.job_waiters: dict[int, dict[Client, None]] = {}
         self.counters: Counters = Counters()

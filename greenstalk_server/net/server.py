@@ -66,6 +66,9 @@ DEAD_PEER_CHECKS: Final = 8
 TIMEOUT_CHECK_BATCH: Final = 500
 """Connections checked for timeouts before the loop serves others."""
 
+CLOSE_BATCH: Final = 32
+"""Connections closed by a timeout before the loop serves others: about a millisecond."""
+
 MAX_JOBS_LOGGED: Final = 100
 """Jobs listed in the debug line about a connection that held some when it was closed."""
 
@@ -199,12 +202,15 @@ class Server:
         self, find: Callable[[list[Connection], Limits, int], Iterator[tuple[TimedConnection, str]]]
     ) -> None:
         """Close each connection that *find* yields. Switches."""
-        connections = list(self.connections)
+        connections, closed = list(self.connections), 0
         for begin in range(0, len(connections), TIMEOUT_CHECK_BATCH):
             batch = [one for one in connections[begin : begin + TIMEOUT_CHECK_BATCH] if one in self.connections]
             for connection, limit in find(batch, self._limits, self.clock()):
                 self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
+                closed += 1
+                if not closed % CLOSE_BATCH:
+                    yield_to_loop()
             yield_to_loop()
 
     def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:

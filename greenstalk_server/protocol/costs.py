@@ -57,6 +57,9 @@ COPIED_IDS: Final = 2
 NEW_TUBE_COST: Final = 2048
 """Cost of a new tube. Creating the tube and putting a first job into it takes 13 us."""
 
+CLOSE_COST: Final = 2048
+"""Cost of the end of a connection. With the close of its socket it takes 30 us."""
+
 DISCONNECT_COST: Final = 128
 """Cost of each job and each watched tube of a client that disconnects."""
 

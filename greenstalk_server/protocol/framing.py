@@ -34,6 +34,7 @@ from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.codec import MAX_LINE, MAX_PUT_LINE, TAGGED_LENGTH, Command
 from greenstalk_server.protocol.costs import (
+    CLOSE_COST,
     COMMAND_COST,
     COMMAND_SLICE,
     DISCONNECT_COST,
@@ -221,7 +222,8 @@ class Framing:
     def close(self, now: int) -> None:
         """Disconnect the client, and set `cost`. Call it exactly once, last."""
         client = self.client
-        self.cost = self._reserve_cost + DISCONNECT_COST * min(len(client.reserved) + len(client.watched), 2 * SLICE)
+        left = min(len(client.reserved) + len(client.watched), 2 * SLICE)
+        self.cost = CLOSE_COST + self._reserve_cost + DISCONNECT_COST * left
         self._awaited = None
         self.end_stream()
         self._broker.disconnect(self.client, now)

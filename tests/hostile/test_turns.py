@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import gevent
@@ -21,7 +22,10 @@ from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.listeners import Listener
+from greenstalk_server.net.poller import BATCH_SIZE, BUDGET
 from greenstalk_server.net.server import Server
+from greenstalk_server.protocol.costs import CLOSE_COST
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import TIMEOUT
 
 TUBES = 2000
@@ -126,3 +130,16 @@ def test_many_jobs_due_together_do_not_starve_others(here: Here, good: Client) -
         assert good.ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
         seen.add(ready)
     assert len(seen) >= TURNS
+
+
+def test_connections_that_close_together_do_not_starve_others(here: Here) -> None:
+    clients = here.broker.clients
+    others = [here.connect() for _ in range(300)]
+    assert others[-1].ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
+    for other in others:
+        other.close()
+    left = [len(clients)]
+    while left[-1]:
+        yield_to_loop()
+        left.append(len(clients))
+    assert max(before - after for before, after in pairwise(left)) <= BUDGET // CLOSE_COST + BATCH_SIZE
