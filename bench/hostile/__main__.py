@@ -4,6 +4,7 @@ import argparse
 import mmap
 import resource
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +16,7 @@ from bench.cpus import choose_cpus, started_on
 from bench.errors import BenchError
 from bench.modes import Mode
 from bench.report import OURS
-from bench.servers import Contender, Server, data_directory, running_server
+from bench.servers import Contender, Server, data_directory, free_port, running_server
 from greenstalk_server import BUILD
 
 from .loop_clock import CELL
@@ -71,18 +72,22 @@ def _measure(scenario: Scenario) -> tuple[float, float]:
         clock = at_exit.enter_context(tempfile.NamedTemporaryFile())
         clock.truncate(CELL)
         longest = memoryview(mmap.mmap(clock.fileno(), CELL)).cast("q")
-        command = [sys.executable, "-m", "bench.hostile.loop_clock", clock.name, "-l", "127.0.0.1", "-p", "{port}"]
-        options = scenario.options
+        command = [sys.executable, "-m", "bench.hostile.loop_clock", clock.name, "-p", "{port}"]
+        options = ("-l", "plain:127.0.0.1" if scenario.has_tls else "127.0.0.1", *scenario.options)
         if scenario.config:
             Path(directory, "server.toml").write_text(scenario.config)
             options += ("--config", "{dir}/server.toml")
+        tls_port = free_port() if scenario.has_tls else None
+        if tls_port is not None:
+            _make_certificate(directory)
+            options += ("--tls-cert", "{dir}/server.pem", "-l", f"127.0.0.1:{tls_port}")
         contender = Contender(OURS, shlex.join(command) + " {web}")
         mode = Mode("hostile", "", "", server_args=options)
         server = at_exit.enter_context(
             running_server(contender, mode, directory, cpus.server, has_dashboard=scenario.has_web)
         )
         at_exit.enter_context(started_on(cpus.load))
-        play = scenario.play(Target(server, at_exit))
+        play = scenario.play(Target(server, at_exit, tls_port))
         next(play)
         _await_idle(server)
         with probing(server) as delays:
@@ -92,6 +97,16 @@ def _measure(scenario: Scenario) -> tuple[float, float]:
             _await_idle(server)
             iteration = longest[0]
         return iteration / 1e6, max(delays) / 1e6
+
+
+def _make_certificate(directory: str) -> None:
+    """Write a key and a certificate for it to server.pem in *directory*."""
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
+    subprocess.run(
+        [*words.split(), "-keyout", "server.pem", "-out", "cert.pem"], cwd=directory, check=True, capture_output=True
+    )
+    with Path(directory, "server.pem").open("ab") as file:
+        file.write(Path(directory, "cert.pem").read_bytes())
 
 
 def _await_idle(server: Server) -> None:

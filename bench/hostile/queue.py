@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import ssl
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final
@@ -173,19 +175,35 @@ def idle_crowd(target: Target) -> Play:
 
 
 def half_open_tls(target: Target) -> Play:
-    """The handshakes of two thousand TLS connections time out together."""
+    """The handshakes of two thousand TLS connections time out."""
     yield
-    clients = [target.connect() for _ in range(2000)]
+    clients = [target.connect(target.tls_port) for _ in range(2000)]
     for client in clients:
         client.sock.recv(1)
 
 
-def closed_tls(target: Target) -> Play:
+def close_half_open_tls(target: Target) -> Play:
     """Two thousand TLS connections close during their handshake."""
-    clients = [target.connect() for _ in range(2000)]
+    clients = [target.connect(target.tls_port) for _ in range(2000)]
     yield
     with target.frozen():
         _close(clients)
+
+
+def shake_hands(target: Target) -> Play:
+    """A hundred clients shake hands at once, and two thousand send nonsense instead."""
+    clients = [target.connect(target.tls_port) for _ in range(2100)]
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    yield
+    with target.frozen():
+        for client in clients[100:]:
+            client.send(b"GET / HTTP/1.1\r\n\r\n")
+    threads = [threading.Thread(target=context.wrap_socket, args=(client.sock,)) for client in clients[:100]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def reserve_from_many(mode: bytes, gang: int) -> Callable[[Target], Play]:
@@ -207,11 +225,14 @@ def reserve_from_many(mode: bytes, gang: int) -> Callable[[Target], Play]:
 def rebuild_tube_sets(target: Target) -> Play:
     """Clients pipeline reserves from many tubes, and watch or ignore a tube before each."""
     clients = target.connect_many(GANG)
+    clients[0].ask_all(b"put-in-tube t%d 9 0 3600 1\r\nx\r\n" % number for number in range(TUBES))
     for client in clients:
         _watch(client, TUBES, b"t")
     yield
-    request = b"watch own\r\nreserve-with-timeout 0\r\nignore own\r\nreserve-with-timeout 0\r\n"
-    _pipeline(clients, [request] * 10, 4)
+    for number, client in enumerate(clients):
+        client.send(b"watch own-%d\r\nreserve\r\nignore own-%d\r\nreserve\r\n" % (number, number) * 10)
+    for client in clients:
+        client.read_lines(60)
 
 
 def too_many_tube_sets(target: Target) -> Play:
@@ -514,6 +535,9 @@ SCENARIOS: Final = {
     "10,000 resets": Scenario(reset_crowd),
     "10,000 quits": Scenario(quit_crowd),
     "10,000 idle timeouts": Scenario(idle_crowd, ("--idle-timeout", "20")),
+    "2,000 half-open TLS connections time out": Scenario(half_open_tls, has_tls=True),
+    "2,000 half-open TLS connections close": Scenario(close_half_open_tls, has_tls=True),
+    "2,100 TLS handshakes": Scenario(shake_hands, has_tls=True),
     "10,000 connect": Scenario(connect_crowd),
     "10,000 reserve": Scenario(reserve_crowd),
     "10,000 reserves time out": Scenario(time_out_crowd),

@@ -27,26 +27,29 @@ class Scenario:
     options     options of the server; {dir} is replaced by an empty directory.
     config      the server's configuration file; the server has none if this is empty.
     has_web     whether the server has its dashboard, at `Target.web_port`.
+    has_tls     whether the server has a listener with TLS too, at `Target.tls_port`.
     """
 
     play: Callable[["Target"], Generator[None, None, None]]
     options: tuple[str, ...] = ()
     config: str = ""
     has_web: bool = False
+    has_tls: bool = False
 
 
 class Target:
     """The server under attack, and the connections to it, which are closed at the end of the scenario."""
 
-    def __init__(self, server: Server, at_exit: ExitStack) -> None:
+    def __init__(self, server: Server, at_exit: ExitStack, tls_port: int | None) -> None:
         self.pid: int = server.pid
         self.port: int = server.port
         self.web_port: int | None = server.web_port
+        self.tls_port: int | None = tls_port
         self._at_exit: ExitStack = at_exit
 
-    def connect(self) -> "Client":
-        """Return a new connection of the beanstalk protocol."""
-        client = Client(self.port)
+    def connect(self, port: int | None = None) -> "Client":
+        """Return a new connection of the beanstalk protocol, by default to `port`."""
+        client = Client(self.port if port is None else port)
         self._at_exit.callback(client.close)
         return client
 
