@@ -159,7 +159,7 @@ class Server:
 
     def _reset(self) -> Baseline:
         self._delete_all_jobs()
-        self._control.ask(b"pause-tube default 0")
+        self._end_pauses()
         deadline = time.monotonic() + 3.0
         while True:
             default_tube = yaml_mapping(self._control.ask(b"stats-tube default"))
@@ -181,6 +181,11 @@ class Server:
             raise ServerError(f"{self.kind.name} allocated the ids {first} to {self._last_id}")
         for job_id in range(first, self._last_id + 1):
             self._control.ask(b"delete %d" % job_id)
+
+    def _end_pauses(self) -> None:
+        """End the pauses of all tubes: our server keeps a paused tube."""
+        for line in self._control.ask(b"list-tubes").splitlines()[2:]:
+            self._control.ask(b"pause-tube %b 0" % line.removeprefix(b"- "))
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection, tuple[str, int]]:
         """Start the process and wait until it accepts connections; retry if another program took its port."""
