@@ -32,6 +32,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.groups import Group
+from greenstalk_server.core.idempotency import MAX_EXPIRED, KeptKeys
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Limits
@@ -107,6 +108,8 @@ class Broker(PutControl):
                 self._drop_if_unneeded(tube)
             if tube.rules is not None:
                 self._apply_rules(tube, tube.rules, now)
+        if self.kept_keys.table:
+            self._arm(self.kept_keys, now)
         if self._unsettled:
             self._settle(now)
 
@@ -564,6 +567,8 @@ class Broker(PutControl):
                 left -= self._client_due(target, now)
             elif isinstance(target, (ConcurrencyKey, Group)):
                 target.note()
+            elif isinstance(target, KeptKeys):
+                left -= self._keys_due(now)
             else:
                 self._sweep_due(now)
             left -= 1
@@ -618,6 +623,14 @@ class Broker(PutControl):
         if client.is_waiting and client.wait_until is not None:
             self._arm(client, client.wait_until)
         return 0 if client.is_waiting else cost
+
+    def _keys_due(self, now: int) -> int:
+        """Remove some of the keys that are free again; return the cost."""
+        self.kept_keys.drop_expired(now)
+        soonest = self.kept_keys.soonest()
+        if soonest is not None:
+            self._arm(self.kept_keys, soonest)
+        return MAX_EXPIRED
 
     def _time_out(self, job: Job, client: Client, now: int) -> None:
         """End the reservation of *job*, whose ttr has passed, and make it ready."""

@@ -12,8 +12,8 @@ from greenstalk_server.core.gc_untrack import untrack
 from greenstalk_server.core.job import Job
 from greenstalk_server.core.tags import TaggedJob
 
-MAX_EXPIRED: Final = 2
-"""Maximum number of expired keys that one call of `KeptKeys.keep` removes: a slice of commands makes 500 calls."""
+MAX_EXPIRED: Final = 64
+"""Maximum number of expired keys that one call of `KeptKeys.drop_expired` removes: about half a millisecond."""
 
 
 class IdempotencyKeys:
@@ -62,16 +62,18 @@ class IdempotencyKeys:
 class KeptKeys:
     """Keys that outlive their jobs: a put with such a key adds no job.
 
-    table   by scope and key: the id of the job, and the time until which the key is taken, nanoseconds.
+    table       by scope and key: the id of the job, and the time until which the key is taken, nanoseconds.
+    timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
 
     The scope of a unique key of a policy is the name of the tube. The scope of an idempotency key is `scope_of` that
     name.
     """
 
-    __slots__ = ("_by_tube", "_times", "table")
+    __slots__ = ("_by_tube", "_times", "table", "timer_at")
 
     def __init__(self) -> None:
         self.table: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+        self.timer_at: int = 0
         self._times: list[tuple[int, bytes, bytes]] = []
         self._by_tube: dict[bytes, dict[bytes, None]] = {}  # idempotency keys by scope
 
@@ -91,7 +93,6 @@ class KeptKeys:
 
     def keep(self, scope: bytes, key: bytes, id: int, until: int, now: int) -> bool:
         """Keep *key* of the job *id* until the time *until*; return False if it is already kept at least as long."""
-        self._drop_expired(now)
         if until <= now or until <= self.table.get((scope, key), (0, 0))[1]:
             return False
         self.table[scope, key] = (id, until)
@@ -111,8 +112,12 @@ class KeptKeys:
             self._remove(scope, key)
         return keys
 
-    def _drop_expired(self, now: int) -> None:
-        """Remove up to MAX_EXPIRED expired keys: more than a call of `keep` adds."""
+    def soonest(self) -> int | None:
+        """Return a time at or before that at which the next key becomes free, or None if no key is kept."""
+        return self._times[0][0] if self._times else None
+
+    def drop_expired(self, now: int) -> None:
+        """Remove up to MAX_EXPIRED keys that are free at *now*."""
         for _ in range(MAX_EXPIRED):
             if not self._times or self._times[0][0] > now:
                 return

@@ -235,6 +235,7 @@ class PolicyTransitions(TagTransitions):
         tube, key, until = job.tube.name, job.unique_key, job.created_at + rules.policy.unique_time
         if self.kept_keys.keep(tube, key, job.id, until, now):
             self.journal.key(tube, key, job.id, until)
+            self._arm(self.kept_keys, until)
 
     # Expiry
 

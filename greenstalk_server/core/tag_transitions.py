@@ -104,6 +104,7 @@ class TagTransitions(Transitions):
             scope, until = scope_of(tube.name), now + tags.idempotency_ttl
             if self.kept_keys.keep(scope, tags.idempotency_key, job.id, until, now):
                 self.journal.key(scope, tags.idempotency_key, job.id, until)
+                self._arm(self.kept_keys, until)
         if tags.member_of is not None:
             tags.member_of.remove_member()
             tags.member_of = None

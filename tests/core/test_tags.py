@@ -6,11 +6,11 @@ import pytest
 
 from greenstalk_server.core import transitions
 from greenstalk_server.core.concurrency import ConcurrencyKey
-from greenstalk_server.core.idempotency import MAX_EXPIRED
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, URGENT_BELOW, Job
+from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, URGENT_BELOW, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
+from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.support.world import FullJournal, World
 
@@ -125,15 +125,18 @@ class TestIdempotencyKey:
         assert client.put_tagged("idp:a", tube=b"t") == 5
         assert client.put_tagged("idp:a") == (4, "deleted")
 
-    def test_few_expired_keys_are_removed_at_a_time(self, world: World) -> None:
+    def test_tick_removes_few_expired_keys(self, world: World) -> None:
         client, table = world.client(), world.broker.kept_keys.table
-        for number in range(100):
-            client.put_tagged(f"idp:{number}:9")
-            client.delete(number + 1)
-        world.advance(9)
-        client.put_tagged("idp:new:9")
-        client.delete(101)
-        assert len(table) == 100 - MAX_EXPIRED + 1
+        with world.in_bulk():
+            for number in range(1000):
+                client.put_tagged(f"idp:{number}:9")
+                client.delete(number + 1)
+        world.now += 9 * SECOND
+        left = []
+        while table:
+            world.broker.tick(world.now)
+            left.append(len(table))
+        assert left == [*range(1000 - SLICE, 0, -SLICE), 0]
 
     def test_keys_of_two_tubes_are_distinct(self, world: World) -> None:
         client = world.client()
