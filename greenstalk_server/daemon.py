@@ -86,7 +86,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     for warning in options.warnings:
         log.warning("%s", warning)
     hidden = [row.variable for row in DEFINITIONS if row.is_secret or row.field == "journal"]
-    hide_secrets([*hidden, *secret_variables(options)])
+    hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
     options = with_provider(with_password(options))
     codec.set_strict(options.strict_protocol)
     codec.mode.extends_stats = options.extended_stats

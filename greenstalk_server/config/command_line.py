@@ -10,6 +10,7 @@ Instead of a flag, the first argument may be a command: `config`, `handover`, `h
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.config_file import read_config
 from greenstalk_server.config.definitions import DEFINITIONS, LARGEST_JOB_SIZE, Definition, Kind, defaults
-from greenstalk_server.config.options import PROGRAM, Options, UsageError
+from greenstalk_server.config.options import PROGRAM, Options, UsageError, secret_variables
 from greenstalk_server.config.text import quote_value
 from greenstalk_server.config.validation import DATABASE_URL, problems, warnings
 
@@ -172,6 +173,8 @@ def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig
         parser.read_file()
     except UsageError as error:
         errors.append(error)
+    else:
+        parser.refuse_unknown_variables(environ)
     if errors:
         return CheckConfig(None, tuple(errors))
     options = parser.options()
@@ -188,6 +191,7 @@ def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options |
         return information
     parser.read_environment(environ)
     parser.read_file()
+    parser.refuse_unknown_variables(environ)
     return parser.options()
 
 
@@ -268,6 +272,18 @@ Examples:
   greenstalk-server -l 0.0.0.0 -l plain:127.0.0.1:11301 --tls-cert server.pem --tls-key server.key
 """
 
+VARIABLE_PREFIX: Final = "GREENSTALK_"
+
+OTHER_VARIABLES: Final = ("GREENSTALK_COMPILE", "GREENSTALK_PURE")
+"""Variables of this project that are no options: see build.py."""
+
+_VARIABLES: Final = [row.variable for row in DEFINITIONS if row.variable.startswith(VARIABLE_PREFIX)]
+
+_KUBERNETES: Final = re.compile(
+    r"GREENSTALK_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
+_KUBERNETES_PORT: Final = re.compile(r"GREENSTALK_(\w+_)?PORT")
+
 _BY_FLAG: Final = {flag: row for row in DEFINITIONS for flag in row.flags}
 
 
@@ -321,6 +337,16 @@ class _Parser:
         for setting in settings:
             if self._origins.setdefault(setting.row.field, setting.where) is setting.where:
                 self._values[setting.row.field] = setting.value
+
+    def refuse_unknown_variables(self, environ: Mapping[str, str]) -> None:
+        """Report each variable whose name begins as ours, and that nothing reads. Call this after `read_file`.
+
+        The file may name variables with secrets. An empty variable counts as absent.
+        """
+        known = {*_VARIABLES, *OTHER_VARIABLES, *secret_variables(self._values["alerts"], self._values["servers"])}
+        for name, text in environ.items():
+            if name.startswith(VARIABLE_PREFIX) and text and name not in known and not _is_of_kubernetes(name, text):
+                self._report(UsageError(f"unknown variable {quote_value(name)}: {_hint(name)}"))
 
     def options(self) -> Options:
         """Return the options; report contradictions between them, and add warnings."""
@@ -393,6 +419,20 @@ def _find(flag: str, argument: str = "") -> Definition:
     nearest = difflib.get_close_matches(flag, _BY_FLAG, n=1) if flag.startswith("--") else []
     hint = f"did you mean {nearest[0]}?" if nearest else f"{PROGRAM} -h lists the flags"
     raise UsageError(f"unknown flag {quote_value(flag)}{where}: {hint}")
+
+
+def _hint(variable: str) -> str:
+    """Return which variable may be meant by the unknown *variable*."""
+    rest = variable.removeprefix(VARIABLE_PREFIX)
+    names = [name.removeprefix(VARIABLE_PREFIX) for name in _VARIABLES]
+    nearest = difflib.get_close_matches(rest, names, n=1, cutoff=0.5)
+    return f"did you mean {VARIABLE_PREFIX}{nearest[0]}?" if nearest else f"{PROGRAM} -h lists the variables"
+
+
+def _is_of_kubernetes(name: str, text: str) -> bool:
+    """Return whether Kubernetes sets the variable *name* to *text* in each pod for a service `greenstalk` or alike."""
+    pattern = _KUBERNETES_PORT if name.endswith("_PORT") and "://" in text else _KUBERNETES
+    return pattern.fullmatch(name) is not None
 
 
 def _is_short(row: Definition) -> bool:

@@ -6,7 +6,7 @@ the modules that do these things check that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from operator import attrgetter
@@ -183,9 +183,9 @@ class Options:
         return f"{origin}: {row.key}" if is_file else origin
 
 
-def secret_variables(options: Options) -> list[str]:
-    """Return the environment variables in which the receivers of alerts and the other servers have secrets."""
-    targets = [receiver.target for receiver in options.alerts] + [peer.target for peer in options.servers]
+def secret_variables(alerts: Sequence[Receiver], servers: Sequence[Peer]) -> list[str]:
+    """Return the environment variables in which the receivers of *alerts* and the other *servers* have secrets."""
+    targets = [receiver.target for receiver in alerts] + [peer.target for peer in servers]
     places = [place for target in targets for place in (target.secret_url, target.token)]
-    places += [receiver.secret for receiver in options.alerts]
+    places += [receiver.secret for receiver in alerts]
     return [place.place for place in places if place is not None and place.kind == ENVIRONMENT]

@@ -11,6 +11,7 @@ import pytest
 
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.command_line import (
+    CheckConfig,
     Command,
     Handover,
     HashPassword,
@@ -576,6 +577,53 @@ def test_url_prefix_that_is_not_a_plain_path_is_refused(text: str) -> None:
 def test_invalid_trusted_proxies_are_refused(text: str) -> None:
     message = ": must be a comma-separated list of addresses and networks, such as 10.0.0.0/8,::1"
     assert str(refusal("--trusted-proxies", text)).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("GREENSTALK_WEB_PASSWRD", "did you mean GREENSTALK_WEB_PASSWORD?"),
+        ("GREENSTALK_LISTEN_PRT", "did you mean GREENSTALK_LISTEN_PORT?"),
+        ("GREENSTALK_PORT", "did you mean GREENSTALK_LISTEN_PORT?"),
+        ("GREENSTALK_MAX_JOB", "did you mean GREENSTALK_MAX_JOBS?"),
+        ("GREENSTALK_XYZZY", "greenstalk-server -h lists the variables"),
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("config",), ("handover", "--journal", "postgresql:///")])
+def test_unknown_variable_is_refused_with_the_nearest_one(words: tuple[str, ...], variable: str, hint: str) -> None:
+    error = refusal(*words, **{variable: "11300"})
+    assert (str(error), error.exit_code) == (f"unknown variable {variable}: {hint}", 5)
+
+
+def test_check_reports_unknown_variables_with_other_mistakes() -> None:
+    environ = {"GREENSTALK_SYNC_MS": "x", "GREENSTALK_USR": "nobody"}
+    checked = parse(["config", "--check", "--color"], environ)
+    assert isinstance(checked, CheckConfig)
+    assert [str(error).partition(":")[0] for error in checked.problems] == [
+        "unknown flag --color",
+        "GREENSTALK_SYNC_MS x",
+        "unknown variable GREENSTALK_USR",
+    ]
+
+
+@pytest.mark.parametrize("service", ["GREENSTALK", "GREENSTALK_SERVER", "GREENSTALK_WEB"])
+def test_variables_that_kubernetes_sets_for_a_service_are_ignored(service: str) -> None:
+    ports = {"PORT": "tcp://10.0.0.1:11300", "SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "11300",
+             "SERVICE_PORT_BEANSTALK": "11300", "PORT_11300_TCP": "tcp://10.0.0.1:11300",
+             "PORT_11300_TCP_PROTO": "tcp", "PORT_11300_TCP_PORT": "11300",
+             "PORT_11300_TCP_ADDR": "10.0.0.1"}  # fmt: skip
+    assert options(**{f"{service}_{name}": value for name, value in ports.items()}) == options()
+
+
+def test_other_variables_of_the_project_are_ignored() -> None:
+    environ = {"GREENSTALK_PURE": "1", "GREENSTALK_COMPILE": "1", "GREENSTALK_EMPTY": "", "GREENSTALKCTL_API": "x"}
+    assert options(**environ) == options()
+
+
+def test_variable_that_the_file_names_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "greenstalk.toml"
+    file.write_text('[servers.b]\nurl = "https://b.example/"\ntoken_env = "GREENSTALK_TOKEN_OF_B"\n')
+    assert options("--config", str(file), GREENSTALK_TOKEN_OF_B="x").servers  # noqa: S106
 
 
 def test_flag_overrides_the_environment() -> None:

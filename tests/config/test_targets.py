@@ -235,4 +235,4 @@ url = "https://two.example"
 token_env = "TOKEN"
 """,
     )
-    assert sorted(secret_variables(options)) == ["KEY", "TOKEN", "URL"]
+    assert sorted(secret_variables(options.alerts, options.servers)) == ["KEY", "TOKEN", "URL"]
