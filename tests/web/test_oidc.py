@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import gevent
 import pytest
 import requests
 from flask import Flask
@@ -495,11 +496,19 @@ def test_malformed_document_is_reported(app: Flask, provider: ScriptedProvider, 
 
 @pytest.mark.parametrize(
     "metadata",
-    [{"authorization_endpoint": "https://["}, {"token_endpoint": 5}, {"jwks_uri": ["https://x"]}],
+    [
+        {"authorization_endpoint": "https://["},
+        {"authorization_endpoint": "https://login.example.com/\r\nSet-Cookie: a=b"},
+        {"authorization_endpoint": "https://login.example.com/a b"},
+        {"token_endpoint": 5},
+        {"jwks_uri": ["https://x"]},
+    ],
 )
 def test_malformed_address_is_reported(app: Flask, provider: ScriptedProvider, metadata: dict[str, Any]) -> None:
     provider.metadata = metadata
-    assert app.test_client().get("/oidc/start").status_code == 502
+    response = app.test_client().get("/oidc/start")
+    assert response.status_code == 502
+    assert f"its {next(iter(metadata))} is not an address that begins with https://" in Page(response.text).text
 
 
 def test_configuration_with_malformed_methods_is_reported(app: Flask, provider: ScriptedProvider) -> None:
@@ -533,11 +542,37 @@ def test_endless_response_is_cut(app: Flask, provider: ScriptedProvider, place: 
     assert len(sent_parts) < 1000
 
 
+def test_slow_headers_are_given_up(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is that of the whole exchange, so users who wait for the configuration do not wait for it again."""
+    monkeypatch.setattr(oidc, "EXCHANGE_TIMEOUT", 0.5)
+    is_over = threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with suppress(OSError):  # the server closes the connection
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                while not is_over.wait(0.05):
+                    self.wfile.write(b"x")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        app = queue.app(oidc=Provider(f"http://127.0.0.1:{server.server_port}", "queue"))
+        visits = [gevent.spawn(app.test_client().get, "/oidc/start") for _ in range(3)]
+        gevent.joinall(visits, timeout=TIMEOUT, raise_error=True)
+        is_over.set()
+        server.shutdown()
+    assert [visit.get(block=False).status_code for visit in visits] == [502] * 3
+    assert "no complete response in 0.5 s" in Page(visits[0].get().text).text
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_slow_response_is_given_up(
     app: Flask, provider: ScriptedProvider, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oidc, "BODY_TIMEOUT", 0.2)
+    monkeypatch.setattr(oidc, "EXCHANGE_TIMEOUT", 0.5)
     is_over = threading.Event()
 
     def slow() -> Iterator[bytes]:
@@ -555,7 +590,7 @@ def test_slow_response_is_given_up(
         response = finish(client, sent)
     is_over.set()
     assert response.status_code == 502
-    assert "no complete response in 0.2 s" in Page(response.text).text
+    assert "no complete response in 0.5 s" in Page(response.text).text
 
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "http://192.0.2.1/out", "https://["])

@@ -1,8 +1,9 @@
 """Sign-in with an OpenID Connect provider: the authorization code flow with PKCE, state and nonce, by Authlib.
 
 A signed cookie holds the flow; the state, the nonce and the code verifier are derived from its secret. So the server
-stores nothing until the user is signed in, and a code is useless in another browser. All requests to the
-provider run in native threads, with timeouts. The packages are optional: `pip install 'greenstalk-server[oidc]'`.
+stores nothing until the user is signed in, and a code is useless in another browser. All requests to the provider run
+in native threads, with one deadline for each step of a sign-in. The packages are optional: `pip install
+'greenstalk-server[oidc]'`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import hmac
 import json
 import logging
 import secrets
+import socket
 import threading
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+import gevent
 from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import BadGateway, ServiceUnavailable
 
@@ -29,8 +33,8 @@ from greenstalk_server.web.options import Provider
 REQUEST_TIMEOUT: Final = (5.0, 10.0)
 """Seconds to connect to the provider, and to wait for the next bytes of its response."""
 
-BODY_TIMEOUT: Final = 10.0
-"""Seconds after which no further bytes of a response's body are read."""
+EXCHANGE_TIMEOUT: Final = 20.0
+"""Seconds for all requests of one step of a sign-in, after which their connections are shut down."""
 
 MAX_DOCUMENT: Final = 1024 * 1024
 """Maximum bytes of a response of the provider."""
@@ -173,10 +177,7 @@ class OpenIdClient:
         *issuer* is the issuer in the provider's response, or empty. Raise SignInFailed if the provider refuses, or
         BadGateway if it does not respond.
         """
-        metadata = self._in_thread(self._load_metadata)
-        if issuer and issuer != metadata["issuer"]:
-            raise SignInFailed("The response came from another provider.")
-        claims, id_token = self._in_thread(self._exchange, flow, code, callback)
+        claims, id_token = self._in_thread(self._exchange, flow, code, callback, issuer)
         name = _clean(str(claims.get(self.provider.name_claim) or claims["sub"]))
         return Identity(name, _groups(_claim(claims, self.provider.groups_claim)), id_token)
 
@@ -189,13 +190,18 @@ class OpenIdClient:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     def _in_thread(self, function: Any, *args: Any) -> Any:
-        """Call *function* in a native thread; raise BadGateway if the provider fails. Switches."""
+        """Call *function* in a native thread; raise BadGateway if the provider fails or is too slow. Switches."""
         if self._waiting >= MAX_WAITING:
             raise ServiceUnavailable("Too many users are signing in. Try again in a moment.", retry_after=1)
         self._waiting += 1
+        exchange = _Exchange()
         try:
             with self._threads:
-                return run_in_thread(function, *args)
+                timer = gevent.spawn_later(EXCHANGE_TIMEOUT, exchange.abort)
+                try:
+                    return run_in_thread(exchange.run, function, *args)
+                finally:
+                    timer.kill(block=False)
         except _ProviderFailed as error:
             log.warning("dashboard: the OpenID Connect provider %s failed: %s", self.provider.issuer, error)
             raise BadGateway(f"The identity provider failed: {error}. The server's log has the details.") from None
@@ -220,7 +226,7 @@ class OpenIdClient:
                 raise _ProviderFailed(f"its configuration names the issuer {str(metadata.get('issuer'))[:200]}")
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
                 if not is_safe_address(str(metadata.get(name, ""))):
-                    raise _ProviderFailed(f"its {name} does not begin with https://")
+                    raise _ProviderFailed(f"its {name} is not an address that begins with https://")
             self._metadata = time.monotonic(), metadata
             return metadata
 
@@ -249,12 +255,14 @@ class OpenIdClient:
             self._failure = time.monotonic(), str(error)
             raise
 
-    def _exchange(self, flow: Flow, code: str, callback: str) -> tuple[dict[str, Any], str]:
-        """Return the claims about the user, and the provider's ID token. Blocks."""
+    def _exchange(self, flow: Flow, code: str, callback: str, issuer: str) -> tuple[dict[str, Any], str]:
+        """Return the claims about the user, and the provider's ID token. *issuer* is as in `finish`. Blocks."""
         from authlib.integrations.requests_client import OAuth2Session  # noqa: PLC0415  optional dependency
         from requests import RequestException  # noqa: PLC0415
 
         metadata, provider = self._load_metadata(), self.provider
+        if issuer and issuer != metadata["issuer"]:
+            raise SignInFailed("The response came from another provider.")
         supported = metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
         method = "client_secret_basic" if "client_secret_basic" in supported else "client_secret_post"
         with OAuth2Session(
@@ -263,6 +271,7 @@ class OpenIdClient:
             redirect_uri=callback,
             token_endpoint_auth_method=method if provider.client_secret else "none",
         ) as session:
+            _watch_connections(session)
             session.register_compliance_hook("access_token_response", _with_bounded_body)
             try:
                 token = session.fetch_token(
@@ -326,9 +335,12 @@ class OpenIdClient:
         """Return the JSON object at *url*; raise _ProviderFailed. Blocks."""
         import requests  # noqa: PLC0415
 
+        if session is None:
+            with requests.Session() as session:
+                _watch_connections(session)
+                return self._get(url, session)
         try:
-            found = (session or requests).get(url, timeout=REQUEST_TIMEOUT, allow_redirects=False, stream=True)
-            with found:
+            with session.get(url, timeout=REQUEST_TIMEOUT, allow_redirects=False, stream=True) as found:
                 if found.status_code != 200:
                     raise _ProviderFailed(f"{url} returned status {found.status_code}")
                 document = json.loads(_body(found))
@@ -345,21 +357,83 @@ class _ProviderFailed(Exception):
     """The provider did not respond, or its response violates the specification."""
 
 
-def _body(response: Any) -> bytes:
-    """Return the body of *response*, which must be a stream; raise _ProviderFailed if it is too long or slow. Blocks.
+class _Exchange:
+    """The requests of one step of a sign-in. A native thread calls `run`, and the event loop `abort` meanwhile."""
 
-    Each read returns after the first bytes, so that a provider that sends single bytes cannot keep the thread.
-    """
+    def __init__(self) -> None:
+        self._is_aborted: bool = False
+        self._sockets: list[socket.socket] = []
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of *function*; raise _ProviderFailed if `abort` was called. Blocks."""
+        _current.exchange = self
+        try:
+            return function(*args)
+        except Exception:
+            if self._is_aborted:
+                raise _ProviderFailed(f"no complete response in {EXCHANGE_TIMEOUT:g} s") from None
+            raise
+        finally:
+            del _current.exchange
+            for sock in self._sockets:
+                sock.close()
+
+    def watch(self, sock: socket.socket) -> None:
+        """Let `abort` shut *sock* down: a duplicate stays valid when TLS takes the socket over."""
+        self._sockets.append(sock.dup())
+        if self._is_aborted:
+            self.abort()
+
+    def abort(self) -> None:
+        """Shut all connections down, so that `run` ends. Does not block."""
+        self._is_aborted = True
+        for sock in self._sockets:
+            with suppress(OSError):  # it was closed meanwhile
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+_current: Final = threading.local()
+"""Has the attribute `exchange` in a thread that runs one."""
+
+
+def _watch_connections(session: Any) -> None:
+    """Make the exchange of this thread watch the connections of *session*. Timeouts of requests are per read."""
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415  optional dependency
+    from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415
+
+    class Plain(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            return _watched(super()._new_conn())
+
+    class Encrypted(HTTPSConnection):
+        def _new_conn(self) -> socket.socket:
+            return _watched(super()._new_conn())
+
+    class Adapter(HTTPAdapter):
+        def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+            pool = super().get_connection_with_tls_context(*args, **kwargs)
+            pool.ConnectionCls = Encrypted if pool.scheme == "https" else Plain
+            return pool
+
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, Adapter())
+
+
+def _watched(sock: socket.socket) -> socket.socket:
+    _current.exchange.watch(sock)
+    return sock
+
+
+def _body(response: Any) -> bytes:
+    """Return the body of *response*, which must be a stream; raise _ProviderFailed if it is too long. Blocks."""
     from urllib3.exceptions import HTTPError  # noqa: PLC0415  optional dependency
 
-    body, until = bytearray(), time.monotonic() + BODY_TIMEOUT
+    body = bytearray()
     try:
         while part := response.raw.read1(READ_SIZE, decode_content=True):
             body += part
             if len(body) > MAX_DOCUMENT:
                 raise _ProviderFailed(f"{response.url} returned more than {MAX_DOCUMENT} bytes")
-            if time.monotonic() > until:
-                raise _ProviderFailed(f"{response.url} returned no complete response in {BODY_TIMEOUT:g} s")
     except (HTTPError, OSError) as error:
         raise _ProviderFailed(_reason(error)) from error
     return bytes(body)
@@ -374,7 +448,9 @@ def _with_bounded_body(response: Any) -> Any:
 
 
 def is_safe_address(url: str) -> bool:
-    """Return whether *url* is encrypted, or on a loopback address."""
+    """Return whether *url* is encrypted, or on a loopback address. It has no spaces and no line ends."""
+    if not url.isprintable() or " " in url:
+        return False
     try:
         parts = urlsplit(url)
     except ValueError:  # such as a bracket that is not closed
