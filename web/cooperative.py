@@ -23,11 +23,13 @@ PAUSE: Final = 0.003
 PAUSE_RATIO: Final = 30
 """CPU time left to others, while they have work, as a multiple of that of the slice: some items take milliseconds."""
 
-SHARE: Final = 10
-"""Pauses that may overlap: all long work together gets at most a quarter of the time, for any number of visitors."""
+CROWD: Final = 10
+"""Greenlets that may pause at the same time before their pauses become longer: all long work together gets at most a
+quarter of the time, however many visitors cause it.
+"""
 
 MAX_PAUSE: Final = 0.1
-"""Maximum seconds of a pause, not counting the wait for the pauses of other long work."""
+"""Maximum seconds of a pause, unless CROWD is exceeded."""
 
 IDLE_ROUND_TRIP: Final = 0.0001
 """Seconds that an iteration of the event loop takes at most when nobody else has work."""
@@ -55,13 +57,13 @@ class Pace:
         """Let others run. Switches."""
         now, took = time.perf_counter(), time.thread_time() - self._began
         if now < self._busy_until:
-            gevent.sleep(_shared().pause_after(took, now))
+            _pause(min(max(PAUSE, PAUSE_RATIO * took), MAX_PAUSE))
         else:
             with yielding(), gevent.Timeout(PAUSE, False):
                 gevent.idle()  # not sleep(0): up to fifty of those run before the loop checks a socket
             if time.perf_counter() - now > IDLE_ROUND_TRIP:
                 self._busy_until = now + BUSY_PERIOD
-        _shared().turns.take()
+        _turns().take()
         self._begin_slice()
 
     def _begin_slice(self) -> None:
@@ -69,24 +71,19 @@ class Pace:
         self._until: float = time.perf_counter() + SLICE
 
 
-class _Shared:
-    """The state that all long work shares.
+def _pause(seconds: float) -> None:
+    """Sleep *seconds*, or longer if many greenlets pause. Switches."""
+    _pausing[0] += 1
+    try:
+        gevent.sleep(seconds * max(1.0, _pausing[0] / CROWD))
+    finally:
+        _pausing[0] -= 1
 
-    turns       admits one slice per iteration of the event loop.
-    """
 
-    def __init__(self) -> None:
-        self.turns: FairQueue = FairQueue()
-        self._next_at: float = 0.0
-
-    def pause_after(self, took: float, now: float) -> float:
-        """Return the seconds that work pauses at *now*, after a slice that *took* so much CPU time."""
-        pause = min(max(PAUSE, PAUSE_RATIO * took), MAX_PAUSE)
-        self._next_at = max(now, self._next_at) + pause / SHARE
-        return max(pause, self._next_at - now)
+_pausing: Final = [0]  # number of greenlets in `_pause`
 
 
 @cache
-def _shared() -> _Shared:
-    """Return the only instance, created when the event loop first needs it."""
-    return _Shared()
+def _turns() -> FairQueue:
+    """Return the queue that admits one slice per iteration of the event loop, created when it is first needed."""
+    return FairQueue()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
 from types import SimpleNamespace
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.cooperative import (
     BUSY_PERIOD,
+    CROWD,
     IDLE_ROUND_TRIP,
     MAX_PAUSE,
     PAUSE,
@@ -21,7 +21,7 @@ from greenstalk_server.web.cooperative import (
 )
 from tests.support.daemon import TIMEOUT
 
-from .turns import LoopIterations
+from .turns import LoopIterations, until
 
 
 class FakeTime:
@@ -49,14 +49,12 @@ class FakeTime:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTime]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     clock = FakeTime()
     monkeypatch.setattr(cooperative, "time", clock)
     fake_gevent = SimpleNamespace(sleep=clock.sleep, idle=clock.idle, Timeout=gevent.Timeout)
     monkeypatch.setattr(cooperative, "gevent", fake_gevent)
-    cooperative._shared.cache_clear()
-    yield clock
-    cooperative._shared.cache_clear()
+    return clock
 
 
 def make_busy(pace: Pace, clock: FakeTime) -> None:
@@ -106,16 +104,29 @@ def test_pause_is_proportional_to_the_slice(clock: FakeTime, took: float, pause:
     assert round_time(clock.sleeps[-1]) == pause
 
 
-def test_all_work_together_gets_a_quarter_of_the_time(clock: FakeTime) -> None:
-    for _ in range(100):
-        clock.now = 0.0  # all take a slice of the same length, and pause, at the same time
+def test_all_work_together_gets_a_quarter_of_the_time(monkeypatch: pytest.MonkeyPatch, clock: FakeTime) -> None:
+    """If n greenlets pause together, each pauses at least 3n times as long as its slice took."""
+    may_end = Event()
+
+    def sleep(seconds: float) -> None:
+        clock.sleeps.append(seconds)
+        may_end.wait()
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(cooperative, "gevent", SimpleNamespace(sleep=sleep))
+
+    def work() -> None:
         pace = Pace()
-        pace._busy_until = BUSY_PERIOD
-        clock.now += SLICE
+        pace._busy_until, pace._began = clock.now + BUSY_PERIOD, clock.now - SLICE
         pace.yield_now()
-    ends = sorted(clock.sleeps)
-    assert round_time(ends[0]) == PAUSE
-    assert all(round_time(later - sooner - 3 * SLICE) >= 0 for sooner, later in pairwise(ends[20:]))
+
+    works = [gevent.spawn(work) for _ in range(100)]
+    until(lambda: len(clock.sleeps) == 100)
+    assert list(map(round_time, clock.sleeps[:CROWD])) == [PAUSE] * CROWD
+    assert all(round_time(pause - 3 * count * SLICE) >= 0 for count, pause in enumerate(clock.sleeps, start=1))
+    may_end.set()
+    gevent.joinall(works, raise_error=True)
+    assert cooperative._pausing == [0]
 
 
 def test_one_slice_runs_per_iteration_of_the_loop(short_steps: None) -> None:
