@@ -69,6 +69,12 @@ METADATA: Final = (
 """Link-local addresses, and addresses at which clouds serve credentials. `allow_private = true` does not allow them."""
 
 _NAT64: Final = ip_network("64:ff9b::/96")
+_COMPATIBLE: Final = ip_network("::/96")
+"""Networks whose addresses end with an IPv4 address."""
+
+_LOCAL_NAT64: Final = ip_network("64:ff9b:1::/48")
+_TEREDO: Final = ip_network("2001::/32")
+"""Networks of tunnels and translators, whose addresses may contain any IPv4 address; no host has one of its own."""
 
 
 class RequestFailed(Exception):
@@ -153,7 +159,7 @@ def refusal(address: IPAddress, target: Target) -> str:
     real = _embedded(address)
     if any(real in network for network in target.networks):
         return ""
-    if real.is_multicast or real.is_unspecified:
+    if real.is_multicast or real.is_unspecified or real in _LOCAL_NAT64 or real in _TEREDO:
         return "it is not the address of one host"
     if any(real in network for network in METADATA):
         return "it is link-local or a metadata service of a cloud: list its network in allow_private"
@@ -171,7 +177,7 @@ def _is_public(address: IPAddress) -> bool:
 def _embedded(address: IPAddress) -> IPAddress:
     """Return the IPv4 address that is embedded in *address*, an IPv6 address; *address* if there is none."""
     if isinstance(address, IPv6Address):
-        if address in _NAT64:
+        if address in _NAT64 or (address in _COMPATIBLE and int(address) > 0xFFFF):
             return IPv4Address(int(address) & 0xFFFF_FFFF)
         return address.ipv4_mapped or address.sixtofour or address
     return address

@@ -218,7 +218,9 @@ def test_public_address_is_allowed(address: str) -> None:
     [
         ("127.0.0.1", True), ("10.1.2.3", True), ("fd00::1", True), ("::ffff:10.0.0.1", True),
         ("169.254.169.254", False), ("fe80::1", False), ("fd00:ec2::254", False), ("100.100.100.200", False),
-        ("224.0.0.1", False), ("0.0.0.0", False),
+        ("224.0.0.1", False), ("0.0.0.0", False), ("::169.254.169.254", False), ("::10.1.2.3", True),
+        ("64:ff9b:1::a9fe:a9fe", False), ("64:ff9b:1:a9fe:a9:fe00::", False),
+        ("2001:0:4136:e378:8000:63bf:5601:5601", False),
     ],
 )  # fmt: skip
 def test_allow_private_excludes_metadata(address: str, is_allowed: bool) -> None:
