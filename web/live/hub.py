@@ -46,6 +46,7 @@ from greenstalk_server.core.roles import Rights
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.auth.access import Visitor, visitor
+from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
 
 log = logging.getLogger(__name__)
@@ -232,6 +233,7 @@ class LiveHub:
         topic = self._topic(page, args)
         while (begun := self._beginning.get(topic.key)) is not None:
             begun.wait()
+            Pace().yield_now()  # so that the requests that waited continue in different iterations of the loop
             topic = self._topic(page, args)
         self._refuse_too_many()
         if not topic.streams:

@@ -7,7 +7,7 @@ from math import isnan
 from typing import Any
 
 import msgspec
-from flask import Flask, make_response, redirect, request, url_for
+from flask import Flask, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
@@ -39,7 +39,6 @@ from greenstalk_server.web.pages.charts import (
     time_of,
 )
 from greenstalk_server.web.pages.tube_summary import page_tabs
-from greenstalk_server.web.pages.views import render_cooperatively
 
 
 class HistoryPages:
@@ -64,7 +63,7 @@ class HistoryPages:
         name = fields.tube_name(request.args)
         columns = self._tube_columns(name, _span())
         tube = name.decode()
-        page = render_cooperatively(
+        page = render_template(
             "tube_history.html",
             tube_name=tube,
             tabs=page_tabs(tube, "History"),

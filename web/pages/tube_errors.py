@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flask import Flask, make_response, redirect, request, url_for
+from flask import Flask, make_response, redirect, render_template, request, url_for
 from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, Forbidden, NotFound
 from werkzeug.wrappers import Response
@@ -29,7 +29,6 @@ from greenstalk_server.web.jobs.query import Query, Term, TextMatch
 from greenstalk_server.web.operations.tasks import DONE, Task, Tasks, progress_texts
 from greenstalk_server.web.pages.actions import find_tube
 from greenstalk_server.web.pages.tube_summary import page_tabs
-from greenstalk_server.web.pages.views import render_cooperatively
 from greenstalk_server.web.policy_queries import DeadLetterTubes
 
 INITIAL_WAIT: Final = 0.25
@@ -97,7 +96,7 @@ class TubeErrors:
                 return redirect(url_for("tube", tube=tube.name.decode(), state=STATE_NAMES[state or BURIED]))
             task = self.start(tube, state, path, is_fresh=bool(request.args.get("refresh")))
         task.wait(INITIAL_WAIT)
-        return make_response(render_cooperatively("tube_errors.html", **self._shown(tube, task)))
+        return make_response(render_template("tube_errors.html", **self._shown(tube, task)))
 
     def start(self, tube: Tube, state: int, path: Path, is_fresh: bool = False) -> Task:
         """Group the failed jobs of *tube*, or return the task of the same grouping. Does not switch.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from flask import Flask, Response, current_app, make_response, redirect, render_template, request, url_for
+from flask import Flask, Response, make_response, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, HTTPException
 
 from greenstalk_server.cluster.status import ClusterStatus
@@ -19,7 +19,6 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.attention.monitor import Attention
 from greenstalk_server.web.auth.access import require_operator, visitor
-from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.history.history import History
 from greenstalk_server.web.history.worker_rates import WorkerRates
@@ -125,7 +124,7 @@ class Views:
 
     def _overview_page(self, args: Fields, sent: Sent) -> str:
         shown = self._overview(args, self._clock())
-        return render_cooperatively(
+        return render_template(
             "overview.html",
             overview=shown,
             sent=sent,
@@ -153,7 +152,7 @@ class Views:
 
     def tube(self) -> str:
         """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
-        return render_cooperatively("tube.html", **self._tube_values(request.args, self._clock()))
+        return render_template("tube.html", **self._tube_values(request.args, self._clock()))
 
     def refused(self, error: HTTPException) -> Response:
         """Return the page of a refused form, with its values and the error, or else an error page. May switch."""
@@ -174,7 +173,7 @@ class Views:
         if given.get("state") not in [STATE_NAMES[state] for state in fields.STATES]:
             given.pop("state", None)
         values = self._tube_values(given, self._clock()) | {"sent": sent}
-        return render_cooperatively("tube.html", **values)
+        return render_template("tube.html", **values)
 
     def tube_state(self, args: Fields, now: int) -> State:
         """Return the live state of `/tube`. May switch."""
@@ -368,16 +367,6 @@ def _overview_args(query: str, order: Order, begin: int = 0) -> dict[str, Any]:
 def _order_args(order: Order) -> dict[str, str]:
     """Return the URL arguments of *order*, without defaults."""
     return {} if order == Order() else {"sort": order.key} | ({"desc": "1"} if order.is_descending else {})
-
-
-def render_cooperatively(name: str, **values: Any) -> str:
-    """Render a long template piece by piece: 100 rows take 5 ms. May switch."""
-    current_app.update_template_context(values)
-    pace, chunks = Pace(), []
-    for chunk in current_app.jinja_env.get_template(name).generate(values):
-        chunks.append(chunk)
-        pace.yield_if_due()
-    return "".join(chunks)
 
 
 def _column_groups(broker: Broker, args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:

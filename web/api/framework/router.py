@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
-from flask import Flask, Response, after_this_request, request, url_for
+from flask import Flask, Response, after_this_request, render_template, request, url_for
 from werkzeug.exceptions import Conflict, Gone, NotFound, RequestEntityTooLarge
 
 from greenstalk_server.core.broker import Broker
@@ -21,7 +21,6 @@ from greenstalk_server.web.api.framework.reading import read_body, read_path, re
 from greenstalk_server.web.api.framework.schema import Schema
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.pages.views import render_cooperatively
 
 ROOT: Final = "/api/v1"
 
@@ -69,7 +68,7 @@ class Api:
     def docs(self) -> str:
         """`/api/v1/docs`: the document as a page. May switch."""
         root = f"{request.url_root.rstrip('/')}{ROOT}"
-        return render_cooperatively("api.html", api=self._describe()[1], here=HERE, root=root)
+        return render_template("api.html", api=self._describe()[1], here=HERE, root=root)
 
     def _describe(self) -> tuple[Schema, Page]:
         """Return the document and the page, which the first request for either builds. May switch."""
