@@ -343,6 +343,7 @@ def test_streams_that_begin_together_share_one_rendering(
 ) -> None:
     dashboard = serve()
     monkeypatch.setattr(hub, "REFRESH_INTERVAL", TIMEOUT)
+    monkeypatch.setattr(hub, "GATHER_TIME", 0.5)
     rendered = 0
     may_render = Event()
     may_render.set()

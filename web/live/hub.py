@@ -62,6 +62,9 @@ Its result may depend on the rights of the visitor but not on the name, since vi
 REFRESH_INTERVAL: Final = 1.0
 """Seconds between two renderings of a page."""
 
+GATHER_TIME: Final = 0.05
+"""Seconds between the begin of a stream and the rendering for it, which other streams that begin meanwhile share."""
+
 HEARTBEAT_INTERVAL: Final = 15.0
 """Seconds after which an idle stream sends a heartbeat. Proxies cut silent connections, many after 55 s."""
 
@@ -328,6 +331,7 @@ class LiveHub:
         """Wait, and refresh the topics that get new streams meanwhile. Switches."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self._has_new.wait(left):
+            gevent.sleep(GATHER_TIME)
             self._has_new.clear()
             for topic in {stream.topic: None for stream in self._streams if stream.is_new}:
                 self._refresh(topic)
