@@ -1,4 +1,4 @@
-"""Find connections that are idle, stalled in the middle of a command, or whose peer has disappeared."""
+"""Find connections that are disconnected, idle, stalled in the middle of a command, or whose peer has disappeared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,24 @@ class TimedConnection(Protocol):
     @property
     def awaits_disk(self) -> bool: ...
 
+    @property
+    def is_waiting_unread(self) -> bool: ...
+
+    def is_disconnected(self) -> bool: ...
+
     def is_unanswered(self, seconds: int, now: int) -> bool: ...
+
+
+def find_disconnected(
+    connections: Iterable[TimedConnection], limits: Limits, now: int
+) -> Iterator[tuple[TimedConnection, str]]:
+    """Yield each connection whose peer has disconnected during a wait for a job, with an empty name of a limit.
+
+    While its input is left unread, the connection gets no event when its peer disconnects.
+    """
+    for connection in connections:
+        if connection.is_waiting_unread and connection.is_disconnected():
+            yield connection, ""
 
 
 def find_idle(

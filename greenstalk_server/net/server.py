@@ -28,7 +28,7 @@ from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection, run_then
-from greenstalk_server.net.idle import TimedConnection, find_dead, find_idle
+from greenstalk_server.net.idle import TimedConnection, find_dead, find_disconnected, find_idle
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.net.poller import Poller
@@ -174,24 +174,23 @@ class Server:
     def _run_housekeeping(self) -> None:
         """Every `HOUSEKEEPING_INTERVAL`, trim memory, close timed-out connections, and flush the limit log. Switches.
 
-        A connection that waits for a job with input left unread gets no event when its peer disconnects, so it is
-        polled here.
+        Each step takes some milliseconds, so the loop serves others between them.
         """
         heap = Heap()
         for number in count(1):
             gevent.sleep(HOUSEKEEPING_INTERVAL)
             if not number % FULL_COLLECTION_PASSES:
                 collect_old()
+                yield_to_loop()
             heap.trim()
+            yield_to_loop()
             self._close_timed_out(number)
             self._limit_log.flush()
-            for connection in [connection for connection in self.connections if connection.is_waiting_unread]:
-                if connection.is_disconnected():
-                    connection.kill()
 
     def _close_timed_out(self, number: int) -> None:
-        """Close idle, stalled and dead connections in housekeeping pass *number*. Switches."""
+        """Close disconnected, idle, stalled and dead connections in housekeeping pass *number*. Switches."""
         limits = self._limits
+        self._close_found(find_disconnected)
         if limits.idle_timeout or limits.command_timeout:
             self._close_found(find_idle)
         passes = max(1, int(limits.dead_peer_timeout / HOUSEKEEPING_INTERVAL) // DEAD_PEER_CHECKS)
@@ -206,7 +205,8 @@ class Server:
         for begin in range(0, len(connections), TIMEOUT_CHECK_BATCH):
             batch = [one for one in connections[begin : begin + TIMEOUT_CHECK_BATCH] if one in self.connections]
             for connection, limit in find(batch, self._limits, self.clock()):
-                self.broker.limit_counters.note(limit, connection.client.address)
+                if limit:
+                    self.broker.limit_counters.note(limit, connection.client.address)
                 connection.client.hang_up()
                 closed += 1
                 if not closed % CLOSE_BATCH:

@@ -55,7 +55,7 @@ COPIED_IDS: Final = 2
 """Ids of reserved jobs that are copied for a cost of 1, before a search for reserved jobs examines a client's."""
 
 NEW_TUBE_COST: Final = 2048
-"""Cost of a new tube. Creating the tube and putting a first job into it takes 13 us."""
+"""Cost of a new or dropped tube. Creating the tube and putting a first job into it takes 13 us."""
 
 CLOSE_COST: Final = 2048
 """Cost of the end of a connection. With the close of its socket it takes 30 us."""

@@ -209,6 +209,7 @@ class Session(Framing):
         self._broker.counters.cmd_ignore += 1
         _, name = command
         count = self._broker.ignore(self.client, name)
+        self._add_tube_cost(name)
         self._note_watched()
         return replies.watching(count) if count else replies.NOT_IGNORED
 
@@ -282,6 +283,7 @@ class Session(Framing):
         return replies.ok_line(names.size)
 
     def _add_tube_cost(self, tube: bytes) -> None:
+        """Add the cost of the tube that is about to be created, or was dropped, if there is none of this name."""
         if tube not in self._broker.tubes:
             self.cost += NEW_TUBE_COST
 

@@ -21,9 +21,10 @@ from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.acceptor import DescriptorBudget
+from greenstalk_server.net.idle import find_idle
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.poller import BATCH_SIZE, BUDGET
-from greenstalk_server.net.server import Server
+from greenstalk_server.net.server import CLOSE_BATCH, Server
 from greenstalk_server.protocol.costs import CLOSE_COST
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import TIMEOUT
@@ -37,7 +38,7 @@ TURNS = SLICES * 2 // 5
 class Here:
     """A server of *broker* in this process, with a fixed time in `now`."""
 
-    def __init__(self, broker: Broker, path: Path) -> None:
+    def __init__(self, broker: Broker, path: Path, limits: Limits) -> None:
         self.broker = broker
         self.now = broker.facts.started_at
         self._address = str(path / "socket")
@@ -46,10 +47,10 @@ class Here:
         sock.bind(self._address)
         sock.listen()
         files = DescriptorBudget(1000, broker.limit_counters)
-        server = Server(broker, [Listener(sock, "here")], lambda: self.now, files=files, limits=Limits())
-        server.start()
+        self.server = Server(broker, [Listener(sock, "here")], lambda: self.now, files=files, limits=limits)
+        self.server.start()
         self._at_exit = ExitStack()
-        self._at_exit.callback(server.stop)
+        self._at_exit.callback(self.server.stop)
 
     def connect(self) -> Client:
         client = Client(self._address)
@@ -88,7 +89,7 @@ class Client:
 
 @pytest.fixture
 def here(broker: Broker, tmp_path: Path) -> Iterator[Here]:
-    server = Here(broker, tmp_path)
+    server = Here(broker, tmp_path, Limits(idle_timeout=60))
     yield server
     server.stop()
 
@@ -133,13 +134,26 @@ def test_many_jobs_due_together_do_not_starve_others(here: Here, good: Client) -
 
 
 def test_connections_that_close_together_do_not_starve_others(here: Here) -> None:
-    clients = here.broker.clients
     others = [here.connect() for _ in range(300)]
     assert others[-1].ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
     for other in others:
         other.close()
-    left = [len(clients)]
+    assert most_closed_in_a_turn(here) <= BUDGET // CLOSE_COST + BATCH_SIZE
+
+
+def test_connections_that_are_idle_too_long_together_do_not_starve_others(here: Here) -> None:
+    others = [here.connect() for _ in range(300)]
+    assert others[-1].ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
+    here.now += 61 * SECOND
+    closing = gevent.spawn(here.server._close_found, find_idle)
+    assert most_closed_in_a_turn(here) <= CLOSE_BATCH
+    closing.get()
+
+
+def most_closed_in_a_turn(here: Here) -> int:
+    """Wait until all clients are disconnected; return the largest number of them between two turns of the loop."""
+    left = [len(here.broker.clients)]
     while left[-1]:
         yield_to_loop()
-        left.append(len(clients))
-    assert max(before - after for before, after in pairwise(left)) <= BUDGET // CLOSE_COST + BATCH_SIZE
+        left.append(len(here.broker.clients))
+    return max(before - after for before, after in pairwise(left))

@@ -187,6 +187,16 @@ def test_new_tubes_have_a_cost(verb: bytes) -> None:
     assert sum(counts) == count and max(counts) <= OUTPUT_SLICE // NEW_TUBE_COST + 1
 
 
+def test_dropped_tubes_have_a_cost() -> None:
+    talk = Talk()
+    count = 3 * OUTPUT_SLICE // NEW_TUBE_COST
+    for number in range(count):
+        talk.send(b"watch tube-%d\r\n" % number)
+    out = slices(talk, b"".join([b"ignore tube-%d\r\n" % number for number in range(count)]))
+    counts = [reply.count(b"WATCHING") for reply in out]
+    assert sum(counts) == count and max(counts) <= OUTPUT_SLICE // NEW_TUBE_COST + 1
+
+
 def test_others_are_served_between_slices() -> None:
     busy = Talk()
     other = Talk(busy.broker)
