@@ -394,11 +394,10 @@ def end_delays_of_tubes(target: Target) -> Play:
 
 
 def expire_many(target: Target) -> Play:
-    """A new policy makes many jobs of many tubes expire at once."""
+    """Many jobs of many tubes expire by a policy."""
     client = target.connect()
     client.ask_all(b"put-in-tube t%d 0 0 60 1\r\nx\r\n" % (number % TUBES) for number in range(MANY))
     yield
-    os.kill(target.pid, signal.SIGHUP)
     _await_stat(target, b"current-jobs-ready: 0")
 
 
@@ -526,6 +525,8 @@ def _await_stat(target: Target, line: bytes) -> None:
 
 _POLICIES: Final = "".join(f'[policies.p{number}]\ntubes = ["t{number}*"]\nretry_delay = 1\n' for number in range(1000))
 
+_EXPIRY: Final = '[policies.expiry]\ntubes = ["t*"]\nexpire_after = 30\n'
+
 SCENARIOS: Final = {
     "disconnect with 100,000 reserved jobs": Scenario(disconnect_with_jobs),
     "8 disconnect that watch 10,200 tubes each": Scenario(disconnect_watching),
@@ -568,6 +569,7 @@ SCENARIOS: Final = {
     "kick of 100,000 jobs": Scenario(kick_many),
     "100,000 delays end": Scenario(end_delays),
     "delays of 51,000 tubes end": Scenario(end_delays_of_tubes),
+    "100,000 jobs expire by a policy": Scenario(expire_many, config=_EXPIRY),
     "group of 100,000 waiting jobs becomes empty": Scenario(empty_group),
     "10,200 tubes with 100,000 jobs share a key": Scenario(free_key),
     "50,000 jobs of busy keys": Scenario(stale_fronts),
