@@ -368,6 +368,30 @@ def flush(state: bytes) -> Callable[[Target], Play]:
     return play
 
 
+def free_memory(target: Target) -> Play:
+    """One client flushes 300 MB."""
+    client = target.connect()
+    client.ask_all([b"put 0 0 60 1000\r\n%b\r\n" % bytes(1000)] * 3 * MANY)
+    yield
+    client.ask(b"flush-tube default\r\n")
+    time.sleep(3)  # until the server has trimmed its heap
+
+
+def change_weights(target: Target) -> Play:
+    """Clients in a weighted mode pipeline reserves, and watch or ignore a tube before each."""
+    clients = target.connect_many(GANG)
+    clients[0].ask_all(b"put-in-tube t%d 9 0 3600 1\r\nx\r\n" % number for number in range(500))
+    clients[0].ask_all(b"put-in-tube t%d 9 0 3600 1\r\nx\r\n" % (number % 500) for number in range(3000))
+    for client in clients:
+        client.ask(b"reserve-mode weighted-fair\r\n")
+        _watch(client, 500, b"t")
+    yield
+    for number, client in enumerate(clients):
+        client.send(b"watch own-%d 7\r\nreserve\r\nignore own-%d\r\nreserve\r\n" % (number, number) * 20)
+    for client in clients:
+        client.read_lines(120)
+
+
 def kick_many(target: Target) -> Play:
     """One client kicks many delayed jobs, by turns of priority."""
     client = target.connect()
@@ -550,6 +574,7 @@ SCENARIOS: Final = {
     "weighted reserve": Scenario(reserve_from_many(b"weighted", 1)),
     "32 weighted reserves": Scenario(reserve_from_many(b"weighted", GANG)),
     "32 weighted-fair reserves": Scenario(reserve_from_many(b"weighted-fair", GANG)),
+    "32 change 500 weighted tubes and reserve": Scenario(change_weights),
     "32 change 10,200 watched tubes and reserve": Scenario(rebuild_tube_sets),
     "32 reserve from 10,200 tubes of their own": Scenario(too_many_tube_sets),
     "32 wait for 10,200 tubes of their own": Scenario(wait_without_tube_set),
@@ -566,6 +591,7 @@ SCENARIOS: Final = {
     "flush of 100,000 delayed jobs": Scenario(flush(b"delayed")),
     "flush of 100,000 buried jobs": Scenario(flush(b"buried")),
     "flush of 100,000 reserved jobs": Scenario(flush(b"reserved")),
+    "flush of 300 MB": Scenario(free_memory),
     "kick of 100,000 jobs": Scenario(kick_many),
     "100,000 delays end": Scenario(end_delays),
     "delays of 51,000 tubes end": Scenario(end_delays_of_tubes),
