@@ -120,17 +120,19 @@ class PolicyControl(PolicyTransitions):
             ids = list(islice(sweep.ids, SLICE))
             for id in ids:
                 self._apply_policy(id, now)
-            if not ids:
-                self._end_sweep(now)
+            if not ids and self._arm_swept(now):
+                sweep.ids = None
                 return
         self._arm(sweep, now + 1)  # not due again in this tick
 
-    def _end_sweep(self, now: int) -> None:
-        """Arm timers for what the new policies require of the visited jobs."""
-        tubes, self._sweep.tubes, self._sweep.ids = self._sweep.tubes, {}, None
-        for tube in tubes:
+    def _arm_swept(self, now: int) -> bool:
+        """Arm timers for what the new policies require of up to SLICE of the tubes; return whether none is left."""
+        tubes = self._sweep.tubes
+        for _ in range(min(SLICE, len(tubes))):
+            tube, _ = tubes.popitem()
             if self.tubes.get(tube.name) is tube:
                 self._arm(tube, now)
+        return not tubes
 
     def _attach_rules(self, tube: Tube, now: int) -> None:
         """Give *tube* the rules of the policies in force, and record whether the sweep must visit its jobs."""

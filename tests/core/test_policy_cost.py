@@ -129,3 +129,13 @@ def test_jobs_behind_an_exhausted_limit_cost_a_reserve_nothing(policy: dict[str,
         world, worker = exhausted(policy, tubes + 20, 1)
         counts.add(calls_of(lambda: world.broker.reserve(worker.client, world.now)))
         assert len(counts) == 1
+
+
+def test_new_policies_arm_the_timers_of_many_tubes_in_slices() -> None:
+    world = World()
+    with world.in_bulk():
+        for number in range(JOBS):
+            put(world, b"tube-%d" % number)
+        world.broker.set_policies(PolicySet([parse_policy("old", {"tubes": ["*"], "expire_after": 60})]), world.now)
+        moved = moved_by_each_tick(world, lambda: len(world.broker._sweep.tubes))
+    assert sum(moved) == 2 * JOBS and max(moved) <= SLICE
