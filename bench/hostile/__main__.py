@@ -16,7 +16,7 @@ from bench.cpus import choose_cpus, started_on
 from bench.errors import BenchError
 from bench.modes import Mode
 from bench.report import OURS
-from bench.servers import Contender, Server, data_directory, free_port, running_server
+from bench.servers import POLICY_FILE, Contender, Server, data_directory, free_port, running_server
 from greenstalk_server import BUILD
 
 from .loop_clock import CELL
@@ -75,8 +75,8 @@ def _measure(scenario: Scenario) -> tuple[float, float]:
         command = [sys.executable, "-m", "bench.hostile.loop_clock", clock.name, "-p", "{port}"]
         options = ("-l", "plain:127.0.0.1" if scenario.has_tls else "127.0.0.1", *scenario.options)
         if scenario.config:
-            Path(directory, "server.toml").write_text(scenario.config)
-            options += ("--config", "{dir}/server.toml")
+            Path(directory, POLICY_FILE).write_text(scenario.config)
+            options += ("--config", f"{{dir}}/{POLICY_FILE}")
         tls_port = free_port() if scenario.has_tls else None
         if tls_port is not None:
             _make_certificate(directory)

@@ -45,6 +45,8 @@ class Target:
         self.port: int = server.port
         self.web_port: int | None = server.web_port
         self.tls_port: int | None = tls_port
+        self.reload: Callable[[str], None] = server.set_policies
+        """Replace the configuration file by the given text, and have the server read it."""
         self._at_exit: ExitStack = at_exit
 
     def connect(self, port: int | None = None) -> "Client":
