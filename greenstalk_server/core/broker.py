@@ -387,7 +387,7 @@ class Broker(PutControl):
         if delay:
             self._arm(tube, tube.paused_until)
         else:
-            self._hand_out(tube, SLICE, now)
+            self._offer(tube, SLICE, now)
         if self._unsettled:
             self._settle(now)
         if is_changed:
@@ -572,8 +572,8 @@ class Broker(PutControl):
             else:
                 self._sweep_due(now)
             left -= 1
-        if self._unsettled:
-            self._settle(now)
+            if self._unsettled:
+                left -= self._settle(now, max(left, 1))
         return self._timers.soonest()
 
     def _tube_due(self, tube: Tube, limit: int, now: int) -> int:
@@ -588,7 +588,7 @@ class Broker(PutControl):
         if tube.ready.is_unfinished:
             self._search_on(tube)
         if tube.held_until <= now:
-            cost = self._hand_out(tube, limit, now)
+            cost = self._offer(tube, limit, now)
         if not tube.paused_until:
             self._drop_if_unneeded(tube)
         job = tube.delayed.first()
@@ -603,10 +603,9 @@ class Broker(PutControl):
         return cost
 
     def _client_due(self, client: Client, now: int) -> int:
-        """Do what is due for *client*; return the cost of the end of its wait, 0 if that has not ended."""
+        """Do what is due for *client*; return the cost of what that settles, and of the end of its wait."""
         if client.is_closed:
-            self._close_some(client, 1, now)
-            return 0
+            return self._close_some(client, 1, now)
         cost = wait_cost(client) if client.is_waiting else 0
         job = client.soonest()
         is_in_reserve = client.is_waiting and not client.awaited_id

@@ -505,13 +505,16 @@ class PolicyTransitions(TagTransitions):
         if job.tube.rules is not None:
             self._arm_burial_expiry(job.tube, job.tube.rules)
 
-    def _close_some(self, client: Client, limit: int, now: int) -> None:
+    def _close_some(self, client: Client, limit: int, now: int) -> int:
         """Requeue up to *limit* jobs of the closing *client*, and remove up to *limit* of its watches.
 
-        The next ticks do the rest. While the server stops, the client keeps its jobs and watches.
+        Each job is offered together with the jobs that the end of its reservation makes runnable, before the next one.
+        Return the cost of settling these. The next ticks do the rest. While the server stops, the client keeps its jobs
+        and watches.
         """
         if self.is_stopping:
-            return
+            return 0
+        left = SLICE
         ids, names = self.closing_clients[client]
         for id in islice(ids, limit):
             job = client.reserved.get(id)
@@ -519,6 +522,10 @@ class PolicyTransitions(TagTransitions):
                 self._remove_reserved(job, now)
                 self._record_lapse(job, job_history.RETURNED, client.number, now)
                 self._lapse(job, now)
+            if self._unsettled:
+                left -= self._settle(now, left)
+                if left <= 0:
+                    break
         for name in islice(names, limit):
             tube = client.watched.pop(name)
             tube.watching -= 1
@@ -528,3 +535,4 @@ class PolicyTransitions(TagTransitions):
         else:
             del self.closing_clients[client]
             self._timers.disarm(client)
+        return SLICE - left

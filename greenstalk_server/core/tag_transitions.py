@@ -3,7 +3,9 @@
 `PolicyTransitions` inherits from `TagTransitions`. A job without tags costs one type check per transition.
 
 An operation of the broker may leave a group without members, or a concurrency key with a free slot. Such targets are
-added to `_unsettled`. Each operation ends with `_settle`, which handles one slice of them; ticks handle the rest. Pure.
+added to `_unsettled`, and so are tubes whose jobs could be handed out meanwhile. Each operation ends with `_settle`,
+which handles one slice of them and hands out the best job first; ticks handle the rest. An operation that ends several
+reservations, such as a disconnect, settles after each of them. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from greenstalk_server.core.groups import Group
 from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.tags import DELETED, NO_DEADLINE, Duplicate, TaggedJob
+from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE, Transitions
 from greenstalk_server.core.tube import Tube
 
@@ -133,45 +136,63 @@ class TagTransitions(Transitions):
 
     # Settling
 
-    def _settle(self, now: int) -> None:
-        """Make jobs of unsettled groups and concurrency keys ready or runnable, up to one slice; ticks do the rest."""
-        left = SLICE
+    def _settle(self, now: int, limit: int = SLICE) -> int:
+        """Make jobs of unsettled groups and concurrency keys ready or runnable, then hand out the best of them first.
+
+        Return the cost, which exceeds *limit* by the number of unsettled targets at most; ticks do the rest.
+        """
+        left = limit
         while self._unsettled and left > 0:
-            target = self._unsettled.pop()
-            if isinstance(target, ConcurrencyKey):
-                target.is_noted = False
-                left -= 1 + self._place_fronts(target, left, now)
-            elif isinstance(target, Group):
-                target.is_noted = False
-                left -= 1 + self._release_waiting(target, left, now)
-            else:
-                self._arm(target, now)  # a tube: see `ReadyQueue.is_unfinished`
+            targets = self._unsettled[:]
+            self._unsettled.clear()
+            offered: dict[Tube, None] = {}
+            for target in targets:
+                left -= 1 + self._prepare(target, max(left, 0), offered, now)
+            left -= self._hand_out_best(list(offered), max(left, 0), now)
+            for target in targets:
+                if isinstance(target, ConcurrencyKey):
+                    target.note()  # its slots are still free if clients were given other jobs
         while self._unsettled:
             target = self._unsettled.pop()
             if isinstance(target, (ConcurrencyKey, Group)):
                 target.is_noted = False
             self._arm(target, now)
+        return limit - left
 
-    def _place_fronts(self, limiter: ConcurrencyKey, limit: int, now: int) -> int:
-        """Place a front in up to *limit* pending tubes of *limiter* while a slot is free; return how many.
+    def _prepare(self, target: Target, limit: int, offered: dict[Tube, None], now: int) -> int:
+        """Make up to *limit* jobs of *target* ready or runnable, and add their tubes to *offered*; return how many."""
+        if isinstance(target, ConcurrencyKey):
+            target.is_noted = False
+            return self._place_fronts(target, limit, offered, now)
+        if isinstance(target, Group):
+            target.is_noted = False
+            return self._release_waiting(target, limit, offered, now)
+        assert isinstance(target, Tube)
+        if target.ready.is_unfinished:
+            self._arm(target, now)
+        else:
+            offered[target] = None
+        return 0
 
-        Hand each front to a client that waits for its tube, if there is one.
+    def _place_fronts(self, limiter: ConcurrencyKey, limit: int, offered: dict[Tube, None], now: int) -> int:
+        """Place a front in up to *limit* pending tubes of *limiter*; return how many.
+
+        End when each free slot has a front that a waiting client may take.
         """
         placed = 0
-        while limiter.pending and limiter.is_free:
-            if placed == limit:
-                self._arm(limiter, now)
-                break
+        free = limiter.limit - limiter.reserved
+        while limiter.pending and free > 0 and placed < limit:
             tube = next(iter(limiter.pending))
             job = tube.ready.place_front(limiter, tube)
             placed += 1
             for tube_set in tube.tube_sets:
                 tube_set.note(job)
-            if (tube.waiters or tube.tube_sets) and tube.held_until <= now:
-                self._hand_out(tube, 1, now)
+            if tube.held_until <= now and tube.first_waiter() is not None:
+                offered[tube] = None
+                free -= 1
         return placed
 
-    def _release_waiting(self, group: Group, limit: int, now: int) -> int:
+    def _release_waiting(self, group: Group, limit: int, offered: dict[Tube, None], now: int) -> int:
         """Make up to *limit* jobs that wait for *group* ready, while it has no members; return how many.
 
         Drop the group if no job waits for it.
@@ -189,25 +210,25 @@ class TagTransitions(Transitions):
                 break
             job.tube.remove(job)
             self._unblock(job, now)
+            self._queue_ready(job, now)
+            offered[job.tube] = None
             released += 1
         return released
 
     def _unblock(self, job: Job, now: int) -> None:
-        """Make the detached *job* ready, because the group of its tag `after` is empty."""
+        """Set and record the state of the detached *job*, which no longer waits for the group of its tag `after`."""
         job.state = READY
         job.ready_since = now
         job.events = job_history.add(job.events, job_history.UNBLOCKED, now, job_history.NOBODY)
         self.journal.update(job)
-        self._add_ready(job, now)
 
     def _end_delay(self, job: Job, now: int) -> None:
         """Make the detached *job*, whose delay is over, ready, unless it must wait for a group."""
         if isinstance(job, TaggedJob) and job.may_await:
             if self._hold_for_group(job):
                 self._add_delayed(job, now)
-            else:
-                self._unblock(job, now)
-            return
+                return
+            self._unblock(job, now)
         job.ready_since = now
         self._add_ready(job, now)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from greenstalk_server.core.body_cache import Bodies
@@ -237,14 +238,20 @@ class Transitions:
         waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
         is_held = isinstance(job, TaggedJob) and job.must_queue
         if waiter is None or is_held or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
-            tube.add_ready(job)
-            if tube.rules is not None:
-                self._arm_waiting(job, tube.rules, now)
-        elif tube.ready.count or wait_cost(waiter) > 1:  # ready: a hold has just ended, or a slice was too short
-            tube.add_ready(job)
-            self._hand_out(tube, 1, now)
+            self._queue_ready(job, now)
+        elif tube.ready.count or self._unsettled or wait_cost(waiter) > 1:
+            # Ready jobs: a hold has just ended, or a slice was too short. Unsettled: a better job may become runnable.
+            self._queue_ready(job, now)
+            self._offer(tube, 1, now)
         else:
             self._grant(job, waiter, now)
+
+    def _queue_ready(self, job: Job, now: int) -> None:
+        """Add the detached *job* to the ready jobs of its tube."""
+        tube = job.tube
+        tube.add_ready(job)
+        if tube.rules is not None:
+            self._arm_waiting(job, tube.rules, now)
 
     def _add_delayed(self, job: Job, now: int) -> None:
         tube = job.tube
@@ -346,7 +353,7 @@ class Transitions:
     def _hand_out_freed(self, tube: Tube, now: int) -> None:
         """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
         if tube.rules is not None and tube.held_until <= now and tube.ready.count:
-            self._hand_out(tube, 1, now)
+            self._offer(tube, 1, now)
 
     # Edits
 
@@ -400,6 +407,32 @@ class Transitions:
             self._arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
 
     # Waits and timers
+
+    def _offer(self, tube: Tube, limit: int, now: int) -> int:
+        """Hand out jobs of *tube* as `_hand_out` does, but leave that to `_settle` if it is due; return the cost."""
+        if self._unsettled:
+            self._unsettled.append(tube)
+            return 0
+        return self._hand_out(tube, limit, now)
+
+    def _hand_out_best(self, tubes: list[Tube], limit: int, now: int) -> int:
+        """Hand out jobs of *tubes* as `_hand_out` does, the best job of all these tubes first; return the cost."""
+        firsts = [(tube, tube.ready.first()) for tube in tubes]
+        queue = [(job.pri, job.id, tube) for tube, job in firsts if job is not None]
+        heapify(queue)
+        done = 0
+        while queue and done < limit:
+            pri, id, tube = heappop(queue)
+            job = tube.ready.first()
+            if job is not None and job.id == id and job.pri == pri:
+                cost = self._hand_out(tube, 1, now)
+                done += cost
+                job = tube.ready.first() if cost else None
+            if job is not None:
+                heappush(queue, (job.pri, job.id, tube))
+        for _, _, tube in queue:
+            self._arm(tube, now)
+        return done
 
     def _hand_out(self, tube: Tube, limit: int, now: int) -> int:
         """Reserve ready jobs of *tube* for the clients that wait for them, longest waiting first, until it is held.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import assume
 
-from tests.core.model import Model, ModelJob
+from tests.core.model import Model, ModelClient, ModelJob
 
 NO_DEADLINE = 2**63 - 1
 """Deadline of a job that waits for a group: it is behind all others in the order of deadlines."""
@@ -32,14 +32,16 @@ class TagModel(Model):
 
     kept    idempotency keys that outlive their jobs: id and end, by tube and key.
 
-    Which of several tubes gets a free slot depends on history. If two of them have clients that wait for it, the
-    example is abandoned.
+    Each job that becomes ready is offered together with all jobs that the same operation makes ready or runnable: the
+    best of them is the first that a waiting client gets. Which of several tubes gets a free slot depends on history. If
+    two of them have a client that waits for it, the example is abandoned.
     """
 
     def __init__(self, now: int) -> None:
         super().__init__(now)
         self.kept: dict[tuple[str, str], tuple[int, int]] = {}
         self.is_edit = False
+        self.is_deferred = False  # clients are served when the operation is complete
         self.is_abandoned = False
 
     def need(self, condition: bool) -> None:
@@ -114,10 +116,10 @@ class TagModel(Model):
     def _delete(self, job: ModelJob) -> None:
         super()._delete(job)
         if isinstance(job, TagJob) and job.group and not self.members(job.group):
-            released = self.awaiting(job.group)
-            self.need(not self.waiting or len(released) < 2)
-            for one in released:
+            self.is_deferred = True
+            for one in self.awaiting(job.group):
                 self.unblock(one)
+            self.is_deferred = False
         self._serve_waiting_clients()
 
     def bury(self, number: int, id: int, pri: int) -> bool:
@@ -148,12 +150,6 @@ class TagModel(Model):
         """Free the idempotency keys of *tube* that have outlived their jobs."""
         self.kept = {at: key for at, key in self.kept.items() if at[0] != tube}
 
-    def disconnect(self, number: int) -> None:
-        limited = [job for job in self.clients[number].reserved if isinstance(job, TagJob)]
-        others = [each for each in self.waiting if each != number]
-        self.need(not limited or len(self.clients[number].reserved) < 2 or not others)
-        super().disconnect(number)
-
     def edit_job(
         self, id: int, tube: str | None, pri: int | None, delay: int | None, ttr: int | None, is_forced: bool
     ) -> str:
@@ -181,24 +177,21 @@ class TagModel(Model):
         super()._make_ready(job)
 
     def _serve_waiting_clients(self) -> None:
-        while True:
-            found = {number: self.next_for(self.clients[number]) for number in self.waiting}
-            tubes = {job.tube for number in found if (job := found[number]) is not None}
-            self.need(len(tubes) < 2)
-            served = next(((number, job) for number, job in found.items() if job is not None), None)
-            if served is None:
+        while not self.is_deferred:
+            found = [(number, job) for number in self.waiting for job in self._offered(self.clients[number])]
+            if not found:
                 return
-            number, job = served
-            others = [one for name in self.clients[number].watched if name != job.tube for one in self.ready(name)]
-            self.need(not [one for one in others if name_is_open(self, one) and self.has_slot(one)])
+            for key in {job.slot for _, job in found if isinstance(job, TagJob) and job.slot}:
+                self.need(len({job.tube for _, job in found if isinstance(job, TagJob) and job.slot == key}) < 2)
+            best = min([job for _, job in found], key=lambda job: (job.pri, job.id))
+            number = next(number for number, job in found if job is best)
             self.waiting.remove(number)
-            self._give(self.clients[number], job)
-            self.clients[number].ended.append(job.id)
+            self._give(self.clients[number], best)
+            self.clients[number].ended.append(best.id)
 
-
-def name_is_open(model: TagModel, job: ModelJob) -> bool:
-    """Whether the tube of *job* is not paused."""
-    return job.tube not in model.paused
+    def _offered(self, client: ModelClient) -> list[ModelJob]:
+        """Return the ready jobs that *client* may get."""
+        return [job for name in client.watched if not self.is_held(name) for job in self.runnable(name)]
 
 
 def is_held(job: ModelJob) -> bool:

@@ -8,6 +8,7 @@ from greenstalk_server.core import transitions
 from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, URGENT_BELOW, Job
 from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE
@@ -476,6 +477,63 @@ class TestConcurrencyKey:
         for id in range(1, 7):
             assert client.reserve(0) == id
             client.delete(id)
+
+    @pytest.mark.parametrize("end", ["disconnect", "timeout"])
+    def test_free_slot_goes_to_a_better_job_than_others_that_are_ready_then(self, world: World, end: str) -> None:
+        holder, waiter = world.client(), world.client()
+        for _ in range(2):
+            holder.put_tagged("con:k", ttr=5)
+        holder.put(pri=1000, ttr=5)
+        assert holder.take(2) == [1, 3]
+        assert waiter.reserve() == "WAITING"
+        if end == "disconnect":
+            holder.disconnect()
+        else:
+            world.now += 10 * SECOND
+            world.broker.tick(world.now)
+        assert waiter.ended == [1]
+
+    @pytest.mark.parametrize("end", ["release", "bury", "delete"])
+    def test_free_slot_goes_to_a_better_job_than_one_that_the_limit_of_its_tube_held_back(
+        self, world: World, end: str
+    ) -> None:
+        world.broker.set_policies(PolicySet([parse_policy("p", {"tubes": ["default"], "max_reserved": 1})]), world.now)
+        world.advance(0)
+        holder, waiter = world.client(), world.client()
+        holder.put_tagged("con:k")
+        holder.put_tagged("con:k")
+        holder.put(pri=1000)
+        assert holder.reserve() == 1
+        assert waiter.reserve() == "WAITING"
+        operations = {"release": holder.release, "bury": holder.bury, "delete": holder.delete}
+        assert operations[end](1)
+        assert waiter.ended == [1 if end == "release" else 2]
+
+    def test_put_that_evicts_a_job_gives_the_best_job_to_the_client_that_waits(self, world: World) -> None:
+        keys = {"tubes": ["default"], "max_jobs": 4, "overflow": "drop-oldest"}
+        world.broker.set_policies(PolicySet([parse_policy("p", keys)]), world.now)
+        world.advance(0)
+        holder, waiter = world.client(), world.client()
+        holder.put_tagged("con:k:1", delay=60)
+        for _ in range(3):
+            holder.put_tagged("con:k:2")
+        assert holder.reserve() == 2
+        assert waiter.reserve() == "WAITING"
+        holder.put(pri=1000)
+        assert world.state(1) == "deleted"
+        assert waiter.ended == [3]
+
+    def test_deletion_that_frees_a_slot_and_a_group_offers_the_best_job_first(self, world: World) -> None:
+        holder = world.client()
+        waiters = [world.client(watch=[b"default", b"b"]) for _ in range(3)]
+        holder.put_tagged("con:k grp:g")
+        holder.put_tagged("con:k", pri=2)
+        for tube, pri in ((b"default", 3), (b"b", 1), (b"b", 4)):
+            holder.put_tagged("aft:g", pri=pri, tube=tube)
+        assert holder.reserve() == 1
+        assert [waiter.reserve() for waiter in waiters] == ["WAITING"] * 3
+        holder.delete(1)
+        assert [waiter.ended for waiter in waiters] == [[4], [2], [3]]
 
     def test_release_passes_the_slot_to_other_tubes(self, world: World) -> None:
         client = world.client()
