@@ -213,7 +213,7 @@ def _check_rules(broker: PolicyControl, tube: Tube, rules: TubeRules) -> None:
         times = [rules.next_expiry()]
         if tube.buried and rules.policy.buried_expire_after:
             times.append(buried_at(next(iter(tube.buried.values()))) + rules.policy.buried_expire_after)
-        assert min(times) == NEVER or 0 < tube.timer_at <= min(times)
+        assert min(times) >= NEVER or 0 < tube.timer_at <= min(times)
 
 
 def _check_client(broker: PolicyControl, client: Client) -> None:

@@ -352,6 +352,11 @@ class Job:
             self._own_cold().attempts_base = value
 
     @property
+    def attempts(self) -> int:
+        """Reservations since the count of attempts last restarted."""
+        return max(0, self.reserves - self.cold.attempts_base)
+
+    @property
     def expires_from(self) -> int:
         return self.cold.expires_from
 

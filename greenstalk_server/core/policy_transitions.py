@@ -289,8 +289,7 @@ class PolicyTransitions(TagTransitions):
         if self._refuse_move(name, 1, job.size):
             return False
         first_at = DeadLetter.unpack(job.dead_letter).first_at if job.dead_letter else now
-        attempts = job.reserves - job.attempts_base
-        job.dead_letter = DeadLetter(reason, source.name, attempts, first_at, now).pack()
+        job.dead_letter = DeadLetter(reason, source.name, job.attempts, first_at, now).pack()
         source.counts().dead_lettered += 1
         target = self.tube(name)
         target.counts().received += 1

@@ -120,7 +120,7 @@ class TubeRules:
 
     def has_failed(self, job: Job) -> bool:
         """Whether *job*, which no client holds, has used up its attempts."""
-        return 0 < self.policy.max_attempts <= job.reserves - job.attempts_base
+        return 0 < self.policy.max_attempts <= job.attempts
 
     def retry_delay(self, job: Job, random: float) -> int:
         """Return the delay in nanoseconds after the last failed attempt of *job*; *random* is in [0, 1)."""
@@ -128,7 +128,7 @@ class TubeRules:
         if not policy.retry_delay:
             return 0
         limit = max(policy.retry_delay_max, policy.retry_delay)
-        failures = max(0, job.reserves - job.attempts_base - 1)
+        failures = max(0, job.attempts - 1)
         delay = float(policy.retry_delay)
         for _ in range(min(failures, 64)):
             delay *= policy.retry_factor

@@ -265,7 +265,7 @@ class Reader:
             _number(line, "deadline", 0, _MAX_ID)  # the deadline field of a buried job is its burial number
         job.events = _pack_events(line.get("events", []))
         if "attempts_base" in line:
-            job.attempts_base = _number(line, "attempts_base", 0, _U32)
+            job.attempts_base = _number(line, "attempts_base", 0, job.reserves)
         if "expires_from" in line:
             job.expires_from = _number(line, "expires_from", 0, _U64)
         if "unique_key" in line:

@@ -254,7 +254,7 @@ _META: Final[dict[bytes, Callable[[Job, int], bytes]]] = {
     b"reserves": lambda job, now: b"%d" % job.reserves,
     b"timeouts": lambda job, now: b"%d" % job.timeouts,
     b"releases": lambda job, now: b"%d" % job.releases,
-    b"attempts": lambda job, now: b"%d" % (job.reserves - job.attempts_base),
+    b"attempts": lambda job, now: b"%d" % job.attempts,
 }
 """The value of each field of meta."""
 

@@ -396,7 +396,7 @@ def test_valid_lines_are_accepted() -> None:
 
 
 def test_lines_of_policies_keys_and_attributes_are_accepted() -> None:
-    attributes = {"attempts_base": 1, "expires_from": 2, "unique_key": "00ff", "dead_letter": LETTER}
+    attributes = {"reserves": 1, "attempts_base": 1, "expires_from": 2, "unique_key": "00ff", "dead_letter": LETTER}
     policy, key, job = read(sealed(HEAD, POLICY, KEY, JOB | attributes))
     assert (policy, key) == (Policy("mail", b"{}"), Key(b"mail", b"\0\xff", 8, 2))
     assert isinstance(job, Job)
@@ -446,6 +446,7 @@ def test_archive_of_version_1_is_read() -> None:
         ([HEAD, KEY | {"id": 9}], 2, "id 9: must be a whole number from 1 to 8"),
         ([HEAD, JOB | {"unique_key": "00" * 65}], 2, "unique key '0000"),
         ([HEAD, JOB | {"attempts_base": -1}], 2, "attempts_base -1: must be a whole number"),
+        ([HEAD, JOB | {"reserves": 4, "attempts_base": 5}], 2, "attempts_base 5: must be a whole number from 0 to 4"),
         ([HEAD, JOB | {"expires_from": 2**64}], 2, "expires_from 18446744073709551616: must be a whole number"),
         ([HEAD, JOB | {"dead_letter": 1}], 2, "dead_letter: must be an object"),
         ([HEAD, JOB | {"tags": 1}], 2, "tags: must be an object"),

@@ -21,7 +21,7 @@ from greenstalk_server.journal.archive import Reader, Writer
 from greenstalk_server.journal.lock import LOCK_NAME
 from greenstalk_server.journal.transfer import import_journal
 from greenstalk_server.runtime.exit_codes import StartError
-from tests.fuzz.journal import LATER, facts, put_one, scratch, started
+from tests.fuzz.journal import LATER, facts, put_one, recovered, scratch
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk
 from tests.support.world import START
@@ -42,6 +42,17 @@ ALL_TAGS: Final[dict[str, Any]] = {
     "idempotency_key": "k", "idempotency_ttl": SECOND, "group": "g", "after": "h", "concurrency_key": "c",
     "concurrency_limit": 1,
 }  # fmt: skip
+POLICIES: Final = tuple(
+    json.dumps({"tubes": ["*"], **settings})
+    for settings in (
+        {"expire_after": 1, "buried_expire_after": 1, "expired_to": "dead-letter", "dead_letter": "failed"},
+        {"max_attempts": 1, "dead_letter": "failed", "retry_delay": 1},
+        {"unique": "body", "unique_for": 9, "max_jobs": 2, "overflow": "drop-oldest"},
+        {"max_reserved": 1, "rate": 1},
+    )
+)
+"""Documents of policies whose effects on the imported jobs are due at once."""
+
 MAX_LINES: Final = 40
 
 
@@ -69,30 +80,41 @@ def _use(directory: Path, archive: bytes) -> None:
     listed: dict[int, Any] = {each.id: facts(each) for each in reader.entries(next_id) if isinstance(each, Job)}
     assert sum(len(body) for _, _, body, _, _ in listed.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
-    broker, binlog = started(disk)
+    broker, binlog = recovered(disk)
     listed = {id: (*rest, min(created_at, LATER)) for id, (*rest, created_at) in listed.items()}
     assert {id: facts(job) for id, job in broker.jobs.items()} == listed
     exported = list(Writer().lines(START, broker.next_id, [], [broker.jobs[id] for id in sorted(broker.jobs)]))
     again = Reader(exported)
     assert {each.id: facts(each) for each in again.entries(again.head()) if isinstance(each, Job)} == listed
+    _tick(broker, LATER)
     put_one(broker)
     _command(broker)
     startup.write_out(binlog)
-    restarted, _ = started(disk)
+    restarted, _ = recovered(disk)
     assert {id: facts(job) for id, job in restarted.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
 
 
 def _command(broker: Broker) -> None:
     """Change each job as clients do, so that it is recorded again."""
     client, now = broker.connect(lambda: None), LATER + SECOND
-    for id, job in list(broker.jobs.items()):
-        if job.state in (READY, BURIED):
-            assert broker.reserve_job(client, id, now)
+    for id in list(broker.jobs):
+        job = broker.jobs.get(id)  # None if a policy has deleted it since
+        if job is None or job.state not in (READY, BURIED):
+            continue
+        tube = job.tube
+        if not broker.reserve_job(client, id, now):
+            assert tube.rules is not None, "only a policy refuses a reserve"
+        else:
             assert broker.touch(client, id, now)
             assert broker.bury(client, id, 1, now) if id % 2 else broker.release(client, id, 1, SECOND, now)
         broker.check()
     broker.disconnect(client, now)
-    while (due := broker.tick(now + SECOND)) is not None and due <= now + SECOND:
+    _tick(broker, now + SECOND)
+
+
+def _tick(broker: Broker, now: int) -> None:
+    """Do all that is due at *now*."""
+    while (due := broker.tick(now)) is not None and due <= now:
         pass
     broker.check()
 
@@ -114,7 +136,7 @@ def _archive(source: Source) -> bytes:
             lines.append(_line(pause, source, is_odd))
         elif kind == 2 and version == 2:
             policies += 1
-            document = source.pick(("{}", '{"max_attempts":5}', "", "\ufffd"))
+            document = source.pick(("{}", '{"max_attempts":5}', "", "\ufffd", *POLICIES))
             policy = {"type": "policy", "name": source.pick(("a", "b")), "encoding": "utf-8", "document": document}
             lines.append(_line(policy, source, is_odd))
         elif kind == 3 and version == 2:

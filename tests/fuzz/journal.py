@@ -297,11 +297,17 @@ def _start(files: dict[str, bytes], recovery: Recovery) -> None:
 
 def started(disk: Disk) -> tuple[Broker, Binlog]:
     """Return a server on *disk*, whose broker keeps its invariants."""
+    broker, binlog = recovered(disk)
+    broker.check()
+    return broker, binlog
+
+
+def recovered(disk: Disk) -> tuple[Broker, Binlog]:
+    """Return a server on *disk* before its first tick, at which policies may change its jobs."""
     broker = make_broker()
     binlog = Binlog(disk, SMALL_SEGMENT, 0, seeded(7).randbytes)
     broker.journal = binlog
     startup.recover(disk, broker, binlog, LATER, is_strict=False)
-    broker.check()
     return broker, binlog
 
 

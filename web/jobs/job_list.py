@@ -336,7 +336,7 @@ def _reserved(broker: Broker, tube: Tube) -> list[Job]:
 def attempts_text(job: Job) -> str:
     """Return the attempts of *job*, the current one included, and their maximum: `2 of 5`."""
     most = job.tube.rules.policy.max_attempts if job.tube.rules is not None else 0
-    attempts = text.number(job.reserves - job.attempts_base)
+    attempts = text.number(job.attempts)
     return f"{attempts} of {text.number(most)}" if most else attempts
 
 
