@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
 import gevent
 import pytest
 
-from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.job import SECOND
 from greenstalk_server.runtime import gc_tuning
 from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, collect_old, tune_gc
-from greenstalk_server.runtime.process import server_facts
+from tests.support.daemon import REPOSITORY, TIMEOUT
 
 JOBS = 10_000
 
 
+UNTRACKED = f"""
+import gc
+import sys
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job import Job
+from greenstalk_server.runtime.process import server_facts
+
+broker = Broker(server_facts(started_at=0))
+client = broker.connect(lambda: None)
+for _ in range({JOBS}):
+    broker.put(client, broker.allocate_id(), 0, int(sys.argv[1]), {SECOND}, b"", 0)
+while (due := broker.tick({SECOND})) is not None and due <= {SECOND}:
+    pass
+assert client.used.ready.count == {JOBS}
+assert not any(gc.is_tracked(job) for job in broker.jobs.values())
+lists = [one for one in gc.get_objects() if type(one) is list and one and isinstance(one[0], Job)]
+assert 0 < sum(len(one) for one in lists if broker.jobs.get(one[0].id) is one[0]) < {JOBS} / 20
+"""
+"""Runs in a process of its own: the collector of the tests tracks jobs."""
+
+
 @pytest.mark.parametrize("delay", [0, SECOND])
 def test_jobs_and_long_lists_of_jobs_are_untracked(delay: int) -> None:
-    broker = Broker(server_facts(started_at=0))
-    client = broker.connect(lambda: None)
-    for _ in range(JOBS):
-        broker.put(client, broker.allocate_id(), 0, delay, SECOND, b"", 0)
-    while (due := broker.tick(SECOND)) is not None and due <= SECOND:
-        pass
-    assert client.used.ready.count == JOBS
-    assert not any(gc.is_tracked(job) for job in broker.jobs.values())
-    lists = [one for one in gc.get_objects() if type(one) is list and one and isinstance(one[0], Job)]
-    assert 0 < sum(len(one) for one in lists if broker.jobs.get(one[0].id) is one[0]) < JOBS / 20
+    subprocess.run([sys.executable, "-c", UNTRACKED, str(delay)], check=True, cwd=REPOSITORY, timeout=TIMEOUT)
 
 
 class Cycle:

@@ -17,7 +17,6 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.job_table import JobTable
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_dashboard
@@ -70,21 +69,6 @@ def _builder_compiled_once(compile_builder: Callable[..., Callable[..., Any]]) -
     return compile_once
 
 
-TABLES: list[JobTable] = []
-
-
-@pytest.fixture(autouse=True)
-def _free_jobs() -> Iterator[None]:
-    """Break the reference cycles between jobs and clients: the garbage collector does not track jobs (gc_untrack)."""
-    before = len(TABLES)
-    yield
-    for table in TABLES[before:]:
-        for holder in {job.holder for job in table.values() if job.holder is not None}:
-            holder.reserved.clear()
-        table.clear()
-    del TABLES[before:]
-
-
 class Queue:
     """A broker with a clock that the test sets, and helpers for common actions."""
 
@@ -103,7 +87,6 @@ class Queue:
             extensions=("fractions", "wait"),
         )
         self.broker = Broker(facts)
-        TABLES.append(self.broker.jobs)
 
     def clock(self) -> int:
         return self.now
