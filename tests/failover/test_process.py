@@ -17,6 +17,7 @@ from typing import Any
 from zlib import crc32
 
 import gevent
+import psutil
 import pytest
 from gevent.event import Event
 
@@ -35,7 +36,7 @@ from greenstalk_server.runtime.clock import Clock
 from tests.postgresql.test_journal import Member
 from tests.support.cluster import Cluster
 from tests.support.daemon import REPOSITORY, TIMEOUT, ask, environment
-from tests.support.nodes import ACTIVE, Node, Nodes, run_command, wait_until
+from tests.support.nodes import ACTIVE, Node, Nodes, hand_over, run_command, wait_until
 from tests.support.peer import Peer
 from tests.support.world import make_broker
 
@@ -77,7 +78,7 @@ def test_standby_that_cannot_read_the_journal_exits_without_leading(
         (standby,) = [node for node in nodes.nodes if node is not active]
         journal = f"SELECT id, 99, 0, false, '\\x{later.hex()}' FROM greenstalk_journal WHERE name = '{flags[1]}'"  # noqa: S608
         cluster.ask(f"INSERT INTO greenstalk_batch {journal}")
-        assert standby.process is not None and standby.process.wait(20) == 10
+        assert standby.process is not None and standby.process.wait(TIMEOUT) == 10
         assert "a later version of the server has written the journal; start that version" in standby.log
         assert active.role == ACTIVE
 
@@ -208,12 +209,17 @@ def test_standby_reads_the_policies_again_at_sighup_and_applies_them_when_it_lea
             assert peer.ask(b"reserve-job 1") == b"RESERVED 1 2"
             assert peer.read_line() == b"hi"
             assert peer.ask(b"release 1 0 0") == b"RELEASED"
-        wait_until(lambda: run_command(active, "handover").returncode == 0, lambda: standby.log)
-        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
+        hand_over(active, standby)
         with Peer(socket.create_connection(("127.0.0.1", standby.port), 60)) as peer:
             assert peer.ask(b"put 0 0 600 2\r\nhi") == b"JOB_TOO_BIG"
             assert peer.ask(b"use failed") == b"USING failed"
             assert peer.ask(b"peek-ready") == b"FOUND 1 2"
+
+
+def resident(node: Node) -> int:
+    """Return the resident memory of the server in bytes."""
+    size: int = psutil.Process(node.process.pid).memory_info().rss
+    return size
 
 
 def unix(directory: Path, number: int) -> str:
@@ -241,20 +247,23 @@ def test_standby_that_reads_from_the_start_keeps_its_memory_for_jobs(
     with Nodes([Node(f"node-{number}", cluster.url, tmp_path, *flags, *limit) for number in range(2)]) as nodes:
         active = nodes.wait_for_roles()
         (standby,) = [node for node in nodes.nodes if node is not active]
-        with socket.create_connection(("127.0.0.1", active.port), 60) as sock:
-            said = [ask(sock, put) for _ in range(jobs)]
+        started = resident(standby)
+        with socket.create_connection(("127.0.0.1", active.port), 60) as sock, sock.makefile("rb") as replies:
+
+            def send(commands: bytes) -> bytes:
+                sock.sendall(commands)
+                return [replies.readline() for _ in range(jobs)][-1]
+
+            assert send(put * jobs) == b"INSERTED %d\r\n" % jobs
+            wait_until(lambda: resident(standby) > started + jobs * len(body) / 2, lambda: standby.log)
             standby.signal(signal.SIGSTOP)
-            said += [ask(sock, b"delete %d\r\n" % (number + 1)) for number in range(jobs)]
-            said += [ask(sock, put) for _ in range(jobs)]
-        assert said[-1] == b"INSERTED %d" % (2 * jobs)
+            assert send(b"".join(b"delete %d\r\n" % (number + 1) for number in range(jobs))) == b"DELETED\r\n"
+            assert send(put * jobs) == b"INSERTED %d\r\n" % (2 * jobs)
         journal = f"(SELECT id FROM greenstalk_journal WHERE name = '{flags[1]}')"  # noqa: S608
         segments = f"SELECT segment FROM greenstalk_batch WHERE journal = {journal}"  # noqa: S608
         wait_until(lambda: (1,) not in cluster.ask(segments), lambda: active.log)
         standby.signal(signal.SIGCONT)
         wait_until(lambda: "reading the journal from the start" in standby.log, lambda: standby.log)
         before = active.gauge("memory_limit_bytes")
-        wait_until(
-            lambda: run_command(active, "handover").returncode == 0, lambda: standby.log
-        )  # the standby is up to date
-        wait_until(lambda: standby.role == ACTIVE, lambda: standby.log)
+        hand_over(active, standby)
         assert standby.gauge("memory_limit_bytes") > before - jobs * len(body) / 2

@@ -101,10 +101,16 @@ class Node:
             return 0, ""
 
     def gauge(self, name: str) -> float:
-        """Return the value of the metric *name*, which has no labels."""
+        """Return the value of the metric *name*, which has no labels; wait for it."""
         token = self._variables.get("GREENSTALK_METRICS_TOKEN", "")
-        (value,) = re.findall(rf"^greenstalk_{name} (\S+)$", self.ask("metrics", token)[1], re.MULTILINE)
-        return float(value)
+        found: list[str] = []
+
+        def is_shown() -> bool:
+            found[:] = re.findall(rf"^greenstalk_{name} (\S+)$", self.ask("metrics", token)[1], re.MULTILINE)
+            return len(found) == 1
+
+        wait_until(is_shown, lambda: f"no metric {name}: {self.log}")
+        return float(found[0])
 
     @property
     def log(self) -> str:
@@ -190,6 +196,17 @@ def wait_until(is_so: Callable[[], bool], what: Callable[[], str]) -> None:
     while not is_so():
         assert time.monotonic() < deadline, what()
         time.sleep(0.02)
+
+
+def hand_over(active: Node, standby: Node) -> None:
+    """Make *active* hand over to *standby*, as often as needed: a standby that is busy may not take over in time."""
+
+    def leads() -> bool:
+        if active.role == ACTIVE:
+            run_command(active, "handover")
+        return standby.role == ACTIVE
+
+    wait_until(leads, lambda: standby.log)
 
 
 def run_command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
