@@ -14,6 +14,7 @@ from greenstalkctl.cli import cli
 from greenstalkctl.settings import Settings
 from tests.ctl.world import WithApi, ctl
 from tests.support.daemon import REPOSITORY, environment
+from tests.support.peer import eventually
 from tests.support.processes import ending
 
 PAGE = (REPOSITORY / "docs" / "greenstalkctl.md").read_text()
@@ -54,3 +55,4 @@ def test_http_worker_needs_no_token_if_the_server_has_none(with_api: WithApi) ->
     with ending(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"hello\n"
+        eventually(lambda: ctl(with_api, "stats", "--json").json["current-jobs-reserved"] == 0, "the job is deleted")
