@@ -86,6 +86,14 @@ def test_ping_measures_a_round_trip(server: Server) -> None:
     assert run("-s", "127.0.0.1:1", "ping").code == 3
 
 
+def test_refusal_by_an_access_rule_says_so(tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text('[[access]]\ninspect = ["*"]\n')
+    flags = ("--config", str(tmp_path / "rules.toml"), "-l", "127.0.0.1", "-p", "0", "--no-web")
+    with Daemon(*flags) as daemon:
+        done = run("--server", f"127.0.0.1:{daemon.port}", "put", "x", "--tube", "mail")
+    assert (done.code, "UNKNOWN_COMMAND: its access rules refuse the command" in done.err) == (4, True)
+
+
 def test_no_arguments_print_the_help() -> None:
     done = run()
     assert (done.code, "Commands:" in done.err) == (2, True)
