@@ -84,6 +84,13 @@ def newest(events: bytes, size: int) -> bytes:
     return events[len(events) - min(size, len(events)) // EVENT.size * EVENT.size :]
 
 
+def limit(events: bytes, now: int) -> bytes:
+    """Return *events* with no time after *now*; their size must be in SIZES."""
+    if not events or max([at for at, _, _ in EVENT.iter_unpack(events)]) <= now:
+        return events
+    return b"".join([EVENT.pack(min(at, now), kind, client) for at, kind, client in EVENT.iter_unpack(events)])
+
+
 def last(events: bytes) -> Event:
     """Return the last of *events*, which must not be empty."""
     return Event(*EVENT.unpack(events[-EVENT.size :]))

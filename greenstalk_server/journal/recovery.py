@@ -162,12 +162,17 @@ class Recovery:
     def settle(self, now: int) -> None:
         """Undo an interrupted import, end all reservations, make due jobs ready, pause tubes, and drop expired keys.
 
-        If the clock was set back, limit creation times to *now*, and delays and pauses to the requested lengths.
+        If the clock was set back, limit the times from which a job's age or burial counts to *now*, and delays and
+        pauses to the requested lengths.
         """
         self.is_import_open = self._import_undo is not None
         self._undo_import()
         for job in self.jobs.values():
             job.created_at = min(job.created_at, now)
+            if job.expires_from > now:
+                job.expires_from = now
+            if job.state == BURIED:
+                job.events = job_history.limit(job.events, now)
             awaits = job.state == DELAYED and isinstance(job, TaggedJob) and job.may_await
             if job.state == DELAYED and job.deadline != NO_DEADLINE:
                 job.deadline = max(min(job.deadline, now + job.delay), 1)  # a timer has 0 for no time

@@ -17,6 +17,7 @@ from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tube_rules import buried_at, expires_from
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import Recovery
@@ -66,9 +67,9 @@ class SampleJournal:
         self._note_state(job)
         self._add(self._encoder.job(job, self._next(), job.events))
 
-    def update(self, job: Job, kind: int) -> None:
+    def update(self, job: Job, kind: int, at: int = START) -> None:
         """Record the present state of *job*, after an event of *kind* by no client."""
-        job.events = job_history.add(job.events, kind, START, job_history.NOBODY)
+        job.events = job_history.add(job.events, kind, at, job_history.NOBODY)
         self._note_state(job)
         self._add(self._encoder.update(job, self._next()))
 
@@ -516,6 +517,21 @@ def test_clock_set_back_extends_no_delay_or_pause_and_makes_no_age_negative() ->
     }
     tube = recovery.tube_of(b"paused")
     assert (tube.paused_until, tube.pause) == (START + 5000 * SECOND, 5000 * SECOND)
+
+
+def test_clock_set_back_extends_no_expiry() -> None:
+    journal, kicked, buried = SampleJournal(), make_job(1, state=BURIED), make_job(2)
+    journal.begin(1)
+    for job in (kicked, buried):
+        job.created_at = job.deadline = START + DAY
+        journal.job(job)
+    kicked.state, kicked.kicks = READY, 1
+    journal.update(kicked, job_history.KICKED, at=START + DAY)
+    buried.state, buried.deadline, buried.buries = BURIED, 1, 1
+    journal.update(buried, job_history.BURIED, at=START + DAY)
+    jobs = recover(journal.segments).jobs
+    assert expires_from(jobs[1]) == START
+    assert buried_at(jobs[2]) == START
 
 
 def test_job_reserved_after_its_delay_is_ready_after_the_clock_is_set_back() -> None:
