@@ -399,7 +399,7 @@ def _announce(options: Options, resources: _Resources) -> None:
 def _durability(options: Options) -> str:
     if options.journal is not None:
         where = f"in PostgreSQL as journal {options.journal_name}"
-        return f"kept {where}, and survive the loss of this machine; one server at a time is active"
+        return f"kept {where}, and are as safe as that database; one server at a time is active"
     if options.binlog_dir is None:
         return "in memory only; they do not survive a restart"
     interval = options.sync_interval_ns

@@ -76,7 +76,7 @@ from greenstalk_server.web.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.pages.tube_errors import TubeErrors
 from greenstalk_server.web.pages.tube_filter import TubeFilter
 from greenstalk_server.web.servers import Servers
-from greenstalk_server.web.template_cache import TemplateCache
+from greenstalk_server.web.template_cache import load_templates
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
 
@@ -111,10 +111,7 @@ class Dashboard:
         Compiling the templates takes 0.2 s of CPU if none is in the cache; during the first visits that would stall
         workers.
         """
-        cache = self.app.jinja_env.bytecode_cache = TemplateCache()
-        for name in self.app.jinja_env.list_templates(extensions=["html"]):
-            self.app.jinja_env.get_template(name)
-        cache.save()
+        load_templates(self.app.jinja_env)
         self.history.start()
         self.attention.start()
         self.alerts.start()

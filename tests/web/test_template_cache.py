@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from jinja2 import DictLoader, Environment
 
 from greenstalk_server.web import template_cache
+from greenstalk_server.web.assets import PACKAGE
 from greenstalk_server.web.template_cache import TemplateCache
+from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue
 
@@ -117,3 +120,14 @@ def test_dashboard_renders_from_the_cache(path: Path, queue: Queue) -> None:
     again, written = overview()
     assert not written
     assert again == first
+
+
+def test_cache_that_an_installation_has_written_serves_the_first_start(tmp_path: Path) -> None:
+    environ = environment(PYTHONPYCACHEPREFIX=str(tmp_path), PYTHONDONTWRITEBYTECODE="")
+    Path(f"{tmp_path}{PACKAGE}").mkdir(parents=True)  # Python makes that of the link in a checkout instead
+    command = [sys.executable, "-m", "greenstalk_server.web.compile_templates"]
+    subprocess.run(command, cwd=REPOSITORY, env=environ, check=True, timeout=TIMEOUT)
+    (written,) = tmp_path.rglob("templates.*.cache")
+    before = written.stat().st_ino
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", environ=environ):
+        assert written.stat().st_ino == before, "the server has compiled a template"
