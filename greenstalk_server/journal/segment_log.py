@@ -44,6 +44,7 @@ class SegmentLog:
     tubes           the broker's table of tubes.
     policies        the broker's documents of policies, by name.
     keys            the broker's unique keys that outlive their jobs: job id and end, by tube and key.
+    pauses          the tubes that are paused, by name, and some whose pause has ended since the segment was begun.
     entries         number of the segment with the newest record of each policy and key, and bytes of the record.
     groups          groups of jobs that may not be on disk yet: number of the last record and ids of the jobs.
     sequence        number of the last record.
@@ -103,6 +104,7 @@ class SegmentLog:
         "on_disk",
         "orphaned",
         "outstanding",
+        "pauses",
         "pending_removal",
         "policies",
         "recovered_sequence",
@@ -119,6 +121,7 @@ class SegmentLog:
         self._reserves_ids: bool = reserves_ids
         self.jobs: Mapping[int, Job] = {}
         self.tubes: dict[bytes, Tube] = {}
+        self.pauses: dict[bytes, Tube] = {}
         self.policies: Mapping[str, bytes] = {}
         self.keys: Mapping[tuple[bytes, bytes], tuple[int, int]] = {}
         self.entries: dict[record.Entry, tuple[int, int]] = {}
@@ -241,14 +244,18 @@ class SegmentLog:
         self.unsafe.append(segment)
         self.current = segment
         self.newest = segment.number
-        for tube in [tube for tube in self.tubes.values() if tube.paused_until]:
+        paused, self.pauses = self._paused(), {}
+        for tube in paused:
             self.add_pause(tube, segment)
         segment.capacity = capacity_for(segment.capacity, segment.used, size)
 
     def header_size(self) -> int:
         """Return the size in bytes of the start of a segment: its header, and the pauses of tubes."""
-        pauses = sum([record.pause_size(tube) for tube in self.tubes.values() if tube.paused_until])
-        return record.SEGMENT_HEADER_SIZE + pauses
+        return record.SEGMENT_HEADER_SIZE + sum([record.pause_size(tube) for tube in self._paused()])
+
+    def _paused(self) -> list[Tube]:
+        """Return the paused tubes. A search among all tubes would take 25 ms with 50,000 of them."""
+        return [tube for tube in self.pauses.values() if tube.paused_until]
 
     def new_capacity(self, free: int) -> int:
         """Return the capacity of a new segment for which *free* bytes are left."""
@@ -351,6 +358,10 @@ class SegmentLog:
         """Record the pause of *tube*, or the end of the pause, in *segment*."""
         self.sequence += 1
         segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
+        if tube.paused_until:
+            self.pauses[tube.name] = tube
+        else:
+            self.pauses.pop(tube.name, None)
 
     def add_policy(self, name: str, document: bytes) -> int:
         """Record the policy *name*, or its deletion if *document* is empty; return the bytes of the record."""

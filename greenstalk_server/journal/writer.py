@@ -112,6 +112,7 @@ class Binlog:
         """
         log = self._log
         log.jobs, log.tubes, log.policies, log.keys = jobs, tubes, policies, keys
+        log.pauses = {name: tube for name, tube in tubes.items() if tube.paused_until}
         log.keeps_positions = bodies is not None
         log.adopt(recovery)
         self._written = self.safe = self.promised = log.sequence
