@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final
 
-from .scenario import Client, Scenario, Target
+from .scenario import BATCH, Client, Scenario, Target
 
 MANY: Final = 100_000
 """Jobs."""
@@ -497,6 +497,22 @@ def stats_gang(target: Target) -> Play:
     _pipeline(clients[:GANG], [b"stats\r\n"] * 100, 50)
 
 
+def segments(pause: bool) -> Callable[[Target], Play]:
+    """Puts fill segments of the journal while there are many tubes, which are paused if *pause*."""
+
+    def play(target: Target) -> Play:
+        client = target.connect()
+        for number in range(0, 5 * TUBES, BATCH):
+            names = [b"t%d" % tube for tube in range(number, number + BATCH)]
+            client.ask_all(b"put-in-tube %b 0 0 3600 1\r\nx\r\n" % name for name in names)
+            if pause:
+                client.ask_all(b"pause-tube %b 3600\r\n" % name for name in names)
+        yield
+        client.ask_all([b"put 0 0 3600 50000\r\n%b\r\n" % bytes(50000)] * 1000)
+
+    return play
+
+
 def large_bodies(target: Target) -> Play:
     """Clients put and reserve bodies of 30 MB."""
     clients = target.connect_many(4)
@@ -601,5 +617,7 @@ SCENARIOS: Final = {
     "100,000 keys expire": Scenario(expire_keys),
     "flush of 100,000 keys": Scenario(flush_keys),
     "reload of 1,000 policies for 51,000 tubes": Scenario(reload_policies, config="\n"),
+    "puts into a journal with 51,000 tubes": Scenario(segments(False), ("-b", "{dir}/journal")),
+    "puts into a journal with 51,000 paused tubes": Scenario(segments(True), ("-b", "{dir}/journal")),
     "bodies of 30 MB": Scenario(large_bodies, ("-z", "31457280", "-b", "{dir}")),
 }
