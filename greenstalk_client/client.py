@@ -339,11 +339,14 @@ class Client(greenstalk.Client[TBody]):
         return self._job_cmd(b"peek-reserved", b"FOUND")
 
     def flush_tube(self, tube: str) -> int:
-        """Delete all jobs of *tube*, including reserved ones; return their number."""
+        """Delete all jobs of *tube*, including reserved ones; return their number.
+
+        Raise NotFoundError if there is no such tube: no client uses or watches it, and it has no job.
+        """
         return self._int_cmd(b"flush-tube " + encode_name(tube), b"FLUSHED")
 
     def flush_buried(self, tube: str) -> int:
-        """Delete the buried jobs of *tube*; return their number."""
+        """Delete the buried jobs of *tube*; return their number. Raise NotFoundError if there is no such tube."""
         return self._int_cmd(b"flush-buried " + encode_name(tube), b"FLUSHED")
 
     def truncate(self, tube: str) -> int:

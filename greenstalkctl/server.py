@@ -305,8 +305,11 @@ class Server:
         return self._succeeds(self._client.pause_tube, tube, seconds)
 
     def flush(self, tube: str, *, is_buried: bool) -> int:
-        """Delete all jobs of *tube*, including reserved ones, or only the buried ones; return their number."""
-        return self._ask(self._client.flush_buried if is_buried else self._client.flush_tube, tube)
+        """Delete all jobs of *tube*, including reserved ones, or only the buried ones; return their number.
+
+        Return 0 if the tube is gone.
+        """
+        return self._find(self._client.flush_buried if is_buried else self._client.flush_tube, tube) or 0
 
     def truncate(self, tube: str) -> int | None:
         """Truncate *tube*; return the number of jobs deleted immediately, or None if there is no such tube."""

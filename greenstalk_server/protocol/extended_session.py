@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tube import Tube
@@ -142,10 +143,17 @@ class ExtendedSession(Session):
     # Tubes
 
     def _flush_tube(self, command: Command, now: int) -> bytes | None:
-        return self._do_work(Flush(self._broker, command[1], is_whole=True), now)
+        _, name = command
+        broker = self._broker
+        if name not in broker.tubes and not broker.kept_keys.count(scope_of(name)):
+            return replies.NOT_FOUND
+        return self._do_work(Flush(broker, name, is_whole=True), now)
 
     def _flush_buried(self, command: Command, now: int) -> bytes | None:
-        return self._do_work(Flush(self._broker, command[1], is_whole=False), now)
+        _, name = command
+        if name not in self._broker.tubes:
+            return replies.NOT_FOUND
+        return self._do_work(Flush(self._broker, name, is_whole=False), now)
 
     def _truncate(self, command: Command, now: int) -> bytes | None:
         _, name = command

@@ -180,7 +180,7 @@ DIFFERENCES: dict[str, Difference] = {
         _EXTENSION, ["INSERTED {1}", "TOUCHED_ALL 0", _RESERVED, "TOUCHED_ALL 1", "BAD_FORMAT", "<end>"]
     ),
     "extension-flush-tube": Difference(
-        _EXTENSION, ["INSERTED {1}", _RESERVED, "FLUSHED 1", "FLUSHED 0", "NOT_FOUND", "<end>"]
+        _EXTENSION, ["INSERTED {1}", _RESERVED, "FLUSHED 1", "NOT_FOUND", "NOT_FOUND", "<end>"]
     ),
     "extension-flush-buried": Difference(
         _EXTENSION, ["INSERTED {1}", "FLUSHED 0", _RESERVED, "BURIED", "FLUSHED 1", "NOT_FOUND", "<end>"]

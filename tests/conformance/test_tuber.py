@@ -256,7 +256,7 @@ TRANSCRIPTS = {
         """,
     "flush-tube": """
         > flush-tube mail
-        < FLUSHED 0
+        < NOT_FOUND
         > use mail
         < USING mail
         > put 0 0 60 1
@@ -292,7 +292,7 @@ TRANSCRIPTS = {
         """,
     "flush-buried": """
         > flush-buried mail
-        < FLUSHED 0
+        < NOT_FOUND
         > put 0 0 60 1
         > a
         < INSERTED 1

@@ -60,8 +60,8 @@ LEGAL: Final = {
     b"reserve-batch": (b"RESERVED_BATCH", b"DEADLINE_SOON"),
     b"delete-batch": (b"DELETED_BATCH",),
     b"touch-all": (b"TOUCHED_ALL",),
-    b"flush-tube": (b"FLUSHED",),
-    b"flush-buried": (b"FLUSHED",),
+    b"flush-tube": (b"FLUSHED", b"NOT_FOUND"),
+    b"flush-buried": (b"FLUSHED", b"NOT_FOUND"),
     b"truncate": (b"TRUNCATED", b"NOT_FOUND"),
     b"peek-reserved": (b"FOUND", b"NOT_FOUND"),
     b"reprioritize": (b"REPRIORITIZED", b"NOT_FOUND", b"ALREADY_RESERVED"),
@@ -391,6 +391,11 @@ class Oracle:
         states = STATES if command[0] == b"flush-tube" else ("buried",)
         tube = command[1].decode()
         jobs = [job.id for job in model.jobs.values() if job.tube == tube and job.state in states]
+        has_keys = command[0] == b"flush-tube" and any(
+            each == tube and until > model.now for (each, _), (_, until) in model.kept.items()
+        )
+        if tube not in model.tubes() and not has_keys:
+            return wire.NOT_FOUND
         model.need_order_of_deletions()
         deleted = sum([model.delete_job(id, is_forced=True) for id in jobs])
         if command[0] == b"flush-tube":

@@ -142,6 +142,13 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         ),
         b"INSERTED 1\r\nDELETED\r\nINSERTED 1 DELETED\r\nFLUSHED 0\r\nINSERTED 3\r\n",
     ),
+    "flush of a tube of which only keys are left": (
+        (
+            b"put-in-tube a 0 0 60 1 idp:k:60\r\na\r\ndelete 1\r\nflush-buried a\r\nflush-tube a\r\nflush-tube a\r\n"
+            b"put-in-tube a 0 0 60 1 idp:k\r\nb\r\n"
+        ),
+        b"INSERTED 1\r\nDELETED\r\nNOT_FOUND\r\nFLUSHED 0\r\nNOT_FOUND\r\nINSERTED 2\r\n",
+    ),
     "bad tags discard the body": (
         b"put 0 0 60 7 idp:\r\nstats\r\n\r\nput 0 0 60 4 con:c:0\r\nquit\r\nput 0 0 60 4 grp:g x\r\nquit\r\n"
         b"put-in-tube a 0 0 60 4 aft:a:1\r\nquit\r\nput 0 0 60 4 grp:g aft:g\r\nquit\r\n" + PUT,
@@ -245,7 +252,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         + PUT
         + b"flush-tube default\r\ntouch 2\r\npeek 4\r\n",
         (
-            b"FLUSHED 0\r\nFLUSHED 0\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nRESERVED 1 1\r\n"
+            b"FLUSHED 0\r\nNOT_FOUND\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nRESERVED 1 1\r\n"
             b"x\r\nRESERVED 2 1\r\nx\r\nBURIED\r\nINSERTED 4\r\nFLUSHED 4\r\nNOT_FOUND\r\n"
             b"NOT_FOUND\r\n"
         ),
@@ -290,7 +297,7 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         + b"flush-buried a\r\npeek 2\r\n",
         (
             b"INSERTED 1\r\nINSERTED 2\r\nRESERVED 1 1\r\nx\r\nBURIED\r\nFLUSHED 1\r\nFLUSHED 0\r\n"
-            b"FLUSHED 0\r\nFOUND 2 1\r\nx\r\n"
+            b"NOT_FOUND\r\nFOUND 2 1\r\nx\r\n"
         ),
     ),
     "peek-reserved": (
