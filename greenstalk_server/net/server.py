@@ -52,7 +52,8 @@ STOP_GRACE: Final = 10.0
 """Seconds allowed for sending pending replies when the server stops."""
 
 HANDSHAKE_TIMEOUT: Final = 10.0
-"""Seconds from accepting a connection to the end of its TLS handshake."""
+"""Seconds from accepting a connection to the end of its TLS handshake, at least; housekeeping ends it. With timers of
+their own, thousands of handshakes would end in one iteration of the loop."""
 
 HOUSEKEEPING_INTERVAL: Final = 2.0
 """Seconds between housekeeping passes."""
@@ -110,7 +111,7 @@ class Server:
         self._rules: Sequence[Rule] = rules
         self._certificates: Certificates | None = certificates
         self._admission: Admission = Admission(limits)
-        self._handshakes: set[Any] = set()
+        self._handshakes: dict[Any, int] = {}  # greenlets, with the times at which their handshakes time out
         self._is_stopping: bool = False
         for listener in listeners:
             notice_dead_peers(listener.sock, limits.dead_peer_timeout)
@@ -185,6 +186,7 @@ class Server:
             heap.trim()
             yield_to_loop()
             self._close_timed_out(number)
+            self._end_handshakes()
             self._limit_log.flush()
 
     def _close_timed_out(self, number: int) -> None:
@@ -213,6 +215,16 @@ class Server:
                     yield_to_loop()
             yield_to_loop()
 
+    def _end_handshakes(self) -> None:
+        """End the TLS handshakes that have timed out. Switches."""
+        now = self.clock()
+        due = [greenlet for greenlet, until in self._handshakes.items() if until <= now]
+        for begin in range(0, len(due), CLOSE_BATCH):
+            for greenlet in due[begin : begin + CLOSE_BATCH]:
+                if greenlet in self._handshakes:
+                    gevent.kill(greenlet, TimeoutError("the handshake took too long"))
+            yield_to_loop()
+
     def _admit(self, listener: Listener, sock: socket.socket, address: object) -> Callable[[], None] | None:
         """Admit a connection to *listener*; return the function that its greenlet runs, or None if a limit forbids it.
 
@@ -235,17 +247,17 @@ class Server:
         """Complete the TLS handshake, then serve the connection. Switches."""
         assert self._certificates is not None
         greenlet, peer = getcurrent(), describe_peer(sock, address)[0]
-        self._handshakes.add(greenlet)
+        self._handshakes[greenlet] = self.clock() + round(HANDSHAKE_TIMEOUT * SECOND)
         secured: TlsSocket | None = None
         try:
             if not self._is_stopping:  # `stop` has ended the handshakes in progress, but not those about to begin
-                secured = shake_hands(self._certificates, sock, HANDSHAKE_TIMEOUT)
+                secured = shake_hands(self._certificates, sock)
         except OSError as error:
             self.broker.limit_counters.note("handshake", peer, reason_of(error))
         except GreenletExit:
             pass
         finally:
-            self._handshakes.discard(greenlet)
+            self._handshakes.pop(greenlet, None)
             if secured is None:
                 self._admission.leave(host)
         if secured is not None:

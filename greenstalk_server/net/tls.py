@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from gevent.socket import wait_read, wait_write
-from gevent.timeout import Timeout
 
 from greenstalk_server.config.options import Options
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
@@ -221,21 +220,20 @@ class TlsSocket(socket.socket):
             self.shutdown(socket.SHUT_RD)
 
 
-def shake_hands(certificates: Certificates, sock: socket.socket, timeout: float) -> TlsSocket:
-    """Take over the non-blocking *sock*, and complete the TLS handshake within *timeout* seconds. Switches.
+def shake_hands(certificates: Certificates, sock: socket.socket) -> TlsSocket:
+    """Take over the non-blocking *sock*, and complete the TLS handshake. Switches.
 
-    Raise OSError if the handshake fails or takes longer.
+    Raise OSError if the handshake fails. The caller ends a handshake that takes too long.
     """
     secured = certificates.wrap(sock)
     try:
-        with Timeout(timeout, TimeoutError("the handshake took too long")):
-            is_complete = False
-            while not is_complete:
-                wait_read(secured.fileno())
-                certificates.turns.take()
-                is_complete = secured.shake()
-                while not secured.answer():
-                    wait_write(secured.fileno())
+        is_complete = False
+        while not is_complete:
+            wait_read(secured.fileno())
+            certificates.turns.take()
+            is_complete = secured.shake()
+            while not secured.answer():
+                wait_write(secured.fileno())
     except BaseException:
         secured.close()
         raise

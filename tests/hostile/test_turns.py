@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gevent
 import pytest
+from gevent import get_hub
 from gevent import socket as patient
 
 from greenstalk_server.core.broker import Broker
@@ -148,6 +149,26 @@ def test_connections_that_are_idle_too_long_together_do_not_starve_others(here: 
     closing = gevent.spawn(here.server._close_found, find_idle)
     assert most_closed_in_a_turn(here) <= CLOSE_BATCH
     closing.get()
+
+
+def test_handshakes_that_time_out_together_do_not_starve_others(here: Here) -> None:
+    ended = []
+
+    def shake() -> None:
+        try:
+            get_hub().switch()
+        except TimeoutError as error:
+            ended.append(error)
+
+    handshakes = [gevent.spawn(shake) for _ in range(3 * CLOSE_BATCH)]
+    here.server._handshakes.update(dict.fromkeys(handshakes, here.now))
+    ending = gevent.spawn(here.server._end_handshakes)
+    turns = [0]
+    while len(ended) < len(handshakes):
+        yield_to_loop()
+        turns.append(len(ended))
+    ending.get()
+    assert max(after - before for before, after in pairwise(turns)) <= CLOSE_BATCH
 
 
 def most_closed_in_a_turn(here: Here) -> int:

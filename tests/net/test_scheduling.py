@@ -100,7 +100,7 @@ def test_one_handshake_step_per_loop_iteration(
             theirs.sendall(InMemory(theirs, context(tmp_path)).hello())
         for ours, _ in pairs:
             ours.setblocking(False)
-        shaking = [gevent.spawn(shake_hands, certificates, ours, 10.0) for ours, _ in pairs]
+        shaking = [gevent.spawn(shake_hands, certificates, ours) for ours, _ in pairs]
         wait_until(lambda: len(steps) >= MANY)
         gevent.killall(shaking)
     assert len(set(steps)) == len(steps)

@@ -238,7 +238,7 @@ def updating(
     with theirs, ThreadPoolExecutor(1) as pool:
         connecting = pool.submit(KeyUpdater, theirs)
         options = parsed(*flags(certificates, client_ca=False))
-        with closing(shake_hands(Certificates(options), ours, TIMEOUT)) as served:
+        with closing(shake_hands(Certificates(options), ours)) as served:
             client = connecting.result(TIMEOUT)
             theirs.setblocking(False)
             yield client, theirs, served
