@@ -209,7 +209,8 @@ def reserve_from_many(mode: bytes, gang: int) -> Callable[[Target], Play]:
 
     def play(target: Target) -> Play:
         clients = target.connect_many(gang)
-        clients[0].ask_all(b"put-in-tube t%d 0 0 3600 1\r\nx\r\n" % number for number in range(TUBES))
+        watched = TUBES if mode == b"fifo" else 500
+        clients[0].ask_all(b"put-in-tube t%d 0 0 3600 1\r\nx\r\n" % (job % watched) for job in range(TUBES))
         for client in clients:
             client.ask(b"reserve-mode %b\r\n" % mode)
             _watch(client, TUBES, b"t")
