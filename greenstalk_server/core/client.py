@@ -40,6 +40,7 @@ class Client:
                     a subclass of dict can notice it (see greenstalk_server.web.operations.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved a job by id.
+    may_inspect     returns whether access rules let it look at a tube; None if they let it look at all.
     is_waiting      it is parked in a reserve, or in a wait for the job `awaited_id`.
     awaited_id      id of the job whose end it waits for; 0 if it waits for none.
     is_http         the client is one HTTP request and the jobs that it reserved, not a connection.
@@ -65,6 +66,7 @@ class Client:
         "is_producer",
         "is_waiting",
         "is_worker",
+        "may_inspect",
         "name",
         "number",
         "outcome",
@@ -98,6 +100,7 @@ class Client:
         self.is_waiting: bool = False
         self.awaited_id: int = 0
         self.is_http: bool = False
+        self.may_inspect: Callable[[bytes], bool] | None = None
         self.is_closed: bool = False
         self.waiting_since: int = 0
         self.wait_number: int = 0

@@ -330,6 +330,8 @@ class PolicyTransitions(TagTransitions):
         job.ready_since = now
         job.events = job_history.add(job.events, kind, now, job_history.NOBODY)
         self.journal.move(job, source)
+        if self.job_waiters:
+            self._end_blind_waits(job)
         self._add_ready(job, now)
         self._drop_if_unneeded(source)
 

@@ -25,7 +25,7 @@ from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.name_list import NameBudget, NameList, TubeNames
-from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.policy import PolicySet
 from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER, Target, Timers
@@ -403,6 +403,8 @@ class Transitions:
                 self._add_delayed(new, now)
             else:
                 new.tube.add_buried(new)
+        if self.job_waiters and new.tube is not old.tube:
+            self._end_blind_waits(new)
         if new.tube.rules is not None:
             self._arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
 
@@ -468,6 +470,12 @@ class Transitions:
         """End the waits for the job *id* with a WaitOutcome."""
         for client in list(self.job_waiters.get(id, ())):
             self._end_wait(client, outcome)
+
+    def _end_blind_waits(self, job: Job) -> None:
+        """End the waits for *job* of clients that may not look at the tube to which it has moved."""
+        for client in list(self.job_waiters.get(job.id, ())):
+            if client.may_inspect is not None and job.holder is not client and not client.may_inspect(job.tube.name):
+                self._end_wait(client, WaitOutcome.NOT_FOUND)
 
     def cancel_wait(self, client: Client) -> None:
         """End *client*'s wait, if it waits, without an outcome and without waking it."""

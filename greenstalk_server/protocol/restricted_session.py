@@ -62,6 +62,7 @@ class RestrictedSession(ExtendedSession):
         if grants is not None:
             self._handlers = _GUARDED
             self._may_reserve = grants.may_consume(DEFAULT_TUBE)
+            self.client.may_inspect = grants.may_inspect
             self._update_put_permission()
 
     @property

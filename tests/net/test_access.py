@@ -15,6 +15,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.policy import PolicySet, parse_policy
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
 from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS
@@ -69,6 +71,27 @@ class Drains(BrokerListener):
 
     def on_drain(self, client: Client, is_draining: bool) -> None:
         self.seen.append(is_draining)
+
+
+def test_wait_ends_when_the_job_moves_to_a_hidden_tube(broker: Broker) -> None:
+    client = Guarded(broker, inspect="mail,shown")
+    assert client.send(b"wait 1\r\n") == b""
+    assert broker.edit_job(1, START, tube=b"shown") == EditOutcome.DONE
+    assert client.woken == 0
+    assert broker.edit_job(1, START, tube=b"hidden") == EditOutcome.DONE
+    assert client.resume() == NOT_FOUND
+
+
+def test_wait_ends_when_the_job_becomes_a_dead_letter_in_a_hidden_tube(broker: Broker) -> None:
+    keys = {"tubes": ["mail"], "max_attempts": 1, "dead_letter": "hidden"}
+    broker.set_policies(PolicySet([parse_policy("p", keys)]), START)
+    broker.tick(START)
+    client, worker = Guarded(broker, inspect="mail"), Talk(broker)
+    assert worker.send(b"reserve-job 1\r\n") == b"RESERVED 1 1\r\na\r\n"
+    assert client.send(b"wait 1\r\n") == b""
+    assert worker.send(b"release 1 0 0\r\n") == b"RELEASED\r\n"
+    assert broker.jobs[1].tube.name == b"hidden"
+    assert client.resume() == NOT_FOUND
 
 
 def test_drain_and_undrain_require_the_grant_of_administration(broker: Broker) -> None:

@@ -120,6 +120,7 @@ class Tube(ResponseModel):
         Hold | None,
         Meta(
             description="The reason why reserves get no job of the tube even if jobs are ready; null if there is none."
+            " Concurrency keys are no reason: they hold back single jobs."
         ),
     ]
     max_reserved: Annotated[
