@@ -97,8 +97,7 @@ def is_too_wide(tab: Tab) -> bool:
 MAIL = "1,243 3 2 17 4 0 –"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 800, 360])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (800, "light"), (360, "dark")])
 def test_page_shows_the_tubes(chromium: Browser, daemon: Daemon, crowd: Crowd, width: int, theme: Any) -> None:
     crowd.work()
     with chromium.tab(daemon.dashboard, width, color_scheme=theme) as tab:

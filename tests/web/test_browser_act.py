@@ -13,7 +13,7 @@ from greenstalk_server.web.pages.overview import MAX_TUBES
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, is_too_wide, press
 
 LOADED = "#keys-open:not([hidden])"
 """Shown by keys.js as its last step: from then on the page handles keys."""
@@ -84,6 +84,7 @@ def test_form_shows_the_number_of_matching_tubes(scripted: Tab, daemon: Daemon, 
 # Copy as command
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_command_without_scripts_has_the_values_of_the_form(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     clients.put(b"x")
     tab.page.goto(clients.url)
@@ -290,6 +291,7 @@ def rows(tab: Tab) -> list[str]:
     return tab.page.locator("#tubes tr").evaluate_all("rows => rows.map(row => row.dataset.key)")
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_pages_of_tubes(tab: Tab, daemon: Daemon, many: greenstalk.Client) -> None:
     tab.page.goto(f"{daemon.dashboard}?sort=name&q=paged")
     assert rows(tab) == [f"paged.{number:03}" for number in range(MAX_TUBES)]

@@ -19,7 +19,7 @@ from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.processes import join
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, Clients, follow, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, follow, is_too_wide, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
@@ -45,6 +45,7 @@ def wait_done(tab: Tab) -> str:
     return tab.page.inner_text("main")
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[HOSTILE] * 6)
     tab.page.goto(clients.url)
@@ -228,6 +229,7 @@ def kept_busy(daemon: Daemon) -> Iterator[None]:
         join(asking)
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_long_dry_run_opens_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     tab.page.goto(clients.url)

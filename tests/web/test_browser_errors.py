@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, Clients, follow, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, FLAGS, WITH_AND_WITHOUT_SCRIPTS, Clients, follow, is_too_wide, press
 
 CONFIG = """
 [attention]
@@ -69,6 +69,7 @@ def errors_page(daemon: Daemon, tube: str) -> str:
     return f"{daemon.dashboard}tube/errors?tube={tube}"
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_most_common_error_is_retried_in_three_clicks(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     fail(clients, *[body(f"no route to 10.0.0.{n}") for n in range(6)], body("quota"), b"plain text")
     sentence = tab.page.locator(".condition a", has_text=f"“{clients.tube}” are buried")
@@ -153,6 +154,7 @@ def test_visitor_chooses_the_field_of_the_error(tab: Tab, daemon: Daemon, client
     assert 'error.job.why:"quota"' in (tab.page.locator(".error-query code").text_content() or "")
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_long_grouping_opens_its_result(tab: Tab, daemon: Daemon) -> None:
     tube = "many"
     with greenstalk.Client(("127.0.0.1", daemon.port), use=tube, watch=tube, encoding=None) as client:
@@ -202,8 +204,7 @@ def tube(daemon: Daemon) -> Iterator[str]:
     clients.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1024, "light"), (1440, "light")])
 def test_errors_fit_every_width(chromium: Browser, daemon: Daemon, tube: str, width: int, scheme: str) -> None:
     with chromium.tab(daemon.dashboard, width, color_scheme=scheme, bypass_csp=True) as tab:
         tab.page.goto(errors_page(daemon, tube))

@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_job_actions import BODIES
-from .visit import AXE, AXE_VIOLATIONS, Clients, follow, is_too_wide, notice_text, press
+from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, follow, is_too_wide, notice_text, press
 
 FRAGILE_BODIES = (
     "empty",
@@ -41,6 +41,7 @@ def body_of(clients: Clients, id: int) -> bytes:
     return found
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_edit(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"one\r\ntwo\r\n", priority=5, ttr=60)
     tab.page.goto(f"{daemon.dashboard}job?id={id}")
@@ -55,7 +56,6 @@ def test_edit(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     assert "Edited from the dashboard" in " ".join(tab.page.inner_text(".life").split())
 
 
-@pytest.mark.parametrize("tab", [True], indirect=True)
 def test_stale_edit_shows_both_versions(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"theirs", ttr=60)
     tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
@@ -84,7 +84,6 @@ def test_any_body_round_trips_through_the_form(chromium: Browser, daemon: Daemon
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-@pytest.mark.parametrize("tab", [True], indirect=True)
 def test_binary_body_is_edited_in_base64(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"text")
     tab.page.goto(f"{daemon.dashboard}job/form?id={id}")
@@ -95,7 +94,6 @@ def test_binary_body_is_edited_in_base64(tab: Tab, daemon: Daemon, clients: Clie
     assert body_of(clients, id) == bytes(range(256))
 
 
-@pytest.mark.parametrize("tab", [True], indirect=True)
 def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"x", delay=600)
     target = f"{clients.tube}/;$(..)"
@@ -116,6 +114,7 @@ def test_move_and_copy(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     assert tab.page.inner_text("h1") == target
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"x", ttr=600)
     held = clients.worker.reserve()
@@ -136,6 +135,7 @@ def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, 
     assert notice_text(tab) == f"Job {id} was deleted."
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_connection_is_found_and_closed(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     [id] = clients.put(b"x", ttr=600)
     clients.worker.reserve()

@@ -14,12 +14,23 @@ import pytest
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, Clients, follow, is_too_wide, notice_text, press
+from .visit import (
+    AXE,
+    AXE_VIOLATIONS,
+    FLAGS,
+    WITH_AND_WITHOUT_SCRIPTS,
+    Clients,
+    follow,
+    is_too_wide,
+    notice_text,
+    press,
+)
 
 ODD_NAMES = ("//x", "..", "/", ";", "$(reboot)", "a+b", "A" * 200)
 HOSTILE = b'{"<script>": "</pre><script>document.title = 1</script>", "n": 123456789012345678901234567890}'
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_pause_and_resume(tab: Tab, clients: Clients) -> None:
     clients.put(b"x")
     tab.page.goto(clients.url)
@@ -48,6 +59,7 @@ def test_kick_some_then_all(tab: Tab, clients: Clients) -> None:
     assert "No job is buried." in tab.page.inner_text("main")
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     tab.page.goto(clients.url)
     tab.page.get_by_text("Put a job", exact=True).click()
@@ -74,6 +86,7 @@ def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
         clients.producer.peek(id)
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_clear_requires_the_tube_name(tab: Tab, clients: Clients) -> None:
     clients.put(*[b"x"] * 700)
     clients.put(b"y", delay=60)

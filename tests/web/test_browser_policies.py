@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_browser_bulk import boxes, choose, wait_done
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, notice_text, press
+from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, is_too_wide, notice_text, press
 
 
 def fill(tab: Tab, **values: str) -> None:
@@ -51,6 +51,7 @@ def add_dead_letters(tab: Tab, daemon: Daemon, clients: Clients, count: int) -> 
     return ids
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_policy_is_previewed_corrected_saved_and_deleted(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     clients.put(*[b"x"] * 5)
     tab.page.goto(f"{daemon.dashboard}policies")

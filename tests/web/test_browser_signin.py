@@ -13,7 +13,7 @@ from tests.support.daemon import Daemon, environment
 
 from .browser import Browser, Tab
 from .test_guard import basic
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, FLAGS, WITH_AND_WITHOUT_SCRIPTS, is_too_wide, press
 
 PASSWORD = "sesame"  # noqa: S105
 REFUSED = "the server responded with a status of 401"
@@ -41,6 +41,7 @@ def end_sessions(daemon: Daemon) -> None:
         assert json.load(response)["sessions"] >= 1
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_sign_in_returns_to_the_page_and_sign_out_to_the_sign_in_page(tab: Tab, daemon: Daemon) -> None:
     tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
     assert tab.page.title() == "Sign in · Greenstalk Server"
@@ -78,6 +79,7 @@ def test_ended_session_keeps_the_address(tab: Tab, daemon: Daemon) -> None:
     assert tab.page.url == address
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_form_after_the_end_of_the_session_changes_nothing(tab: Tab, daemon: Daemon) -> None:
     tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
     enter(tab, PASSWORD)
@@ -113,8 +115,7 @@ def test_page_stays_live_after_a_password_in_the_url(chromium: Browser, daemon: 
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-@pytest.mark.parametrize("width", [1440, 1024, 360])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (360, "dark")])
 def test_pages_are_accessible(chromium: Browser, daemon: Daemon, width: int, scheme: str) -> None:
     with chromium.tab(daemon.dashboard, width, color_scheme=scheme, bypass_csp=True) as tab:
         tab.page.goto(daemon.dashboard)

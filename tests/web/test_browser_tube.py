@@ -12,7 +12,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
 from .test_browser_bulk import kept_busy, put_many
-from .visit import AXE, AXE_VIOLATIONS, Clients, follow, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, follow, is_too_wide, press
 
 MANY = 60_000
 
@@ -24,6 +24,7 @@ def filter_jobs(tab: Tab, query: str) -> None:
     press(tab, "Filter")
 
 
+@WITH_AND_WITHOUT_SCRIPTS
 def test_filter_examines_all_jobs_automatically(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     [last] = clients.put(b"needle", priority=9999)

@@ -243,7 +243,7 @@ def test_checkboxes_are_large_enough(tab: Tab, aged: str) -> None:
             assert size["width"] >= least and size["height"] >= least, (path, size)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("tab", "theme"), [(360, "dark"), (1440, "light")], indirect=["tab"])
 def test_pages_are_accessible(tab: Tab, aged: str, theme: Any) -> None:
     tab.page.emulate_media(color_scheme=theme)
     for path in ("", "tube?tube=mail&state=reserved", "tube?tube=reports.nightly", "audit"):

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import greenstalk
+import pytest
 from playwright.sync_api import Locator
 
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 from tests.support.processes import ending
 
 from .browser import Tab
+
+WITH_AND_WITHOUT_SCRIPTS = pytest.mark.parametrize("tab", [True, False], ids=["script", "no-script"], indirect=True)
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
