@@ -34,6 +34,7 @@ from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
+from greenstalk_server.journal.space import MIN_FILE_SIZE
 from greenstalk_server.journal.startup import OVERRIDDEN, recover
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
@@ -265,7 +266,8 @@ def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) 
         policy_file.apply_to(broker, clock)
         return broker, None
     files = Directory(options.binlog_dir)
-    binlog = Binlog(files, options.binlog_max_size, options.sync_interval_ns, os.urandom)
+    size = max(options.binlog_max_size, MIN_FILE_SIZE)
+    binlog = Binlog(files, size, options.sync_interval_ns, os.urandom)
     broker = _broker(options, clock, binlog, can_evict=True)
     policy_file.apply_to(broker, clock)
     recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)

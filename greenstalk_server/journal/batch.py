@@ -128,7 +128,7 @@ class Batch:
         If that fails, or would leave less than *required_free* bytes, set `is_short` and raise OSError.
         """
         self.is_short = True
-        lacking = segment.capacity - segment.allocated
+        lacking = segment.unallocated
         if required_free > 0 and self._files.free() - lacking + self._room_ahead < required_free:
             raise no_space_error()
         if segment.handle is None:

@@ -23,7 +23,7 @@ from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import no_space_error
 from greenstalk_server.journal.eviction import Eviction
-from greenstalk_server.journal.segment import DiscardingSegment, Segment
+from greenstalk_server.journal.segment import DiscardingSegment, Segment, on_disk
 from greenstalk_server.journal.segment_log import UNMEASURED, SegmentLog, capacity_for
 from greenstalk_server.journal.space import Space
 
@@ -250,17 +250,29 @@ class Rewrite:
         entries = [entry for entry in entries if entry not in self._recorded and self._log.has_entry(entry)]
         if without_record:
             return (yield from self._plan_copies(single, groups, entries, deletes, meter))
-        oldest = self._log.oldest_finished()
-        if oldest is not None and self._steps_left > 0:
-            live = yield from self._live_jobs(oldest, meter)
-            self._eviction.wanted = [job for job in live if job.body is None]
-            if not self._eviction.wanted:
-                entries += [entry for entry in oldest.entries if self._log.is_newest(entry, oldest)]
-                return (yield from self._plan_copies(live, [], entries, deletes, meter))
-            if self._eviction.lost.isdisjoint([job.id for job in self._eviction.wanted]):
-                return None
-            self._eviction.wanted = []
+        evacuation = yield from self._plan_evacuation(entries, deletes, meter)
+        if evacuation is not None or self._eviction.wanted:
+            return evacuation
         return smallest if (yield from self._fits(smallest, 0, meter)) else None
+
+    def _plan_evacuation(
+        self, entries: list[record.Entry], deletes: list[int], meter: Meter
+    ) -> Generator[None, None, Step | None]:
+        """Return a step that copies the oldest segment, *entries* and, if they fit, *deletes*.
+
+        Return None if each segment has had its turn, if the step does not fit, or if bodies must be read back first.
+        """
+        oldest = self._log.oldest_finished()
+        if oldest is None or self._steps_left <= 0:
+            return None
+        live = yield from self._live_jobs(oldest, meter)
+        self._eviction.wanted = [job for job in live if job.body is None]
+        if not self._eviction.wanted:
+            entries += [entry for entry in oldest.entries if self._log.is_newest(entry, oldest)]
+            return (yield from self._plan_copies(live, [], entries, deletes, meter))
+        if not self._eviction.lost.isdisjoint([job.id for job in self._eviction.wanted]):
+            self._eviction.wanted = []
+        return None
 
     def _grouped(self, jobs: list[Job]) -> tuple[list[list[Job]], list[Job]]:
         """Split *jobs*: return those that belong to groups, by group, and the others."""
@@ -301,35 +313,42 @@ class Rewrite:
         return list(found.values())
 
     def _fits(self, step: Step, required_free: int, meter: Meter) -> Generator[None, None, bool]:
-        """Return whether *step* fits on the disk, and leaves *required_free* bytes free."""
-        ahead, free, left = [segment.capacity for segment in self._log.ahead], self._log.free, -1
+        """Return whether *step* fits on the disk, and leaves *required_free* bytes free or ahead.
+
+        If it fits, the new segments of the step may only take the other free bytes.
+        """
+        ahead, left = [segment.capacity for segment in self._log.ahead], -1
+        allowed = free = self._log.free - required_free
         header = self._log.header_size()
         for size in self._sizes_of(step):
             if size > left:
                 planned = ahead.pop(0) if ahead else 0
                 capacity = capacity_for(planned or self._log.new_capacity(free), header, size)
-                free -= capacity - planned
+                free -= on_disk(capacity) - on_disk(planned)
                 left = capacity - header
             left -= size
             if meter.spend(PLAN_COST):
                 yield
-        return free >= 0 and free + sum(ahead) >= required_free
+        if free + sum(ahead) < 0 or free < -required_free:
+            return False
+        self._log.free = allowed
+        return True
 
     def _sizes_of(self, step: Step) -> Iterator[int]:
-        """Yield the size of each record of *step*, after a 0 for the segment that it begins."""
-        yield 0
+        """Yield the size of each record of *step*, then a 0 for the segment that a step without records begins."""
         for tube in self._listed_tubes():
             yield record.pause_size(tube)
         for _ in step.deletes:
             yield record.DELETE_SIZE
         for entry in step.entries:
             yield self._log.entry_size(entry)
-        for job in step.copies:
-            yield self._log.copy_size(job)
         for group in step.groups:
             yield self._log.group_size(group)
+        for job in step.copies:
+            yield self._log.copy_size(job)
         for job in step.changes:
             yield record.move_size(job, job_attributes.encode(job)) + record.RESERVE_SIZE
+        yield 0
 
     def _listed_tubes(self) -> list[Tube]:
         """Return the tubes for which a pause, or the end of a pause, is to be rewritten."""
@@ -343,7 +362,7 @@ class Rewrite:
         """
         discarding, numbered = self._log.current, self._log.sequence
         self._log.unsafe.clear()
-        self._log.begin_segment(0, self.first_in_doubt)
+        self._log.begin_segment(next(self._sizes_of(step)), self.first_in_doubt)
         for cost in self._records_of(step):
             if meter.spend(cost):
                 segment, sequence = self._log.current, self._log.sequence

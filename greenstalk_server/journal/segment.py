@@ -10,6 +10,9 @@ from greenstalk_server.journal import record
 
 PREFIX: Final = "journal."
 _FILE_NAME: Final = re.compile(r"journal\.([1-9][0-9]{0,17})", re.ASCII)
+BLOCK: Final = 4096
+"""Bytes that a file system allocates at a time."""
+
 DISCARDING_CAPACITY: Final = 2**63
 
 LARGE_BODY: int = 16384
@@ -33,6 +36,11 @@ def name_of(number: int) -> str:
 def numbers(names: list[str]) -> list[int]:
     """Return the segment numbers in the file names *names*, in ascending order."""
     return sorted([int(match[1]) for match in map(_FILE_NAME.fullmatch, names) if match is not None])
+
+
+def on_disk(size: int) -> int:
+    """Return the bytes of the disk that a file of *size* bytes takes."""
+    return -(-size // BLOCK) * BLOCK
 
 
 class Unwritten:
@@ -160,6 +168,11 @@ class Segment:
         segment.handle, segment.has_file, segment.is_listed = self.handle, self.has_file, self.is_listed
         segment.capacity = segment.allocated = self.allocated
         return segment
+
+    @property
+    def unallocated(self) -> int:
+        """Bytes of the disk that the segment takes in addition once its whole capacity is allocated."""
+        return on_disk(self.capacity) - on_disk(self.allocated)
 
     def begin(self, salt: bytes, first_sequence: int, next_id: int) -> None:
         """Append the header, and accept records."""

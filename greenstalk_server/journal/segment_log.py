@@ -15,13 +15,10 @@ from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.segment import LARGE_BODY, DiscardingSegment, Segment
+from greenstalk_server.journal.segment import BLOCK, LARGE_BODY, DiscardingSegment, Segment
 
 MIN_SEGMENT: Final = 4096
 """Minimum capacity of a segment in bytes, regardless of -s: its header and a few records."""
-
-BLOCK: Final = 4096
-"""Bytes that a file system allocates at a time."""
 
 SEGMENT_OVERHEAD: Final = record.SEGMENT_HEADER_SIZE + record.UPDATE_SIZE
 """Unusable bytes of a segment: its header, and its end when the next record does not fit."""
@@ -232,7 +229,6 @@ class SegmentLog:
         else:
             segment = Segment(self.next_number, self.new_capacity(self.free))
             self.next_number += 1
-            self.free -= segment.capacity
         self.current.last_sequence = self.sequence
         if self.current.used == record.SEGMENT_HEADER_SIZE:  # the current segment has no records
             first_sequence = self.current.first_sequence
@@ -248,6 +244,7 @@ class SegmentLog:
         for tube in paused:
             self.add_pause(tube, segment)
         segment.capacity = capacity_for(segment.capacity, segment.used, size)
+        self.free -= segment.unallocated
 
     def header_size(self) -> int:
         """Return the size in bytes of the start of a segment: its header, and the pauses of tubes."""
@@ -486,7 +483,7 @@ class SegmentLog:
         They are for files of segments that were begun without one, and for files that grow. Call it only while nothing
         is to be rewritten.
         """
-        return sum([segment.capacity - segment.allocated for segment in self.unsafe if not segment.is_begun])
+        return sum([segment.unallocated for segment in self.unsafe if not segment.is_begun])
 
     def bytes_recorded(self) -> int:
         """Return the size in bytes of all records, written or not."""

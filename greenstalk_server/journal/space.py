@@ -14,19 +14,27 @@ from typing import Final
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import Upkeep, create, no_space_error
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.segment import name_of
-from greenstalk_server.journal.segment_log import BLOCK, MIN_SEGMENT, SEGMENT_OVERHEAD, SegmentLog
+from greenstalk_server.journal.segment import BLOCK, name_of, on_disk
+from greenstalk_server.journal.segment_log import MIN_SEGMENT, SEGMENT_OVERHEAD, SegmentLog
 
 log = logging.getLogger(__name__)
+
+MIN_FILE_SIZE: Final = 16384
+"""Minimum bytes of a segment unless the disk is small; a smaller -s counts as this.
+
+With smaller segments a full disk is slow: the records of a few commands fill a segment, and to free it, the server has
+to copy all older segments.
+"""
 
 MIN_FIRST_SEGMENT: Final = 16384
 """Minimum bytes of the first segment when the server starts on a full disk."""
 
 SPARE_SEGMENTS: Final = 1.5
-"""Free space that puts leave on the disk, in segments.
+SPARE_BLOCKS: Final = 8
+"""Free space that puts leave on the disk: this number of segments, plus this number of blocks.
 
 It is for the copies of the jobs of one segment, and for the records of `release` commands that arrive during the
-copying.
+copying. Each file takes whole blocks and a rewrite needs a few files, so small segments need more.
 """
 
 SEGMENTS_PER_DISK: Final = 8
@@ -211,7 +219,8 @@ class Space:
 
     def _spare(self, size: int = 0) -> int:
         """Return how many bytes of the disk must stay free besides segments ahead, one of which has *size* bytes."""
-        return int(SPARE_SEGMENTS * max(size, self._log.max_size, self._log.largest)) + self._log.growth
+        largest = max(size, self._log.max_size, self._log.largest)
+        return int(SPARE_SEGMENTS * largest) + SPARE_BLOCKS * BLOCK + self._log.growth
 
     def compaction_room(self, pending: int = 0) -> int:
         """Return the bytes that must remain for the copy of one segment, less those that copies have taken already.
@@ -221,7 +230,7 @@ class Space:
         """
         copied = self._log.outstanding - pending
         largest = max(self._log.max_size, self._log.largest) + self._log.growth
-        return max(0, largest + self._log.header_size() + BLOCK - copied)
+        return max(0, on_disk(largest + self._log.header_size()) + BLOCK - copied)
 
     def measure_free(self) -> int:
         """Return the free bytes of the disk that a rewrite may use."""

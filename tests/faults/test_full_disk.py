@@ -249,3 +249,25 @@ def test_batch_of_releases_larger_than_free_space_is_answered(small_disk: Path) 
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         assert list(jobs(peer, ids)) == ids
         assert [peer.stats(b"stats-job %d" % id)["pri"] for id in ids[:400]] == ["4"] * 400
+
+
+@pytest.mark.parametrize(
+    ("size", "body"),
+    [(700_000, 4000), (1_000_000, 2000), (2_000_000, 16_300)],
+)
+def test_full_disk_with_small_files_answers_every_command(tmp_path: Path, size: int, body: int) -> None:
+    """The blocks of the disk are large beside the records and the files."""
+    with ext4(tmp_path / "disk", size) as directory:
+        journal = directory / "journal"
+        journal.mkdir()
+        with serving(journal, "-f", "0", "-s", "4096") as server, Peer(server) as peer:
+            ids = put_until_full(peer, body)
+            for id in ids[:40] * 3:
+                assert peer.ask(b"reserve-job %d" % id) == b"RESERVED %d %d" % (id, body)
+                peer.read(body + 2)
+                assert peer.ask(b"bury %d 5" % id) == b"BURIED"
+                assert peer.ask(b"kick-job %d" % id) == b"KICKED"
+            server.stop(signal.SIGKILL)
+        with serving(journal, "-f", "0", "-s", "4096") as server, Peer(server) as peer:
+            assert list(jobs(peer, ids)) == ids
+            assert set(states(peer, ids)) == {"ready"}
