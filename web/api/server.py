@@ -6,10 +6,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from flask import Response
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.protocol.extended_stats import ServerExtension, server_extension
+from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
@@ -90,6 +90,18 @@ class Bodies(ResponseModel):
     on_disk: Annotated[Count, Meta(description="Jobs whose bodies are only on disk.")]
     bytes_on_disk: Count
     is_full: Annotated[bool, Meta(description="Whether puts are refused because of the limit.")]
+
+
+class ServerExtension(ResponseModel):
+    """The extended keys of `stats` of the protocol; sizes in bytes. The last two are null without a memory limit."""
+
+    # Not the dataclass of the protocol: mypyc removes the types of its optional fields.
+    greenstalk_version: str
+    binlog_enabled: bool
+    binlog_file_count: Count
+    binlog_total_bytes: Count
+    body_bytes_in_memory: Count | None
+    body_bytes_on_disk: Count | None
 
 
 class ServerFigures(ResponseModel):
@@ -282,7 +294,7 @@ class Server:
         stats, rates = visible_figures(self._broker, self._history, now)
         return ServerFigures(
             stats=stats,
-            extended=server_extension(self._broker),
+            extended=convert(server_extension(self._broker), ServerExtension, from_attributes=True),
             build=self._broker.facts.build,
             role=self._role,
             extensions=list(self._broker.facts.extensions),

@@ -15,7 +15,6 @@ REFERENCE: Final = "#/components/schemas/{name}"
 
 _DESCRIPTIONS: Final = {
     "ServerStats": "The keys that `stats` of the protocol has in beanstalkd; times in seconds.",
-    "ServerExtension": "The extended keys of `stats` of the protocol; sizes in bytes.",
     "TubeExtension": "The extended keys of `stats-tube` of the protocol; times in seconds.",
 }
 """Descriptions of compiled types, which have no docstrings."""
