@@ -71,6 +71,8 @@ class Recovery:
     is_readable all segments are of a version that this server reads.
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
+    undone_keys after `settle`: the keys that it has freed, since the deletion that kept the key was torn before its
+                DELETE record: the job still exists, and has the key itself.
     memory      bytes of memory that are left for bodies; None for no limit.
     """
 
@@ -88,6 +90,7 @@ class Recovery:
     is_import_open: bool = False
     is_readable: bool = True
     returned: list[Job] = field(default_factory=list)
+    undone_keys: list[tuple[bytes, bytes]] = field(default_factory=list)
     memory: int | None = None
     _recorded_next_id: int = 1
     _highest_id: int = 0
@@ -184,8 +187,9 @@ class Recovery:
                 job.state = READY
             elif job.state == READY and not job.created_at <= job.deadline <= now:
                 job.deadline = min(job.created_at, now)
-        for entry in [entry for entry, (_, until) in self.keys.items() if until <= now]:
-            del self.keys[entry]
+        self.undone_keys = [entry for entry, (id, _) in self.keys.items() if id in self.jobs]
+        for entry in [*self.undone_keys, *[entry for entry, (_, until) in self.keys.items() if until <= now]]:
+            self.keys.pop(entry, None)
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
         for name, (until, length) in self.pauses.items():
             tube = self.tube_of(name)

@@ -11,6 +11,7 @@ import pytest
 
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.idempotency import scope_of
 from greenstalk_server.core.job import DEFAULT_COLD_STATE, SECOND
 from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tube import Tube
@@ -20,7 +21,7 @@ from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.power_loss import SHARES, crash_repeatedly
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.test_ruled_restart import jobs_of, kept_keys_of, orders_of
-from tests.journal.workload import JobSnapshot, recovered
+from tests.journal.workload import Bench, JobSnapshot, recovered
 from tests.support.world import START
 
 LONGEST = b"k" * 200
@@ -185,3 +186,20 @@ def test_repeated_power_loss_loses_nothing(seed: int) -> None:
     """Each server starts on the disk that the last crash left."""
     bench = crash_repeatedly(TaggedBench(Disk(), seeded(seed)), 60)
     assert any(isinstance(job, TaggedJob) for job in bench.broker.jobs.values())
+
+
+def test_deletion_that_is_torn_after_its_key_frees_the_key_with_the_job() -> None:
+    """The KEY record of the deletion is on disk, its DELETE record is not, and an operator deletes the job later."""
+    tags = Tags(b"k", 1000 * SECOND)
+    bench = Bench(Disk(), seeded(1))
+    client = bench.broker.connect(lambda: None)
+    assert bench.broker.put_tagged(client, b"", 1, 0, 0, SECOND, b"", tags, START) == 1
+    bench.binlog.key(scope_of(b"default"), b"k", 1, START + 1000 * SECOND)
+    assert bench.commit()
+    for is_deleted in (False, True):
+        bench = Bench(bench.disk.crash(Chance(seeded(1), 1.0)), seeded(1))
+        assert (1 in bench.broker.jobs) != is_deleted
+        assert kept_keys_of(bench.broker, START) == {}
+        if not is_deleted:
+            assert bench.broker.delete_job(1, START)
+            assert bench.commit()
