@@ -391,3 +391,13 @@ def test_mark_at_an_impossible_time_is_left_out(server: Server, at: int) -> None
     marks = Marks(server.archive, server.queue.clock)
     marks.restore()
     assert marks.find(None, -(10**40), 10**40) == [known]
+
+
+def test_link_in_place_of_the_directory_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "target").mkdir()
+    HistoryFiles(str(tmp_path))
+    assert not caplog.records
+    (tmp_path / "history").symlink_to(tmp_path / "target")
+    HistoryFiles(str(tmp_path))
+    [record] = caplog.records
+    assert f"{tmp_path}/history is a symbolic link" in record.getMessage()

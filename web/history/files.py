@@ -49,12 +49,21 @@ _NAME: Final = re.compile(rf"({'|'.join(tier.name for tier in TIERS)})-([0-9]{{1
 
 
 class HistoryFiles:
-    """The history in the directory `history` of *directory*, which the first write creates."""
+    """The history in the directory `history` of *directory*, which the first write creates.
+
+    That directory should not be a symbolic link, which is reported.
+    """
 
     is_blocking: bool = True
 
     def __init__(self, directory: str) -> None:
         self._directory: Path = Path(directory, DIRECTORY)
+        if self._directory.is_symlink():
+            log.warning(
+                "history: %s is a symbolic link; users who can write to its target can change the history. Replace the"
+                " link by a directory, or mount the other disk there",
+                self._directory,
+            )
         self._ends: dict[Path, int] = {}  # the end of the last intact frame of each log
         self._damaged: set[Path] = set()
 
