@@ -23,8 +23,9 @@ from .loop_clock import CELL
 from .probe import probing
 from .queue import SCENARIOS as QUEUE
 from .scenario import Scenario, Target
+from .web import SCENARIOS as WEB
 
-SCENARIOS: Final = {**QUEUE}
+SCENARIOS: Final = {**QUEUE, **WEB}
 
 MAX_ITERATION: Final = 10.0
 """Milliseconds of CPU time that an iteration of the event loop may take."""

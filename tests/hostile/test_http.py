@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import gevent
+import gevent.socket
 import pytest
 
 from greenstalk_server.core.limits import LimitCounters
@@ -126,7 +127,9 @@ class Served:
             told = f"{len(environ['wsgi.input'].read())} bytes{where}{descriptor_of(environ) is None}"
             return [told.encode()]
 
-        server = WebServer(("127.0.0.1", 0), app, log=None, handler_class=RequestHandler)
+        listener = gevent.socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        server = WebServer(listener, app, log=None, handler_class=RequestHandler)
         server.files = DescriptorBudget(1000, self.limited)
         server.start()
         self.port = server.server_port
