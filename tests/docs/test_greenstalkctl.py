@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,12 @@ def test_each_block_of_examples_succeeds(block: Example, tmp_path: Path) -> None
     (tmp_path / "seed.py").write_text(SEED)
     preamble = Example(0, PREAMBLE.format(python=shlex.quote(sys.executable)), None, "", "")
     flags = ("-l", "127.0.0.1", "-p", "0")
-    with Daemon(*flags, "--web-port", "0") as server, Daemon(*flags, "--no-web") as other:
-        replacements = REPLACEMENTS | {"queue2:11300": f"127.0.0.1:{other.port}"}
-        replacements["http://127.0.0.1:8080"] = server.dashboard.rstrip("/")
+    with ExitStack() as stack:
+        server = stack.enter_context(Daemon(*flags, "--web-port", "0"))
+        replacements = REPLACEMENTS | {"http://127.0.0.1:8080": server.dashboard.rstrip("/")}
+        if "queue2:11300" in block.commands:
+            other = stack.enter_context(Daemon(*flags, "--no-web"))
+            replacements["queue2:11300"] = f"127.0.0.1:{other.port}"
         variables = {"GREENSTALKCTL_SERVER": f"127.0.0.1:{server.port}", "PORT_OF_QUEUE": str(server.port)}
         _, printed = run([preamble, block], tmp_path, replacements, **variables)
     print(printed)
