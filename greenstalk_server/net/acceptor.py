@@ -20,6 +20,7 @@ from gevent.server import StreamServer
 
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.connection import run_then
+from greenstalk_server.net.http import Readiness
 from greenstalk_server.net.listeners import listen, of_dashboard
 from greenstalk_server.net.poller import BUDGET, AcceptHandler, Poller
 from greenstalk_server.runtime.exit_codes import StartError
@@ -201,12 +202,16 @@ class Acceptor(_Backpressure, _Plain):
 class WebServer(_Backpressure, WSGIServer):  # type: ignore[misc]
     """gevent's HTTP server. Set `files` before it starts.
 
-    turns   a FairQueue shared by all of its connections; each read and each answered request takes one turn.
+    turns       a FairQueue shared by all of its connections; each read and each answered request takes one turn.
+    readiness   wakes the connections that have input.
     """
+
+    max_accept: int = 8  # in each iteration of the event loop
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.turns: FairQueue = FairQueue()
+        self.readiness: Readiness = Readiness()
         self._count: int = 0
 
     def start(self) -> None:

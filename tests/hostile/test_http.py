@@ -19,11 +19,13 @@ import pytest
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
-from greenstalk_server.net.http import MAX_HEAD, RequestHandler
+from greenstalk_server.net.http import MAX_HEAD, MAX_WAKES, RequestHandler
+from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.web.live.peer import descriptor_of
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
 from tests.support.processes import join
+from tests.web.turns import LoopIterations, until
 
 FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-host", "127.0.0.1", "--web-port", "0")
 
@@ -181,6 +183,58 @@ def test_idle_http_connection_is_closed_and_not_counted(served: Served, monkeypa
     assert served.ask(b"") == b""
     assert served.ask(b"GET / HTTP/1.1\r\n\r\n").count(b"200 OK") == 1
     assert served.limited.counts()["request_timeout"] == 0
+
+
+def test_a_bounded_number_of_connections_is_woken_per_iteration() -> None:
+    """A hundred sockets get input at the same moment; the loop never wakes more than MAX_WAKES greenlets at once."""
+    readiness, woken, waiting = http.Readiness(), 0, 0
+    pairs = [socket.socketpair() for _ in range(100)]
+
+    def wait(ours: socket.socket) -> None:
+        nonlocal woken, waiting
+        waiting += 1
+        readiness.wait(ours.fileno(), TIMEOUT)
+        woken += 1
+
+    greenlets = [gevent.spawn(wait, ours) for ours, _ in pairs]
+    until(lambda: waiting == len(pairs))
+    for _, theirs in pairs:
+        theirs.send(b"x")
+    with LoopIterations(lambda: woken) as loop:
+        gevent.joinall(greenlets, timeout=TIMEOUT, raise_error=True)
+    assert woken == len(pairs) and loop.max_progress <= 2 * MAX_WAKES
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_wait_for_input_times_out_and_leaves_nothing_behind() -> None:
+    readiness = http.Readiness()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                readiness.wait(ours.fileno(), 0.001)
+        theirs.close()
+        readiness.wait(ours.fileno(), TIMEOUT)
+
+
+def test_timeouts_of_requests_that_begin_together_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts = set[float]()
+
+    class Recorded(http.Readiness):
+        def wait(self, descriptor: int, seconds: float) -> None:
+            timeouts.add(seconds)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for _ in range(20):
+            incoming = http._Incoming(ours, FairQueue(), Recorded())
+            incoming.begin()
+            theirs.send(b"x")
+            incoming.readinto(bytearray(1))
+    assert len(timeouts) == 20
+    assert all(http.IDLE_TIMEOUT <= timeout <= (1 + http.SPREAD) * http.IDLE_TIMEOUT for timeout in timeouts)
 
 
 def test_request_that_trickles_times_out(
