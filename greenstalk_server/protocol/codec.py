@@ -101,6 +101,7 @@ UNHELD: Final[set[bytes]] = {
     WATCH,
     IGNORE,
     RESERVE_MODE,
+    STATS_MODE,
     META,
     DRAIN,
     UNDRAIN,

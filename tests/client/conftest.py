@@ -49,6 +49,7 @@ def client(ours: Address) -> Iterator[Client[str]]:
         for tube in client.tubes():
             with suppress(greenstalk.NotFoundError):  # the tube of an earlier client that has just disconnected
                 client.flush_tube(tube)
+                client.pause_tube(tube, 0)
 
 
 def await_listener(port: int) -> None:

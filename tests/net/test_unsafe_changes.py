@@ -168,6 +168,7 @@ UNHELD: Final = {
     codec.WATCH: b"watch other",
     codec.IGNORE: b"ignore other",
     codec.RESERVE_MODE: b"reserve-mode weighted",
+    codec.STATS_MODE: b"stats-mode extended",
     codec.META: b"meta age",
     codec.DRAIN: b"drain",
     codec.UNDRAIN: b"undrain",
