@@ -618,7 +618,7 @@ SCENARIOS: Final = {
     "100,000 keys expire": Scenario(expire_keys),
     "flush of 100,000 keys": Scenario(flush_keys),
     "reload of 1,000 policies for 51,000 tubes": Scenario(reload_policies, config="\n"),
-    "puts into a journal with 51,000 tubes": Scenario(segments(False), ("-b", "{dir}/journal")),
-    "puts into a journal with 51,000 paused tubes": Scenario(segments(True), ("-b", "{dir}/journal")),
+    "puts into a journal with 51,000 tubes": Scenario(segments(False), ("-b", "{dir}")),
+    "puts into a journal with 51,000 paused tubes": Scenario(segments(True), ("-b", "{dir}")),
     "bodies of 30 MB": Scenario(large_bodies, ("-z", "31457280", "-b", "{dir}")),
 }
