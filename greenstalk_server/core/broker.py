@@ -577,8 +577,8 @@ class Broker(PutControl):
         return self._timers.soonest()
 
     def _tube_due(self, tube: Tube, limit: int, now: int) -> int:
-        """Do what is due in *tube*; return the cost of the jobs handed out, at most *limit*."""
-        cost = 0
+        """Do what is due in *tube*; return the cost, at most *limit* for the jobs handed out."""
+        cost = search = 0
         if tube.paused_until <= now:
             tube.pause = tube.paused_until = 0
             self._update_hold(tube, now)
@@ -587,6 +587,7 @@ class Broker(PutControl):
             self._rules_due(tube, rules, now)
         if tube.ready.is_unfinished:
             self._search_on(tube)
+            search = SLICE
         if tube.held_until <= now:
             cost = self._offer(tube, limit, now)
         if not tube.paused_until:
@@ -600,7 +601,7 @@ class Broker(PutControl):
             self._arm(tube, job.deadline)
         if tube.paused_until:
             self._arm(tube, tube.paused_until)
-        return cost
+        return cost + search
 
     def _client_due(self, client: Client, now: int) -> int:
         """Do what is due for *client*; return the cost of what that settles, and of the end of its wait."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from greenstalk_server.core import transitions
@@ -9,6 +11,7 @@ from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, URGENT_BELOW, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.ready_queue import MAX_STALE
 from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE
@@ -734,3 +737,20 @@ def test_untagged_job_is_a_plain_job(world: World) -> None:
     assert type(world.broker.jobs[1]) is Job
     assert tags_of(world.broker.jobs[1]).packed() == b""
     assert {READY, RESERVED, BURIED, DELAYED} == set(range(1, 5))
+
+
+def test_tick_withholds_few_stale_fronts(world: World) -> None:
+    keys = 6 * MAX_STALE
+    with world.in_bulk():
+        for tube in (b"one", b"two"):
+            for key in range(keys):
+                world.client().put_tagged(f"con:k{key}", tube=tube)
+        world.client(watch=[b"one"]).take(keys)
+        fronts = world.broker.tubes[b"two"].ready._out_of_order
+        assert fronts is not None
+        left = [fronts.count]
+        assert world.broker.reserve(world.client(watch=[b"two"]).client, world.now) is None
+        while left[-1]:
+            left.append(fronts.count)
+            world.broker.tick(world.now)
+    assert max(before - after for before, after in pairwise(left)) <= 2 * MAX_STALE + 2
