@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from greenstalk_server import BUILD, __version__
+from greenstalk_server.cli import main
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, TIMEOUT, Daemon, ask, environment, run
 from tests.support.processes import ending
 
@@ -137,6 +138,19 @@ def test_help_is_printed() -> None:
         (["-z", ""], 5),
         (["-z", "abc"], 5),
         (["-z", "0x10"], 5),
+    ],
+)
+def test_exit_codes_of_the_command_line_are_those_of_beanstalkd(
+    beanstalkd: str, flags: list[str], exit_code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*flags, command=(beanstalkd,)).returncode == exit_code
+    assert main(flags) == exit_code
+    assert capsys.readouterr().err.count("\n") == bool(exit_code), "the reason is one line"
+
+
+@pytest.mark.parametrize(
+    ("flags", "exit_code"),
+    [
         (["-p", "abc"], 111),
         (["-p", "11300x"], 111),
         (["-p", "-1"], 111),
@@ -154,7 +168,7 @@ def test_help_is_printed() -> None:
         (["-p", "0", "-u", "no-such-user", "-b", "/no/such/directory"], 33),
     ],
 )
-def test_exit_codes_are_those_of_beanstalkd(beanstalkd: str, flags: list[str], exit_code: int) -> None:
+def test_exit_codes_of_the_start_are_those_of_beanstalkd(beanstalkd: str, flags: list[str], exit_code: int) -> None:
     theirs = run(*flags, command=(beanstalkd,))
     ours = run(*flags, GREENSTALK_WEB_HOST="127.0.0.1", PORT="0")
     assert (theirs.returncode, ours.returncode) == (exit_code, exit_code)

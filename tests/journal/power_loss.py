@@ -28,6 +28,9 @@ RECOVERY_STEPS: Final = 10
 """Rounds of the committer's tasks within which service resumes once the disk works again."""
 
 sync_intervals = pytest.mark.parametrize("sync_interval", [0, SECOND // 20], ids=["-f 0", "-f 50"])
+sync_intervals_and_memory = pytest.mark.parametrize(
+    ("sync_interval", "is_memory_short"), [(0, True), (SECOND // 20, False)], ids=["-f 0, memory short", "-f 50"]
+)
 error_codes = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 error_durations = pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "lasting"])
 
