@@ -12,7 +12,7 @@ from tests.crash.tagged import TaggedRounds
 from tests.support.tagged_load import LIMITS
 
 SEED = 20
-ROUNDS = 8
+ROUNDS = 5
 
 
 def test_killed_server_loses_no_acknowledged_change(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_unsynced_changes_survive_a_kill_of_the_process(tmp_path: Path, syncing:
         print(rounds.run())
 
 
-@pytest.mark.parametrize("syncing", [["-f", "0"], ["-f", "50"], ["-F"]], ids="".join)
+@pytest.mark.parametrize("syncing", [["-f", "0"], ["-F"]], ids="".join)
 def test_stop_under_load_loses_no_acknowledged_change(tmp_path: Path, syncing: list[str]) -> None:
     rounds = Rounds(tmp_path, SEED, syncing, end=signal.SIGTERM)
     for _ in range(2):

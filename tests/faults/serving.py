@@ -14,6 +14,9 @@ from tests.support.peer import Peer
 OUT_OF_MEMORY: Final = b"OUT_OF_MEMORY"
 SEGMENT: Final = 65_536
 
+BATCH: Final = 20
+"""Puts that are sent together, since each batch waits for a sync."""
+
 
 def serving(directory: Path, *flags: str) -> Daemon:
     """A server that keeps its journal in *directory*, and has a dashboard."""
@@ -26,11 +29,15 @@ def put(peer: Peer, body: bytes) -> bytes:
 
 
 def put_until_full(peer: Peer, size: int) -> list[int]:
-    """Put jobs of *size* bytes until one is refused; return the ids of the others."""
-    ids = []
-    while (reply := put(peer, bytes(size))) != OUT_OF_MEMORY:
-        ids.append(id_of(reply))
-    return ids
+    """Put jobs of *size* bytes, a batch at a time, until one is refused; return the ids of the others."""
+    request = b"put 0 0 600 %d\r\n%b\r\n" % (size, bytes(size))
+    ids: list[int] = []
+    while True:
+        peer.send(request * BATCH)
+        replies = [peer.read_line() for _ in range(BATCH)]
+        ids += [id_of(reply) for reply in replies if reply != OUT_OF_MEMORY]
+        if OUT_OF_MEMORY in replies:
+            return ids
 
 
 def id_of(reply: bytes) -> int:

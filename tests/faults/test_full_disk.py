@@ -28,11 +28,11 @@ from tests.support.peer import Peer, eventually
 SEGMENT_SIZES = (65_536, 262_144, 1_048_576, 10_485_760)
 """Values of -s: from a ninth of the smallest disk to more than the largest."""
 
-ROUNDS = 3
+ROUNDS = 2
 LONGEST_WAIT = 5.0
 """Seconds within which every command is answered, on a slow machine."""
 
-syncing = pytest.mark.parametrize("flags", [("-f", "0"), ("-f", "50"), ("-F",)], ids=" ".join)
+syncing = pytest.mark.parametrize("flags", [("-f", "0"), ("-F",)], ids=" ".join)
 
 MANY = 5000
 """Times that a job is buried, kicked and released: the records are several times what the disk holds."""
@@ -212,8 +212,8 @@ def test_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str
 
 @pytest.mark.parametrize(
     ("disk", "size"),
-    [(tmpfs, 600_000), (tmpfs, 4_400_000), (ext4, 1_100_000), (ext4, 2_000_000)],
-    ids=["tmpfs 0.6 MB", "tmpfs 4.4 MB", "ext4 1.1 MB", "ext4 2 MB"],
+    [(tmpfs, 600_000), (tmpfs, 4_400_000), (ext4, 1_100_000)],
+    ids=["tmpfs 0.6 MB", "tmpfs 4.4 MB", "ext4 1.1 MB"],
 )
 def test_small_disk_under_load_loses_nothing_and_answers_every_command(
     tmp_path: Path, disk: Callable[[Path, int], AbstractContextManager[Path]], size: int

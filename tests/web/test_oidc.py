@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -267,7 +268,7 @@ class ScriptedProvider:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.issuer = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def document(self) -> dict[str, Any]:
         return {
@@ -471,13 +472,22 @@ DEEP = b"[" * 100_000
 PLACES = ("/.well-known/openid-configuration", "/keys", "/token")
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"no JSON", b"[]", b"5", b"null", b"{}", DEEP, b'{"a":' + DEEP, b"\xff", b'{"keys": 5}', b'{"keys": [5]}',
-     b'{"keys": [{"kty": "RSA", "n": "!", "e": "!", "kid": "k1"}]}', b'{"id_token": 5}', b'{"id_token": "a.b.c"}',
-     b'{"id_token": "a.b.c.d.e", "token_type": 5}', b'{"error": 5}', b'{"id_token": "' + b"9" * 100_000 + b'"}'],
+MALFORMED = (b"", b"no JSON", b"[]", b"null", b"{}", DEEP, b"\xff")
+MALFORMED_KEYS = (b'{"keys": 5}', b'{"keys": [5]}', b'{"keys": [{"kty": "RSA", "n": "!", "e": "!", "kid": "k1"}]}')
+MALFORMED_TOKENS = (
+    b'{"id_token": 5}', b'{"id_token": "a.b.c"}', b'{"id_token": "a.b.c.d.e", "token_type": 5}', b'{"error": 5}',
+    b'{"id_token": "' + b"9" * 100_000 + b'"}',
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "body"),
+    [
+        *product(PLACES, MALFORMED),
+        *product(["/keys"], MALFORMED_KEYS),
+        *product(["/token"], MALFORMED_TOKENS),
+    ],
+)
 def test_malformed_document_is_reported(app: Flask, provider: ScriptedProvider, place: str, body: bytes) -> None:
     client = app.test_client()
     if place != "/token":
@@ -558,7 +568,7 @@ def test_slow_headers_are_given_up(queue: Queue, monkeypatch: pytest.MonkeyPatch
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         app = queue.app(oidc=Provider(f"http://127.0.0.1:{server.server_port}", "queue"))
         visits = [gevent.spawn(app.test_client().get, "/oidc/start") for _ in range(3)]
         gevent.joinall(visits, timeout=TIMEOUT, raise_error=True)
