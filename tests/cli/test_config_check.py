@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from greenstalk_server.cli import main
 from greenstalk_server.journal.record import VERSION
-from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
+from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run, run_here
 from tests.support.peer import eventually
 from tests.support.tls import make_certificates
 
@@ -72,7 +71,7 @@ def test_valid_configuration_passes_and_nothing_is_changed(certificates: Path, t
     os.utime(queue, (1, 1))
     tls = [f"--tls-cert={certificates}/server.pem", f"--tls-key={certificates}/server.key"]
     tls += [f"--tls-client-ca={certificates}/authority.pem", "-l", f"unix:{tmp_path}/socket"]
-    done = run("config", "--check", *LOOPBACK, *tls, "-b", str(queue), GREENSTALK_WEB_PASSWORD_FILE=str(password))
+    done = run_here("config", "--check", *LOOPBACK, *tls, "-b", str(queue), GREENSTALK_WEB_PASSWORD_FILE=str(password))
     assert (done.returncode, done.stdout, done.stderr) == (0, VALID, "")
     assert contents(queue) == {}
     assert queue.stat().st_mtime == 1
@@ -88,7 +87,7 @@ def test_check_does_not_disturb_a_running_server(tmp_path: Path) -> None:
         )
         before = contents(tmp_path)
         port, web = str(daemon.port), daemon.dashboard.rpartition(":")[2].strip("/")
-        done = run("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))
+        done = run_here("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))
         assert (done.returncode, done.stdout) == (0, VALID)
         assert [line.removeprefix("greenstalk-server: note: ") for line in done.stderr.splitlines()] == [
             f"127.0.0.1, port {port}, is in use; expected if a server or its socket unit runs there now",
@@ -162,25 +161,17 @@ def later_version(directory: Path) -> tuple[str, ...]:
         later_version,
     ],
 )
-def test_check_reports_the_error_of_the_start(
-    certificates: Path,
-    flags_for: Callable[[Path], tuple[str, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_check_reports_the_error_of_the_start(certificates: Path, flags_for: Callable[[Path], tuple[str, ...]]) -> None:
     flags = (*LOOPBACK, *flags_for(certificates))
-    started = run(*flags, GREENSTALK_WEB_PASSWORD="x")  # noqa: S106
+    variables: dict[str, Any] = {"GREENSTALK_WEB_PASSWORD": "x"}
+    started, checked = run(*flags, **variables), run_here("config", "--check", *flags, **variables)
     assert started.returncode != 0
-    monkeypatch.setenv("GREENSTALK_WEB_PASSWORD", "x")
-    monkeypatch.setattr(logging.getLogger("greenstalk_server"), "handlers", [])  # to which the command adds one
-    assert main(["config", "--check", *flags]) == started.returncode
-    stdout, stderr = capsys.readouterr()
-    assert stdout == ""
-    assert stderr.splitlines()[-1] == started.stderr.splitlines()[-1]
+    assert (checked.returncode, checked.stdout) == (started.returncode, "")
+    assert checked.stderr.splitlines()[-1] == started.stderr.splitlines()[-1]
 
 
 def test_each_problem_is_reported_on_a_line(tmp_path: Path) -> None:
-    done = run(
+    done = run_here(
         "config", "--check", *LOOPBACK, "-b", "/no/such/directory", "-l", "localhost:abc", "--tls-cert", "/no/cert",
         "--tls-client-ca", "/no/ca", GREENSTALK_WEB_PASSWORD_FILE="/no/password", GREENSTALK_API_TOKEN="a b",  # noqa: S106
     )  # fmt: skip
@@ -198,7 +189,7 @@ def test_each_problem_is_reported_on_a_line(tmp_path: Path) -> None:
 def test_each_invalid_value_is_reported_on_a_line(tmp_path: Path) -> None:
     file = tmp_path / "greenstalk.toml"
     file.write_text('port = "x"\nunknown = 1\n[web]\nport = 8081\nread_only = 2\n')
-    done = run("config", "--check", "--nope", "-z", "x", "--config", str(file), GREENSTALK_SYNC_MS="soon")
+    done = run_here("config", "--check", "--nope", "-z", "x", "--config", str(file), GREENSTALK_SYNC_MS="soon")
     assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
         "unknown flag --nope",
         "-z x",
@@ -215,7 +206,7 @@ def test_each_mistake_in_each_policy_is_reported_on_a_line(tmp_path: Path) -> No
     file.write_text(
         '[policies.mail]\ntubes = ["mail.*"]\nmax_attempts = -5\nretry_dely = 1\n\n[policies.sms]\nmax_jobs = "x"\n'
     )
-    done = run("config", "--check", "--config", str(file))
+    done = run_here("config", "--check", "--config", str(file))
     assert [line.removeprefix(f"greenstalk-server: {file}:")[:40] for line in done.stderr.splitlines()] == [
         "4: policy mail: unknown key retry_dely: ",
         "3: policy mail: max_attempts -5: must be",
@@ -227,7 +218,7 @@ def test_each_mistake_in_each_policy_is_reported_on_a_line(tmp_path: Path) -> No
 
 def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) -> None:
     flags = ["-l", "192.0.2.1", "--web-port", "0", *rule_of_unknown_listener(tmp_path)]
-    assert run("config", "--check", *flags).returncode == 111
+    assert run_here("config", "--check", *flags).returncode == 111
     script = 'SYSTEMD_EXEC_PID=$$ exec "$@"'
     done = subprocess.run(
         ["sh", "-c", script, "sh", *COMMAND, "config", "--check", *flags],
@@ -278,7 +269,7 @@ def test_warnings_are_printed(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("secret\n")
     password.chmod(0o644)
-    done = run("config", "--check", *LOOPBACK, "-n", GREENSTALK_WEB_PASSWORD_FILE=str(password))
+    done = run_here("config", "--check", *LOOPBACK, "-n", GREENSTALK_WEB_PASSWORD_FILE=str(password))
     assert [line.partition(": ")[2][:30] for line in done.stderr.splitlines()] == [
         "warning: -n has no effect: the",
         "warning: every user of this ma",

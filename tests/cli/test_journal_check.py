@@ -23,13 +23,14 @@ from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
 from tests.journal import version1
 from tests.journal.test_beanstalkd import V7, full, header, make_job
-from tests.support.daemon import TIMEOUT, Daemon, run
+from tests.support.daemon import TIMEOUT, Daemon, run, run_here
+from tests.support.peer import eventually
 from tests.support.ports import free_ports
 from tests.support.processes import ending, join
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
-SMALL = ("-s", "4096", "-f", "0")
-BODY = "x" * 1000
+SMALL = ("-s", "16384", "-f", "0")
+BODY = "x" * 4500
 
 
 def check(directory: Path) -> tuple[int, str]:
@@ -87,7 +88,7 @@ def connect(port: int) -> greenstalk.Client:
 
 @pytest.fixture
 def four_segments(tmp_path: Path) -> Path:
-    """The directory of a real server: ten ready jobs of a kilobyte in four segments of four kilobytes."""
+    """The directory of a real server: ten ready jobs in four segments."""
     with Daemon(*QUIET, *SMALL, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
         for _ in range(10):
             queue.put(BODY)
@@ -153,7 +154,9 @@ def test_live_bytes_are_the_sum_over_the_jobs(four_segments: Path) -> None:
 def test_running_server_is_named_and_not_disturbed(tmp_path: Path) -> None:
     with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, client(daemon) as queue:
         queue.put("one")
-        done = run("journal", "check", str(tmp_path))
+        following = tmp_path / "journal.2"
+        eventually(lambda: following.exists() and following.stat().st_size > 0, "the next segment is allocated")
+        done = run_here("journal", "check", str(tmp_path))
         assert done.returncode == 0
         assert f"in use by process {daemon.process.pid}: " in done.stdout
         assert "\njobs: 1\n" in done.stdout
@@ -384,7 +387,7 @@ def test_start_and_checks_agree_on_a_file_of_beanstalkd(
     (tmp_path / "binlog.1").write_bytes(content)
     (tmp_path / "binlog.2").write_bytes(header(V7) + full(V7, make_job(9)))
     assert check(tmp_path)[0] == checked
-    assert run("config", "--check", *QUIET, "-b", str(tmp_path)).returncode == lenient
+    assert run_here("config", "--check", *QUIET, "-b", str(tmp_path)).returncode == lenient
     expected = strict if flags else lenient
     if expected:
         assert run(*QUIET, "-b", str(tmp_path), *flags).returncode == expected
@@ -433,7 +436,7 @@ def test_unreadable_file_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / name if name != "directory as a segment" else tmp_path
     reason = {"missing": "No such file or directory", "file": "Not a directory"}.get(name, "Is a directory")
     shown = path if path != tmp_path else path / "journal.1"
-    done = run("journal", "check", str(path))
+    done = run_here("journal", "check", str(path))
     assert (done.stdout, done.stderr) == ("", f"greenstalk-server: journal check: {shown}: {reason}\n")
     assert done.returncode == 10
 
@@ -442,17 +445,17 @@ def test_unreadable_file_is_named(tmp_path: Path, name: str) -> None:
     "arguments", [[], ["check"], ["check", ""], ["check", "-b"], ["check", "a", "b"], ["mend", "a"]]
 )
 def test_invalid_arguments_of_journal_are_refused(arguments: list[str]) -> None:
-    done = run("journal", *arguments)
+    done = run_here("journal", *arguments)
     assert done.stderr.startswith("greenstalk-server: journal")
     assert "must be `journal check DIR`, " in done.stderr
     assert (done.stdout, done.returncode) == ("", 5)
 
 
 def test_help_is_the_help_of_the_server() -> None:
-    assert run("journal", "check", "--help").stdout == run("--help").stdout
-    assert "greenstalk-server journal check DIR\n" in run("--help").stdout
+    assert run_here("journal", "check", "--help").stdout == run_here("--help").stdout
+    assert "greenstalk-server journal check DIR\n" in run_here("--help").stdout
 
 
 def test_journal_is_a_command_only_as_the_first_argument(tmp_path: Path) -> None:
     assert run("-b", "journal", "-l", "127.0.0.1", "-p", "0", "--no-web").returncode == 10
-    assert "unknown argument journal" in run("-V", "journal", "check", str(tmp_path)).stderr
+    assert "unknown argument journal" in run_here("-V", "journal", "check", str(tmp_path)).stderr

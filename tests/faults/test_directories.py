@@ -18,7 +18,7 @@ from tests.support.daemon import Daemon, run
 from tests.support.peer import Peer
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
-COUNT = 300
+COUNT = 600
 
 
 def start(directory: Path, *flags: str) -> subprocess.CompletedProcess[str]:
