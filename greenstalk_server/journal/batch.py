@@ -133,7 +133,7 @@ class Batch:
             raise no_space_error()
         if segment.handle is None:
             create(self._files, segment)
-        elif lacking > 0:
+        elif segment.allocated < segment.capacity:
             self._files.grow(segment.handle, segment.capacity)
             segment.allocated = segment.capacity
         self.is_short = False
