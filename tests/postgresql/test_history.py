@@ -55,8 +55,7 @@ class Server:
 
     def wait(self) -> None:
         """Wait until all is written."""
-        while self.archive._writer:
-            self.archive._writer.join()
+        self.archive._writer.join()
 
 
 def test_takeover_continues_the_history(leases: tuple[LeaderLease, LeaderLease], cluster: Cluster) -> None:

@@ -393,6 +393,20 @@ def test_mark_at_an_impossible_time_is_left_out(server: Server, at: int) -> None
     assert marks.find(None, -(10**40), 10**40) == [known]
 
 
+def test_mark_that_is_added_before_the_restore_replaces_no_earlier_mark(server: Server) -> None:
+    earlier, now = Mark(server.queue.now - SECOND, "deployed 4.1"), server.queue.now
+    server.files.save_marks(encode([earlier]))
+    marks = Marks(server.archive, server.queue.clock)
+    marks.add("deployed 4.2")
+    server.wait()
+    marks.restore()
+    server.wait()
+    assert [mark.text for mark in marks.find(None, 0, now)] == ["deployed 4.1", "deployed 4.2"]
+    again = Marks(server.archive, server.queue.clock)
+    again.restore()
+    assert again.find(None, 0, now) == marks.find(None, 0, now)
+
+
 def test_link_in_place_of_the_directory_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "target").mkdir()
     HistoryFiles(str(tmp_path))

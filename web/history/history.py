@@ -107,7 +107,10 @@ class Columns(NamedTuple):
 
 
 class History(BrokerListener):
-    """Records the activity of *broker* from the start on, and stores it in *archive*."""
+    """Records the activity of *broker* from the start on, and stores it in *archive*.
+
+    is_restored     the archive was read, so samples may be stored.
+    """
 
     def __init__(
         self,
@@ -128,6 +131,7 @@ class History(BrokerListener):
         self._archive: Archive = archive if archive is not None else Archive(MemoryStore())
         self._is_leader: Callable[[], bool] = is_leader
         self._on_restored: Callable[[], None] = on_restored
+        self.is_restored: bool = False
         self._sampler: Service = Service("history", partial(_sample, weakref.ref(self)))
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
@@ -430,6 +434,7 @@ class History(BrokerListener):
             if series is not None:
                 series.previous = last_hour, chunk
         self._on_restored()
+        self.is_restored = True
 
     # Eviction
 
@@ -526,13 +531,11 @@ def _depths(tube: Tube) -> Counts:
 
 def _sample(found: weakref.ref[History]) -> None:
     """Call `tick` at the beginning of each second, until the History is garbage-collected. Switches."""
-    is_restored = False
     while (history := found()) is not None:
         wait = FOLLOWER_INTERVAL
-        if not is_restored and history.may_store():
+        if not history.is_restored and history.may_store():
             history.restore()
-            is_restored = True
-        if is_restored:
+        if history.is_restored:
             history.tick()
             wait = history.seconds_left()
         del history

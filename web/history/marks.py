@@ -65,30 +65,39 @@ class Mark(Struct, frozen=True):
 
 
 class Marks(BrokerListener):
-    """The marks of one server. Adds marks for pauses."""
+    """The marks of one server. Adds marks for pauses.
+
+    Invariant: nothing is saved before `restore`, which would replace the marks of the previous run.
+    """
 
     def __init__(self, archive: Archive, clock: Clock) -> None:
         self._archive: Archive = archive
         self._clock: Clock = clock
         self._marks: list[Mark] = []
+        self._is_restored: bool = False
         self._counts: list[int] = [0, 0]  # of the server's marks, and of those of users and programs
 
     def restore(self) -> None:
-        """Read the marks from the archive. Switches."""
+        """Read the marks from the archive, and save those that were added before. Call once. Switches."""
+        document = self._archive.load_marks() or b"[]"
+        has_new, self._is_restored = bool(self._marks), True
         try:
-            found = msgspec.json.decode(self._archive.load_marks() or b"[]", type=list[Mark])
+            found = msgspec.json.decode(document, type=list[Mark])
         except (msgspec.MsgspecError, RecursionError) as error:
             log.error("history: the marks cannot be read, and are lost: %s", error)  # noqa: TRY400  the message is complete
-            return
+            found = []
         for mark in found[-2 * MAX_MARKS :]:
             if 0 <= mark.at < MAX_TIME and (not mark.tube or is_tube_name(mark.tube.encode())):
                 self._insert(mark)
+        if has_new:
+            self._archive.save_marks(self._encoded)
 
     def add(self, mark_text: str, *, kind: str = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:
         """Add a mark at *at*, by default now. The caller has checked the arguments. Does not switch."""
         mark = Mark(at or self._clock(), mark_text[:MAX_TEXT], kind, tube, who)
         self._insert(mark)
-        self._archive.save_marks(self._encoded)
+        if self._is_restored:
+            self._archive.save_marks(self._encoded)
         return mark
 
     def find(self, tube: str | None, since: int, until: int) -> list[Mark]:
