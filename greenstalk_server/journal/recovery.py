@@ -71,8 +71,9 @@ class Recovery:
     is_readable all segments are of a version that this server reads.
     is_import_open  after `settle`: an import had begun and not ended.
     returned    after `settle`: the jobs whose reservations it has ended; their last event is RETURNED.
-    undone_keys after `settle`: the keys that it has freed, since the deletion that kept the key was torn before its
-                DELETE record: the job still exists, and has the key itself.
+    undone_keys after `settle`: the keys that it has undone, since the deletion that kept the key was torn before its
+                DELETE record: the job still exists, and has the key itself. Their values are those before that
+                deletion, as in `keys`; zeros if the key was free.
     memory      bytes of memory that are left for bodies; None for no limit.
     """
 
@@ -90,7 +91,7 @@ class Recovery:
     is_import_open: bool = False
     is_readable: bool = True
     returned: list[Job] = field(default_factory=list)
-    undone_keys: list[tuple[bytes, bytes]] = field(default_factory=list)
+    undone_keys: dict[tuple[bytes, bytes], tuple[int, int]] = field(default_factory=dict)
     memory: int | None = None
     _recorded_next_id: int = 1
     _highest_id: int = 0
@@ -99,6 +100,7 @@ class Recovery:
     _import_undo: dict[int, Job | None] | None = None
     _damaged_after: list[tuple[int, Damage]] = field(default_factory=list)
     _blank: list[tuple[str, int]] = field(default_factory=list)
+    _replaced_keys: dict[int, dict[tuple[bytes, bytes], tuple[int, int]]] = field(default_factory=dict)
 
     def replay(
         self, file: str, number: int, data: bytes, is_newest: bool, rewritten_from: int = NOT_REWRITTEN
@@ -187,9 +189,14 @@ class Recovery:
                 job.state = READY
             elif job.state == READY and not job.created_at <= job.deadline <= now:
                 job.deadline = min(job.created_at, now)
-        self.undone_keys = [entry for entry, (id, _) in self.keys.items() if id in self.jobs]
-        for entry in [*self.undone_keys, *[entry for entry, (_, until) in self.keys.items() if until <= now]]:
-            self.keys.pop(entry, None)
+        self.undone_keys = {
+            entry: self._replaced_keys.get(id, {}).get(entry, (0, 0))
+            for entry, (id, _) in self.keys.items()
+            if id in self.jobs
+        }
+        self.keys.update(self.undone_keys)
+        for entry in [entry for entry, (_, until) in self.keys.items() if until <= now]:
+            del self.keys[entry]
         self.pauses = {name: pause for name, pause in self.pauses.items() if pause[0] > now}
         for name, (until, length) in self.pauses.items():
             tube = self.tube_of(name)
@@ -537,6 +544,8 @@ class Recovery:
     def _delete(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         (id,) = record.DELETE_FIELDS.unpack_from(data, at + _JOB_AT)
         self._release_memory(self.jobs.pop(id, None))
+        if self._replaced_keys:
+            self._replaced_keys.pop(id, None)
         if self._highest_id < id < _ID_LIMIT:
             self._highest_id = id
 
@@ -572,10 +581,11 @@ class Recovery:
             is_sound = is_tube_name(name) and 0 < len(key) <= job_attributes.MAX_KEY
         if is_sound:
             self._note_entry((name, key), at, stop, segment)
+            replaced = self.keys.pop((name, key), None)
             if until:
                 self.keys[name, key] = id, until
-            else:
-                self.keys.pop((name, key), None)
+            if replaced is not None and replaced[0] != id and id in self.jobs:  # until the DELETE of the job follows
+                self._replaced_keys.setdefault(id, {})[name, key] = replaced
 
     def _note_entry(self, entry: record.Entry, at: int, stop: int, segment: ReplayedSegment) -> None:
         """Store that the newest record of *entry* is from *at* to *stop* in *segment*."""

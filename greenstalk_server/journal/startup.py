@@ -90,12 +90,12 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
 
 
 def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
-    """Record which reservations *recovery* has ended, and which keys it has freed.
+    """Record which reservations *recovery* has ended, and which keys it has undone.
 
     On a full disk this may take more than the first segment.
     """
-    for tube, key in recovery.undone_keys:
-        binlog.key(tube, key, 0, 0)
+    for (tube, key), (id, until) in recovery.undone_keys.items():
+        binlog.key(tube, key, id, until)
     for job in recovery.returned:
         if job.state == READY:
             binlog.lapse(job)

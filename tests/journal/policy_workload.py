@@ -19,6 +19,9 @@ from tests.journal.workload import ELSEWHERE, TUBES, Bench
 NAMES = ("mail", "p" * 40, "other")
 """Names of policies."""
 
+FINISHED = (10**6, 10**6 + 99)
+"""Ids of finished jobs: a key is kept only for a job that no longer exists."""
+
 
 class PolicyBench(Bench):
     """A bench whose commands include those of policies.
@@ -105,7 +108,7 @@ class PolicyBench(Bench):
     def change_key(self) -> None:
         """Claim a key for some time, or release it."""
         key = self.random.choice(TUBES), b"%02d" % self.random.randrange(self.key_count) * self.random.choice((1, 32))
-        id, until = self.random.randrange(1, 99), self.random.choice((0, self.now + SECOND, self.now + 50 * SECOND))
+        id, until = self.random.randrange(*FINISHED), self.random.choice((0, self.now + SECOND, self.now + 50 * SECOND))
         if until:
             self.binlog.keys[key] = id, until
         else:

@@ -183,18 +183,24 @@ def test_repeated_power_loss_loses_nothing() -> None:
     assert any(isinstance(job, TaggedJob) for job in bench.broker.jobs.values())
 
 
-def test_deletion_that_is_torn_after_its_key_frees_the_key_with_the_job() -> None:
-    """The KEY record of the deletion is on disk, its DELETE record is not, and an operator deletes the job later."""
+@pytest.mark.parametrize("id_before", [0, 10**6], ids=["free before", "kept before"])
+def test_deletion_that_is_torn_after_its_key_undoes_the_key(id_before: int) -> None:
+    """The KEY record of the deletion is on disk, its DELETE record is not, and an operator deletes the job later.
+
+    *id_before*: a finished job whose key was kept before, 0 if there is none.
+    """
     tags = Tags(b"k", 1000 * SECOND)
     bench = Bench(Disk(), seeded(1))
-    client = bench.broker.connect(lambda: None)
+    client, scope, until = bench.broker.connect(lambda: None), scope_of(b"default"), START + 500 * SECOND
     assert bench.broker.put_tagged(client, b"", 1, 0, 0, SECOND, b"", tags, START) == 1
-    bench.binlog.key(scope_of(b"default"), b"k", 1, START + 1000 * SECOND)
+    if id_before:
+        bench.binlog.key(scope, b"k", id_before, until)
+    bench.binlog.key(scope, b"k", 1, START + 1000 * SECOND)
     assert bench.commit()
     for is_deleted in (False, True):
         bench = Bench(bench.disk.crash(Chance(seeded(1), 1.0)), seeded(1))
         assert (1 in bench.broker.jobs) != is_deleted
-        assert kept_keys_of(bench.broker, START) == {}
+        assert kept_keys_of(bench.broker, START) == ({(scope, b"k"): (id_before, until)} if id_before else {})
         if not is_deleted:
             assert bench.broker.delete_job(1, START)
             assert bench.commit()

@@ -270,7 +270,7 @@ def test_next_leader_has_moves_groups_policies_and_keys(members: tuple[Member, M
     for job in group:
         broker.jobs.set(job)
     binlog.policy("mail", b"{}")
-    binlog.key(b"mail", b"key", ids[0], 2**63)
+    binlog.key(b"mail", b"key", 10**6, 2**63)
     one.commit()
     two.read()
     moved, source = group[0], group[0].tube
@@ -285,7 +285,7 @@ def test_next_leader_has_moves_groups_policies_and_keys(members: tuple[Member, M
         ids[2]: (b"t%d" % ids[2], 0),
     }
     recovery = two.follower.recovery
-    assert (recovery.policies, recovery.keys) == ({"mail": b"{}"}, {(b"mail", b"key"): (ids[0], 2**63)})
+    assert (recovery.policies, recovery.keys) == ({"mail": b"{}"}, {(b"mail", b"key"): (10**6, 2**63)})
 
 
 def test_standby_forgets_expired_keys(members: tuple[Member, Member]) -> None:
