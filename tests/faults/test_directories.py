@@ -82,7 +82,7 @@ def test_disk_without_room_for_a_journal_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> tuple[Path, list[int]]:
     """A directory with several segments, and the jobs in it, in their order."""
-    with serving(tmp_path, "-f", "0", "-s", "8192") as server, Peer(server) as peer:
+    with serving(tmp_path, "-f", "0", "-s", "16384") as server, Peer(server) as peer:
         ids: list[int] = []
         for first in range(0, COUNT, BATCH):  # each batch is synced once
             bodies = [b"job %d" % number for number in range(first, first + BATCH)]
