@@ -1,8 +1,9 @@
 """Run the server and record its longest loop iteration: python -m bench.hostile.loop_clock FILE [OPTION...].
 
-FILE holds one integer of eight bytes: the CPU time of the longest iteration in nanoseconds. Whoever maps the file too
-may set it to 0 at any time. An iteration is everything that the main thread does between two calls of the loop's
-`prepare` watchers: it polls, serves sockets and timers, and resumes greenlets. The time that it waits does not count.
+FILE holds one integer of eight bytes: the CPU time of the longest iteration in nanoseconds. A program that maps the
+file too may set it to 0 at any time. An iteration is everything that the main thread does between two calls of the
+loop's `prepare` watchers: it polls, serves sockets and timers, and resumes greenlets. The time that it waits does not
+count.
 """
 
 import mmap

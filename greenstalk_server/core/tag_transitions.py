@@ -3,7 +3,7 @@
 `PolicyTransitions` inherits from `TagTransitions`. A job without tags costs one type check per transition.
 
 An operation of the broker may leave a group without members, or a concurrency key with a free slot. Such targets are
-added to `_unsettled`, and so are tubes whose jobs could be handed out meanwhile. Each operation ends with `_settle`,
+added to `_unsettled`, and so are tubes whose jobs could be handed out before that. Each operation ends with `_settle`,
 which handles one slice of them and hands out the best job first; ticks handle the rest. An operation that ends several
 reservations, such as a disconnect, settles after each of them. Pure.
 """

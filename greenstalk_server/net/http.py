@@ -237,7 +237,7 @@ class Readiness:
                 raise TimeoutError
         finally:
             del self._waiting[descriptor]
-            with suppress(OSError):  # it was closed meanwhile
+            with suppress(OSError):  # already closed
                 self._epoll.unregister(descriptor)
 
     def _wake(self) -> None:

@@ -74,7 +74,7 @@ def test_lock_on_the_table_of_standbys_does_not_delay_a_takeover(nodes: Nodes, c
 def test_duplicate_of_a_put_that_a_takeover_undoes_is_not_acknowledged(
     cluster: Cluster, tmp_path: Path, flags: tuple[str, ...], tags: bytes
 ) -> None:
-    """The database does not answer the commit of the first put; the leader dies meanwhile."""
+    """The database does not answer the commit of the first put, and the leader dies before the answer."""
     config = tmp_path / "greenstalk.toml"
     config.write_text('[policies.once]\ntubes = ["default"]\nunique = "body"\n')
     members = [Node(f"node-{n}", cluster.url, tmp_path, *flags, "--config", str(config)) for n in range(2)]

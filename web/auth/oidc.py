@@ -388,7 +388,7 @@ class _Exchange:
         """Shut all connections down, so that `run` ends. Does not block."""
         self._is_aborted = True
         for sock in self._sockets:
-            with suppress(OSError):  # it was closed meanwhile
+            with suppress(OSError):  # already closed
                 sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -63,7 +63,7 @@ REFRESH_INTERVAL: Final = 1.0
 """Seconds between two renderings of a page."""
 
 GATHER_TIME: Final = 0.05
-"""Seconds between the begin of a stream and the rendering for it, which other streams that begin meanwhile share."""
+"""Seconds from the start of a stream to its first rendering. Streams that start within them share that rendering."""
 
 HEARTBEAT_INTERVAL: Final = 15.0
 """Seconds after which an idle stream sends a heartbeat. Proxies cut silent connections, many after 55 s."""
@@ -328,7 +328,7 @@ class LiveHub:
             self._end_signed_out()
 
     def _wait(self, seconds: float) -> None:
-        """Wait, and refresh the topics that get new streams meanwhile. Switches."""
+        """Wait, and refresh the topics that get new streams during the wait. Switches."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self._has_new.wait(left):
             gevent.sleep(GATHER_TIME)
