@@ -15,8 +15,11 @@ import pytest
 from greenstalk_server.cluster.leadership import TAKEOVER_DELAY, Candidate
 from greenstalk_server.journal.postgresql.connection import (
     APPLICATION,
+    MAX_LOCK_TIMEOUTS,
+    DatabaseConnection,
     DatabaseRefused,
     DatabaseUnavailable,
+    Hosts,
     LockTimeout,
     NotLeader,
     conninfo_of,
@@ -135,6 +138,19 @@ def test_migration_waits_for_another_migration_until_the_lock_timeout(cluster: C
             lease.open()
     lease.open()
     lease.close()
+
+
+def test_session_is_replaced_after_many_lock_timeouts(cluster: Cluster) -> None:
+    """It may be a session of a former primary, whose locks are held by commits that wait for a lost standby."""
+    connection = DatabaseConnection(Hosts(conninfo_of(cluster.url, "--journal")), "locked", 0.1)
+    with psycopg.connect(cluster.url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        [(first,)] = connection.run("SELECT pg_backend_pid()")
+        for _ in range(MAX_LOCK_TIMEOUTS):
+            with pytest.raises(LockTimeout):
+                connection.run("SELECT pg_advisory_lock(%s)", (SCHEMA_LOCK,))
+        assert connection.run("SELECT pg_backend_pid()") != [(first,)]
+    connection.close()
 
 
 def test_late_copy_of_a_takeover_has_no_effect(members: tuple[Member, Member], cluster: Cluster) -> None:

@@ -62,6 +62,10 @@ STUCK_CHECKS: Final = 25
 STUCK_CHECK_INTERVAL: Final = 0.02
 """A new session checks up to 25 times, 20 ms apart, whether its predecessor's backend has ended."""
 
+MAX_LOCK_TIMEOUTS: Final = 8
+"""Consecutive lock timeouts of a session after which it may be one of a former primary, where a commit that waits for
+its lost standby holds the lock indefinitely. The next attempts try the other hosts first."""
+
 Row: TypeAlias = tuple[Any, ...]
 
 
@@ -280,6 +284,7 @@ class DatabaseConnection:
         self._retry_at: float = 0.0
         self._late_statements: int = 0
         self._late_connects: int = 0
+        self._lock_timeouts: int = 0
         self._is_connecting: bool = False
         self._is_unreplicated: bool = False
         self._is_closed: bool = False
@@ -305,6 +310,7 @@ class DatabaseConnection:
                 self._begin(size)
                 found = function(connection)
             except errors.LockNotAvailable as error:
+                self._note_lock_timeout()
                 raise LockTimeout("PostgreSQL: timed out waiting for a lock that another session holds") from error
             except errors.NotNullViolation as error:  # see _INSERT_AS_LEADER in rows.py: the epoch has changed
                 raise NotLeader("another server has taken over") from error
@@ -320,7 +326,7 @@ class DatabaseConnection:
                 raise DatabaseUnavailable(f"PostgreSQL: {_first_line(error)}") from error
             finally:
                 self._asked_at = None
-            self._late_statements = 0
+            self._late_statements = self._lock_timeouts = 0
             if self._is_unreplicated:
                 self._drop()
                 raise DatabaseUnavailable("PostgreSQL: the wait for its synchronous standby was cancelled")
@@ -414,6 +420,11 @@ class DatabaseConnection:
             time.sleep(STUCK_CHECK_INTERVAL)
         self._retry_at = time.monotonic() + STUCK_RETRY_INTERVAL
         raise DatabaseUnavailable("PostgreSQL: it cannot end the backend of an earlier connection")
+
+    def _note_lock_timeout(self) -> None:
+        self._lock_timeouts += 1
+        if not self._lock_timeouts % MAX_LOCK_TIMEOUTS:
+            self._hosts.suspect(self._generation)
 
     def _note_warning(self, diagnostic: errors.Diagnostic) -> None:
         if diagnostic.source_function == "SyncRepWaitForLSN":
