@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, sync_playwright
 
 BROWSERS = ("chromium-headless-shell", "chromium")
 """Commands to try in this order. Each is also the name of a Debian package.
@@ -30,6 +30,9 @@ FLAGS = (
     "--disable-sync",
 )
 
+AUTOFOCUS_BLOCKED = "Autofocus processing was blocked because a document already has a focused element."
+"""Chromium says this if a test uses a page before Chromium has set the focus; it depends on their speed alone."""
+
 SCREENSHOTS = "SCREENSHOTS"
 """Environment variable: a directory for screenshots, for review by a person."""
 
@@ -45,9 +48,13 @@ class Tab:
         self.page = page
         self.console: list[str] = []
         self.elsewhere: list[str] = []
-        page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
+        page.on("console", self._note_console)
         page.on("pageerror", lambda error: self.console.append(f"uncaught: {error}"))
         page.on("request", lambda request: self._note(request.url, home))
+
+    def _note_console(self, message: ConsoleMessage) -> None:
+        if message.text != AUTOFOCUS_BLOCKED:
+            self.console.append(f"{message.type}: {message.text}")
 
     def _note(self, url: str, home: str) -> None:
         if urlsplit(url).netloc.rpartition("@")[2] != urlsplit(home).netloc:

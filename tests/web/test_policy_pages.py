@@ -110,7 +110,8 @@ def test_list_shows_policies_of_both_sources_and_the_tubes_they_match(queue: Que
     queue.put("mail.high")
     queue.put("mail.low")
     queue.put("other")
-    queue.broker.set_file_policies([parse_policy("all", {"tubes": ["*"], "priority": -1, "expire_after": 86400})], 0)
+    every = parse_policy("all", {"tubes": ["*"], "priority": -1, "expire_after": 86400})
+    queue.broker.set_file_policies([every], queue.now)
     set_policy(queue, "mail", tubes=["mail.*", "letters"], max_attempts=5, dead_letter="failed")
     page = words(shown(client, "/policies"))
     assert "2 policies" in page
