@@ -117,7 +117,9 @@ def test_servers_are_queried_at_the_same_time(listed: Callable[..., FlaskClient]
     began = time.monotonic()
     servers = client.get("/api/v1/servers").json["servers"][1:]
     assert time.monotonic() - began < 4
-    assert {server["problem"] for server in servers} == {"no complete response within 1 s"}
+    # On a busy machine the time may be over before a request is sent.
+    assert {server["problem"] for server in servers} <= {"no complete response within 1 s", "no response in time"}
+    assert len(servers) == 6
     assert {server["state"] for server in servers} == {"unreachable"}
 
 
