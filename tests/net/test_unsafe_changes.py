@@ -72,7 +72,7 @@ class SlowServer:
         return sum(connection.awaits_disk for connection in self.server.connections)
 
     def ask(self, sock: socket.socket, *commands: bytes) -> bytes:
-        """Send *commands*; return the reply to the last one, once it has come."""
+        """Send *commands*; wait for the reply to the last one, and return it."""
         reply = b""
         for command in commands:
             sock.sendall(command + b"\r\n")

@@ -358,7 +358,7 @@ class _ProviderFailed(Exception):
 
 
 class _Exchange:
-    """The requests of one step of a sign-in. A native thread calls `run`, and the event loop `abort` meanwhile."""
+    """The requests of one step of a sign-in. A native thread calls `run`; the event loop may call `abort` during it."""
 
     def __init__(self) -> None:
         self._is_aborted: bool = False
