@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
+from greenstalk_server.config.tables.peers import Peer
+from greenstalk_server.config.tables.receivers import Receiver
+from greenstalk_server.config.tables.roles import BUILT_IN_ROLES, Role, User
+from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.peers import Peer
-from greenstalk_server.core.receivers import Receiver
-from greenstalk_server.core.roles import BUILT_IN_ROLES, Role, User
-from greenstalk_server.core.thresholds import ThresholdSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.config.tables.peers import Peer
+from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.peers import Peer
-from greenstalk_server.core.targets import ENVIRONMENT, shown_url
 from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.attention.monitor import Attention

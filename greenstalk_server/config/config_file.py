@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from greenstalk_server.config.definitions import DEFINITIONS, Definition
 from greenstalk_server.config.options import UsageError
+from greenstalk_server.config.tables.peers import Peer
+from greenstalk_server.config.tables.receivers import SLACK, Receiver
+from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.config.text import quote, quote_value, without_password
 from greenstalk_server.config.types import Mistakes
-from greenstalk_server.core.peers import Peer
 from greenstalk_server.core.policy import Policy
-from greenstalk_server.core.receivers import SLACK, Receiver
-from greenstalk_server.core.thresholds import ThresholdSet
 
 MAX_SIZE: Final = 2**20
 """Maximum bytes of a configuration file: a wrong path may lead to a large file."""

@@ -13,13 +13,13 @@ from operator import attrgetter
 from typing import Any, Final, Self
 
 from greenstalk_server.config.definitions import DEFINITIONS
+from greenstalk_server.config.tables.peers import Peer
+from greenstalk_server.config.tables.receivers import Receiver
+from greenstalk_server.config.tables.roles import Role, User
+from greenstalk_server.config.tables.targets import ENVIRONMENT
+from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.peers import Peer
 from greenstalk_server.core.policy import Policy
-from greenstalk_server.core.receivers import Receiver
-from greenstalk_server.core.roles import Role, User
-from greenstalk_server.core.targets import ENVIRONMENT
-from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 

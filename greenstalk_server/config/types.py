@@ -10,8 +10,8 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from greenstalk_server.config.tables import peers, receivers, roles, thresholds
 from greenstalk_server.config.text import is_database_url, without_password
-from greenstalk_server.core import peers, receivers, roles, thresholds
 from greenstalk_server.core.body_cache import LEAST_LIMIT
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy

@@ -26,11 +26,11 @@ from greenstalk_server.config.command_line import (
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.show import as_json, as_table
+from greenstalk_server.config.tables.roles import BUILT_IN_ROLES
+from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.config.text import without_password
 from greenstalk_server.config.validation import TOKENS
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.roles import BUILT_IN_ROLES
-from greenstalk_server.core.thresholds import ThresholdSet
 
 GIB = 2**30
 

@@ -10,11 +10,11 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import Options, UsageError
-from greenstalk_server.core.peers import parse_peer
+from greenstalk_server.config.tables.peers import parse_peer
+from greenstalk_server.config.tables.receivers import parse_receiver
+from greenstalk_server.config.tables.roles import Rights, Role, User
+from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.policy import Policy
-from greenstalk_server.core.receivers import parse_receiver
-from greenstalk_server.core.roles import Rights, Role, User
-from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.protocol.access import Rule
 
 # Each key except those that exclude others.

@@ -11,9 +11,9 @@ import pytest
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options, UsageError, secret_variables
 from greenstalk_server.config.show import as_json, as_table
+from greenstalk_server.config.tables.receivers import CONDITION_KINDS, PAGERDUTY_URL, SEVERITIES, Receiver
+from greenstalk_server.config.tables.targets import ENVIRONMENT, FILE, Secret
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.receivers import CONDITION_KINDS, PAGERDUTY_URL, SEVERITIES, Receiver
-from greenstalk_server.core.targets import ENVIRONMENT, FILE, Secret
 from greenstalk_server.web.attention import measures
 
 

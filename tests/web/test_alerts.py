@@ -16,9 +16,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.config.tables.receivers import Receiver, parse_receiver
+from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.receivers import Receiver, parse_receiver
-from greenstalk_server.core.thresholds import ThresholdSet
 from greenstalk_server.web.alerts.alerts import (
     FIRST_RETRY,
     MAX_RETRY,

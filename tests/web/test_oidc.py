@@ -28,7 +28,7 @@ from flask.testing import FlaskClient
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
-from greenstalk_server.core.roles import Rights, Role
+from greenstalk_server.config.tables.roles import Rights, Role
 from greenstalk_server.web.auth import oidc
 from greenstalk_server.web.options import Provider
 from tests.support.daemon import TIMEOUT, Daemon, environment

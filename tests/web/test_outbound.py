@@ -14,7 +14,7 @@ from typing import Any
 import gevent
 import pytest
 
-from greenstalk_server.core.targets import ENVIRONMENT, FILE, Secret, Target, parse_target
+from greenstalk_server.config.tables.targets import ENVIRONMENT, FILE, Secret, Target, parse_target
 from greenstalk_server.web import outbound
 from greenstalk_server.web.outbound import (
     MAX_RESPONSE,

@@ -13,8 +13,8 @@ from urllib.request import urlopen
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.peers import parse_peer
-from greenstalk_server.core.targets import MAX_URL
+from greenstalk_server.config.tables.peers import parse_peer
+from greenstalk_server.config.tables.targets import MAX_URL
 from greenstalk_server.web.outbound import MAX_RESPONSE
 from greenstalk_server.web.servers import MAX_TEXT, REFRESH_INTERVAL
 from tests.support.daemon import Daemon, environment

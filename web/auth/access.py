@@ -14,7 +14,7 @@ from typing import Final, cast
 from flask import g, request
 from werkzeug.exceptions import Forbidden
 
-from greenstalk_server.core.roles import BUILT_IN_ROLES, VIEWER, Rights
+from greenstalk_server.config.tables.roles import BUILT_IN_ROLES, VIEWER, Rights
 from greenstalk_server.core.tags import Tags
 
 HIDDEN_TUBE: Final = "(hidden tube)"

@@ -39,7 +39,7 @@ from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
 from werkzeug.routing import MapAdapter
 
-from greenstalk_server.core.roles import ADMIN, OPERATOR, VIEWER, united
+from greenstalk_server.config.tables.roles import ADMIN, OPERATOR, VIEWER, united
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.access import NOBODY, Visitor, is_api_request, visitor
 from greenstalk_server.web.auth.accounts import Account, Accounts, digest

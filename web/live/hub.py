@@ -41,8 +41,8 @@ from gevent.event import Event
 from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 
+from greenstalk_server.config.tables.roles import Rights
 from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.roles import Rights
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.auth.access import Visitor, visitor

@@ -19,10 +19,10 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest, HTTPException
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.targets import is_name
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES
 from greenstalk_server.core.tags import Tags
-from greenstalk_server.core.targets import is_name
 from greenstalk_server.web import fields
 from greenstalk_server.web.api.framework.router import ROOT
 from greenstalk_server.web.auth.access import visitor

@@ -8,7 +8,7 @@ from flask import Flask, g, redirect, request, url_for
 from werkzeug.exceptions import BadGateway, HTTPException, ServiceUnavailable
 from werkzeug.wrappers import Response
 
-from greenstalk_server.core.roles import Role
+from greenstalk_server.config.tables.roles import Role
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.auth.accounts import OPEN_ID, Account
 from greenstalk_server.web.auth.cookies import SIGN_IN, delete_cookie, read_cookie, set_cookie

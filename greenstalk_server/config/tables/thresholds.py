@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from greenstalk_server.core.config_tables import Key, find_key_mistakes, read_time
+from greenstalk_server.config.tables.config_tables import Key, find_key_mistakes, read_time
 from greenstalk_server.core.job import SECOND
 from greenstalk_server.core.patterns import PatternIndex, is_tube_pattern
 from greenstalk_server.core.units import parse_size

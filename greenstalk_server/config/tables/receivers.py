@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from greenstalk_server.core.config_tables import Key, find_key_mistakes, read_time
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.patterns import any_of, is_tube_pattern
-from greenstalk_server.core.targets import (
+from greenstalk_server.config.tables.config_tables import Key, find_key_mistakes, read_time
+from greenstalk_server.config.tables.targets import (
     FILE_KEY,
     FLAG,
     TARGET_KEYS,
@@ -24,6 +22,8 @@ from greenstalk_server.core.targets import (
     parse_url,
     shown_table,
 )
+from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.patterns import any_of, is_tube_pattern
 
 MAX_RECEIVERS: Final = 16
 MAX_PATTERNS: Final = 100

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from greenstalk_server.core.config_tables import Key, read_time
+from greenstalk_server.config.tables.config_tables import Key, read_time
 from greenstalk_server.core.job import SECOND
 
 MAX_URL: Final = 2000

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greenstalk_server.core.config_tables import find_key_mistakes
-from greenstalk_server.core.targets import (
+from greenstalk_server.config.tables.config_tables import find_key_mistakes
+from greenstalk_server.config.tables.targets import (
     TARGET_KEYS,
     Target,
     find_target_mistakes,
