@@ -20,7 +20,7 @@ import pytest
 from flask.testing import FlaskClient
 from gevent import socket
 from gevent.event import Event
-from gevent.pywsgi import Input, WSGIHandler, WSGIServer
+from gevent.pywsgi import WSGIHandler, WSGIServer
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
@@ -474,7 +474,7 @@ def test_too_many_streams_are_refused(
     assert dashboard.open("tube", tube="default").status == 200
 
 
-PER_STREAM = (hub.Stream, hub.Topic, WSGIHandler, gevent.Greenlet, Event, Input)
+PER_STREAM = (hub.Stream, hub.Topic, WSGIHandler, gevent.Greenlet, Event)
 """Types of the objects that belong to one stream."""
 
 
