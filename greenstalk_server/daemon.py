@@ -28,8 +28,8 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.config_file import Reloadable, read_reloadable
 from greenstalk_server.config.definitions import DEFINITIONS
 from greenstalk_server.config.options import PROGRAM, Options, secret_variables
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.journal.files import Directory

@@ -17,7 +17,7 @@ from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import MAX_ID, Job, deadline_of
+from greenstalk_server.core.jobs.job import MAX_ID, Job, deadline_of
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace

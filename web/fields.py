@@ -9,9 +9,9 @@ from typing import Final
 from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest
 
-from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, STATE_NAMES
-from greenstalk_server.core.tags import Tags
-from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, STATE_NAMES
+from greenstalk_server.core.tags.tags import Tags
+from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.web import text
 from greenstalk_server.web.jobs.json_fields import Path, PathError, parse_columns
 

@@ -10,7 +10,7 @@ from greenstalk_server.config.tables.peers import Peer
 from greenstalk_server.config.tables.receivers import Receiver
 from greenstalk_server.config.tables.roles import BUILT_IN_ROLES, Role, User
 from greenstalk_server.config.tables.thresholds import ThresholdSet
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 
 

@@ -30,7 +30,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from greenstalk_server.config.tables.targets import ENVIRONMENT, Secret, Target, parse_url
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 
 MAX_REQUESTS: Final = 8
 """Maximum requests at the same time. Further requests wait; the wait counts towards their timeouts."""

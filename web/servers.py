@@ -19,7 +19,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.peers import Peer
 from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.attention.monitor import Attention

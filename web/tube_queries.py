@@ -7,7 +7,7 @@ from heapq import nsmallest
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.patterns import to_regex
+from greenstalk_server.core.tubes.patterns import to_regex
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace
 

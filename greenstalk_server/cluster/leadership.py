@@ -30,7 +30,7 @@ from gevent.event import Event
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.journal.postgresql.connection import (
     DATABASE_RETRY_INTERVAL,
     DatabaseConnection,

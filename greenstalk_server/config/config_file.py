@@ -22,7 +22,7 @@ from greenstalk_server.config.tables.receivers import SLACK, Receiver
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.config.text import quote, quote_value, without_password
 from greenstalk_server.config.types import Mistakes
-from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.policies.policy import Policy
 
 MAX_SIZE: Final = 2**20
 """Maximum bytes of a configuration file: a wrong path may lead to a large file."""

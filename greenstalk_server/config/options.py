@@ -19,7 +19,7 @@ from greenstalk_server.config.tables.roles import Role, User
 from greenstalk_server.config.tables.targets import ENVIRONMENT
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.policies.policy import Policy
 from greenstalk_server.protocol.access import Rule
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE, StartError
 

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from greenstalk_server.config.tables import peers, receivers, roles, thresholds
 from greenstalk_server.config.text import is_database_url, without_password
-from greenstalk_server.core.body_cache import LEAST_LIMIT
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
+from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
 from greenstalk_server.protocol.access import read_rules
 

@@ -10,7 +10,7 @@ from typing import Final
 from greenstalk_server.config.definitions import LARGEST_JOB_SIZE
 from greenstalk_server.config.options import Options, UsageError
 from greenstalk_server.config.text import quote_value, without_password
-from greenstalk_server.core.policy import PolicySet
+from greenstalk_server.core.policies.policy import PolicySet
 
 DATABASE_URL: Final = "DATABASE_URL"
 """The environment variable of --journal. Other programs use this variable too."""

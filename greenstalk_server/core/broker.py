@@ -26,26 +26,26 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.groups import Group
-from greenstalk_server.core.idempotency import MAX_EXPIRED, KeptKeys
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job, deadline_of
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.policies.tube_rules import key_of
 from greenstalk_server.core.put_control import PutControl
-from greenstalk_server.core.ready_queue import is_before
-from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey
+from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, KeptKeys
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import SAFETY_MARGIN, SLICE, wait_cost
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_rules import key_of
-from greenstalk_server.core.tube_set import MANY_TUBES
-from greenstalk_server.core.weighting import FIFO
+from greenstalk_server.core.tubes.ready_queue import is_before
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.core.tubes.tube_set import MANY_TUBES
+from greenstalk_server.core.tubes.weighting import FIFO
 
 DEFAULT_MAX_JOB_SIZE: Final = 65535
 """Bytes."""

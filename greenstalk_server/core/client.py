@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from greenstalk_server.core.job import Job, deadline_of
-from greenstalk_server.core.job_index import JobIndex
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import TubeSet
-from greenstalk_server.core.weighting import FIFO, Weighting
+from greenstalk_server.core.jobs.job import Job, deadline_of
+from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.core.tubes.tube_set import TubeSet
+from greenstalk_server.core.tubes.weighting import FIFO, Weighting
 
 MAX_SCANNED: Final = 32
 """Maximum number of reserved jobs that `soonest` scans linearly; above that it keeps an index."""

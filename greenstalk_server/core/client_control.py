@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client, ignore_call
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policy_control import PolicyControl
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SLICE
-from greenstalk_server.core.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
+from greenstalk_server.core.tubes.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
 
 
 class ClientControl(PolicyControl):

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
-from greenstalk_server.core.policy import UniqueFor
-from greenstalk_server.core.ready_queue import is_withheld
-from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
+from greenstalk_server.core.policies.policy import UniqueFor
+from greenstalk_server.core.policies.tube_rules import buried_at, expires_from
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN
-from greenstalk_server.core.tube_rules import buried_at, expires_from
+from greenstalk_server.core.tubes.ready_queue import is_withheld
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.job import Job
+    from greenstalk_server.core.jobs.job import Job
+    from greenstalk_server.core.policies.tube_rules import TubeRules
     from greenstalk_server.core.policy_control import PolicyControl
-    from greenstalk_server.core.tags import Tags
-    from greenstalk_server.core.tube import Tube
-    from greenstalk_server.core.tube_rules import TubeRules
+    from greenstalk_server.core.tags.tags import Tags
+    from greenstalk_server.core.tubes.tube import Tube
 
 
 def check(broker: PolicyControl) -> None:

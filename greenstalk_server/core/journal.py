@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from greenstalk_server.core.job import Job
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.jobs.job import Job
+    from greenstalk_server.core.tubes.tube import Tube
 
 DEFAULT_BINLOG_SIZE: Final = 10485760
 """Size of a journal file in bytes."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 
 LIMIT_DESCRIPTIONS: Final = {
     "access": "commands that the access rules refused",

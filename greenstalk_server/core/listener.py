@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.job import Job
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.jobs.job import Job
+    from greenstalk_server.core.tubes.tube import Tube
 
 
 class BrokerListener:

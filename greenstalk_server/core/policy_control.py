@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import DELAYED, READY
-from greenstalk_server.core.job_attributes import DeadLetterReason
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import DELAYED, READY
+from greenstalk_server.core.jobs.job_attributes import DeadLetterReason
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.policy import Policy, PolicySet
-from greenstalk_server.core.policy_store import PolicyStore
+from greenstalk_server.core.policies.policy import Policy, PolicySet
+from greenstalk_server.core.policies.policy_store import PolicyStore
+from greenstalk_server.core.policies.tube_rules import TubeRules
 from greenstalk_server.core.policy_transitions import PolicyTransitions
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_rules import TubeRules
+from greenstalk_server.core.tubes.tube import Tube
 
 SWEEP_TUBES: Final = 16
 """Tubes whose effective policies one slice of a sweep computes: up to a millisecond with 1,000 policies."""

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.outcomes import EditOutcome, Refusal, WaitOutcome
-from greenstalk_server.core.policy import Overflow, UniqueFor
+from greenstalk_server.core.policies.policy import Overflow, UniqueFor
+from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at, key_of
 from greenstalk_server.core.tag_transitions import TagTransitions
-from greenstalk_server.core.tags import TaggedJob
+from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_rules import TubeRules, buried_at, key_of
+from greenstalk_server.core.tubes.tube import Tube
 
 
 def _no_jitter() -> float:

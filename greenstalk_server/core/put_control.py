@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.client_control import ClientControl
-from greenstalk_server.core.job import DELAYED, Job
+from greenstalk_server.core.jobs.job import DELAYED, Job
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.tags import Duplicate, TaggedJob, Tags
+from greenstalk_server.core.tags.tags import Duplicate, TaggedJob, Tags
 
 
 class PutControl(ClientControl):

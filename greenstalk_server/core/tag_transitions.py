@@ -10,15 +10,15 @@ reservations, such as a disconnect, settles after each of them. Pure.
 
 from __future__ import annotations
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.concurrency import ConcurrencyKey
-from greenstalk_server.core.groups import Group
-from greenstalk_server.core.idempotency import scope_of
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.tags import DELETED, NO_DEADLINE, Duplicate, TaggedJob
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey
+from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.tags.tags import DELETED, NO_DEADLINE, Duplicate, TaggedJob
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE, Transitions
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 
 
 class TagTransitions(Transitions):

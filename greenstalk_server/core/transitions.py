@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.concurrency import ConcurrencyKey
 from greenstalk_server.core.counters import Counters, ServerFacts
-from greenstalk_server.core.groups import Group
-from greenstalk_server.core.idempotency import KeptKeys
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.job_table import JobTable
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import LIMIT_NAMES, JobQuotas, LimitCounters, Limits, job_quotas
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
-from greenstalk_server.core.policy import PolicySet
-from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.policies.policy import PolicySet
+from greenstalk_server.core.policies.tube_rules import TubeRules
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey
+from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.idempotency import KeptKeys
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER, Target, Timers
-from greenstalk_server.core.tube import Totals, Tube
-from greenstalk_server.core.tube_rules import TubeRules
-from greenstalk_server.core.tube_set import MAX_TUBE_SETS, TubeSet
-from greenstalk_server.core.weighting import MAX_WEIGHTED_TUBES
+from greenstalk_server.core.tubes.name_list import NameBudget, NameList, TubeNames
+from greenstalk_server.core.tubes.tube import Totals, Tube
+from greenstalk_server.core.tubes.tube_set import MAX_TUBE_SETS, TubeSet
+from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 
 DEFAULT_TUBE: Final = b"default"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 
 MILLISECOND: Final = 1_000_000
 """Nanoseconds in a millisecond."""

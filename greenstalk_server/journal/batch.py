@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final
 
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.segment import LARGE_BODY, Segment, Unwritten, name_of

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.journal.replayed_segment import Damage
 
 CRLF: Final = b"\r\n"

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import holder_of

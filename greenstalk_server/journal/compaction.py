@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.eviction import Eviction
 from greenstalk_server.journal.segment import Segment

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from greenstalk_server.core.body_cache import SMALL, Bodies
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.body_cache import SMALL, Bodies
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import Read
 from greenstalk_server.journal.files import Files

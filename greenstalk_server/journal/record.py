@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from greenstalk_server.core import job_attributes, job_history
-from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
-from greenstalk_server.core.job_history import RESERVED
-from greenstalk_server.core.tags import TaggedJob
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
+from greenstalk_server.core.jobs.job_history import RESERVED
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.tubes.tube import Tube
 
 try:
     from greenstalk_server.journal._seal import seal

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core import job_attributes, job_history
-from greenstalk_server.core.body_cache import BODY_COST, JOB_COST, SMALL
-from greenstalk_server.core.idempotency import is_idempotency_scope
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.job_table import JobTable
-from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
-from greenstalk_server.core.tube import Tube, is_tube_name
+from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs.body_cache import BODY_COST, JOB_COST, SMALL
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.jobs.job_table import JobTable
+from greenstalk_server.core.tags.idempotency import is_idempotency_scope
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.tubes.tube import Tube, is_tube_name
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion
 from greenstalk_server.journal.replayed_segment import (

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Final
 
-from greenstalk_server.core import job_attributes
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_attributes
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import no_space_error
 from greenstalk_server.journal.eviction import Eviction

@@ -10,7 +10,7 @@ import time
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.files import Files

@@ -16,8 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.archive import BadLine, Count, Key, Pause, Policy, Reader, Writer
 from greenstalk_server.journal.check import Report, inspect

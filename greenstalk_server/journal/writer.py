@@ -33,12 +33,12 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
 from mypy_extensions import mypyc_attr
 
-from greenstalk_server.core import job_attributes
-from greenstalk_server.core.body_cache import Bodies
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, Job
+from greenstalk_server.core.jobs import job_attributes
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.journal import JournalStats
-from greenstalk_server.core.tags import TaggedJob
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import Batch, Read, Sync, Upkeep, no_space_error, timed_sync
 from greenstalk_server.journal.compaction import Compaction

@@ -16,10 +16,10 @@ from typing import Final
 from gevent import get_hub
 from gevent.event import Event
 
-from greenstalk_server.core.body_cache import Bodies, held_bodies
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import RESERVED, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.body_cache import Bodies, held_bodies
+from greenstalk_server.core.jobs.job import RESERVED, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.runtime.scheduling import yield_to_loop
 

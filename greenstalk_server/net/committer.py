@@ -29,7 +29,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from greenlet import getcurrent
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.journal.batch import Batch, Sync
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.writer import Binlog

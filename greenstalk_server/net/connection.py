@@ -28,7 +28,7 @@ from greenlet import GreenletExit, getcurrent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import Journal
 from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.committer import Committer

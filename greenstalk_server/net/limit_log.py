@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.runtime.clock import Clock

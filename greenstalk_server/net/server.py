@@ -21,7 +21,7 @@ from greenlet import GreenletExit, getcurrent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget

@@ -29,9 +29,9 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, TypeAlias
 
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.tube import NAME, is_tube_name
-from greenstalk_server.core.weighting import MAX_WEIGHT
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.tubes.tube import NAME, is_tube_name
+from greenstalk_server.core.tubes.weighting import MAX_WEIGHT
 from greenstalk_server.protocol.tag_syntax import BEGINS_TAG, has_tag, parse_tags
 
 Command: TypeAlias = tuple[Any, ...]
@@ -132,7 +132,7 @@ MAX_BATCH: Final = 1000
 """Maximum number of jobs in a reserve-batch, and of ids in a delete-batch."""
 
 RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
-"""Names of the reserve modes; the index is the number in core/weighting.py."""
+"""Names of the reserve modes; the index is the number in core/tubes/weighting.py."""
 
 STATS_MODES: Final = (b"standard", b"extended")
 """Names of the modes of the statistics: with the keys of beanstalkd alone, and with all keys."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.idempotency import scope_of
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.codec import MAX_BATCH_LINE, MAX_PUT_LINE, Command
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST, WEIGHTED_COST

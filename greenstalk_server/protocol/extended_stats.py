@@ -11,11 +11,11 @@ from math import isnan
 from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.durations import quantile
-from greenstalk_server.core.groups import Group
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.tags import TaggedJob, tags_of
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.tags import TaggedJob, tags_of
+from greenstalk_server.core.tubes.durations import quantile
+from greenstalk_server.core.tubes.tube import Tube
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from typing import Any, Final, TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
-from greenstalk_server.core.tags import Duplicate
+from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.codec import MAX_LINE, MAX_PUT_LINE, TAGGED_LENGTH, Command

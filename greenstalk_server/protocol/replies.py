@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Final
 
-from greenstalk_server.core.job import STATE_NAMES
-from greenstalk_server.core.tags import DELETED as DUPLICATE_OF_DELETED
+from greenstalk_server.core.jobs.job import STATE_NAMES
+from greenstalk_server.core.tags.tags import DELETED as DUPLICATE_OF_DELETED
 from greenstalk_server.protocol.extended_stats import (
     GroupStats,
     JobExtension,

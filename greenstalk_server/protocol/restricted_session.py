@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.name_list import CHUNK_SIZE, NameList
-from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.transitions import DEFAULT_TUBE
+from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.codec import TAGGED_LENGTH, Command

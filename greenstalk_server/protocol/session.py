@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, Job
-from greenstalk_server.core.name_list import NameList, list_of
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, Job
 from greenstalk_server.core.outcomes import WaitOutcome
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.name_list import NameList, list_of
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import codec, replies, stats
 from greenstalk_server.protocol.codec import Command
 from greenstalk_server.protocol.costs import (

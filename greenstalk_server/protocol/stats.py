@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.core.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.tags import NO_DEADLINE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import DELAYED, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags.tags import NO_DEADLINE
+from greenstalk_server.core.tubes.tube import Tube
 
 
 @dataclass(frozen=True, slots=True)

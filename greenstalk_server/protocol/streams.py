@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from greenstalk_server.core.name_list import NAME_OVERHEAD, NameList
+from greenstalk_server.core.tubes.name_list import NAME_OVERHEAD, NameList
 
 PIECE: Final = 65536
 """Maximum bytes of a piece, without the CRLF that ends the reply."""

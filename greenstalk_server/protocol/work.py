@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.idempotency import scope_of
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import COPIED_IDS, JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
 

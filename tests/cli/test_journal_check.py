@@ -17,8 +17,8 @@ import greenstalk
 import pytest
 
 from greenstalk_server.cli import main
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
 from tests.journal import version1

@@ -14,7 +14,7 @@ from greenstalk_server.config.tables.peers import parse_peer
 from greenstalk_server.config.tables.receivers import parse_receiver
 from greenstalk_server.config.tables.roles import Rights, Role, User
 from greenstalk_server.config.tables.thresholds import ThresholdSet
-from greenstalk_server.core.policy import Policy
+from greenstalk_server.core.policies.policy import Policy
 from greenstalk_server.protocol.access import Rule
 
 # Each key except those that exclude others.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.transitions import SLICE
 from tests.support.world import FullJournal, World

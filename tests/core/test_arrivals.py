@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import Actor, World
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from greenstalk_server.core.client import MAX_SCANNED
-from greenstalk_server.core.job import DELAYED, SECOND
+from greenstalk_server.core.jobs.job import DELAYED, SECOND
 from greenstalk_server.core.transitions import SLICE, WAITED_TUBES
-from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS
+from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS
 from tests.support.world import World
 
 INSTANT = 1 / SECOND

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.durations import (
+from greenstalk_server.core.tubes.durations import (
     MAX_BUCKET,
     MIN_DURATION,
     PARTS,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.job import BURIED, DELAYED, SECOND, Job
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, Job
 from greenstalk_server.core.transitions import SLICE
 from tests.support.world import Actor, DroppedTubes, FullJournal, World, slots
 

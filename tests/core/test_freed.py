@@ -13,12 +13,12 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, SECOND, ColdState, Job
-from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, ColdState, Job
+from greenstalk_server.core.jobs.job_index import JobIndex
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.ready_queue import ReadyQueue
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import MANY_TUBES, TubeSet
+from greenstalk_server.core.tubes.ready_queue import ReadyQueue
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.core.tubes.tube_set import MANY_TUBES, TubeSet
 from tests.support.world import START, make_broker
 
 NAMES = [b"tube-%d" % number for number in range(2 * (MANY_TUBES - 1))]

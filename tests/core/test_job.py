@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, SECOND, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND, Job
+from greenstalk_server.core.tubes.tube import Tube
 
 FIELDS = ("size", "segment", "ttr", "reserves")
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import DELAYED, SECOND, Job
-from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.jobs.job import DELAYED, SECOND, Job
+from greenstalk_server.core.jobs.job_index import JobIndex
 from greenstalk_server.core.sorted_keys import MAX_CHUNK, MIN_CHUNK
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import START, make_broker
 
 MANY: Final = 8 * MAX_CHUNK

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.job_table import DENSE, PAGE, SHARD, JobTable
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.jobs.job_table import DENSE, PAGE, SHARD, JobTable
+from greenstalk_server.core.tubes.tube import Tube
 
 TUBE = Tube(b"t", {})
 

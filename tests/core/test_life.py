@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import BURIED, DELAYED
-from greenstalk_server.core.job_history import Event
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED
+from greenstalk_server.core.jobs.job_history import Event
 from tests.support.world import START, World
 
 EVENTS = st.lists(

@@ -11,8 +11,9 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server.core import broker, job_history, transitions
-from greenstalk_server.core.job import BURIED, DELAYED, SECOND, URGENT_BELOW
+from greenstalk_server.core import broker, transitions
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, URGENT_BELOW
 from greenstalk_server.core.timers import NEVER
 from tests.core.model import Model, ModelJob, Tie
 from tests.support.world import START, Actor, World

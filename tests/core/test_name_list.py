@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.name_list import CHUNK_SIZE, NameBudget, TubeNames
+from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameBudget, TubeNames
 
 
 def test_list_is_cheap_with_many_tubes(broker: Broker) -> None:

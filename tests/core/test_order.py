@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from greenstalk_server.core.job import BURIED, DELAYED
+from greenstalk_server.core.jobs.job import BURIED, DELAYED
 from greenstalk_server.core.transitions import SLICE
 from tests.support.world import World
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.core.job import RESERVED, SECOND
+from greenstalk_server.core.jobs.job import RESERVED, SECOND
 from tests.support.world import START, Actor, World, make_broker
 
 OPERATIONS: dict[str, Callable[[Actor, int], bool]] = {

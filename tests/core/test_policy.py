@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.policy import (
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.policies.policy import (
     MAX_COPIES,
     MAX_PATTERNS,
     SETTINGS,

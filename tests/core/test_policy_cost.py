@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.transitions import SLICE
 from tests.core.test_policy_engine import put, set_policies
 from tests.support.world import Actor, World

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
-from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from tests.support.world import World
 
 

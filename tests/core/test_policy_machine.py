@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from greenstalk_server.core import broker, job_history
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
+from greenstalk_server.core import broker
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.policy import PolicySet, parse_policy
-from greenstalk_server.core.policy_counts import PolicyCounts
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from tests.core.model import Tie
 from tests.core.policy_model import ModelLimits, PolicyModel
 from tests.core.test_machine import CLIENTS, COUNTED, DELAYS, JOBS, MAYBE, PICKS, PRIS, TTRS, BrokerMachine

@@ -9,8 +9,8 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.policy import MAX_POLICIES, Policy, PolicyError, parse_policy
-from greenstalk_server.core.policy_store import PolicyStore
+from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, PolicyError, parse_policy
+from greenstalk_server.core.policies.policy_store import PolicyStore
 from tests.support.world import World
 
 NOW = 1_800_000_000_000_000_000

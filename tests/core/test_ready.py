@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.job_index import JobIndex
-from greenstalk_server.core.ready_queue import MAX_CHUNK, MAX_RUNS, ReadyQueue
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.tubes.ready_queue import MAX_CHUNK, MAX_RUNS, ReadyQueue
+from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import World
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.body_cache import BODY_COST, JOB_COST, Bodies
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.body_cache import BODY_COST, JOB_COST, Bodies
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_NAMES, Limits, job_quotas
 from greenstalk_server.core.outcomes import Refusal
 from tests.support.world import FullJournal, World

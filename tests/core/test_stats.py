@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenstalk_server.core.job import URGENT_BELOW
+from greenstalk_server.core.jobs.job import URGENT_BELOW
 from tests.support.world import START, FullJournal, World
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from greenstalk_server.core import broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.core.tag_model import TagJob, TagModel, is_held
 from tests.core.test_machine import DELAYS, PICKS, PRIS, TUBES, BrokerMachine

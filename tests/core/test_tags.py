@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 
 from greenstalk_server.core import transitions
-from greenstalk_server.core.concurrency import ConcurrencyKey
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, URGENT_BELOW, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, URGENT_BELOW, Job
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.policy import PolicySet, parse_policy
-from greenstalk_server.core.ready_queue import MAX_STALE
-from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey
+from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.tubes.ready_queue import MAX_STALE
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.support.world import FullJournal, World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.transitions import MAX_EMPTY_PAUSED, SLICE
 from tests.support.world import World
 

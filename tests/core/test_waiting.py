@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, SECOND
 from tests.support.world import Actor, World
 
 INSTANT = 1 / SECOND

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.job import READY, Job
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_set import MANY_TUBES, MAX_TUBE_SETS, SWEEP_SLACK, TubeSet
+from greenstalk_server.core.jobs.job import READY, Job
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS, SWEEP_SLACK, TubeSet
 from tests.support.world import Actor, World
 
 NAMES = [b"tube-%d" % number for number in range(3 * (MANY_TUBES - 1))]

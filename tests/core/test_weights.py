@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.tube_set import MANY_TUBES
-from greenstalk_server.core.weighting import FIFO, MAX_RUN_RATIO, WEIGHTED, WEIGHTED_FAIR
+from greenstalk_server.core.tubes.tube_set import MANY_TUBES
+from greenstalk_server.core.tubes.weighting import FIFO, MAX_RUN_RATIO, WEIGHTED, WEIGHTED_FAIR
 from tests.support.world import Actor, World
 
 DRAWS = 4000

@@ -12,7 +12,7 @@ import click
 import greenstalk
 import pytest
 
-from greenstalk_server.core.policy import SETTINGS, parse_policy
+from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalkctl import policy_document
 from greenstalkctl.cli import cli
 from greenstalkctl.errors import InvalidUsage

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.policy import SETTINGS, PolicySet, parse_policy
-from greenstalk_server.core.tube_rules import TubeRules
+from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.policies.policy import SETTINGS, PolicySet, parse_policy
+from greenstalk_server.core.policies.tube_rules import TubeRules
 from tests.support.daemon import REPOSITORY, Daemon
 from tests.support.peer import Peer, eventually
 from tests.support.world import World

@@ -26,7 +26,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job_table import JobTable
+from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.journal import record
 from greenstalk_server.journal.postgresql.connection import conninfo_of
 from greenstalk_server.journal.postgresql.lease import LeaderLease

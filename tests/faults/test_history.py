@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.history.archive import HOURS, MINUTES, Archive
 from greenstalk_server.web.history.files import HistoryFiles
 from greenstalk_server.web.history.history import History

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.archive import Reader, Writer
 from greenstalk_server.journal.lock import LOCK_NAME

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.journal import beanstalkd, startup
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.journal import facts, put_one, started

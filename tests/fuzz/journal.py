@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core import job_attributes, job_history
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.tags import TaggedJob
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import check, record, startup
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of, numbers

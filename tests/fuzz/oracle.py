@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol import replies as wire
 from greenstalk_server.protocol.codec import BadFormat, Command, ProtocolError

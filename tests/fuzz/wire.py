@@ -17,7 +17,7 @@ from random import Random
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.connection import RECEIVE_SIZE
 from greenstalk_server.protocol import codec

@@ -18,7 +18,7 @@ from gevent import get_hub
 from gevent import socket as patient
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.acceptor import DescriptorBudget

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import READY, RESERVED, SECOND, Job
-from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import replay_all
 from tests.journal.disk import Disk

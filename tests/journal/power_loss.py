@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, no_fault, power_lost_at
 from tests.journal.workload import Bench
 

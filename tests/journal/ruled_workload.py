@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.policy import parse_policy
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.policies.policy import parse_policy
 from tests.journal.workload import Bench
 
 ONCE: Final[dict[str, Any]] = {"tubes": ["mail"], "unique": "body", "unique_for": 20}

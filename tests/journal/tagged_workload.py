@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.tags.tags import Tags
 from tests.journal.workload import ELSEWHERE, TUBES, Bench
 
 KEYS: Final = (b"a", b"b", b"c", b"k" * 200)

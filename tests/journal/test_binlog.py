@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.journal.segment import name_of, numbers
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import SMALL_SEGMENT, Bench, recovered

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from greenstalk_server.core.body_cache import SMALL, Bodies, held_body
-from greenstalk_server.core.job import READY, SECOND, Job
+from greenstalk_server.core.jobs.body_cache import SMALL, Bodies, held_body
+from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.journal import rewrite
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.segment import name_of

@@ -9,7 +9,7 @@ import gevent
 import pytest
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.net.committer import Committer
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import Bench

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.core.job_history import Event
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.jobs.job_history import Event
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.journal import record
 from greenstalk_server.journal.segment import name_of, numbers

@@ -7,10 +7,10 @@ import struct
 
 import pytest
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, RESERVED, SECOND, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, RESERVED, SECOND, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.recovery import Recovery
 from tests.support.daemon import REPOSITORY

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.writer import Binlog

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.policy import parse_policy
+from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import Binlog
 from tests.journal.disk import Disk

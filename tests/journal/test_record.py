@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader, decode_segment_header
 from greenstalk_server.journal.recovery import Recovery

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_rules import buried_at, expires_from
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.policies.tube_rules import buried_at, expires_from
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import Recovery

@@ -16,8 +16,8 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import BURIED, READY
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.journal.beanstalkd import find
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.startup import IMPORTED_DIRECTORY

@@ -12,7 +12,7 @@ from typing import Final
 import gevent
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.journal import batch, rewrite, segment, segment_log
 from greenstalk_server.journal.segment import LARGE_BODY
 from greenstalk_server.net.committer import Committer

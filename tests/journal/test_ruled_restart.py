@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY
-from greenstalk_server.core.policy import parse_policy
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
+from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Disk, seeded
 from tests.journal.ruled_workload import DOCUMENTS, RuledBench

@@ -9,12 +9,12 @@ from typing import cast
 
 import pytest
 
-from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.idempotency import scope_of
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, SECOND
-from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_attributes
+from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND
+from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Chance, Disk, seeded

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import check, record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
 from greenstalk_server.journal.recovery import Recovery

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 
 DIRECTORY: Final = Path(__file__).with_name("version1_files")

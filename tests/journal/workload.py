@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 
-from greenstalk_server.core import job_attributes, job_history
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.tags import NO_DEADLINE, TaggedJob
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.batch import Read
 from greenstalk_server.journal.files import Files

@@ -13,10 +13,10 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
 from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime import gc_tuning
 from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, collect_old, tune_gc
 from tests.support.daemon import REPOSITORY, TIMEOUT
@@ -24,7 +24,7 @@ import gc
 import sys
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.runtime.process import server_facts
 
 broker = Broker(server_facts(started_at=0))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.net import committer
 from greenstalk_server.net.committer import Committer
 from tests.journal.disk import Disk, Fault, seeded

@@ -10,7 +10,7 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import READY
+from greenstalk_server.core.jobs.job import READY
 from greenstalk_server.net.connection import Connection
 from greenstalk_server.net.server import Server
 from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until

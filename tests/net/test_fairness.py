@@ -18,7 +18,7 @@ import gevent
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.record import UPDATE_SIZE

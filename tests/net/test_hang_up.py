@@ -11,7 +11,7 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import READY, SECOND, Job
+from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import MAX_HELD, Connection

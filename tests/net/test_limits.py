@@ -19,9 +19,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
-from greenstalk_server.core.weighting import MAX_WEIGHTED_TUBES
+from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.web.pages.overview import LIMIT_LABELS

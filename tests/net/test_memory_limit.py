@@ -11,7 +11,7 @@ from typing import Self
 
 import pytest
 
-from greenstalk_server.core.body_cache import LEAST_LIMIT
+from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE
 from tests.support.daemon import TIMEOUT, Daemon, run
 from tests.support.peer import eventually, rss

@@ -12,7 +12,7 @@ import pytest
 
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import Binlog

@@ -139,7 +139,7 @@ def test_without_a_compiler_the_pure_core_is_installed_and_says_what_to_install(
 
 def test_failing_compiler_leaves_the_pure_core_and_the_reason(tmp_path: Path) -> None:
     copy = copy_of_checkout(tmp_path / "source")
-    compile_only(copy, "core/durations")  # mypyc translates all modules before it runs the C compiler
+    compile_only(copy, "core/tubes/durations")  # mypyc translates all modules before it runs the C compiler
     wheel = build(copy, CC="false")
     assert wheel.name.endswith("-py3-none-any.whl")
     warning = first_log_line(wheel, tmp_path)

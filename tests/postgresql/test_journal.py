@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.journal.postgresql.connection import DatabaseRefused, DatabaseUnavailable, NotLeader, conninfo_of
 from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease

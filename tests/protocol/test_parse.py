@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.codec import BadFormat, Command, ProtocolError, UnknownCommand, parse
 from tests.support.talk import Talk

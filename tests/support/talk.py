@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol.extended_session import ExtendedSession
 from greenstalk_server.protocol.session import Session
 from tests.support.world import START, make_broker, slots

@@ -13,14 +13,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
-from greenstalk_server.core.tags import Duplicate
+from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
 

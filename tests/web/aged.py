@@ -11,7 +11,7 @@ from typing import Final
 from flask import Flask
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.history.history import History
 
 from .conftest import Queue

@@ -16,7 +16,7 @@ from werkzeug.routing import Rule
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_dashboard

@@ -11,7 +11,7 @@ import gevent
 from flask import Flask
 from gevent.pywsgi import WSGIServer
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.history.history import History
 
 from .conftest import Queue

@@ -14,7 +14,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 
 from .conftest import Queue
 from .table import Page

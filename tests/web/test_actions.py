@@ -11,8 +11,8 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web.operations import operations

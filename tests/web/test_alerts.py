@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.receivers import Receiver, parse_receiver
 from greenstalk_server.config.tables.thresholds import ThresholdSet
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.alerts.alerts import (
     FIRST_RETRY,
     MAX_RETRY,

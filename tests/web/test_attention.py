@@ -13,10 +13,10 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.thresholds import DEFAULTS, Thresholds, ThresholdSet, find_mistakes
-from greenstalk_server.core.body_cache import Bodies
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.policy import parse_policy
+from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.attention import measures
 from greenstalk_server.web.attention.measures import (
     CRITICAL,

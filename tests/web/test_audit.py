@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.operations import audit_files
 from greenstalk_server.web.operations.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 from greenstalk_server.web.operations.audit_files import BLOCK

@@ -19,9 +19,9 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import recover

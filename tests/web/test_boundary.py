@@ -18,8 +18,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.config.tables.roles import Rights, Role
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import RESERVED, SECOND
-from greenstalk_server.core.policy import parse_policy
+from greenstalk_server.core.jobs.job import RESERVED, SECOND
+from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.auth.guard import OPEN_TO_OPERATORS, OPEN_TO_VIEWERS
 

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.history.history import Columns
 from greenstalk_server.web.history.rings import SERIES, SPANS
 from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value, history_json

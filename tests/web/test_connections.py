@@ -16,7 +16,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import READY, SECOND
+from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.web.connection_queries import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
 from greenstalk_server.web.pages.connections import MAX_ROWS
 from tests.support.daemon import TIMEOUT, Daemon

@@ -12,7 +12,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.auth.accounts import USER, Account
 from greenstalk_server.web.auth.sessions import NAME, Sessions
 from greenstalk_server.web.operations.documents import DocumentFile

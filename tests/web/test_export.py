@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.pages.export import LARGE_BODY, MAX_EXPORTS, encode_body, escape_formulas
 
 from .conftest import Queue

@@ -13,9 +13,9 @@ import gevent
 import pytest
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.durations import RELATIVE_ERROR, quantile
-from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.jobs.job import BURIED, SECOND
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
+from greenstalk_server.core.tubes.durations import RELATIVE_ERROR, quantile
 from greenstalk_server.web.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.history.rings import DAY, DEPTHS, HOUR, NINETY_DAYS, RATES, SERIES, TEN, TEN_MINUTES, WEEK
 

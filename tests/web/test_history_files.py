@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.durations import MAX_BUCKET, RELATIVE_ERROR
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.tubes.durations import MAX_BUCKET, RELATIVE_ERROR
 from greenstalk_server.web.history import files
 from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
 from greenstalk_server.web.history.files import HistoryFiles, intact_frames

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse, encode_multipart
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.web.fields import MAX_PUT
 from greenstalk_server.web.pages.edit import as_lines, from_lines, line_ends
 

@@ -7,8 +7,8 @@ from html import unescape
 
 from flask.testing import FlaskClient
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.pages.details import EVENTS, UNNAMED_ORIGINS
 

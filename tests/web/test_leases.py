@@ -14,10 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from greenstalk_server.core import job_history
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.live.peer import Peer

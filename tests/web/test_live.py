@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.live import hub
 from greenstalk_server.web.live.hub import NO_NAMES, LiveHub, Topic, difference, event
 from tests.support.daemon import TIMEOUT, Daemon

@@ -7,7 +7,7 @@ import logging
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.auth.logins import MAX_ADDRESSES, MAX_FAILURES, FailedLogins
 
 from .conftest import Queue

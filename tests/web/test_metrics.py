@@ -23,9 +23,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import BURIED, SECOND
-from greenstalk_server.core.policy import PolicySet, parse_policy
-from greenstalk_server.core.policy_counts import PolicyCounts
+from greenstalk_server.core.jobs.job import BURIED, SECOND
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.history.tube_counters import POLICY_ACTIONS
 from greenstalk_server.web.metrics import ledger

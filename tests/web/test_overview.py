@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats

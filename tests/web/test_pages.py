@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.runtime import Context
 
-from greenstalk_server.core.job import BURIED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web import cooperative, text
 from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs

@@ -10,8 +10,8 @@ import pytest
 from flask import Flask
 from werkzeug.exceptions import Conflict, NotFound
 
-from greenstalk_server.core.job import BURIED, READY, SECOND
-from greenstalk_server.core.policy import PolicyError, parse_policy
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND
+from greenstalk_server.core.policies.policy import PolicyError, parse_policy
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.jobs.query import parse

@@ -13,9 +13,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.job import BURIED, READY, SECOND, Job
-from greenstalk_server.core.policy import SETTINGS, parse_policy
-from greenstalk_server.core.policy_counts import PolicyCounts
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
+from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.web.operations import tasks
 from greenstalk_server.web.pages.policy_form import form_of, submitted_form
 from greenstalk_server.web.pages.policy_texts import COUNT_TEXTS, GROUPS, SETTING_TEXTS, value_text

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.body_cache import held_body
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.jobs.query import (
     MAX_FIELD_TERMS,
     MAX_LENGTH,

@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.pages.actions import DAY, MAX_UNCONFIRMED, PAUSE_PRESETS, TOMORROW, pause_seconds
 from greenstalk_server.web.pages.refusals import FIELDS
 

@@ -11,7 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import MAX_ID, SECOND
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
 from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_VALUES
 from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS, candidate_ids
 from greenstalk_server.web.jobs.query import parse

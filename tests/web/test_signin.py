@@ -17,7 +17,7 @@ from werkzeug.security import generate_password_hash
 from werkzeug.test import TestResponse
 
 from greenstalk_server.config.tables.roles import Rights, Role, User
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.auth import accounts, sessions
 from greenstalk_server.web.auth.sessions import MAX_PER_USER, NAME

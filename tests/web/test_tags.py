@@ -7,8 +7,8 @@ from html import unescape
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.core.tags import Tags, tags_of
+from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.tags.tags import Tags, tags_of
 
 from .conftest import Queue
 from .test_actions import post

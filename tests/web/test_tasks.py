@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from gevent.event import Event
 from werkzeug.exceptions import ServiceUnavailable
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.auth.access import Visitor
 from greenstalk_server.web.operations.tasks import (
     CANCELLED,

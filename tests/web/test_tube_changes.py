@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.auth.access import Visitor
 from greenstalk_server.web.operations import tube_changes
 from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task

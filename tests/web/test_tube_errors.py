@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.job import BURIED, READY, SECOND, STATE_NAMES
-from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, STATE_NAMES
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.web.jobs import error_groups
 from greenstalk_server.web.jobs.error_groups import MAX_GROUPS, ErrorGroups
 from greenstalk_server.web.jobs.json_fields import MAX_PARSED

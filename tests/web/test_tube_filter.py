@@ -9,7 +9,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.job import READY, SECOND
+from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.web.jobs import matching
 from greenstalk_server.web.jobs.job_list import MAX_LISTED, PAGE_SIZE
 from greenstalk_server.web.jobs.json_fields import MAX_VALUES

@@ -9,7 +9,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.history.history import History
 from greenstalk_server.web.history.worker_rates import INTERVAL, KEPT, WorkerRates
 from greenstalk_server.web.pages.overview import TubeView

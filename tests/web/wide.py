@@ -9,7 +9,7 @@ from typing import Final
 
 from flask import Flask
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 
 from . import aged
 from .conftest import Queue

@@ -21,7 +21,7 @@ import gevent
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.receivers import Receiver
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.alerts.book import RESTORED_TIME, Alert, Batch, Book

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from greenstalk_server.config.tables.receivers import Receiver
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web import text
 from greenstalk_server.web.attention.measures import CRITICAL, SEVERITIES, Condition, Link, Rank, rank
 

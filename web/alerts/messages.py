@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from greenstalk_server.config.tables.receivers import PAGERDUTY, SLACK, Receiver
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.alerts.book import Batch, Item, Key
 from greenstalk_server.web.attention.measures import WARNING, Link
 

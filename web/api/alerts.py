@@ -7,8 +7,8 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS
-from greenstalk_server.core.job import MAX_ID
-from greenstalk_server.core.patterns import is_tube_pattern
+from greenstalk_server.core.jobs.job import MAX_ID
+from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.web.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE
 from greenstalk_server.web.alerts.silences import Silence as StoredSilence
 from greenstalk_server.web.alerts.state import Delivery as StoredDelivery

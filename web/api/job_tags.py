@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from greenstalk_server.core.job import SECOND, Job
-from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
+from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.values import Count, RequestModel, ResponseModel, TubeName
 

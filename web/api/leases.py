@@ -15,7 +15,7 @@ from flask import request
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
-from greenstalk_server.core.job import Job as CoreJob
+from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint

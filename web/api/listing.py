@@ -18,8 +18,8 @@ from typing import Annotated, Final, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace

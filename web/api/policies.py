@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, UnsetType, convert
 from werkzeug.exceptions import Conflict
 
-from greenstalk_server.core.policy import MAX_PRIORITY, Policy, PolicyError, parse_policy
+from greenstalk_server.core.policies.policy import MAX_PRIORITY, Policy, PolicyError, parse_policy
 from greenstalk_server.web.api.durability import wait_until_durable
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import WHOLE, Invalid

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal, get_args
 from msgspec import UNSET, Meta, UnsetType
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY
-from greenstalk_server.core.job_attributes import REASON_NAMES
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
+from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
 from greenstalk_server.web.api.framework.endpoint import endpoint
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.api.jobs import Reason

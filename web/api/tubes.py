@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal, get_args
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.tube import Tube as CoreTube
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
+from greenstalk_server.core.tubes.tube import Tube as CoreTube
 from greenstalk_server.protocol.extended_stats import TubeExtension, tube_extension
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock

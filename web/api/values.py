@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import MAX_ID, SECOND
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web import text
 from greenstalk_server.web.api.framework.problems import refuse
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT

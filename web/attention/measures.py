@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from greenstalk_server.config.tables.thresholds import Thresholds
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS
 from greenstalk_server.web import text
 from greenstalk_server.web.attention.trends import Growth, time_until

@@ -20,10 +20,10 @@ import gevent
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.policy import Overflow
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.policies.policy import Overflow
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.memory import MemoryUse, memory_use
 from greenstalk_server.runtime.supervisor import Service

@@ -9,7 +9,7 @@ from array import array
 from operator import sub
 from typing import Final, NamedTuple
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 
 WINDOW: Final = 900 * SECOND
 """Length of the window of tubes and limits, nanoseconds."""

@@ -15,7 +15,7 @@ from flask import g, request
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.config.tables.roles import BUILT_IN_ROLES, VIEWER, Rights
-from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.tags.tags import Tags
 
 HIDDEN_TUBE: Final = "(hidden tube)"
 """Shown instead of the name of a tube that the visitor may not see. It contains a space, so no tube has this name."""

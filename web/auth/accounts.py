@@ -19,7 +19,7 @@ from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.security import check_password_hash
 
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR, VIEWER, User
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.options import Provider, WebOptions

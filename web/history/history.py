@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 import gevent
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.durations import DurationRows, Sketch, add_rows
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.durations import DurationRows, Sketch, add_rows
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.cooperative import Pace

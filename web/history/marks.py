@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.tube import Tube, is_tube_name
+from greenstalk_server.core.tubes.tube import Tube, is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.history.archive import Archive

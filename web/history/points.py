@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from math import nan
 from typing import Final, NamedTuple
 
-from greenstalk_server.core.durations import MAX_BUCKET, Sketch, bucket_seconds, quantile_buckets
+from greenstalk_server.core.tubes.durations import MAX_BUCKET, Sketch, bucket_seconds, quantile_buckets
 from greenstalk_server.web.history.rings import DEPTHS, RATES, TIMES
 
 QUANTILES: Final = (0.5, 0.95, 0.99)

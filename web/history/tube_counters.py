@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.history.rings import RATES, Counts
 

@@ -9,8 +9,8 @@ from array import array
 from operator import add, sub
 from typing import Final
 
-from greenstalk_server.core.durations import Sketch, add_sketch
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.durations import Sketch, add_sketch
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.history.archive import MINUTES, Tier
 from greenstalk_server.web.history.points import Point, encode_point, quantiles, times
 from greenstalk_server.web.history.rings import NO_COUNTS, RATES, Counts, Rings

@@ -12,9 +12,9 @@ from typing import Final
 
 from werkzeug.exceptions import Conflict, InternalServerError
 
-from greenstalk_server.core.body_cache import held_bodies
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.body_cache import held_bodies
+from greenstalk_server.core.jobs.job import Job
 
 ON_DISK: Final = "(on disk)"
 """Shown in lists in place of a body that is only on disk."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from greenstalk_server.core.job import BURIED, READY, Job
-from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
-from greenstalk_server.core.tube_rules import buried_at
+from greenstalk_server.core.jobs.job import BURIED, READY, Job
+from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
+from greenstalk_server.core.policies.tube_rules import buried_at
 from greenstalk_server.web.jobs.body_format import MAX_ROW_PREVIEW
 from greenstalk_server.web.jobs.body_terms import ERROR, FieldMatch
 from greenstalk_server.web.jobs.job_errors import error_text, normalized

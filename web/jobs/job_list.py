@@ -14,11 +14,11 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
-from greenstalk_server.core.tags import TaggedJob
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import visitor

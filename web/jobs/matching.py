@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import Visitor, visitor
 from greenstalk_server.web.cooperative import Pace

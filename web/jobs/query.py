@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
-from greenstalk_server.core.tags import TaggedJob, Tags, tags_of
-from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
+from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
+from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.web.jobs import body_terms
 from greenstalk_server.web.jobs.body_terms import BODY, ERROR, BodyTest, FieldMatch, is_about_json
 

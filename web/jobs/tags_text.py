@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from greenstalk_server.core.job import DELAYED, READY, SECOND, Job
-from greenstalk_server.core.tags import TaggedJob, tags_of
+from greenstalk_server.core.jobs.job import DELAYED, READY, SECOND, Job
+from greenstalk_server.core.tags.tags import TaggedJob, tags_of
 from greenstalk_server.web import text
 
 

@@ -42,7 +42,7 @@ from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, NotFound, ServiceUnavailable
 
 from greenstalk_server.config.tables.roles import Rights
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.auth.access import Visitor, visitor

@@ -17,9 +17,9 @@ from operator import add, sub
 from typing import Final, NamedTuple
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.history.rings import Counts
 from greenstalk_server.web.history.tube_counters import NO_ACTIONS, PROTOCOL_COUNTERS, all_counters, each_tube

@@ -10,7 +10,7 @@ from operator import add
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.history.history import History, Rates

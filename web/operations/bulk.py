@@ -21,10 +21,10 @@ from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, Servi
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.job_attributes import DeadLetter
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import Visitor, require_operator, visitor

@@ -33,10 +33,10 @@ from typing import Final
 from gevent import get_hub
 from gevent.event import Event
 
-from greenstalk_server.core.body_cache import held_bodies
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.jobs.body_cache import held_bodies
+from greenstalk_server.core.jobs.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.transitions import DEFAULT_TUBE

@@ -20,14 +20,14 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.idempotency import scope_of
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.job_attributes import DeadLetter
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
-from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.web import text

@@ -17,11 +17,11 @@ from typing import Final
 from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, Job
-from greenstalk_server.core.patterns import any_of
-from greenstalk_server.core.policy import EffectivePolicy, Overflow, Policy, PolicySet
-from greenstalk_server.core.tube import Tube
-from greenstalk_server.core.tube_rules import TubeRules, buried_at
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, Policy, PolicySet
+from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at
+from greenstalk_server.core.tubes.patterns import any_of
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import require_full_view, visitor

@@ -18,7 +18,7 @@ from gevent.event import Event
 from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import Visitor, visitor

@@ -17,9 +17,9 @@ from flask import url_for
 from werkzeug.exceptions import Conflict, Forbidden, NotFound
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, READY, STATE_NAMES
-from greenstalk_server.core.patterns import to_regex
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
+from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import visitor

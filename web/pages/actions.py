@@ -17,8 +17,8 @@ from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor

@@ -13,8 +13,8 @@ from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS, SEVERITIES, Receiver
 from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
-from greenstalk_server.core.job import MAX_ID, SECOND
-from greenstalk_server.core.patterns import is_tube_pattern
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.alerts.alerts import Alerts, Post

@@ -9,7 +9,7 @@ from typing import Final
 from flask import url_for
 from markupsafe import Markup
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web import text
 from greenstalk_server.web.attention.measures import CRITICAL, KINDS, SEVERITIES, Condition, Measure
 from greenstalk_server.web.attention.monitor import Attention, KindCount

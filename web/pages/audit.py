@@ -16,8 +16,8 @@ from flask import Flask, Response, render_template, request, url_for
 from markupsafe import Markup
 from werkzeug.exceptions import BadRequest, Forbidden
 
-from greenstalk_server.core.job import MAX_ID, SECOND
-from greenstalk_server.core.patterns import to_regex
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tubes.patterns import to_regex
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.audit import Audit, Entry

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from flask import request
 from markupsafe import Markup
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web import text
 from greenstalk_server.web.cooperative import Pace
 from greenstalk_server.web.history.history import Columns

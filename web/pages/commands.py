@@ -21,8 +21,8 @@ from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.targets import is_name
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES
-from greenstalk_server.core.tags import Tags
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, SECOND, STATE_NAMES
+from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.web import fields
 from greenstalk_server.web.api.framework.router import ROOT
 from greenstalk_server.web.auth.access import visitor

@@ -14,7 +14,7 @@ from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import visitor

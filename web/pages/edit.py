@@ -14,8 +14,8 @@ from typing import Final
 from flask import render_template
 from werkzeug.exceptions import BadRequest, Forbidden, HTTPException
 
-from greenstalk_server.core.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.tags import NO_DEADLINE
+from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.fields import MAX_NUMBER, MAX_PUT, Fields

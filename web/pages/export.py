@@ -25,7 +25,7 @@ from flask import Flask, Response, request
 from werkzeug.exceptions import BadRequest, Forbidden, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields

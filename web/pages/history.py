@@ -12,7 +12,7 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import require_full_view, visitor
 from greenstalk_server.web.cooperative import Pace

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from greenstalk_server.core.job import MAX_ID
+from greenstalk_server.core.jobs.job import MAX_ID
 from greenstalk_server.web import text
 from greenstalk_server.web.fields import Fields
 

@@ -14,11 +14,11 @@ from math import ceil, inf, isnan
 from typing import Any, Final
 
 from greenstalk_server.cluster.status import ClusterStatus
-from greenstalk_server.core.body_cache import Bodies
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import JournalStats
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web import text
 from greenstalk_server.web.attention.measures import KINDS, Condition

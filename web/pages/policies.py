@@ -14,7 +14,7 @@ from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.policy import SETTINGS, Policy, PolicyError
+from greenstalk_server.core.policies.policy import SETTINGS, Policy, PolicyError
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.cooperative import Pace

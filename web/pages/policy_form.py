@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from greenstalk_server.core.policy import Policy, find_mistakes, parse_policy
+from greenstalk_server.core.policies.policy import Policy, find_mistakes, parse_policy
 from greenstalk_server.web.fields import Fields
 from greenstalk_server.web.operations.policies import ListedPolicy
 from greenstalk_server.web.pages.policy_texts import SETTING_TEXTS, TUBE, TUBES

@@ -15,7 +15,7 @@ from flask import Flask, Response, make_response, render_template, request
 from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job import BURIED, STATE_NAMES, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor

@@ -14,7 +14,7 @@ from flask import Flask, g, make_response, redirect, render_template, request, u
 from werkzeug.exceptions import Forbidden, HTTPException, NotFound, ServiceUnavailable, TooManyRequests
 from werkzeug.wrappers import Response
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import Visitor, visitor

@@ -10,8 +10,8 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import BURIED, DELAYED
-from greenstalk_server.core.patterns import is_tube_pattern
+from greenstalk_server.core.jobs.job import BURIED, DELAYED
+from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.fields import MAX_NUMBER, Fields

@@ -16,8 +16,8 @@ from flask import url_for
 from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import STATE_NAMES
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import STATE_NAMES
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web import fields, text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.fields import Fields

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.policy import SETTINGS
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.policies.policy import SETTINGS
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web import text
 from greenstalk_server.web.auth.access import visitor
 from greenstalk_server.web.operations.policies import sources_of

@@ -14,9 +14,9 @@ from flask import url_for
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.transitions import DEFAULT_TUBE
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web import text
 from greenstalk_server.web.connection_queries import client_name, iter_batched
 from greenstalk_server.web.cooperative import Pace

@@ -12,8 +12,8 @@ from werkzeug.exceptions import BadRequest, Conflict, HTTPException
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job import READY, STATE_NAMES, Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import READY, STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web import fields, text

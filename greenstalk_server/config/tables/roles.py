@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
-from greenstalk_server.core.patterns import any_of, is_tube_pattern
+from greenstalk_server.core.tubes.patterns import any_of, is_tube_pattern
 
 VIEWER: Final = "viewer"
 OPERATOR: Final = "operator"

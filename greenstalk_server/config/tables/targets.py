@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from greenstalk_server.config.tables.config_tables import Key, read_time
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 
 MAX_URL: Final = 2000
 """Maximum characters of an address."""

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from greenstalk_server.config.text import without_password
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.postgresql.connection import conninfo_of
 from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease

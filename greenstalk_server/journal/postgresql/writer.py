@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.journal.writer import Binlog
 

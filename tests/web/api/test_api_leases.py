@@ -25,7 +25,7 @@ from schemathesis.schemas import BaseSchema
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.operations import leases as operations

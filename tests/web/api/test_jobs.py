@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.job import SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.policy import PolicySet, parse_policy
+from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.api.values import MAX_JSON_BODY
 from greenstalk_server.web.pages.notices import NOT_DURABLE
 

@@ -15,7 +15,7 @@ from gevent.event import Event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.core.job import READY, SECOND
+from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.web.api import jobs, listing
 from greenstalk_server.web.jobs.job_list import MAX_LISTED
 from greenstalk_server.web.jobs.json_fields import MAX_VALUES

@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 from flask import Flask
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import SECOND
-from greenstalk_server.core.job_attributes import REASON_NAMES
-from greenstalk_server.core.policy import SETTINGS, parse_policy
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
+from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.web.api.jobs import Kind, Reason
 from greenstalk_server.web.api.policies import PolicyDocument
 from greenstalk_server.web.pages.details import EVENTS

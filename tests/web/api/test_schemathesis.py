@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from greenstalk_server.core.policy import SETTINGS, parse_policy
+from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 
 from ..conftest import Queue
 from .conftest import TOKEN, bearer

@@ -10,7 +10,7 @@ import gevent
 import pytest
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import JournalStats, NullJournal
 from greenstalk_server.web.live import hub
 

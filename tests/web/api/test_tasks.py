@@ -7,7 +7,7 @@ from typing import Any, get_args
 import gevent
 import pytest
 
-from greenstalk_server.core.job import BURIED, READY
+from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.web.api.tasks import Action, Progress
 from greenstalk_server.web.operations import bulk, tasks
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.api import tube_errors
 
 from ..conftest import Queue

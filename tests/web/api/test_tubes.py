@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from greenstalk_server.core.job import SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.api.tubes import Sort
 from greenstalk_server.web.history.marks import MAX_MARKS
 from greenstalk_server.web.pages.overview import BY_NAME, SORTS

@@ -11,22 +11,22 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.durations import EWMA_WINDOW, DurationRows, add_lengths, count_duration
-from greenstalk_server.core.idempotency import IdempotencyKeys
-from greenstalk_server.core.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
-from greenstalk_server.core.job_index import JobIndex
-from greenstalk_server.core.policy_counts import PolicyCounts
-from greenstalk_server.core.ready_queue import ReadyQueue
-from greenstalk_server.core.tags import TaggedJob
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
+from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.policies.policy_counts import PolicyCounts
+from greenstalk_server.core.tags.idempotency import IdempotencyKeys
+from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.tubes.durations import EWMA_WINDOW, DurationRows, add_lengths, count_duration
+from greenstalk_server.core.tubes.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.name_list import NameChunk
-    from greenstalk_server.core.tube_rules import TubeRules
-    from greenstalk_server.core.tube_set import TubeSet
+    from greenstalk_server.core.policies.tube_rules import TubeRules
+    from greenstalk_server.core.tubes.name_list import NameChunk
+    from greenstalk_server.core.tubes.tube_set import TubeSet
 
 NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
 """Valid names of tubes (protocol.txt, "Names")."""

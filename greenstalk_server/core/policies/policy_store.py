@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from greenstalk_server.core.policy import MAX_POLICIES, Policy, PolicyError, PolicySet, parse_policy
+from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, PolicyError, PolicySet, parse_policy
 
 
 class PolicyStore:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 
 if TYPE_CHECKING:
-    from greenstalk_server.core.concurrency import ConcurrencyKey
-    from greenstalk_server.core.groups import Group
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.tags.concurrency import ConcurrencyKey
+    from greenstalk_server.core.tags.groups import Group
+    from greenstalk_server.core.tubes.tube import Tube
 
 NO_DEADLINE: Final = 2**63 - 1
 """Deadline of a delayed job that waits for a group, nanoseconds. No delay ends so late: delays are below 2**32 s."""

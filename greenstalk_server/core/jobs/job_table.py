@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Final, TypeVar, cast, overload
 
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import Job
+from greenstalk_server.core.jobs.job import Job
 
 PAGE_BITS: Final = 10
 PAGE: Final = 1 << PAGE_BITS

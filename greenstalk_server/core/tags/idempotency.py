@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import Job
-from greenstalk_server.core.tags import TaggedJob
+from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.tags.tags import TaggedJob
 
 MAX_EXPIRED: Final = 64
 """Maximum number of expired keys that one call of `KeptKeys.drop_expired` removes: about half a millisecond."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
-from greenstalk_server.core import job_history
-from greenstalk_server.core.job import DELAYED, READY, Job
-from greenstalk_server.core.job_index import JobIndex
-from greenstalk_server.core.policy import EffectivePolicy, Overflow, UniqueFor
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import DELAYED, READY, Job
+from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, UniqueFor
 from greenstalk_server.core.timers import NEVER
 
 KEY_SIZE: Final = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from greenstalk_server.core.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.job_index import JobIndex
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.jobs.job_index import JobIndex
 from greenstalk_server.core.timers import Target
 
 STATES = max(READY, RESERVED, BURIED, DELAYED) + 1

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.job import ID_BITS, READY, Job
+from greenstalk_server.core.jobs.job import ID_BITS, READY, Job
 from greenstalk_server.core.timers import NEVER
 
 if TYPE_CHECKING:
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.tubes.tube import Tube
 
 MANY_TUBES: Final = 17
 """Minimum number of watched tubes for a client to use a set. With fewer, a reserve looks at each tube."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from greenstalk_server.core.job import SECOND, Job
+from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.tube import Tube
+from greenstalk_server.core.tubes.tube import Tube
 
 FIFO: Final = 0
 WEIGHTED: Final = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from greenstalk_server.core.job import ID_BITS, MAX_ID, Job
+from greenstalk_server.core.jobs.job import ID_BITS, MAX_ID, Job
 from greenstalk_server.core.sorted_keys import MAX_CHUNK, MIN_CHUNK, SortedKeys
 
 

@@ -7,8 +7,9 @@ job and finds its first job in constant time. It is sorted both by id and by the
 A job that does not fit in a run is out of order: the run already has a job with a higher id, or there are too many
 priorities. Such jobs are in two indexes, one by priority and one by the time when they turned ready.
 
-Jobs with a concurrency key (see greenstalk_server.core.concurrency) are never in a run. The front of each key is out of
-order, and the other jobs are withheld: they are ready, counted and listed, but `first` does not return them. Pure.
+Jobs with a concurrency key (see greenstalk_server.core.tags.concurrency) are never in a run. The front of each key is
+out of order, and the other jobs are withheld: they are ready, counted and listed, but `first` does not return them.
+Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.concurrency import ConcurrencyKey, LimitedJobs
 from greenstalk_server.core.gc_untrack import untrack
-from greenstalk_server.core.job import Job, deadline_of
-from greenstalk_server.core.job_index import JobIndex
-from greenstalk_server.core.tags import TaggedJob
+from greenstalk_server.core.jobs.job import Job, deadline_of
+from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey, LimitedJobs
+from greenstalk_server.core.tags.tags import TaggedJob
 
 if TYPE_CHECKING:
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.tubes.tube import Tube
 
 MAX_RUNS: Final = 8
 """Maximum number of priorities that have a run. `first` looks at each run."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 from greenstalk_server.core.timers import Target
 
 if TYPE_CHECKING:
-    from greenstalk_server.core.job import Job
-    from greenstalk_server.core.job_index import JobIndex
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.jobs.job import Job
+    from greenstalk_server.core.jobs.job_index import JobIndex
+    from greenstalk_server.core.tubes.tube import Tube
 
 MAX_DEAD: Final = 64
 """`_heap` is rebuilt when it has more than 2 * n + MAX_DEAD entries, where n is the number of distinct limits."""

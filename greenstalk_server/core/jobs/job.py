@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mypy_extensions import i16, i32, u8
 
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.tubes.tube import Tube
 
 READY: Final = 1
 RESERVED: Final = 2

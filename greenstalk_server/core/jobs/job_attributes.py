@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from greenstalk_server.core.job import DEFAULT_COLD_STATE, SECOND, Job
-from greenstalk_server.core.tags import TaggedJob, Tags
-from greenstalk_server.core.tube import is_tube_name
+from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND, Job
+from greenstalk_server.core.tags.tags import TaggedJob, Tags
+from greenstalk_server.core.tubes.tube import is_tube_name
 
 ATTEMPTS_BASE: Final = 1
 """u32."""

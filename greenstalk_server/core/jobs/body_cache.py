@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.job import READY
+from greenstalk_server.core.jobs.job import READY
 
 if TYPE_CHECKING:
-    from greenstalk_server.core.job import Job
-    from greenstalk_server.core.tube import Tube
+    from greenstalk_server.core.jobs.job import Job
+    from greenstalk_server.core.tubes.tube import Tube
 
 JOB_COST: Final = 272
 """Bytes that a job takes without its body: the object, its numbers, and entries in table, queue and journal."""

@@ -1,0 +1,1 @@
+"""Tags of jobs: idempotency keys, groups and concurrency keys. Pure."""

@@ -1,0 +1,1 @@
+"""One tube: its ready, delayed and buried jobs, and sets of tubes that clients watch together. Pure."""
