@@ -56,7 +56,6 @@ from greenstalk_server.web.pages import errors, preferences, views
 from greenstalk_server.web.pages.actions import Actions
 from greenstalk_server.web.pages.alerts import AlertPages
 from greenstalk_server.web.pages.audit import AuditPages
-from greenstalk_server.web.pages.commands import CommandPages
 from greenstalk_server.web.pages.connections import ConnectionViews
 from greenstalk_server.web.pages.export import Exports
 from greenstalk_server.web.pages.history import HistoryPages
@@ -229,7 +228,6 @@ def create_dashboard(
         tube_changes=tube_changes,
         tube_errors=tube_errors,
     )
-    CommandPages(broker, options).init_app(app)
     saved_searches.init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)

@@ -237,7 +237,7 @@ SCENARIOS: Final = {
     ),
     "metrics of 10,000 tubes": Scenario(visit("/metrics", fill=fill_tubes), has_web=True),
     "history, policies, alerts, attention": Scenario(
-        visit("/history", "/policies", "/alerts", "/api/v1/attention", "/audit", "/task", "/commands", fill=fill_tubes),
+        visit("/history", "/policies", "/alerts", "/api/v1/attention", "/audit", "/task", fill=fill_tubes),
         has_web=True,
     ),
     "export of 100,000 jobs": Scenario(

@@ -118,8 +118,6 @@ TABLE: dict[str, list[Probe]] = {
     "POST /api/v1/tubes/kick": [api("/tubes/kick?pattern=*&dry_run=false")],
     "GET /tube/errors": [Probe("/tube/errors?tube={tube}"), Probe("/tube/errors?task={task}"),
                          Probe("/tube/errors?tube=billing.failed")],
-    "POST /commands": [Probe("/commands", form={"action": "job/edit", "id": "{id}", "pri": "1"}),
-                       Probe("/commands", form={"action": "tube/pause", "tube": "{tube}", "seconds": "9"})],
     "POST /zone": [form("/zone", zone="local")],
     "GET /alerts": [Probe("/alerts")],
     "POST /alerts/silence": [form("/alerts/silence", tubes="{tube}", kind="", seconds="60"),

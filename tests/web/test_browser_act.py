@@ -1,4 +1,4 @@
-"""Acting on many tubes, commands to copy, shortcuts, the command palette and skip links, in a real browser."""
+"""Acting on many tubes, shortcuts, the command palette and skip links, in a real browser."""
 
 from __future__ import annotations
 
@@ -79,58 +79,6 @@ def test_form_shows_the_number_of_matching_tubes(scripted: Tab, daemon: Daemon, 
     assert scripted.page.locator("#act-state").is_visible()
     assert scripted.page.locator("#act-seconds").is_hidden()
     assert violations(scripted) == []
-
-
-# Copy as command
-
-
-@WITH_AND_WITHOUT_SCRIPTS
-def test_command_without_scripts_has_the_values_of_the_form(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    clients.put(b"x")
-    tab.page.goto(clients.url)
-    details = tab.page.locator("#kick details.copy-as")
-    details.locator("summary").click()
-    code = details.locator("[data-command=curl] code")
-    expect(code).to_have_text(
-        f'curl --json \'{{"state": "buried", "count": 1}}\' \'{daemon.dashboard}api/v1/tube/kick?tube={clients.tube}\''
-    )
-    expect(details.locator("[data-command=greenstalkctl] code")).to_contain_text(f"kick --tube {clients.tube}")
-
-
-def test_command_follows_the_form_and_is_copied(scripted: Tab, clients: Clients) -> None:
-    clients.put(b"x")
-    scripted.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    visit(scripted, clients.url)
-    details = scripted.page.locator("#pause details.copy-as")
-    details.locator("summary").click()
-    scripted.page.locator("#pause [name=reason]").fill("it's $down")
-    code = details.locator("[data-command=greenstalkctl] code")
-    expect(code).to_contain_text("""'--reason=it'"'"'s $down'""")
-    details.locator("[data-command=greenstalkctl] [data-copy]").click()
-    expect(details.get_by_role("button", name="Copied")).to_be_visible()
-    assert scripted.page.evaluate("navigator.clipboard.readText()") == code.inner_text()
-    assert violations(scripted) == []
-
-
-def test_command_is_selected_if_there_is_no_clipboard(scripted: Tab, clients: Clients) -> None:
-    clients.put(b"x")
-    scripted.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined });")
-    visit(scripted, clients.url)
-    details = scripted.page.locator("#kick details.copy-as")
-    details.locator("summary").click()
-    details.locator("[data-command=curl] [data-copy]").click()
-    selected = scripted.page.evaluate("document.getSelection().toString()")
-    assert selected == details.locator("[data-command=curl] code").inner_text()
-
-
-def test_incomplete_form_has_no_command(scripted: Tab, clients: Clients) -> None:
-    clients.put(b"x")
-    visit(scripted, clients.url)
-    details = scripted.page.locator("#kick details.copy-as")
-    details.locator("summary").click()
-    scripted.page.locator("#kick [name=count]").fill("0")
-    expect(details.locator("[data-problem]")).to_contain_text("“count” must be a whole number")
-    assert details.locator("[data-command=curl]").is_hidden()
 
 
 # Shortcuts

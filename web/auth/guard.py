@@ -95,7 +95,7 @@ OPEN_TO_OPERATORS: Final = frozenset(
     {
         *("tube_pause", "tube_resume", "tube_kick", "tube_clear", "tube_put"),
         *("job_kick", "job_bury", "job_release", "job_delete", "job_move", "job_edit", "job_copy", "job_redrive"),
-        *("sample_save", "sample_delete", "task_cancel", "bulk_preview", "bulk_run", "commands"),
+        *("sample_save", "sample_delete", "task_cancel", "bulk_preview", "bulk_run"),
         *("api_pause_tube", "api_resume_tube", "api_kick_tube", "api_clear_tube", "api_flush_tube"),
         *("api_put_jobs", "api_change_job", "api_delete_job", "api_kick_job", "api_bury_job", "api_release_job"),
         *("api_redrive_job", "api_move_job", "api_copy_job", "api_save_sample", "api_delete_sample"),

@@ -303,13 +303,6 @@ class Plan:
         return self.tube or str(self.hit + self.held)
 
     @property
-    def form_values(self) -> dict[str, object]:
-        """The values of a form that starts this change."""
-        values: dict[str, object] = {"q": str(self.query), "action": self.change.key, **self.change.audit_details()}
-        values |= {"scope": "all"} if self.ids is None else {"scope": "ticked", "id": self.ids}
-        return values | ({"rate": f"{self.rate:g}"} if self.rate else {})
-
-    @property
     def facts(self) -> tuple[Fact, ...]:
         """The facts for the task's page."""
         found = [Fact("Query", self.predicate)]

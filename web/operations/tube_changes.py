@@ -140,11 +140,6 @@ class TubePlan:
         return f"{self.change.label} {jobs}{tubes}"
 
     @property
-    def form_values(self) -> dict[str, str | int]:
-        """The values of a form that starts this change."""
-        return {"pattern": self.pattern, "action": self.change.key} | self.change.audit_details()
-
-    @property
     def facts(self) -> tuple[Fact, ...]:
         """The facts for the task's page."""
         found = [Fact("Pattern", self.pattern)]
