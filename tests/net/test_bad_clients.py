@@ -226,7 +226,7 @@ def test_input_of_a_waiting_client_is_bounded(server: Daemon, good: Peer) -> Non
 def test_random_bytes_get_error_replies(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
     """The server answers every line until the end of input, then closes."""
     with Peer(server) as peer:
-        with contextlib.suppress(ConnectionError):  # the bytes may contain quit
+        with contextlib.suppress(OSError):  # the server may have closed the connection: after quit, or a bad body
             for piece in pieces:
                 peer.send(piece)
             peer.sock.shutdown(socket.SHUT_WR)
