@@ -84,7 +84,7 @@ soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 
 	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
 
 usability: need-usability $(VENV)/.installed-dev  ## set up, then do ten tasks of an operator in a browser: time, clicks and keys of each
-	$(BIN)/python -m tests.usability
+	$(BIN)/python -m tools.usability
 
 bench: need-bench $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	$(BIN)/python -m bench $(ARGS) --ours "$(SERVER)" --also "pure=env GREENSTALK_PURE=1 $(SERVER)"

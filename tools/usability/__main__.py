@@ -1,6 +1,6 @@
 """`make usability`: ten tasks of an operator in a real browser, with the time, clicks and keys of each.
 
-python -m tests.usability
+python -m tools.usability
 
 The tasks run on a server with 45 tubes and 101,000 jobs. The exit code is 1 if a task fails or needs too many clicks.
 The time is that of the pages; people also need time to read.
@@ -17,10 +17,10 @@ from typing import Final
 from playwright.sync_api import Error
 
 from tests.support.daemon import Daemon
-from tests.usability.operator import Operator
-from tests.usability.scenario import ATTENTION, Scenario
-from tests.usability.tasks import TASKS, Task
 from tests.web.browser import Browser, browser
+from tools.usability.operator import Operator
+from tools.usability.scenario import ATTENTION, Scenario
+from tools.usability.tasks import TASKS, Task
 
 FLAGS: Final = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from playwright.sync_api import expect
 
-from tests.usability.operator import Operator
-from tests.usability.scenario import CUSTOMER, CUSTOMER_JOBS, FAILED, QUIET_TUBES, Scenario
+from tools.usability.operator import Operator
+from tools.usability.scenario import CUSTOMER, CUSTOMER_JOBS, FAILED, QUIET_TUBES, Scenario
 
 TUBES: Final = QUIET_TUBES + 6
 """Tubes of the scenario, `default` included."""

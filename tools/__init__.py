@@ -1,0 +1,1 @@
+"""Programs for developers of the server, which no test runs."""
