@@ -9,20 +9,11 @@ import pytest
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
-
-
-def lengths(*seconds: float) -> dict[int, int]:
-    """Return the histogram of *seconds* by their bit length in nanoseconds."""
-    found: dict[int, int] = {}
-    for second in seconds:
-        length = round(second * SECOND).bit_length()
-        found[length] = found.get(length, 0) + 1
-    return found
 
 
 def tube(world: World, name: bytes = b"default") -> Tube:
@@ -32,163 +23,10 @@ def tube(world: World, name: bytes = b"default") -> Tube:
 # Waits
 
 
-def test_wait_is_the_time_from_ready_to_reserved(world: World) -> None:
-    client = world.client()
-    client.put()
-    delayed = client.put(delay=2)
-    world.advance(5)
-    client.take(2)
-    assert tube(world).wait_counts() == lengths(5, 3)
-    assert tube(world).wait_time == 8 * SECOND
-    client.release(delayed, delay=1)
-    world.advance(4)
-    client.take(1)
-    assert tube(world).wait_counts() == lengths(5, 3, 3)
-
-
-def test_job_for_a_waiting_client_has_a_wait_of_zero(world: World) -> None:
-    worker, client = world.client(), world.client()
-    worker.reserve()
-    world.advance(5)
-    client.put()
-    assert (tube(world).wait_counts(), tube(world).wait_time) == ({0: 1}, 0)
-
-
-@pytest.mark.parametrize("state", ["delayed", "buried"])
-def test_job_that_was_not_ready_has_a_wait_of_zero(world: World, state: str) -> None:
-    client = world.client()
-    id = client.put(delay=60 if state == "delayed" else 0)
-    if state == "buried":
-        world.bury_job(id)
-    world.advance(5)
-    client.reserve_job(id)
-    assert tube(world).wait_counts() == {0: 1}
-
-
-def test_returned_job_starts_a_new_wait(world: World) -> None:
-    client, other = world.client(), world.client()
-    id = client.put(ttr=3)
-    client.reserve()
-    world.advance(3 + 2)
-    client.reserve()
-    world.advance(1)
-    client.disconnect()
-    world.advance(1)
-    other.reserve()
-    other.bury(id)
-    world.advance(1)
-    other.kick_job(id)
-    world.advance(0.5)
-    other.reserve()
-    assert tube(world).wait_counts() == lengths(0, 2, 1, 0.5)
-    assert tube(world).total_reserves == 4
-
-
-def test_wait_includes_a_pause(world: World) -> None:
-    client, worker = world.client(), world.client()
-    client.pause_tube(b"default", 5)
-    worker.reserve()
-    client.put()
-    world.advance(5)
-    assert tube(world).wait_counts() == lengths(5)
-
-
 # Runs
 
 
-@pytest.mark.parametrize("end", [Actor.delete, Actor.release, Actor.bury])
-def test_reservation_ended_by_its_client_is_a_run(world: World, end: Callable[[Actor, int], bool]) -> None:
-    client = world.client()
-    id = client.put()
-    client.reserve()
-    world.advance(4)
-    client.touch(id)
-    world.advance(3)
-    assert end(client, id)
-    assert (tube(world).run_counts(), tube(world).run_time) == (lengths(7), 7 * SECOND)
-
-
-def test_lapsed_reservation_is_not_a_run(world: World) -> None:
-    client = world.client()
-    client.put(ttr=3)
-    client.reserve()
-    world.advance(3)
-    client.reserve()
-    world.advance(1)
-    client.disconnect()
-    assert (tube(world).run_counts(), tube(world).run_time) == ({}, 0)
-
-
-def test_delete_of_an_unreserved_job_is_not_a_run(world: World) -> None:
-    client = world.client()
-    for delay in (0, 60):
-        client.delete(client.put(delay=delay))
-    id = client.put()
-    world.bury_job(id)
-    client.delete(id)
-    assert tube(world).run_counts() == {}
-    assert tube(world).cmd_delete == 3
-
-
-def test_forced_operation_on_a_reserved_job_ends_a_run(world: World) -> None:
-    client = world.client()
-    for take in (world.delete_job, world.bury_job):
-        id = client.put()
-        client.reserve_job(id)
-        world.advance(2)
-        assert take(id, is_forced=True)
-    id = client.put()
-    client.reserve_job(id)
-    world.advance(2)
-    assert world.release_job(id)
-    assert tube(world).run_counts() == lengths(2, 2, 2)
-
-
-def test_moved_job_has_its_wait_in_the_old_tube_and_its_run_in_the_new_one(world: World) -> None:
-    client = world.client(use=b"other")
-    client.use(b"default")
-    id = client.put()
-    client.reserve()
-    world.edit(id, tube=b"other", is_forced=True)
-    world.advance(2)
-    client.release(id)
-    here, there = tube(world), tube(world, b"other")
-    assert (here.wait_counts(), here.run_counts(), there.wait_counts(), there.run_counts()) == (
-        {0: 1},
-        {},
-        {},
-        lengths(2),
-    )
-    assert (here.total_reserves, here.total_releases, there.total_releases) == (1, 0, 1)
-
-
 # Counts
-
-
-def test_tube_counts_the_operations_on_its_jobs(world: World) -> None:
-    client = world.client()
-    id = client.put(ttr=3)
-    client.reserve()
-    client.release(id)
-    client.reserve()
-    client.bury(id)
-    client.kick(BURIED, 1)
-    world.bury_job(id)
-    client.kick_job(id)
-    client.reserve()
-    world.advance(3)
-    found = tube(world)
-    counts = (found.total_reserves, found.total_releases, found.total_buries, found.total_kicks, found.total_timeouts)
-    assert counts == (3, 1, 2, 2, 1)
-    assert (found.total_jobs, found.cmd_delete) == (1, 0)
-
-
-def test_move_is_counted_by_neither_tube(world: World) -> None:
-    client = world.client()
-    id = client.put()
-    world.edit(id, tube=b"other")
-    assert (tube(world).total_jobs, tube(world, b"other").total_jobs, world.stats().total_jobs) == (1, 0, 1)
-    assert (tube(world).cmd_delete, tube(world, b"other").cmd_delete) == (0, 0)
 
 
 # Listeners

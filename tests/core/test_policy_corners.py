@@ -6,7 +6,7 @@ import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
-from tests.core.test_policy_engine import fail, job_of, put, set_policies
+from tests.support.policies import fail, job_of, put, set_policies
 from tests.support.world import World
 
 

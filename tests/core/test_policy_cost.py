@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.transitions import SLICE
-from tests.core.test_policy_engine import put, set_policies
+from tests.support.policies import put, set_policies
 from tests.support.world import Actor, World
 
 JOBS = 3 * SLICE + 10
@@ -139,3 +140,14 @@ def test_new_policies_arm_the_timers_of_many_tubes_in_slices() -> None:
         world.broker.set_policies(PolicySet([parse_policy("old", {"tubes": ["*"], "expire_after": 60})]), world.now)
         moved = moved_by_each_tick(world, lambda: len(world.broker._sweep.tubes))
     assert sum(moved) == 2 * JOBS and max(moved) <= SLICE
+
+
+def test_tube_that_has_starts_left_is_not_due_before_its_burst_is_full() -> None:
+    world = World()
+    set_policies(world, mail={"tubes": ["mail"], "rate": 10, "rate_burst": 100})
+    worker = world.client(watch=[b"mail"])
+    for _ in range(50):
+        put(world)
+        assert world.broker.reserve(worker.client, world.now) is not None
+    due = world.broker.tick(world.now + SECOND)  # the first start has armed a timer for its own end
+    assert due is not None and due >= world.now + 5 * SECOND

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.core.jobs.job import URGENT_BELOW
-from tests.support.world import START, FullJournal, World
+from tests.support.world import START, World
 
 
 def test_jobs_are_counted_by_state_and_only_ready_jobs_are_urgent(world: World) -> None:
@@ -52,41 +52,6 @@ def test_job_stats_show_its_history(world: World) -> None:
     assert (stats.reserves, stats.timeouts, stats.releases, stats.buries, stats.kicks) == (4, 1, 1, 1, 1)
 
 
-def test_time_left_is_zero_unless_reserved_or_delayed(world: World) -> None:
-    client = world.client()
-    id = client.put(delay=5)
-    world.advance(0.5)
-    assert world.stats_job(id).time_left == 4
-    client.kick_job(id)
-    assert world.stats_job(id).time_left == 0
-    client.reserve()
-    world.advance(0.5)
-    assert world.stats_job(id).time_left == 59
-    client.bury(id)
-    assert world.stats_job(id).time_left == 0
-
-
-def test_disconnect_increments_no_counter_of_a_job(world: World) -> None:
-    client = world.client()
-    id = client.put()
-    client.reserve()
-    client.disconnect()
-    stats = world.stats_job(id)
-    assert (stats.reserves, stats.timeouts, stats.releases) == (1, 0, 0)
-    assert world.stats().job_timeouts == 0
-
-
-def test_tube_counts_only_successful_deletes(world: World) -> None:
-    client, other = world.client(), world.client()
-    client.put()
-    client.put()
-    other.reserve()
-    client.delete(1)
-    client.delete(2)
-    client.delete(2)
-    assert world.stats_tube().cmd_delete == 1
-
-
 def test_tube_counts_its_pauses(world: World) -> None:
     client = world.client()
     for delay in (5, 0, 5):
@@ -120,13 +85,3 @@ def test_drain_is_shown_in_stats(world: World) -> None:
     assert not world.stats().draining
     world.broker.drain()
     assert world.stats().draining
-
-
-def test_put_refused_by_the_journal_changes_nothing(world: World) -> None:
-    client = world.client()
-    world.broker.journal = FullJournal()
-    id = world.broker.allocate_id()
-    assert world.broker.put(client.client, id, 0, 0, 60, b"", world.now) < 0
-    world.broker.check()
-    stats = world.stats()
-    assert (stats.total_jobs, stats.current_jobs_ready, len(world.broker.jobs)) == (0, 0, 0)

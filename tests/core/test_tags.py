@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from greenstalk_server.core.tags.tags.concurrency import ConcurrencyKey
 
 from greenstalk_server.core import transitions
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, URGENT_BELOW, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE
@@ -43,79 +43,6 @@ class TestIdempotencyKey:
         assert world.ready() == [first]
         assert world.stats().total_jobs == 1
 
-    def test_ids_of_duplicates_are_not_used_again(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:k")
-        client.put_tagged("idp:k")
-        assert client.put() == 3
-
-    def test_duplicate_raises_the_priority(self, world: World) -> None:
-        client = world.client()
-        other, first = client.put(pri=7), client.put_tagged("idp:k", pri=9)
-        assert client.put_tagged("idp:k", pri=3) == (first, "ready", 3)
-        assert world.ready() == [first, other]
-
-    def test_duplicate_does_not_change_a_reserved_job(self, world: World) -> None:
-        client = world.client()
-        first = client.put_tagged("idp:k", pri=9)
-        client.reserve(0)
-        assert client.put_tagged("idp:k", pri=3) == (first, "reserved")
-
-    def test_states_of_duplicates(self, world: World) -> None:
-        client = world.client()
-        first = client.put_tagged("idp:k", delay=5)
-        assert client.put_tagged("idp:k") == (first, "delayed")
-        world.advance(6)
-        client.reserve(0)
-        client.bury(1)
-        assert client.put_tagged("idp:k") == (first, "buried")
-
-    def test_key_is_free_after_delete(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:k")
-        client.reserve(0)
-        client.delete(1)
-        assert client.put_tagged("idp:k") == 2
-
-    @pytest.mark.parametrize("is_reserved", [False, True])
-    def test_key_outlives_its_job(self, world: World, is_reserved: bool) -> None:
-        client = world.client()
-        client.put_tagged("idp:k:1.5")
-        if is_reserved:
-            client.reserve(0)
-        client.delete(1)
-        world.advance(1.4)
-        assert client.put_tagged("idp:k:1.5") == (1, "deleted")
-        world.advance(0.2)
-        assert client.put_tagged("idp:k:1.5") == 3
-
-    def test_kept_key_outlives_its_tube(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:k:9", tube=b"gone")
-        client.delete(1)
-        assert b"gone" not in world.tubes()
-        assert client.put_tagged("idp:k", tube=b"gone") == (1, "deleted")
-        assert b"gone" not in world.tubes()
-
-    def test_deletion_by_an_operator_frees_the_key(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:a:9")
-        client.put_tagged("idp:b:9")
-        assert world.delete_job(1)
-        client.reserve(0)
-        assert not world.delete_job(2)
-        assert world.delete_job(2, is_forced=True)
-        assert client.put_tagged("idp:a") == 3
-        assert client.put_tagged("idp:b") == 4
-
-    def test_refused_delete_keeps_the_ttl(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:a:9")
-        client.reserve(0)
-        assert not world.delete_job(1)
-        client.delete(1)
-        assert client.put_tagged("idp:a") == (1, "deleted")
-
     def test_forget_frees_kept_keys(self, world: World) -> None:
         client = world.client()
         for name in ("a", "b", "c"):
@@ -142,31 +69,6 @@ class TestIdempotencyKey:
             left.append(len(table))
         assert left == [*range(1000 - SLICE, 0, -SLICE), 0]
 
-    def test_keys_of_two_tubes_are_distinct(self, world: World) -> None:
-        client = world.client()
-        assert client.put_tagged("idp:k", tube=b"a") == 1
-        assert client.put_tagged("idp:k", tube=b"b") == 2
-
-    def test_move_frees_the_key_and_claims_it_elsewhere(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:k", tube=b"a")
-        world.edit(1, tube=b"b")
-        assert client.put_tagged("idp:k", tube=b"a") == 2
-        assert client.put_tagged("idp:k", tube=b"b") == (1, "ready")
-
-    def test_job_with_the_lowest_id_holds_the_key(self, world: World) -> None:
-        client = world.client()
-        for tube in (b"a", b"b", b"c"):
-            client.put_tagged("idp:k", tube=tube)
-        world.edit(3, tube=b"b")
-        world.edit(1, tube=b"b")
-        assert client.put_tagged("idp:k", tube=b"b") == (1, "ready")
-        client.delete(1)
-        assert client.put_tagged("idp:k", tube=b"b") == (2, "ready")
-        client.delete(3)
-        client.delete(2)
-        assert client.put_tagged("idp:k", tube=b"b") == 6
-
     def test_edit_keeps_the_tags(self, world: World) -> None:
         client = world.client()
         client.put_tagged("idp:k:4 grp:g con:c:2")
@@ -184,187 +86,8 @@ class TestIdempotencyKey:
         assert not world.broker.groups and not world.broker.concurrency_keys
         assert client.put_tagged("idp:k") == 2
 
-    def test_duplicate_of_an_urgent_job(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("idp:k", pri=URGENT_BELOW)
-        client.put_tagged("idp:k", pri=0)
-        assert world.stats_tube().current_jobs_urgent == 1
-
 
 class TestGroup:
-    def test_counts(self, world: World) -> None:
-        client = world.client()
-        for delay in (0, 0, 0, 7):
-            client.put_tagged("grp:g", delay=delay)
-        client.take(2)
-        client.bury(1)
-        assert counts(world, "g") == (1, 1, 1, 1, 0)
-        for id in (1, 2, 3):
-            client.delete(id)
-        assert counts(world, "g") == (0, 0, 1, 0, 0)
-        client.delete(4)
-        assert counts(world, "g") is None
-
-    def test_counts_of_jobs_that_are_given_to_waiting_clients(self, world: World) -> None:
-        client, worker = world.client(), world.client()
-        worker.reserve()
-        client.put_tagged("grp:g")
-        assert counts(world, "g") == (0, 1, 0, 0, 0)
-        worker.disconnect()
-        assert counts(world, "g") == (1, 0, 0, 0, 0)
-
-    def test_members_stay_when_they_move(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g")
-        client.reserve(0)
-        world.edit(1, tube=b"other", is_forced=True)
-        assert counts(world, "g") == (0, 1, 0, 0, 0)
-
-    def test_job_after_an_unused_group_is_ready_immediately(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("aft:g")
-        assert world.state(1) == "ready"
-        assert not world.broker.groups
-
-    def test_job_waits_for_the_group(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g")
-        client.put_tagged("aft:g", tube=b"other")
-        assert world.state(2) == "delayed"
-        assert world.stats_job(2).time_left == 0
-        assert world.stats_tube(b"other").current_jobs_delayed == 1
-        assert counts(world, "g") == (1, 0, 0, 0, 1)
-        world.advance(1000)
-        assert world.state(2) == "delayed"
-        client.delete(1)
-        assert world.state(2) == "ready"
-        assert counts(world, "g") is None
-
-    def test_waiting_worker_gets_the_job(self, world: World) -> None:
-        client, worker = world.client(), world.client(watch=[b"other"])
-        client.put_tagged("grp:g")
-        client.put_tagged("aft:g", tube=b"other")
-        worker.reserve()
-        client.delete(1)
-        assert worker.ended == [2]
-
-    def test_delay_comes_first(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g")
-        client.put_tagged("aft:g", delay=3)
-        world.advance(2)
-        client.put_tagged("aft:g")
-        assert world.delayed() == [2, 3]
-        world.advance(2)
-        assert world.delayed() == [2, 3]
-        assert counts(world, "g") == (1, 0, 0, 0, 2)
-        client.delete(1)
-        assert world.ready() == [2, 3]
-
-    def test_delay_that_ends_when_the_group_is_empty(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("aft:g", delay=3)
-        world.advance(4)
-        assert world.state(1) == "ready"
-
-    def test_waiting_jobs_are_behind_those_with_a_deadline(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g")
-        client.put_tagged("aft:g")
-        client.put(delay=2**32 - 1)
-        assert world.delayed() == [3, 2]
-
-    def test_released_job_does_not_wait_again(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("aft:g", ttr=1)
-        client.put_tagged("grp:g", tube=b"other")
-        client.reserve(0)
-        client.release(1)
-        assert world.state(1) == "ready"
-        client.reserve(0)
-        world.advance(2)
-        assert world.state(1) == "ready"
-        client.reserve(0)
-        client.release(1, delay=1)
-        world.advance(2)
-        assert world.state(1) == "ready"
-
-    def test_kick_ends_the_wait(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g", tube=b"other")
-        client.put_tagged("aft:g")
-        client.put_tagged("aft:g")
-        assert client.kick_job(2)
-        assert client.kick(DELAYED, 10) == 1
-        assert world.ready() == [2, 3]
-        assert counts(world, "g") == (1, 0, 0, 0, 0)
-
-    def test_edit_of_the_delay_ends_the_wait(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g", tube=b"other")
-        client.put_tagged("aft:g")
-        world.edit(2, pri=5)
-        assert world.state(2) == "delayed"
-        world.edit(2, delay=0)
-        assert world.state(2) == "ready"
-
-    def test_edited_delay_comes_first_too(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g", tube=b"other")
-        client.put_tagged("aft:g")
-        world.edit(2, delay=4)
-        assert world.stats_job(2).time_left == 3
-        world.advance(5)
-        assert world.state(2) == "delayed"
-        client.delete(1)
-        assert world.state(2) == "ready"
-
-    def test_reserve_job_ends_the_wait(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g", tube=b"other")
-        client.put_tagged("aft:g")
-        assert client.reserve_job(2)
-        client.release(2)
-        assert world.state(2) == "ready"
-
-    def test_deletion_of_a_waiting_job(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g")
-        client.put_tagged("aft:g")
-        client.delete(2)
-        assert counts(world, "g") == (1, 0, 0, 0, 0)
-        client.delete(1)
-        assert not world.broker.groups
-
-    def test_bury_of_a_waiting_job(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:g")
-        client.put_tagged("aft:g grp:h")
-        world.bury_job(2)
-        assert counts(world, "g") == (1, 0, 0, 0, 0)
-        assert counts(world, "h") == (0, 0, 0, 1, 0)
-
-    def test_chain_of_groups(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:a")
-        client.put_tagged("grp:b aft:a")
-        client.put_tagged("aft:b")
-        client.delete(1)
-        assert world.ready() == [2]
-        client.delete(2)
-        assert world.ready() == [3]
-
-    def test_kick_ends_a_cycle(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("grp:b")
-        client.put_tagged("grp:a aft:b")
-        client.put_tagged("grp:b aft:a")
-        client.delete(1)
-        assert world.delayed() == [2, 3]
-        client.kick_job(3)
-        client.delete(3)
-        assert world.ready() == [2]
-
     def test_many_jobs_are_released_in_slices(self, world: World) -> None:
         client = world.client()
         client.put_tagged("grp:g")
@@ -384,77 +107,6 @@ class TestGroup:
 
 
 class TestConcurrencyKey:
-    def test_only_one_job_is_reserved_at_a_time(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("con:k")
-        client.put_tagged("con:k")
-        plain = client.put(pri=9)
-        assert client.reserve(0) == 1
-        assert client.reserve(0) == plain
-        assert client.reserve(0) == "TIMED_OUT"
-        assert world.stats_tube().current_jobs_ready == 1
-        assert world.ready() == [2]
-        client.delete(1)
-        assert client.reserve(0) == 2
-
-    def test_limit_above_one(self, world: World) -> None:
-        client = world.client()
-        for _ in range(4):
-            client.put_tagged("con:k:3")
-        assert client.take(3) == [1, 2, 3]
-        assert client.reserve(0) == "TIMED_OUT"
-
-    def test_smallest_limit_applies(self, world: World) -> None:
-        client = world.client()
-        for limit in (3, 3, 2, 3):
-            client.put_tagged(f"con:k:{limit}")
-        assert client.take(2) == [1, 2]
-        assert client.reserve(0) == "TIMED_OUT"
-        client.delete(3)
-        assert client.reserve(0) == 4
-
-    @pytest.mark.parametrize("end", ["delete", "release", "bury", "timeout", "disconnect", "move", "dead"])
-    def test_slot_is_free_again(self, world: World, end: str) -> None:
-        client, holder, waiter = world.client(), world.client(), world.client(watch=[b"b"])
-        client.put_tagged("con:k", ttr=5)
-        client.put_tagged("con:k", tube=b"b", pri=7)
-        holder.reserve(0)
-        waiter.reserve()
-        assert waiter.is_waiting
-        if end == "delete":
-            holder.delete(1)
-        elif end == "release":
-            holder.release(1, delay=4)
-        elif end == "bury":
-            holder.bury(1)
-        elif end == "timeout":
-            world.advance(6)
-        elif end == "disconnect":
-            holder.disconnect()
-        elif end == "move":
-            world.release_job(1)
-        else:
-            world.delete_job(1, is_forced=True)
-        assert waiter.ended == [2]
-
-    def test_released_job_competes_with_its_priority(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("con:k", pri=5)
-        client.put_tagged("con:k", pri=6)
-        client.reserve(0)
-        client.release(1, pri=4)
-        assert client.reserve(0) == 1
-        client.release(1, pri=9)
-        assert client.reserve(0) == 2
-
-    def test_key_applies_to_all_tubes(self, world: World) -> None:
-        client = world.client(watch=[b"a", b"b"])
-        client.put_tagged("con:k", tube=b"a")
-        client.put_tagged("con:k", tube=b"b")
-        assert client.reserve(0) == 1
-        assert client.reserve(0) == "TIMED_OUT"
-        assert world.stats_tube(b"b").current_jobs_ready == 1
-
     def test_tubes_get_the_slot_in_turn(self, world: World) -> None:
         client = world.client()
         first, second = world.client(watch=[b"a"]), world.client(watch=[b"b"])
@@ -471,15 +123,6 @@ class TestConcurrencyKey:
             holder.delete(id)
             holder.reserve()
         assert order.count(1) == 3 and order[:4] in ([1, 0, 1, 0], [0, 1, 0, 1])
-
-    def test_client_of_several_tubes_gets_their_best_job(self, world: World) -> None:
-        client = world.client(watch=[b"a", b"b"])
-        for tube in (b"a", b"b"):
-            for _ in range(3):
-                client.put_tagged("con:k", tube=tube)
-        for id in range(1, 7):
-            assert client.reserve(0) == id
-            client.delete(id)
 
     @pytest.mark.parametrize("end", ["disconnect", "timeout"])
     def test_free_slot_goes_to_a_better_job_than_others_that_are_ready_then(self, world: World, end: str) -> None:
@@ -538,31 +181,6 @@ class TestConcurrencyKey:
         holder.delete(1)
         assert [waiter.ended for waiter in waiters] == [[4], [2], [3]]
 
-    def test_release_passes_the_slot_to_other_tubes(self, world: World) -> None:
-        client = world.client()
-        first, second = world.client(watch=[b"a"]), world.client(watch=[b"b"])
-        client.put_tagged("con:k", tube=b"a")
-        client.put_tagged("con:k", tube=b"b")
-        first.reserve()
-        second.reserve()
-        third = world.client(watch=[b"a"])
-        third.reserve()
-        first.release(1)
-        assert second.ended == [2]
-
-    def test_more_urgent_job_replaces_the_front(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("con:k", pri=5)
-        client.put_tagged("con:k", pri=3)
-        client.put_tagged("con:k", pri=4)
-        assert world.ready() == [2, 3, 1]
-        assert client.reserve(0) == 2
-        client.put_tagged("con:k", pri=1)
-        assert world.ready() == [4, 3, 1]
-        assert world.broker.tubes[b"default"].ready.first() is None
-        client.delete(2)
-        assert client.reserve(0) == 4
-
     def test_withheld_jobs_are_listed_in_order(self, world: World) -> None:
         client = world.client()
         for pri in (5, 3, 9, 1):
@@ -589,33 +207,6 @@ class TestConcurrencyKey:
         found = queue.peek()
         assert found is not None and found.id == plain
 
-    def test_reserve_job_needs_a_slot(self, world: World) -> None:
-        client = world.client()
-        client.put_tagged("con:k")
-        client.put_tagged("con:k")
-        client.put_tagged("con:k", delay=100)
-        assert client.reserve_job(2)
-        assert not client.reserve_job(1)
-        assert not client.reserve_job(3)
-        client.delete(2)
-        assert client.reserve_job(3)
-
-    def test_changes_of_withheld_jobs(self, world: World) -> None:
-        client = world.client()
-        for _ in range(5):
-            client.put_tagged("con:k", pri=5)
-        client.reserve(0)
-        world.reprioritize(4, 1)
-        world.edit(5, tube=b"b")
-        world.bury_job(2)
-        client.delete(3)
-        assert world.ready() == [4]
-        assert world.ready(b"b") == [5]
-        client.delete(1)
-        assert client.reserve(0) == 4
-        client.kick_job(2)
-        assert world.ready() == [2]
-
     def test_clear_deletes_withheld_jobs(self, world: World) -> None:
         client = world.client()
         for _ in range(5):
@@ -625,18 +216,6 @@ class TestConcurrencyKey:
         assert world.broker.clear(tube, READY, 10, world.broker.next_id, world.now) == 4
         world.check()
         assert counts(world, "g") == (0, 1, 0, 0, 0)
-
-    def test_paused_tube_does_not_keep_the_slot(self, world: World) -> None:
-        client, worker = world.client(), world.client(watch=[b"b"])
-        client.put_tagged("con:k", tube=b"a")
-        client.put_tagged("con:k", tube=b"b", pri=9)
-        client.pause_tube(b"a", 10)
-        assert worker.reserve(0) == 2
-        worker.delete(2)
-        other = world.client(watch=[b"a"])
-        other.reserve()
-        world.advance(11)
-        assert other.ended == [1]
 
     def test_fronts_of_many_tubes_are_placed_in_slices(self, world: World) -> None:
         client = world.client()
