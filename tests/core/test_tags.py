@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from greenstalk_server.core.tags.tags.concurrency import ConcurrencyKey
 
 from greenstalk_server.core import transitions
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions import SLICE

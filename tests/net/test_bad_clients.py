@@ -10,8 +10,6 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
@@ -92,26 +90,6 @@ def test_disconnect_in_the_middle_of_a_command(server: Daemon, good: Peer, sent:
         round_trip(good)
 
 
-def test_jobs_of_a_disconnected_client_go_to_others(server: Daemon, good: Peer) -> None:
-    with Peer(server) as holder:
-        ids = [holder.ask(b"put 0 0 60 1\r\nx").split()[1] for _ in range(3)]
-        holder.send(b"reserve\r\n" * 3 + b"reserve\r\n")
-        assert [holder.read_line().split()[0] for _ in range(6)] == [b"RESERVED", b"x"] * 3
-    for id in ids:
-        assert good.ask(b"reserve") == b"RESERVED %b 1" % id
-        assert good.read_line() == b"x"
-    for id in ids:
-        assert good.ask(b"delete " + id) == b"DELETED"
-
-
-def test_half_close_while_waiting_is_answered_and_closed(server: Daemon, good: Peer) -> None:
-    with Peer(server) as peer:
-        peer.send(b"reserve\r\nlist-tube-used\r\nreserve-with-timeout 9\r\n")
-        peer.sock.shutdown(socket.SHUT_WR)
-        assert peer.read_to_end() == b"TIMED_OUT\r\nUSING default\r\nTIMED_OUT\r\n"
-    round_trip(good)
-
-
 def test_endless_body_takes_bounded_memory(server: Daemon, good: Peer) -> None:
     """A job exists once its body is complete. A body that is too big is discarded as it arrives."""
     before = rss(server)
@@ -167,35 +145,6 @@ def test_client_that_never_reads_takes_bounded_memory(server: Daemon, good: Peer
     delete_all(good, count)
 
 
-def test_memory_of_deleted_jobs_is_reused(server: Daemon, good: Peer) -> None:
-    """The memory need not return to the system, but a second identical load does not need more."""
-
-    def load() -> int:
-        for _ in range(1000):
-            assert good.ask(b"put 9 0 600 %d\r\n%b" % (BIG, bytes(BIG))).startswith(b"INSERTED")
-        size = rss(server)
-        delete_all(good, 1000)
-        return size
-
-    first = load()
-    assert max(load() for _ in range(3)) < first + 4 * MIB
-
-
-def test_slow_reader_gets_every_reply_in_order(server: Daemon, good: Peer) -> None:
-    count = 300
-    bodies = [b"%06d" % number * (BIG // 6) for number in range(count)]
-    ids = [good.ask(b"put 0 0 600 %d\r\n%b" % (BIG, body)).split()[1] for body in bodies]
-    with Peer(server) as slow:
-        slow.send(b"reserve\r\n" * count + b"list-tube-used\r\n")
-        for id, body in zip(ids, bodies, strict=True):
-            round_trip(good)
-            assert slow.read_line() == b"RESERVED %b %d" % (id, BIG)
-            assert slow.read(BIG + 2) == body + b"\r\n"
-        assert slow.read_line() == b"USING default"
-    eventually(lambda: good.stats()["current-jobs-ready"] == str(count), "its jobs are ready again")
-    delete_all(good, count)
-
-
 def test_input_of_a_waiting_client_is_bounded(server: Daemon, good: Peer) -> None:
     before = rss(server)
     commands = b"list-tube-used\r\n" * 200_000
@@ -211,28 +160,6 @@ def test_input_of_a_waiting_client_is_bounded(server: Daemon, good: Peer) -> Non
         whole = sent // len(b"list-tube-used\r\n")
         assert eager.read(whole * len(b"USING default\r\n")) == b"USING default\r\n" * whole
         good.ask(b"use default")
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.binary(min_size=1, max_size=2000)
-        | st.sampled_from(
-            [b"\r\n", b"put 0 0 1 3\r\n", b"stats\r\n", b"reserve-with-timeout 0\r\n", b"\0" * 500, b"kick 9\r\n"]
-        ),
-        max_size=20,
-    )
-)
-def test_random_bytes_get_error_replies(server: Daemon, good: Peer, pieces: list[bytes]) -> None:
-    """The server answers every line until the end of input, then closes."""
-    with Peer(server) as peer:
-        with contextlib.suppress(OSError):  # the server may have closed the connection: after quit, or a bad body
-            for piece in pieces:
-                peer.send(piece)
-            peer.sock.shutdown(socket.SHUT_WR)
-        replies = peer.read_to_end()
-    assert b"INTERNAL_ERROR" not in replies
-    round_trip(good)
 
 
 def test_hundred_concurrent_clients_send_random_bytes(server: Daemon, good: Peer) -> None:

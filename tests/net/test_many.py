@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import TIMEOUT, Daemon
+from tests.support.daemon import Daemon
 from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 CONNECTIONS = 5000
@@ -142,28 +141,6 @@ def test_deleted_jobs_do_not_accumulate_memory(server: Daemon) -> None:
     with Peer(server) as peer:
         first = load(peer)
         assert load(peer) < first + 4 * MIB
-
-
-def test_pipeline_of_all_commands_gets_all_replies(server: Daemon) -> None:
-    """The client reads replies while it sends, so neither side buffers much."""
-    request, reply, count = b"list-tube-used\r\n", b"USING default\r\n", 200_000
-    with Peer(server) as peer, selectors.DefaultSelector() as selector:
-        peer.sock.setblocking(False)
-        selector.register(peer.sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
-        to_send, got = memoryview(request * count), 0
-        while got < len(reply) * count:
-            ready = selector.select(TIMEOUT)
-            assert ready, "the server has stopped responding"
-            events = ready[0][1]
-            if events & selectors.EVENT_WRITE:
-                to_send = to_send[peer.sock.send(to_send[:65536]) :]
-                if not to_send:
-                    selector.modify(peer.sock, selectors.EVENT_READ)
-            if events & selectors.EVENT_READ:
-                data = peer.sock.recv(65536)
-                assert data
-                got += len(data)
-        assert got == len(reply) * count
 
 
 def test_stopping_closes_all_connections() -> None:
