@@ -1,5 +1,5 @@
 // Replaces the SVG charts of a page by uPlot charts, and updates them while the page is visible. It also updates the
-// legends and tables, which the page contains, and formats values as web/pages/charts.py does.
+// legends and tables, which the page contains, and formats values as web/features/history/pages/charts.py does.
 "use strict";
 
 (() => {

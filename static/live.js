@@ -13,7 +13,7 @@ const TRIES = 3; // failed streams before the page polls
 const STREAM_AGAIN_MS = 60000;
 const SETTLE_MS = 1000;
 const TYPING_MS = 150;
-const LONGEST_UNCUT = 20; // both as in web/text.py
+const LONGEST_UNCUT = 20; // both as in web/framework/text.py
 const NAME_END = 10;
 
 const NOTICE = ["notice", "n", "late"];
@@ -37,7 +37,7 @@ function setText(element, text) {
   }
 }
 
-// Returns a name that is cut in its middle if it does not fit, as web/text.py does.
+// Returns a name that is cut in its middle if it does not fit, as web/framework/text.py does.
 function middle(name) {
   const element = document.createElement("span");
   element.className = "cut-name";

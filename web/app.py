@@ -2,7 +2,8 @@
 
 `create_dashboard` builds the app, which gevent.pywsgi serves on the event loop that also serves the queue. So no
 command is served while a view runs, until the view switches greenlets. A view must finish in a few milliseconds, or
-yield to the event loop in between (web.cooperative). An action changes the broker in batches and waits for the journal.
+yield to the event loop in between (web.framework.cooperative). An action changes the broker in batches and waits for
+the journal.
 
 Only web.server depends on the command-line options and the listening socket. No module depends on the wire format of
 the beanstalk protocol.
@@ -22,60 +23,61 @@ from werkzeug.routing import BuildError
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web import api, text
-from greenstalk_server.web.alerts.alerts import Alerts
-from greenstalk_server.web.assets import static_folder, template_folder
-from greenstalk_server.web.attention.measures import Link
-from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.auth.access import visitor
+from greenstalk_server.web import api
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.auth.sessions import Sessions
-from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.history.archive import Archive, MemoryStore
-from greenstalk_server.web.history.archive import Store as HistoryStore
-from greenstalk_server.web.history.files import HistoryFiles
-from greenstalk_server.web.history.history import History
-from greenstalk_server.web.history.marks import START, Marks
-from greenstalk_server.web.history.worker_rates import WorkerRates
+from greenstalk_server.web.changes.bulk import Bulk
+from greenstalk_server.web.changes.operations import Operations
+from greenstalk_server.web.changes.tasks import Tasks
+from greenstalk_server.web.changes.tube_changes import TubeChanges
+from greenstalk_server.web.features.alerts.alerts import Alerts
+from greenstalk_server.web.features.alerts.changes import AlertChanges, sees_alerts
+from greenstalk_server.web.features.alerts.pages import AlertPages
+from greenstalk_server.web.features.audit.pages import AuditPages
+from greenstalk_server.web.features.conditions.measures import Link
+from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.connections.pages import ConnectionViews
+from greenstalk_server.web.features.errors.pages import TubeErrors
+from greenstalk_server.web.features.history.archive import Archive, MemoryStore
+from greenstalk_server.web.features.history.archive import Store as HistoryStore
+from greenstalk_server.web.features.history.files import HistoryFiles
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.pages.history import HistoryPages
+from greenstalk_server.web.features.history.worker_rates import WorkerRates
+from greenstalk_server.web.features.jobs.export import Exports
+from greenstalk_server.web.features.jobs.pages.actions import Actions
+from greenstalk_server.web.features.leases.leases import Leases
+from greenstalk_server.web.features.marks.marks import START, Marks
+from greenstalk_server.web.features.metrics.exporter import Metrics
+from greenstalk_server.web.features.metrics.request_times import RequestTimes
+from greenstalk_server.web.features.policies.changes import Policies
+from greenstalk_server.web.features.policies.pages.policies import PolicyPages
+from greenstalk_server.web.features.samples.pages import Samples
+from greenstalk_server.web.features.saved_searches.pages import SavedSearches
+from greenstalk_server.web.features.search.pages import Searches
+from greenstalk_server.web.features.servers.pages import ServerPages, sees_servers
+from greenstalk_server.web.features.servers.servers import Servers
+from greenstalk_server.web.features.sessions.pages.oidc import OpenIdPages
+from greenstalk_server.web.features.sessions.pages.signin import SignIn
+from greenstalk_server.web.features.tubes.pages import views
+from greenstalk_server.web.features.tubes.pages.onboarding import examples
+from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
+from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
+from greenstalk_server.web.framework import errors, preferences, text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.assets import static_folder, template_folder
+from greenstalk_server.web.framework.fields import MAX_PUT
+from greenstalk_server.web.framework.notices import notice
+from greenstalk_server.web.framework.page_template import PageTemplate
+from greenstalk_server.web.framework.refusals import NOTHING_SENT
+from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.live.hub import LiveHub
-from greenstalk_server.web.metrics.exporter import Metrics
-from greenstalk_server.web.metrics.request_times import RequestTimes
-from greenstalk_server.web.operations.alerts import AlertChanges, sees_alerts
-from greenstalk_server.web.operations.audit import Audit
-from greenstalk_server.web.operations.bulk import Bulk
-from greenstalk_server.web.operations.leases import Leases
-from greenstalk_server.web.operations.operations import Operations
-from greenstalk_server.web.operations.policies import Policies
-from greenstalk_server.web.operations.store import Store
-from greenstalk_server.web.operations.tasks import Tasks
-from greenstalk_server.web.operations.tube_changes import TubeChanges
 from greenstalk_server.web.options import WebOptions
-from greenstalk_server.web.pages import errors, preferences, views
-from greenstalk_server.web.pages.actions import Actions
-from greenstalk_server.web.pages.alerts import AlertPages
-from greenstalk_server.web.pages.audit import AuditPages
-from greenstalk_server.web.pages.connections import ConnectionViews
-from greenstalk_server.web.pages.export import Exports
-from greenstalk_server.web.pages.history import HistoryPages
-from greenstalk_server.web.pages.notices import notice
-from greenstalk_server.web.pages.oidc import OpenIdPages
-from greenstalk_server.web.pages.onboarding import examples
-from greenstalk_server.web.pages.page_template import PageTemplate
-from greenstalk_server.web.pages.policies import PolicyPages
-from greenstalk_server.web.pages.refusals import NOTHING_SENT
-from greenstalk_server.web.pages.samples import Samples
-from greenstalk_server.web.pages.saved_searches import SavedSearches
-from greenstalk_server.web.pages.search import Searches
-from greenstalk_server.web.pages.servers import ServerPages, sees_servers
-from greenstalk_server.web.pages.signin import SignIn
-from greenstalk_server.web.pages.standby import create_standby_app
-from greenstalk_server.web.pages.tube_changes import TubeChangePages
-from greenstalk_server.web.pages.tube_errors import TubeErrors
-from greenstalk_server.web.pages.tube_filter import TubeFilter
-from greenstalk_server.web.servers import Servers
-from greenstalk_server.web.template_cache import load_templates
+from greenstalk_server.web.standby import create_standby_app
+from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.store import Store
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
 

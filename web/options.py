@@ -56,7 +56,7 @@ class WebOptions:
     hosts           accepted Host names besides those that `guard.Guard` always accepts: the host it is bound to.
     url_prefix      path under which the dashboard is served, such as `/queue`; empty for the root.
     trusted_proxies networks of proxies whose X-Forwarded- headers are trusted.
-    directory       directory of the audit log and the document of `operations.store`; None to keep both in memory.
+    directory       directory of the audit log and the document of `store.store`; None to keep both in memory.
     beanstalk       address of the queue as an operator writes it (`127.0.0.1:11300`, `[::1]:11300`, `unix:PATH`),
                     shown in the examples of an empty queue.
     limits          limits on jobs, tubes and connections.

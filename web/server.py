@@ -23,7 +23,7 @@ from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
-from greenstalk_server.web.history.archive import Store
+from greenstalk_server.web.features.history.archive import Store
 from greenstalk_server.web.options import Provider
 
 COMMIT_TIMEOUT: Final = 5.0

@@ -54,7 +54,7 @@ def test_line_of_the_leaf_determines_the_stage(server: Path, line: int, stage: s
         ("greenstalk_server/net/acceptor.py", "other"),
         ("greenstalk_server/runtime/logs.py", "other"),
         ("greenstalk_server/cli.py", "other"),
-        ("web/api/jobs.py", "dashboard"),
+        ("web/features/jobs/api/jobs.py", "dashboard"),
         ("lib/gevent/hub.py", "wait"),
         ("lib/json/encoder.py", "other"),
     ],

@@ -285,7 +285,7 @@ def listen(sock, backlog):
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(sock.getsockname())
         listen_in_c(other)
-    is_loaded = "greenstalk_server.web.pages.views" in sys.modules
+    is_loaded = "greenstalk_server.web.features.tubes.pages.views" in sys.modules
     print("listening,", "dashboard loaded" if is_loaded else "no dashboard", file=sys.stderr)
     listen_in_c(sock, backlog)
 

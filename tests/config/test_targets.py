@@ -14,7 +14,7 @@ from greenstalk_server.config.show import as_json, as_table
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS, PAGERDUTY_URL, SEVERITIES, Receiver
 from greenstalk_server.config.tables.targets import ENVIRONMENT, FILE, Secret
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.attention import measures
+from greenstalk_server.web.features.conditions import measures
 
 
 def read(tmp_path: Path, text: str) -> Options:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.history.archive import HOURS, MINUTES, Archive
-from greenstalk_server.web.history.files import HistoryFiles
-from greenstalk_server.web.history.history import History
-from greenstalk_server.web.history.rings import DAY, HOUR
+from greenstalk_server.web.features.history.archive import HOURS, MINUTES, Archive
+from greenstalk_server.web.features.history.files import HistoryFiles
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.rings import DAY, HOUR
 from tests.faults.disks import fill
 from tests.web.conftest import Queue
 from tests.web.served import work

@@ -24,7 +24,7 @@ from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
-from greenstalk_server.web.pages.overview import LIMIT_LABELS
+from greenstalk_server.web.features.tubes.pages.overview import LIMIT_LABELS
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask
 from tests.support.peer import Peer, eventually, open_files
 from tests.support.processes import ending

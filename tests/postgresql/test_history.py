@@ -12,10 +12,10 @@ import pytest
 from greenstalk_server.journal.postgresql.connection import NotLeader, conninfo_of
 from greenstalk_server.journal.postgresql.history import HistoryRows
 from greenstalk_server.journal.postgresql.lease import LeaderLease
-from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive
-from greenstalk_server.web.history.history import History
-from greenstalk_server.web.history.marks import Marks
-from greenstalk_server.web.history.rings import HOUR, WEEK
+from greenstalk_server.web.features.history.archive import HOURS, MINUTES, SERVER, Archive
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.rings import HOUR, WEEK
+from greenstalk_server.web.features.marks.marks import Marks
 from tests.support.cluster import Cluster
 from tests.support.nodes import Node, Nodes, wait_until
 from tests.web.conftest import Queue

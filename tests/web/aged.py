@@ -12,7 +12,7 @@ from flask import Flask
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.history.history import History
+from greenstalk_server.web.features.history.history import History
 
 from .conftest import Queue
 from .served import serve

@@ -18,9 +18,9 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
-from greenstalk_server.web import cooperative
 from greenstalk_server.web.app import WebOptions, create_dashboard
-from greenstalk_server.web.auth.access import Visitor
+from greenstalk_server.web.framework import cooperative
+from greenstalk_server.web.framework.access import Visitor
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, browser

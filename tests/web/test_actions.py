@@ -15,9 +15,9 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SE
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.web.operations import operations
-from greenstalk_server.web.pages.actions import ACTIONS
-from greenstalk_server.web.pages.edit import version
+from greenstalk_server.web.changes import operations
+from greenstalk_server.web.features.jobs.pages.actions import ACTIONS
+from greenstalk_server.web.features.jobs.pages.edit import version
 
 from .conftest import Queue
 from .table import Page

@@ -19,7 +19,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.receivers import Receiver, parse_receiver
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.alerts.alerts import (
+from greenstalk_server.web.features.alerts.alerts import (
     FIRST_RETRY,
     MAX_RETRY,
     MAX_RETRY_AFTER,
@@ -27,11 +27,11 @@ from greenstalk_server.web.alerts.alerts import (
     TAKEOVER_TIME,
     Alerts,
 )
-from greenstalk_server.web.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Alert, Batch, Book
-from greenstalk_server.web.alerts.messages import MAX_DEDUP_KEY, SIGNATURE, dedup_key, messages
-from greenstalk_server.web.alerts.silences import MAX_SILENCES, SilenceLimitExceeded, Silences
-from greenstalk_server.web.alerts.state import MAX_LOG, State
-from greenstalk_server.web.attention.measures import (
+from greenstalk_server.web.features.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Alert, Batch, Book
+from greenstalk_server.web.features.alerts.messages import MAX_DEDUP_KEY, SIGNATURE, dedup_key, messages
+from greenstalk_server.web.features.alerts.silences import MAX_SILENCES, SilenceLimitExceeded, Silences
+from greenstalk_server.web.features.alerts.state import MAX_LOG, State
+from greenstalk_server.web.features.conditions.measures import (
     BURIED_GROWTH,
     CRITICAL,
     DISK,
@@ -43,7 +43,7 @@ from greenstalk_server.web.attention.measures import (
     Link,
     Measure,
 )
-from greenstalk_server.web.attention.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import Attention
 from tests.support.receiver import Received, answer
 from tests.support.receiver import Receiver as Server
 

@@ -17,8 +17,8 @@ from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.policies.policy import parse_policy
-from greenstalk_server.web.attention import measures
-from greenstalk_server.web.attention.measures import (
+from greenstalk_server.web.features.conditions import measures
+from greenstalk_server.web.features.conditions.measures import (
     CRITICAL,
     DISK,
     KINDS,
@@ -36,9 +36,9 @@ from greenstalk_server.web.attention.measures import (
     server_measures,
     tube_measures,
 )
-from greenstalk_server.web.attention.monitor import Attention
-from greenstalk_server.web.attention.tracker import CLEAR_TIME, Tracker
-from greenstalk_server.web.attention.trends import WINDOW, Growth, Trend, time_until
+from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.tracker import CLEAR_TIME, Tracker
+from greenstalk_server.web.features.conditions.trends import WINDOW, Growth, Trend, time_until
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon
 from tests.support.log import Log
 from tests.support.peer import eventually

@@ -18,10 +18,10 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.operations import audit_files
-from greenstalk_server.web.operations.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
-from greenstalk_server.web.operations.audit_files import BLOCK
-from greenstalk_server.web.pages import audit as audit_pages
+from greenstalk_server.web.features.audit import pages as audit_pages
+from greenstalk_server.web.store import audit_files
+from greenstalk_server.web.store.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
+from greenstalk_server.web.store.audit_files import BLOCK
 
 from .conftest import Queue
 from .table import Page
@@ -326,7 +326,7 @@ def test_symbolic_link_in_place_of_the_file_is_not_written_through(queue: Queue,
 def test_stop_is_not_delayed_by_a_failing_disk(
     audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("greenstalk_server.web.operations.audit.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("greenstalk_server.web.store.audit.FLUSH_TIMEOUT", 0.1)
     with failing(monkeypatch, "fsync", no_space):
         audit.note("tube/pause")
         audit.flush()

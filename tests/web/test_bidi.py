@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from greenstalk_server.web import text
-from greenstalk_server.web.jobs.body_format import describe_body, row_preview
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.reads.jobs.body_format import describe_body, row_preview
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab

@@ -29,9 +29,9 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.protocol.extended_stats import server_extension
-from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
-from greenstalk_server.web.pages.export import LARGE_BODY
+from greenstalk_server.web.features.jobs.export import LARGE_BODY
+from greenstalk_server.web.framework.fields import MAX_PUT
+from greenstalk_server.web.reads.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
 from tests.support.daemon import TIMEOUT
 
 from .api.conftest import TOKEN, Program, problem

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.web.jobs.body_format import MAX_PREVIEW, describe_body, indent_json, row_preview
+from greenstalk_server.web.reads.jobs.body_format import MAX_PREVIEW, describe_body, indent_json, row_preview
 
 BIG = 123456789012345678901234567890
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
-from greenstalk_server.web.jobs import body_terms
-from greenstalk_server.web.jobs.body_terms import glob
-from greenstalk_server.web.jobs.job_errors import error_of
-from greenstalk_server.web.jobs.json_fields import MAX_PARSED, MAX_VALUES
-from greenstalk_server.web.jobs.query import (
+from greenstalk_server.web.reads.jobs import body_terms
+from greenstalk_server.web.reads.jobs.body_terms import glob
+from greenstalk_server.web.reads.jobs.job_errors import error_of
+from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_VALUES
+from greenstalk_server.web.reads.jobs.query import (
     MAX_ASTERISKS,
     MAX_FIELD_TERMS,
     MAX_LENGTH,

@@ -9,7 +9,7 @@ import greenstalk
 import pytest
 from playwright.sync_api import expect
 
-from greenstalk_server.web.pages.overview import MAX_TUBES
+from greenstalk_server.web.features.tubes.pages.overview import MAX_TUBES
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab

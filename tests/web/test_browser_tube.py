@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-from greenstalk_server.web.attention.measures import NO_CONSUMERS
+from greenstalk_server.web.features.conditions.measures import NO_CONSUMERS
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab

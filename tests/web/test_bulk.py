@@ -13,8 +13,8 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.web.operations import bulk
-from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task
+from greenstalk_server.web.changes import bulk
+from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

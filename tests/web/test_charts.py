@@ -18,10 +18,10 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.web.history.history import Columns
-from greenstalk_server.web.history.rings import SERIES, SPANS
-from greenstalk_server.web.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value, history_json
-from greenstalk_server.web.pages.sparkline import path
+from greenstalk_server.web.features.history.history import Columns
+from greenstalk_server.web.features.history.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value, history_json
+from greenstalk_server.web.features.history.rings import SERIES, SPANS
+from greenstalk_server.web.framework.sparkline import path
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 from tests.support.processes import ending
 

@@ -12,7 +12,7 @@ from html import unescape
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.web.jobs.job_list import JOB_COLUMNS, SUGGESTED_FROM, job_columns
+from greenstalk_server.web.reads.jobs.job_list import JOB_COLUMNS, SUGGESTED_FROM, job_columns
 
 from .conftest import Queue
 from .table import Page

@@ -17,8 +17,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import READY, SECOND
-from greenstalk_server.web.connection_queries import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
-from greenstalk_server.web.pages.connections import MAX_ROWS
+from greenstalk_server.web.features.connections.pages import MAX_ROWS
+from greenstalk_server.web.reads.connections import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue

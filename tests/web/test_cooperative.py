@@ -8,8 +8,8 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from greenstalk_server.web import cooperative
-from greenstalk_server.web.cooperative import (
+from greenstalk_server.web.framework import cooperative
+from greenstalk_server.web.framework.cooperative import (
     BUSY_PERIOD,
     CROWD,
     IDLE_ROUND_TRIP,

@@ -15,7 +15,7 @@ import pytest
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.auth.accounts import USER, Account
 from greenstalk_server.web.auth.sessions import NAME, Sessions
-from greenstalk_server.web.operations.documents import DocumentFile
+from greenstalk_server.web.store.documents import DocumentFile
 from tests.net.in_process import wait_until
 
 

@@ -14,7 +14,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.pages.export import LARGE_BODY, MAX_EXPORTS, encode_body, escape_formulas
+from greenstalk_server.web.features.jobs.export import LARGE_BODY, MAX_EXPORTS, encode_body, escape_formulas
 
 from .conftest import Queue
 from .test_actions import refused

@@ -19,11 +19,11 @@ from werkzeug.test import TestResponse
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
-from greenstalk_server.web.assets import static_folder
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
-from greenstalk_server.web.bounded_request import MAX_SIGN_IN_FORM
-from greenstalk_server.web.operations.bulk import MAX_TICKED
-from greenstalk_server.web.pages.overview import OverviewBuilder
+from greenstalk_server.web.changes.bulk import MAX_TICKED
+from greenstalk_server.web.features.tubes.pages.overview import OverviewBuilder
+from greenstalk_server.web.framework.assets import static_folder
+from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue

@@ -16,8 +16,18 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.tubes.durations import RELATIVE_ERROR, quantile
-from greenstalk_server.web.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
-from greenstalk_server.web.history.rings import DAY, DEPTHS, HOUR, NINETY_DAYS, RATES, SERIES, TEN, TEN_MINUTES, WEEK
+from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
+from greenstalk_server.web.features.history.rings import (
+    DAY,
+    DEPTHS,
+    HOUR,
+    NINETY_DAYS,
+    RATES,
+    SERIES,
+    TEN,
+    TEN_MINUTES,
+    WEEK,
+)
 
 from .conftest import Queue
 from .turns import LoopIterations, until

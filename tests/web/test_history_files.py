@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.durations import MAX_BUCKET, RELATIVE_ERROR
-from greenstalk_server.web.history import files
-from greenstalk_server.web.history.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
-from greenstalk_server.web.history.files import HistoryFiles, intact_frames
-from greenstalk_server.web.history.history import History
-from greenstalk_server.web.history.marks import Mark, Marks, encode
-from greenstalk_server.web.history.points import (
+from greenstalk_server.web.features.history import files
+from greenstalk_server.web.features.history.archive import HOURS, MINUTES, SERVER, Archive, MemoryStore, Tier
+from greenstalk_server.web.features.history.files import HistoryFiles, intact_frames
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.points import (
     NO_VALUES,
     Entry,
     Point,
@@ -32,7 +31,8 @@ from greenstalk_server.web.history.points import (
     frame_number,
     offsets,
 )
-from greenstalk_server.web.history.rings import DAY, HOUR, NINETY_DAYS, WEEK, Span
+from greenstalk_server.web.features.history.rings import DAY, HOUR, NINETY_DAYS, WEEK, Span
+from greenstalk_server.web.features.marks.marks import Mark, Marks, encode
 
 from .conftest import Queue
 from .served import work
@@ -331,7 +331,7 @@ def test_block_that_could_not_be_written_is_read_from_memory(tmp_path: Path) -> 
 
 
 def test_pending_points_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenstalk_server.web.history.archive.MAX_PENDING", 1000)
+    monkeypatch.setattr("greenstalk_server.web.features.history.archive.MAX_PENDING", 1000)
     archive = Archive(HistoryFiles(str(tmp_path)))
     for number in range(100):
         archive.append(MINUTES, number, bytes(100))
@@ -353,7 +353,7 @@ def test_old_blocks_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["files", "memory"])
 def test_bytes_of_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 20_000)
-    monkeypatch.setattr("greenstalk_server.web.history.archive.MAX_MEMORY", 20_000)
+    monkeypatch.setattr("greenstalk_server.web.features.history.archive.MAX_MEMORY", 20_000)
     store = HistoryFiles(str(tmp_path)) if kind == "files" else MemoryStore()
     for block in range(20):
         store.seal(MINUTES, block, {SERVER: bytes(3000)})

@@ -18,8 +18,8 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.tubes.tube import is_tube_name
-from greenstalk_server.web.fields import MAX_PUT
-from greenstalk_server.web.pages.edit import as_lines, from_lines, line_ends
+from greenstalk_server.web.features.jobs.pages.edit import as_lines, from_lines, line_ends
+from greenstalk_server.web.framework.fields import MAX_PUT
 
 from .conftest import Queue
 from .table import Page

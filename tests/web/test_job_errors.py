@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from greenstalk_server.web.jobs.job_errors import MAX_ERROR, MAX_RAW, error_of, error_text, normalized
-from greenstalk_server.web.jobs.json_fields import MAX_PARSED, parse_path
+from greenstalk_server.web.reads.jobs.job_errors import MAX_ERROR, MAX_RAW, error_of, error_text, normalized
+from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, parse_path
 
 from .test_body import JSON_VALUES
 

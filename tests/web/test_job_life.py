@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
-from greenstalk_server.web.pages.details import EVENTS, UNNAMED_ORIGINS
+from greenstalk_server.web.features.jobs.pages.details import EVENTS, UNNAMED_ORIGINS
 
 from .conftest import Queue
 from .table import Page

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.web.jobs.json_fields import (
+from greenstalk_server.web.reads.jobs.json_fields import (
     MAX_COLUMNS,
     MAX_PARSED,
     MAX_PATH,

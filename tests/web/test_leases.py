@@ -20,9 +20,8 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
-from greenstalk_server.web.live.peer import Peer
-from greenstalk_server.web.operations import leases as module
-from greenstalk_server.web.operations.leases import (
+from greenstalk_server.web.features.leases import leases as module
+from greenstalk_server.web.features.leases.leases import (
     TOKEN_LENGTH,
     Lease,
     LeaseEnded,
@@ -31,6 +30,7 @@ from greenstalk_server.web.operations.leases import (
     ReserveRefused,
     ReserveRequest,
 )
+from greenstalk_server.web.live.peer import Peer
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

@@ -26,11 +26,11 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.policies.policy_counts import PolicyCounts
-from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.history.tube_counters import POLICY_ACTIONS
-from greenstalk_server.web.metrics import ledger
-from greenstalk_server.web.metrics.exporter import SAMPLE_BATCH
-from greenstalk_server.web.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
+from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS
+from greenstalk_server.web.features.metrics import ledger
+from greenstalk_server.web.features.metrics.exporter import SAMPLE_BATCH
+from greenstalk_server.web.features.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
+from greenstalk_server.web.framework.cooperative import Pace
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue

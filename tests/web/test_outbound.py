@@ -15,8 +15,8 @@ import gevent
 import pytest
 
 from greenstalk_server.config.tables.targets import ENVIRONMENT, FILE, Secret, Target, parse_target
-from greenstalk_server.web import outbound
-from greenstalk_server.web.outbound import (
+from greenstalk_server.web.framework import outbound
+from greenstalk_server.web.framework.outbound import (
     MAX_RESPONSE,
     MAX_SECRET,
     NO_RESPONSE,

@@ -14,10 +14,9 @@ from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
-from greenstalk_server.web.auth.access import Visitor
-from greenstalk_server.web.history.history import History
-from greenstalk_server.web.pages.onboarding import examples
-from greenstalk_server.web.pages.overview import (
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.tubes.pages.onboarding import examples
+from greenstalk_server.web.features.tubes.pages.overview import (
     COLUMNS,
     COMMANDS,
     GROUPS,
@@ -28,6 +27,7 @@ from greenstalk_server.web.pages.overview import (
     journal_texts,
     memory_texts,
 )
+from greenstalk_server.web.framework.access import Visitor
 
 from .conftest import Queue, visiting
 from .table import Page

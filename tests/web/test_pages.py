@@ -18,8 +18,8 @@ from jinja2.runtime import Context
 
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.web import cooperative, text
-from greenstalk_server.web.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
+from greenstalk_server.web.framework import cooperative, text
+from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
 
 from .conftest import Queue
 from .table import Page

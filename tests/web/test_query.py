@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.jobs.body_cache import held_body
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.web.jobs.query import (
+from greenstalk_server.web.reads.jobs.query import (
     MAX_FIELD_TERMS,
     MAX_LENGTH,
     MAX_SEARCHED,

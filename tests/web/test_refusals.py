@@ -9,8 +9,14 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.pages.actions import DAY, MAX_UNCONFIRMED, PAUSE_PRESETS, TOMORROW, pause_seconds
-from greenstalk_server.web.pages.refusals import FIELDS
+from greenstalk_server.web.features.jobs.pages.actions import (
+    DAY,
+    MAX_UNCONFIRMED,
+    PAUSE_PRESETS,
+    TOMORROW,
+    pause_seconds,
+)
+from greenstalk_server.web.framework.refusals import FIELDS
 
 from .conftest import Queue
 from .table import Page

@@ -10,8 +10,8 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.web.auth.access import Visitor
-from greenstalk_server.web.operations.store import MAX_SEARCHES, SavedSearch, Store
+from greenstalk_server.web.framework.access import Visitor
+from greenstalk_server.web.store.store import MAX_SEARCHES, SavedSearch, Store
 
 from .api.conftest import Program, problem
 from .conftest import Queue

@@ -15,8 +15,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.config.tables.peers import parse_peer
 from greenstalk_server.config.tables.targets import MAX_URL
-from greenstalk_server.web.outbound import MAX_RESPONSE
-from greenstalk_server.web.servers import MAX_TEXT, REFRESH_INTERVAL
+from greenstalk_server.web.features.servers.servers import MAX_TEXT, REFRESH_INTERVAL
+from greenstalk_server.web.framework.outbound import MAX_RESPONSE
 from tests.support.daemon import Daemon, environment
 from tests.support.receiver import Receiver, answer
 

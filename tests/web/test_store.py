@@ -15,7 +15,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.operations.store import (
+from greenstalk_server.web.store.store import (
     MAX_DOCUMENT_SIZE,
     MAX_REASONS,
     MAX_SAMPLE_SIZE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server.web.assets import static_folder, template_folder
+from greenstalk_server.web.framework.assets import static_folder, template_folder
 
 TEXT_COLORS = ("ink", "ink-soft", "ink-faint", "accent", "ready", "reserved", "delayed", "buried")
 BACKGROUNDS = ("canvas", "surface", "raised")

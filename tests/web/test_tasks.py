@@ -13,8 +13,7 @@ from gevent.event import Event
 from werkzeug.exceptions import ServiceUnavailable
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.auth.access import Visitor
-from greenstalk_server.web.operations.tasks import (
+from greenstalk_server.web.changes.tasks import (
     CANCELLED,
     DONE,
     FAILED,
@@ -25,6 +24,7 @@ from greenstalk_server.web.operations.tasks import (
     TaskFailed,
     Tasks,
 )
+from greenstalk_server.web.framework.access import Visitor
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jinja2 import DictLoader, Environment
 
-from greenstalk_server.web import template_cache
-from greenstalk_server.web.assets import PACKAGE
-from greenstalk_server.web.template_cache import TemplateCache
+from greenstalk_server.web.framework import template_cache
+from greenstalk_server.web.framework.assets import PACKAGE
+from greenstalk_server.web.framework.template_cache import TemplateCache
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue

@@ -10,10 +10,10 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.auth.access import Visitor
-from greenstalk_server.web.operations import tube_changes
-from greenstalk_server.web.operations.tasks import CANCELLED, DONE, FAILED, Task
-from greenstalk_server.web.operations.tube_changes import TubePlan
+from greenstalk_server.web.changes import tube_changes
+from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
+from greenstalk_server.web.changes.tube_changes import TubePlan
+from greenstalk_server.web.framework.access import Visitor
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

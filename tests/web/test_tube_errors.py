@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, STATE_NAMES
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
-from greenstalk_server.web.jobs import error_groups
-from greenstalk_server.web.jobs.error_groups import MAX_GROUPS, ErrorGroups
-from greenstalk_server.web.jobs.json_fields import MAX_PARSED
-from greenstalk_server.web.jobs.query import Query, parse
-from greenstalk_server.web.operations.tasks import CANCELLED, Task
-from greenstalk_server.web.pages import tube_errors
+from greenstalk_server.web.changes.tasks import CANCELLED, Task
+from greenstalk_server.web.features.errors import groups as error_groups
+from greenstalk_server.web.features.errors import pages as tube_errors
+from greenstalk_server.web.features.errors.groups import MAX_GROUPS, ErrorGroups
+from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED
+from greenstalk_server.web.reads.jobs.query import Query, parse
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

@@ -10,14 +10,15 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import READY, SECOND
-from greenstalk_server.web.jobs import matching
-from greenstalk_server.web.jobs.job_list import MAX_LISTED, PAGE_SIZE
-from greenstalk_server.web.jobs.json_fields import MAX_VALUES
-from greenstalk_server.web.jobs.matching import MIN_LIST_JOBS, list_matching
-from greenstalk_server.web.jobs.query import parse
-from greenstalk_server.web.operations.tasks import Task
-from greenstalk_server.web.pages import search, tube_filter
-from greenstalk_server.web.pages.search import MAX_MATCHES
+from greenstalk_server.web.changes.tasks import Task
+from greenstalk_server.web.features.search import pages as search
+from greenstalk_server.web.features.search.pages import MAX_MATCHES
+from greenstalk_server.web.features.tubes.pages import tube_filter
+from greenstalk_server.web.reads.jobs import matching
+from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, PAGE_SIZE
+from greenstalk_server.web.reads.jobs.json_fields import MAX_VALUES
+from greenstalk_server.web.reads.jobs.matching import MIN_LIST_JOBS, list_matching
+from greenstalk_server.web.reads.jobs.query import parse
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue

@@ -10,11 +10,11 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.history.history import History
-from greenstalk_server.web.history.worker_rates import INTERVAL, KEPT, WorkerRates
-from greenstalk_server.web.pages.overview import TubeView
-from greenstalk_server.web.pages.tube_summary import MAX_WORKERS, drain_text, find_workers
-from greenstalk_server.web.policy_queries import DeadLetterTubes
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.worker_rates import INTERVAL, KEPT, WorkerRates
+from greenstalk_server.web.features.tubes.pages.overview import TubeView
+from greenstalk_server.web.features.tubes.pages.tube_summary import MAX_WORKERS, drain_text, find_workers
+from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 from .conftest import Queue
 from .table import Page

@@ -10,7 +10,7 @@ The checks, in this order:
 6. A request that changes something comes from an admin, or from an operator if the endpoint is open to operators.
 
 The guard does not check rights to tubes. Views, operations and tasks check them with `sees` and `operates` of the
-Visitor (web.auth.access).
+Visitor (web.framework.access).
 
 A browser that requests a page with neither a session nor a password is redirected to the sign-in page. Programs get 401
 and a challenge for basic auth. Browsers do not get the challenge, so they show no prompt of their own.
@@ -41,16 +41,16 @@ from werkzeug.routing import MapAdapter
 
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR, VIEWER, united
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.auth.access import NOBODY, Visitor, is_api_request, visitor
 from greenstalk_server.web.auth.accounts import Account, Accounts, digest
 from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
-from greenstalk_server.web.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
-from greenstalk_server.web.fields import own_path
-from greenstalk_server.web.operations.audit import Audit
+from greenstalk_server.web.framework.access import NOBODY, Visitor, is_api_request, visitor
+from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
+from greenstalk_server.web.framework.fields import own_path
 from greenstalk_server.web.options import WebOptions
+from greenstalk_server.web.store.audit import Audit
 
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (

@@ -24,8 +24,8 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
-from greenstalk_server.web.cooperative import Pace
-from greenstalk_server.web.operations.documents import DocumentFile, is_storable
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.store.documents import DocumentFile, is_storable
 
 NAME: Final = "sessions.jsonl"
 VERSION: Final = 1

@@ -45,8 +45,8 @@ from greenstalk_server.config.tables.roles import Rights
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.web.auth.access import Visitor, visitor
-from greenstalk_server.web.cooperative import Pace
+from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,9 @@ State = dict[str, Any]
 Render = Callable[[Mapping[str, str], int], State]
 """Returns the state of a page for its arguments and the time; raises NotFound if the page's subject is gone.
 
-It must change nothing, and must take under a millisecond or yield (web.cooperative.Pace). It runs in a request context.
-Its result may depend on the rights of the visitor but not on the name, since visitors with the same rights share it.
+It must change nothing, and must take under a millisecond or yield (web.framework.cooperative.Pace). It runs in a
+request context. Its result may depend on the rights of the visitor but not on the name, since visitors with the same
+rights share it.
 """
 
 REFRESH_INTERVAL: Final = 1.0

@@ -27,8 +27,8 @@ from werkzeug.test import TestResponse
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.web.api.values import MAX_JSON_BODY
-from greenstalk_server.web.operations import leases as operations
+from greenstalk_server.web.features.leases import leases as operations
+from greenstalk_server.web.framework.api.values import MAX_JSON_BODY
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually, open_files
 from tests.web.conftest import Queue

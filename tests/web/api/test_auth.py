@@ -10,9 +10,9 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from greenstalk_server.web.api.framework.router import ROOT
 from greenstalk_server.web.auth.guard import OPEN_TO_VIEWERS
 from greenstalk_server.web.auth.logins import LOCK_TIME, MAX_FAILURES
+from greenstalk_server.web.framework.api.router import ROOT
 
 from ..conftest import Queue
 from ..test_guard import basic

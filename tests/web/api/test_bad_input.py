@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.web.api import server
-from greenstalk_server.web.api.framework.router import MIN_BODIES_REQUEST, SMALL_REQUEST, max_request_size
+from greenstalk_server.web.features.servers.api import server
+from greenstalk_server.web.framework.api.router import MIN_BODIES_REQUEST, SMALL_REQUEST, max_request_size
 
 from ..conftest import Queue
 from .conftest import ROOT, TOKEN, Program, bearer, problem

@@ -13,7 +13,7 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
-from greenstalk_server.web.api.framework.problems import MEANINGS
+from greenstalk_server.web.framework.api.problems import MEANINGS
 from tests.support.daemon import REPOSITORY
 
 from ..conftest import Queue

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import READY, SECOND
-from greenstalk_server.web.api import jobs, listing
-from greenstalk_server.web.jobs.job_list import MAX_LISTED
-from greenstalk_server.web.jobs.json_fields import MAX_VALUES
-from greenstalk_server.web.jobs.matching import MAX_COLLECTED_IDS
-from greenstalk_server.web.jobs.query import Query, parse
+from greenstalk_server.web.features.jobs.api import jobs, listing
+from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED
+from greenstalk_server.web.reads.jobs.json_fields import MAX_VALUES
+from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
+from greenstalk_server.web.reads.jobs.query import Query, parse
 from tests.support.daemon import TIMEOUT
 
 from ..conftest import Queue

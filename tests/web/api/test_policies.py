@@ -11,9 +11,9 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
-from greenstalk_server.web.api.jobs import Kind, Reason
-from greenstalk_server.web.api.policies import PolicyDocument
-from greenstalk_server.web.pages.details import EVENTS
+from greenstalk_server.web.features.jobs.api.jobs import Kind, Reason
+from greenstalk_server.web.features.jobs.pages.details import EVENTS
+from greenstalk_server.web.features.policies.api import PolicyDocument
 from tests.support.daemon import TIMEOUT
 
 from ..conftest import STARTED_AT, Queue

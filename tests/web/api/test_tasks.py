@@ -8,8 +8,8 @@ import gevent
 import pytest
 
 from greenstalk_server.core.jobs.job import BURIED, READY
-from greenstalk_server.web.api.tasks import Action, Progress
-from greenstalk_server.web.operations import bulk, tasks
+from greenstalk_server.web.changes import bulk, tasks
+from greenstalk_server.web.features.tasks.api import Action, Progress
 
 from ..conftest import Queue
 from .conftest import Program, problem
@@ -138,8 +138,10 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
         task.scanned -= 1
 
     monkeypatch.setattr(tasks.Task, "checkpoint", checkpoint)
-    monkeypatch.setattr("greenstalk_server.web.pages.search.candidate_ids", lambda *_: (10, iter(lambda: 1, 0)))
-    monkeypatch.setattr("greenstalk_server.web.api.tasks.INITIAL_WAIT", 0.01)
+    monkeypatch.setattr(
+        "greenstalk_server.web.features.search.pages.candidate_ids", lambda *_: (10, iter(lambda: 1, 0))
+    )
+    monkeypatch.setattr("greenstalk_server.web.features.tasks.api.INITIAL_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.MAX_RUNNING)]
     problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
     problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)

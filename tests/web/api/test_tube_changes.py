@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.web.operations import tube_changes
+from greenstalk_server.web.changes import tube_changes
 
 from ..conftest import Queue
 from .conftest import Program, problem

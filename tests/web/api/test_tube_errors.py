@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.api import tube_errors
+from greenstalk_server.web.features.errors import api as tube_errors
 
 from ..conftest import Queue
 from ..test_tube_errors import dead_letter, failing, put

@@ -7,9 +7,9 @@ from typing import Any, get_args
 import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.api.tubes import Sort
-from greenstalk_server.web.history.marks import MAX_MARKS
-from greenstalk_server.web.pages.overview import BY_NAME, SORTS
+from greenstalk_server.web.features.marks.marks import MAX_MARKS
+from greenstalk_server.web.features.tubes.api.tubes import Sort
+from greenstalk_server.web.features.tubes.pages.overview import BY_NAME, SORTS
 
 from ..conftest import Queue
 from .conftest import Program, problem

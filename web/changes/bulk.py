@@ -1,0 +1,614 @@
+"""Bulk changes: one action on all ticked jobs, or on all jobs that match a query.
+
+A change takes two steps. The dry run counts and changes nothing. The page of the dry run shows the predicate, the
+change, and how many jobs it would affect. The run, started from that page, changes the jobs that match the same
+predicate and are no newer than the dry run. Both are tasks: they work in small steps, report progress, and can be
+cancelled.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import gevent
+from flask import Flask, make_response, redirect, render_template, request, url_for
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, ServiceUnavailable
+from werkzeug.wrappers import Response
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter
+from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
+from greenstalk_server.web.features.search.pages import INITIAL_WAIT, match_rows, visible_columns
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.access import Visitor, require_operator, visitor
+from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.reads.jobs.bodies import never_wants_body
+from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids, read_query
+from greenstalk_server.web.reads.jobs.query import Query, QueryError
+from greenstalk_server.web.store.audit import Audit
+
+SAMPLE_SIZE: Final = 10
+"""Sample jobs that the page of a dry run shows."""
+
+MAX_TICKED: Final = 1000
+
+COMMIT_BATCH_BYTES: Final = 1024 * 1024
+"""Bytes of journal records between two commits; it bounds the records that are not yet written."""
+
+RECORD_OVERHEAD: Final = 128
+"""Approximate bytes of a journal record without its body."""
+
+MIN_THROTTLE: Final = 0.05
+"""Seconds. A change that is allowed within this time is made at once, so that a high rate needs few commits."""
+
+MIN_RATE: Final = 0.001
+"""The lowest rate of a redrive that a page accepts, in jobs per second."""
+
+_DECIMAL: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
+
+MAX_THROTTLE_SLEEP: Final = 0.2
+"""Seconds between checks of a waiting task for cancellation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A bulk action.
+
+    label           the verb on buttons and in titles: "Move".
+    done            the participle, as in "3 jobs moved".
+    means           what the action does to a job; `{}` is the value.
+    field_name      name of the form field with the value; empty if the action takes none.
+    changes         whether the action would change a job, given the value.
+    forced          what the action does to a job that a client holds; empty if it never applies to such a job.
+    noun            name of the value: "priority".
+    """
+
+    label: str
+    done: str
+    means: str
+    field_name: str
+    changes: Callable[[Job, bytes | int], bool]
+    forced: str
+    noun: str = ""
+
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    "kick": Action(
+        "Kick",
+        "kicked",
+        "becomes ready, and a worker can reserve it at once",
+        "",
+        lambda job, _: job.state != READY,
+        "is taken from the client that holds it, and becomes ready",
+    ),
+    "bury": Action(
+        "Bury",
+        "buried",
+        "is buried until somebody kicks it",
+        "",
+        lambda job, _: job.state != BURIED,
+        "is taken from the client that holds it, and buried",
+    ),
+    "delete": Action(
+        "Delete",
+        "deleted",
+        "is deleted. This cannot be undone",
+        "",
+        lambda job, _: True,
+        "is taken from the client that holds it, and deleted",
+    ),
+    "move": Action(
+        "Move",
+        "moved",
+        "moves to the tube {} in its current state; its id, age, priority and counts stay",
+        "to",
+        lambda job, to: job.tube.name != to,
+        "moves to the tube {}; its client keeps it reserved",
+    ),
+    "pri": Action(
+        "Set the priority of",
+        "given another priority",
+        "gets the priority {}",
+        "pri",
+        lambda job, pri: job.pri != pri,
+        "gets the priority {} for when it is released; its client keeps it reserved",
+        "priority",
+    ),
+    "delay": Action(
+        "Set the delay of",
+        "given another delay",
+        "becomes ready {} after the change",
+        "delay",
+        lambda job, _: job.state in (READY, DELAYED),
+        "",
+        "delay",
+    ),
+    "redrive": Action(
+        "Redrive",
+        "redriven",
+        "moves back from its dead-letter tube to the tube that it came from, where it is ready as a new job",
+        "",
+        lambda job, _: bool(job.dead_letter) and job.state != RESERVED,
+        "",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An action and its value: a tube name, a priority, or a delay in seconds."""
+
+    key: str
+    value: bytes | int = 0
+
+    @property
+    def action(self) -> Action:
+        return ACTIONS[self.key]
+
+    @property
+    def shown(self) -> str:
+        """The value as text for a page."""
+        if isinstance(self.value, bytes):
+            return f"“{self.value.decode()}”"
+        return text.duration(self.value) if self.key == "delay" else text.number(self.value)
+
+    @property
+    def means(self) -> str:
+        """The effect of the change on a job."""
+        return self.action.means.format(self.shown)
+
+    def audit_details(self) -> dict[str, str | int]:
+        """Return the value under its field name, for the audit log."""
+        value = self.value.decode() if isinstance(self.value, bytes) else self.value
+        return {self.action.field_name: value} if self.action.field_name else {}
+
+    def title(self, jobs: str) -> str:
+        """Return a title for this change of *jobs*: `Move 3 jobs to “archive”`."""
+        return f"{self.action.label} {jobs}" + (f" to {self.shown}" if self.action.field_name else "")
+
+    @property
+    def forced(self) -> str:
+        """The effect of the change on a job that a client holds; empty if it never applies to such a job."""
+        return self.action.forced.format(self.shown)
+
+    def applies_to(self, job: Job) -> bool:
+        """Whether this would change *job*; for a job that a client holds, whether a forced run would."""
+        return self.action.changes(job, self.value)
+
+    def is_allowed(self, job: Job, who: Visitor) -> bool:
+        """Return whether *who* may make this change to *job*, whose tube *who* may see."""
+        if who.is_admin:
+            return True
+        source = DeadLetter.unpack(job.dead_letter).source if self.key == "redrive" and job.dead_letter else b""
+        return who.operates(job.tube.name) and (not source or who.operates(source))
+
+    def apply(self, broker: Broker, id: int, body: bytes | None, is_forced: bool, now: int) -> int:
+        """Change the job *id*, whose body is *body*; return an EditOutcome, as `Broker.edit_job` does."""
+        job = broker.jobs.get(id)
+        if job is None:
+            return EditOutcome.NOT_FOUND
+        if self.key == "redrive":
+            return broker.redrive(id, now)
+        if job.state == RESERVED and not is_forced:
+            return EditOutcome.HELD
+        if isinstance(self.value, bytes):
+            return broker.edit_job(id, now, tube=self.value, body=body, is_forced=is_forced)
+        if self.key == "pri":
+            return broker.edit_job(id, now, pri=self.value, body=body, is_forced=is_forced)
+        if self.key == "delay":
+            return broker.edit_job(id, now, delay=self.value * SECOND, body=body)
+        return EditOutcome.DONE if self._transition(broker, job, is_forced, now) else EditOutcome.NOT_FOUND
+
+    def _transition(self, broker: Broker, job: Job, is_forced: bool, now: int) -> bool:
+        if self.key == "kick":
+            return broker.release_job(job.id, now) if job.state == RESERVED else broker.kick_job(job.id, now)
+        if self.key == "bury":
+            return broker.bury_job(job.id, now, is_forced)
+        return broker.delete_job(job.id, now, is_forced)
+
+
+class Throttle:
+    """Limits the changes of a task to *rate* per second; 0 for no limit."""
+
+    def __init__(self, rate: float) -> None:
+        self._interval: float = 1 / rate if rate else 0.0
+        self._next_at: float = time.monotonic()
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the next change is allowed; 0 or less if it is allowed now."""
+        return self._next_at - time.monotonic()
+
+    def note_change(self) -> None:
+        """Count a change."""
+        self._next_at = max(self._next_at, time.monotonic() - MIN_THROTTLE) + self._interval
+
+    def wait(self, checkpoint: Callable[[], None]) -> None:
+        """Wait until the next change is allowed; call *checkpoint*, which may raise, several times per second.
+
+        Switches.
+        """
+        while (left := self.seconds_left) > 0:
+            gevent.sleep(min(left, MAX_THROTTLE_SLEEP))
+            checkpoint()
+
+
+@dataclass(slots=True)
+class Plan:
+    """A change, the jobs it is for, and the counts of its dry run.
+
+    query, ids      the jobs: those that match *query*, limited to *ids* unless that is None.
+    rate            maximum number of jobs that the run changes per second; 0 for no limit.
+    at, below       time of the dry run, and the next job id at that time. The run evaluates ages as of *at*, and skips
+                    newer jobs.
+    hit             jobs that the change would change, and that no client holds.
+    held            jobs that the change would change, and that a client holds.
+    others          matching jobs that the change would not change.
+    sample          ids of the first jobs counted in *hit*.
+    run             the task of the run, once it has started. Invariant: a plan runs at most once.
+    """
+
+    change: Change
+    query: Query
+    ids: tuple[int, ...] | None
+    at: int
+    below: int
+    rate: float = 0.0
+    hit: int = 0
+    held: int = 0
+    others: int = 0
+    sample: list[int] = field(default_factory=list)
+    run: Task | None = None
+
+    @property
+    def tube(self) -> str:
+        """The tube that the query names, or empty."""
+        return self.query.tube
+
+    @property
+    def predicate(self) -> str:
+        """The selected jobs in words."""
+        which = str(self.query) or "all jobs"
+        return which if self.ids is None else f"{text.counted(len(self.ids), 'ticked job')} of {which}"
+
+    @property
+    def is_destructive(self) -> bool:
+        """Whether the change cannot be undone."""
+        return self.change.key == "delete"
+
+    @property
+    def hit_text(self) -> str:
+        return text.counted(self.hit, "job")
+
+    @property
+    def held_text(self) -> str:
+        return text.counted(self.held, "job")
+
+    @property
+    def others_text(self) -> str:
+        return text.counted(self.others, "job")
+
+    @property
+    def confirm(self) -> str:
+        """The text to type to confirm a destructive or forced change: the tube's name, or the number of jobs."""
+        return self.tube or str(self.hit + self.held)
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """The facts for the task's page."""
+        found = [Fact("Query", self.predicate)]
+        if self.tube:
+            found.append(Fact("Tube", self.tube, self.tube))
+        if isinstance(self.change.value, bytes):
+            target = self.change.value.decode()
+            found.append(Fact("Target tube", target, target))
+        elif self.change.action.field_name:
+            found.append(Fact(f"New {self.change.action.noun}", self.change.shown))
+        if self.rate:
+            found.append(Fact("Rate", f"at most {self.rate:g} jobs per second"))
+        return tuple(found)
+
+
+class Bulk:
+    """Dry runs and runs of bulk changes.
+
+    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
+    """
+
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, tasks: Tasks) -> None:
+        self._audit: Audit = audit
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
+        self._tasks: Tasks = tasks
+
+    def init_app(self, app: Flask) -> None:
+        """Add the pages and forms to *app*."""
+        app.add_url_rule("/bulk", "bulk", self.page)
+        app.add_url_rule("/bulk/preview", "bulk_preview", self.preview, methods=["POST"])
+        app.add_url_rule("/bulk/run", "bulk_run", self.run, methods=["POST"])
+
+    def preview(self) -> Response:
+        """Start a dry run. Switches.
+
+        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field of the action;
+        for a redrive, `rate`.
+        """
+        try:
+            query = read_query(request.form)
+        except QueryError as error:
+            raise BadRequest(f"“q” is not a valid query. {error}") from error
+        change = read_change(request.form)
+        rate = read_rate(request.form) if change.key == "redrive" else 0.0
+        task = self.dry_run(self.plan(change, query, ticked_ids(request.form), rate))
+        task.wait(INITIAL_WAIT)
+        return redirect(url_for("bulk", task=task.id), 303)
+
+    def page(self) -> str | Response:
+        """`/bulk?task=`: the counts of a dry run, and the form that starts the run."""
+        task = self._tasks.find(request.args)
+        return redirect(url_for("task", id=task.id), 303) if task.is_running else self._confirmation(task)
+
+    def _confirmation(self, task: Task, refusal: str = "") -> str:
+        """Return the page of the dry run *task*; *refusal* is the reason if its form was refused."""
+        plan = plan_of(task)
+        return render_template(
+            "bulk.html",
+            task=task,
+            plan=plan,
+            back=self._back(plan),
+            columns=visible_columns(),
+            rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
+            refusal=refusal,
+            typed=request.form.get("confirm", ""),
+            is_forced=request.form.get("force") == "1",
+        )
+
+    def run(self) -> Response:
+        """Carry out a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch.
+
+        If the confirmation is wrong, the form comes back as it was sent.
+        """
+        dry_run = self._tasks.find(request.form)
+        plan, is_forced = self.runnable_plan(dry_run), request.form.get("force") == "1"
+        if plan.run is None:
+            self.refuse_unfinished(dry_run)
+            if refusal := _refusal(plan, is_forced):
+                return make_response(self._confirmation(dry_run, refusal), 400)
+        return redirect(url_for("task", id=self.start_run(plan, is_forced).id), 303)
+
+    def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
+        """Return a plan as of now; raise Forbidden if the visitor may not put jobs into the target tube."""
+        if isinstance(change.value, bytes):
+            require_operator(change.value)
+        return Plan(change, query, ids, self._clock(), self._broker.next_id, rate)
+
+    def dry_run(self, plan: Plan) -> Task:
+        """Start a task that counts what *plan* would change. Does not switch."""
+        return self._tasks.start(
+            f"Dry run: {_uncapitalized(plan.change.title(plan.predicate))}",
+            plan,
+            lambda task: self._count(task, plan),
+            endpoint="bulk",
+            needs_bodies=plan.query.needs_bodies,
+            facts=plan.facts,
+        )
+
+    def start_run(self, plan: Plan, is_forced: bool) -> Task:
+        """Start the run of *plan*, or return the run if it has already started. Does not switch."""
+        if plan.run is None:
+            if self._broker.is_draining:
+                raise ServiceUnavailable("The server is draining and starts no bulk changes. Nothing was changed.")
+            plan.run = self._tasks.start(
+                plan.change.title(plan.predicate),
+                plan,
+                lambda task: self._work(task, plan, is_forced),
+                back=lambda: self._back(plan),
+                needs_bodies=plan.query.needs_bodies,
+                verb=plan.change.action.done,
+                facts=plan.facts,
+            )
+        return plan.run
+
+    @staticmethod
+    def runnable_plan(dry_run: Task) -> Plan:
+        """Return the plan of *dry_run*; raise NotFound if it has none, or Forbidden if the visitor may not run it."""
+        plan = plan_of(dry_run)
+        if not dry_run.is_controlled_by(visitor()):
+            raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
+        return plan
+
+    @staticmethod
+    def refuse_unfinished(dry_run: Task) -> None:
+        """Raise Conflict unless *dry_run* has counted every job."""
+        if dry_run.state != "done":
+            raise Conflict("The dry run did not finish, so the effect of this change is not known. Start it again.")
+
+    def _back(self, plan: Plan) -> str:
+        """Return the target of the page's Cancel link."""
+        if plan.tube.encode() in self._broker.tubes:
+            if plan.ids is None and plan.query.is_about_errors:
+                return url_for("tube_errors", tube=plan.tube, state=plan.query.state or None)
+            return url_for("tube", tube=plan.tube, state=plan.query.state or None)
+        return url_for("search", q=str(plan.query)) if plan.query.terms else url_for("overview")
+
+    def _count(self, task: Task, plan: Plan) -> None:
+        """Count the jobs for the dry run. Switches."""
+        for job, _ in self._select(task, plan):
+            task.matched += 1
+            if not plan.change.applies_to(job):
+                plan.others += 1
+            elif job.state == RESERVED:
+                plan.held += 1
+            else:
+                plan.hit += 1
+                if len(plan.sample) < SAMPLE_SIZE:
+                    plan.sample.append(job.id)
+
+    def _work(self, task: Task, plan: Plan, is_forced: bool) -> None:
+        """Change the jobs, and write the audit entries. Switches."""
+        details: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "query": plan.predicate}
+        details |= {"tube": plan.tube} | plan.change.audit_details()
+        if plan.rate:
+            details["rate"] = f"{plan.rate:g}"
+        counted = {"jobs": plan.hit + plan.held * is_forced} if plan.hit or plan.held or plan.others else {}
+        self._audit.note("bulk/run", **details, **counted, forced=int(is_forced))
+        try:
+            self._change(task, plan, is_forced)
+            self._commit_or_fail(task)
+        except TaskCancelled:
+            self._commit()
+            raise
+        finally:
+            self._audit.note("bulk/end", **details, jobs=task.done)
+
+    def _change(self, task: Task, plan: Plan, is_forced: bool) -> None:
+        uncommitted_bytes = unread = refused = 0
+        throttle = Throttle(plan.rate)
+
+        def applies_to(job: Job) -> bool:
+            return plan.change.applies_to(job) and (job.state != RESERVED or is_forced)
+
+        wants_body = (
+            applies_to if plan.change.action.field_name else never_wants_body
+        )  # a rewritten job record includes the body
+        for job, body in self._select(task, plan, wants_body):
+            task.matched += 1
+            if not applies_to(job):
+                continue
+            if throttle.seconds_left >= MIN_THROTTLE:
+                self._commit_or_fail(task)
+                uncommitted_bytes = 0
+                throttle.wait(task.checkpoint)
+            self._stop_if_refused(task)
+            outcome = plan.change.apply(self._broker, job.id, body, is_forced, self._clock())
+            if outcome == EditOutcome.NO_ROOM and plan.change.key != "redrive":
+                raise TaskFailed(f"The journal has no room for more records. {_so_far(task)}")
+            task.done += outcome == EditOutcome.DONE
+            unread += outcome == EditOutcome.BODY_ON_DISK
+            refused += outcome == EditOutcome.NO_ROOM
+            task.skipped = unread + refused
+            throttle.note_change()
+            uncommitted_bytes += RECORD_OVERHEAD + (job.size if plan.change.action.field_name else 0)
+            if uncommitted_bytes >= COMMIT_BATCH_BYTES:
+                self._commit_or_fail(task)
+                uncommitted_bytes = 0
+        if unread:
+            task.message = f"{task.message} {_stay(unread)}: the body cannot be read back from the disk.".strip()
+        if refused:
+            why = "the tube that the job came from is full, or a limit of the server is reached"
+            task.message = f"{task.message} {_stay(refused)}: {why}.".strip()
+
+    def _select(
+        self, task: Task, plan: Plan, wants_body: Callable[[Job], bool] = never_wants_body
+    ) -> Iterator[tuple[Job, bytes | None]]:
+        """Yield the jobs of *plan*, each as it is now, with its body where *wants_body* says so. Switches."""
+        ids: Iterable[int]
+        if plan.ids is None:
+            task.total, ids = candidate_ids(self._broker, plan.query)
+        else:
+            task.total, ids = len(plan.ids), plan.ids
+        matcher, who = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body), visitor()
+        for id, job, body in matcher.match(ids):
+            if job is not None and id < plan.below and plan.change.is_allowed(job, who):
+                yield job, body
+            task.scanned += 1
+        task.total = task.scanned  # jobs may have been deleted before the task reached them
+        task.message = matcher.warning
+
+    def _stop_if_refused(self, task: Task) -> None:
+        """Raise TaskFailed if the journal cannot be written, or the server is draining."""
+        trouble = self._broker.journal.trouble
+        if trouble is not None:
+            raise TaskFailed(f"The journal cannot be written: {trouble}. {_so_far(task)}")
+        if self._broker.is_draining:
+            raise TaskFailed(f"The server is draining. {_so_far(task)}")
+
+    def _commit_or_fail(self, task: Task) -> None:
+        """Commit the changes so far; raise TaskFailed if that takes too long. Switches."""
+        if not self._commit():
+            raise TaskFailed(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
+
+
+def _refusal(plan: Plan, is_forced: bool) -> str:
+    """Return the reason why the confirmation of *plan* in the form is invalid; empty if it is valid or not needed."""
+    typed = request.form.get("confirm", "").strip()
+    if not (plan.is_destructive or is_forced) or typed == plan.confirm:
+        return ""
+    return f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed."
+
+
+def _stay(count: int) -> str:
+    return "1 job stays as it is" if count == 1 else f"{text.number(count)} jobs stay as they are"
+
+
+def _uncapitalized(title: str) -> str:
+    return title[0].lower() + title[1:]
+
+
+def _so_far(task: Task) -> str:
+    return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
+
+
+def read_change(form: fields.Fields) -> Change:
+    """Return the change in the fields `action` and `to`, `pri` or `delay`; raise BadRequest if one is invalid."""
+    key = form.get("action", "")
+    if key not in ACTIONS:
+        raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
+    field_name = ACTIONS[key].field_name
+    if field_name == "to":
+        return Change(key, _target(form))
+    return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
+
+
+def read_rate(form: fields.Fields) -> float:
+    """Return the field `rate` in jobs per second; 0 if it is empty."""
+    given = form.get("rate", "").strip()
+    if not given:
+        return 0.0
+    rate = float(given) if _DECIMAL.fullmatch(given) else 0.0
+    if not MIN_RATE <= rate <= MAX_NUMBER:
+        allowed = f"a number of jobs per second from {MIN_RATE} to {text.number(MAX_NUMBER)}, or be empty"
+        raise BadRequest(f"“rate” must be {allowed}, not “{given[:40]}”.")
+    return rate
+
+
+def _target(form: fields.Fields) -> bytes:
+    """Return the tube named by the field `to`; raise BadRequest if that is not a tube name."""
+    name = form.get("to", "").strip().encode(errors="replace")
+    if not is_tube_name(name):
+        raise BadRequest(
+            "“to” must name the tube to move to: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), not starting with a hyphen."
+        )
+    return name
+
+
+def ticked_ids(form: MultiDict[str, str]) -> tuple[int, ...] | None:
+    """Return the ticked ids without duplicates; None if the field `scope` selects all matching jobs."""
+    scope = form.get("scope", "")
+    if scope == "all":
+        return None
+    if scope != "ticked":
+        raise BadRequest("“scope” must be ticked or all.")
+    ids = form.getlist("id")
+    if not ids:
+        raise BadRequest("No job was ticked. Tick some jobs, or choose all that match.")
+    if len(ids) > MAX_TICKED:
+        raise BadRequest(f"At most {MAX_TICKED} jobs can be ticked at once.")
+    return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in ids))
+
+
+def plan_of(task: Task) -> Plan:
+    """Return the plan of *task*; raise NotFound if *task* is neither a dry run nor a run."""
+    if not isinstance(task.subject, Plan):
+        raise NotFound("That task is not a bulk change.")
+    return task.subject

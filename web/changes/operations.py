@@ -1,0 +1,437 @@
+"""Operations on the queue, shared by the pages and the API. Each writes its entry to the audit log.
+
+An operation raises Forbidden unless the visitor may operate each tube that it changes.
+
+An operation calls the same broker methods as the protocol. The caller must wait for the journal (`commit`) before it
+reports success. Long operations work in slices and yield to the event loop in between, so a caller must look up tubes
+and jobs again afterwards. Only methods whose docstrings say so may switch greenlets.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, NoReturn
+
+import gevent
+from werkzeug.exceptions import Conflict, ServiceUnavailable
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter
+from greenstalk_server.core.limits import LIMIT_NAMES
+from greenstalk_server.core.outcomes import EditOutcome, Refusal
+from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.tags.tags import Tags
+from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.runtime.scheduling import yield_to_loop
+from greenstalk_server.web.features.jobs.pages.edit import Changes
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.access import require_keys, require_operator
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.reads.jobs.job_list import count_jobs
+from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.store import Store
+
+MAX_REQUEST_TIME: Final = 20.0
+"""Seconds that one request may spend on a long operation. Another request must do the rest."""
+
+COMMIT_BATCH: Final = 8192
+"""Jobs that a kick or a clear changes between two commits: less than a megabyte of journal records."""
+
+MAX_REASON_LENGTH: Final = 200
+"""Characters in the reason for a pause."""
+
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds to wait for a connection to close. Normally it closes in the next iteration of the event loop."""
+
+
+class JobHeld(Conflict):
+    """A client holds the job, and the request did not force the operation."""
+
+
+class PutRefused(ServiceUnavailable):
+    """The server cannot accept a job. The message is *why*, then *done*, which says what was put or changed.
+
+    status          HTTP status for the API: FULL if the disk, the memory or a tube is full, or a limit is reached;
+                    TOO_BIG if the body exceeds the limit of the tube's policy; 503 if the journal cannot be written.
+    ids             ids of the jobs put before the failure, if the request was to put several; otherwise None.
+    """
+
+    FULL: Final = 507
+    TOO_BIG: Final = 413
+
+    def __init__(self, why: str, done: str, *, status: int, ids: list[int] | None = None) -> None:
+        super().__init__(f"{why} {done}")
+        self.why: str = why
+        self.status: int = status
+        self.ids: list[int] | None = ids
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A job to put; *delay* and *ttr* in seconds, to the millisecond."""
+
+    tube: bytes
+    pri: int
+    delay: float
+    ttr: float
+    body: bytes
+    tags: Tags | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The outcome of a put.
+
+    id              the new job, or, if *is_duplicate*, the earlier job with the same idempotency key or body. That job
+                    may be finished.
+    is_duplicate    the put added nothing, because its idempotency key is taken, or because the policy of the tube
+                    requires unique bodies (`unique`).
+    """
+
+    id: int
+    is_duplicate: bool
+
+
+def to_nanoseconds(seconds: float) -> int:
+    """Return *seconds* in nanoseconds, to the millisecond."""
+    return round(seconds * 1000) * (SECOND // 1000)
+
+
+class Operations:
+    """Operations on the queue of *broker*."""
+
+    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store) -> None:
+        """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
+        self._audit: Audit = audit
+        self._store: Store = store
+
+    # Tubes
+
+    def pause(self, tube: Tube, seconds: float, reason: str) -> None:
+        """Pause *tube* for *seconds*: no client can reserve its jobs. May switch."""
+        require_operator(tube.name)
+        now = self._clock()
+        self._broker.pause_tube(tube.name, to_nanoseconds(seconds), now)
+        self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
+        shown = int(seconds) if seconds == int(seconds) else f"{seconds:.3f}"
+        self._audit.note("tube/pause", tube=tube.name.decode(), seconds=shown, reason=reason)
+        self._store.save()
+
+    def resume(self, tube: Tube) -> None:
+        """End the pause of *tube*. May switch."""
+        require_operator(tube.name)
+        now = self._clock()
+        self._broker.pause_tube(tube.name, 0, now)
+        self._store.set_reason(tube.name.decode(), "", 0, now)
+        self._audit.note("tube/resume", tube=tube.name.decode())
+        self._store.save()
+
+    def kick(self, tube: Tube, state: int, bound: int) -> int:
+        """Kick up to *bound* jobs of *tube* in *state*, BURIED or DELAYED; return how many became ready. May switch.
+
+        Stops early after MAX_REQUEST_TIME.
+        """
+        require_operator(tube.name)
+        bound = min(bound, count_jobs(tube, state))
+        kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
+        self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
+        return kicked
+
+    def clear(self, tube: Tube, state: int) -> int:
+        """Delete the jobs that *tube* has in *state* now; return how many. May switch.
+
+        Stops early after MAX_REQUEST_TIME.
+        """
+        require_operator(tube.name)
+        below = self._broker.next_id
+
+        def clear(found: Tube, left: int) -> int:
+            return self._broker.clear(found, state, left, below, self._clock())
+
+        cleared = self._in_slices(tube, count_jobs(tube, state), clear)
+        self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
+        return cleared
+
+    def flush(self, tube: Tube) -> int:
+        """Delete all jobs that *tube* has now, including those that clients hold; return how many. May switch.
+
+        First free the idempotency keys of the tube that have outlived their jobs.
+
+        A pass may miss a job whose state changes during the pass, so passes repeat until one finds no job, or until
+        MAX_REQUEST_TIME is over.
+        """
+        require_operator(tube.name)
+        below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
+        keys, pace = self._broker.kept_keys.count(scope_of(tube.name)), Pace()
+        while keys > 0 and (freed := self._broker.forget_keys(tube.name, SLICE)):
+            keys -= freed
+            pace.yield_if_due()
+        found = -1
+        while found and time.monotonic() < until:
+            found = self._flush_reserved(tube, below)
+            for state in (READY, DELAYED, BURIED):
+                found += self._in_slices(
+                    tube,
+                    count_jobs(tube, state),
+                    lambda part, left, state=state: self._broker.clear(part, state, left, below, self._clock()),  # type: ignore[misc]
+                )
+            flushed += found
+        self._audit.note("tube/flush", tube=tube.name.decode(), jobs=flushed)
+        return flushed
+
+    # Jobs
+
+    def put(self, new: Put) -> Added:
+        """Put a job; raise PutRefused if the server cannot accept it."""
+        require_operator(new.tube)
+        require_keys(new.tags)
+        self._refuse_puts()
+        added = self._put(new)
+        if not added.is_duplicate:
+            self._audit.note("tube/put", tube=new.tube.decode(), id=added.id, bytes=len(new.body))
+        return added
+
+    def put_all(self, new: Collection[Put]) -> list[Added]:
+        """Put several jobs and return the outcomes. Raise PutRefused, with the ids put so far, at the first failure.
+
+        May switch.
+        """
+        for name in {one.tube for one in new}:
+            require_operator(name)
+        for one in new:
+            require_keys(one.tags)
+        self._refuse_puts()
+        pace, outcomes = Pace(), list[Added]()
+        tubes: dict[bytes, list[int]] = {}
+        try:
+            for one in new:
+                added = self._put(one)
+                outcomes.append(added)
+                if not added.is_duplicate:
+                    tubes.setdefault(one.tube, []).append(added.id)
+                pace.yield_if_due()
+        except PutRefused as error:
+            ids = [added.id for added in outcomes if not added.is_duplicate]
+            done = f"{len(ids)} of the jobs {'was' if len(ids) == 1 else 'were'} put."
+            raise PutRefused(error.why, done, status=error.status, ids=ids) from None
+        finally:
+            for name, put in tubes.items():
+                self._audit.note("tube/put", tube=name.decode(), id=put[0], jobs=len(put))
+        return outcomes
+
+    def kick_job(self, job: Job) -> None:
+        """Make *job* ready; raise Conflict unless it is buried or delayed."""
+        require_operator(job.tube.name)
+        if not self._broker.kick_job(job.id, self._clock()):
+            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
+        self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
+
+    def bury_job(self, job: Job, is_forced: bool) -> None:
+        """Bury *job*; raise Conflict if it is already buried, or held and not *is_forced*."""
+        require_operator(job.tube.name)
+        if job.state == BURIED:
+            raise Conflict(f"Job {job.id} is buried already.")
+        if not self._broker.bury_job(job.id, self._clock(), is_forced):
+            self._refuse_held(job, "buried")
+        self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
+
+    def release_job(self, job: Job, is_forced: bool) -> None:
+        """Take *job* from the client that holds it and make it ready.
+
+        Raise Conflict if the job is not reserved, or if not *is_forced*.
+        """
+        require_operator(job.tube.name)
+        if job.state != RESERVED:
+            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
+        if not is_forced:
+            self._refuse_held(job, "released")
+        self._broker.release_job(job.id, self._clock())
+        self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
+
+    def delete_job(self, job: Job, is_forced: bool) -> None:
+        """Delete *job*; raise JobHeld if a client holds it and not *is_forced*."""
+        require_operator(job.tube.name)
+        name = job.tube.name.decode()
+        if not self._broker.delete_job(job.id, self._clock(), is_forced):
+            self._refuse_held(job, "deleted")
+        self._audit.note("job/delete", id=job.id, tube=name)
+
+    def move_job(self, job: Job, body: bytes, name: bytes, is_forced: bool) -> None:
+        """Move *job*, whose body is *body*, to the tube *name*; its state stays."""
+        old = job.tube.name
+        require_operator(old)
+        require_operator(name)
+        if name == old:
+            raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
+        done = self._broker.edit_job(job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
+        self._refuse_failed_edit(job, done, "moved")
+        self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
+
+    def edit_job(self, job: Job, body: bytes, changes: Changes, is_forced: bool) -> None:
+        """Apply *changes*, which must not be empty, to *job*, whose body is *body*.
+
+        Raise JobHeld if a client holds the job and not *is_forced*.
+        """
+        require_operator(job.tube.name)
+        done = self._broker.edit_job(
+            job.id,
+            self._clock(),
+            pri=changes.pri,
+            delay=changes.delay,
+            ttr=changes.ttr,
+            body=changes.body if changes.body is not None else body,
+            is_renewed=changes.is_renewed,
+            is_forced=is_forced,
+        )
+        self._refuse_failed_edit(job, done, "changed")
+        self._audit.note("job/edit", id=job.id, tube=job.tube.name.decode(), changed=changes.names())
+
+    def copy_job(self, job: Job, body: bytes, delay: float) -> int:
+        """Put a copy of *job*, whose body is *body*, into the same tube with a delay of *delay* seconds; return its id.
+
+        Raise Conflict if the policy of the tube allows no second job with this body.
+        """
+        tube = job.tube
+        require_operator(tube.name)
+        self._refuse_puts()
+        added = self._put(Put(tube.name, job.pri, delay, job.ttr / SECOND, body))
+        if added.is_duplicate:
+            raise Conflict(
+                f"Job {job.id} was not copied: job {added.id} has the same body, and a policy allows the tube"
+                f" “{tube.name.decode()}” only one such job (unique)."
+            )
+        self._audit.note("job/copy", id=added.id, of=job.id, tube=tube.name.decode(), bytes=job.size)
+        return added.id
+
+    def redrive_job(self, job: Job) -> None:
+        """Move the dead-lettered *job* back to the tube that it came from, ready there as a new job.
+
+        Raise Conflict if the job is not a dead letter, JobHeld if a client holds it, and PutRefused if that tube cannot
+        take it.
+        """
+        require_operator(job.tube.name)
+        if not job.dead_letter:
+            raise Conflict(f"Job {job.id} is not a dead letter, so there is no tube to move it back to.")
+        tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
+        require_operator(source.encode())
+        outcome = self._broker.redrive(job.id, self._clock())
+        if outcome == EditOutcome.HELD:
+            self._refuse_held(job, "moved")
+        if outcome == EditOutcome.NO_ROOM:
+            why = f"The tube “{source}” cannot take the job: the tube is full, or a limit of the server is reached."
+            raise PutRefused(why, "Nothing was moved.", status=PutRefused.FULL)
+        assert outcome == EditOutcome.DONE
+        self._audit.note("job/redrive", id=job.id, tube=tube, to=source)
+
+    # Connections
+
+    def close(self, client: Client) -> None:
+        """Close the connection of *client*. The jobs that it holds become ready. Switches."""
+        held = len(client.reserved)
+        client.hang_up()
+        with gevent.Timeout(CLOSE_TIMEOUT, False):
+            while not client.is_closed:
+                gevent.sleep(CLOSE_TIMEOUT / 1000)
+        if not client.is_closed:
+            raise ServiceUnavailable(f"Connection {client.number} was asked to close and is still open. Try again.")
+        self._audit.note("connection/close", number=client.number, address=client.address, jobs=held)
+
+    # Refusals
+
+    def _refuse_puts(self) -> None:
+        """Raise ServiceUnavailable if the server is draining."""
+        if self._broker.is_draining:
+            raise ServiceUnavailable("The server is draining and accepts no new jobs. Nothing was put.")
+
+    def _refuse_held(self, job: Job, done: str) -> NoReturn:
+        left = text.duration(max(0, job.deadline - self._clock()) // SECOND)
+        raise JobHeld(
+            f"Job {job.id} was not {done}: a client holds it, for at most {left} more. Try again once the client has"
+            " finished with it or its time to run has ended."
+        )
+
+    def _refuse_failed_edit(self, job: Job, outcome: int, done: str) -> None:
+        if outcome == EditOutcome.HELD:
+            self._refuse_held(job, done)
+        if outcome == EditOutcome.NO_ROOM:
+            self._refuse_no_room("changed")
+        assert outcome == EditOutcome.DONE
+
+    def _refuse_no_room(self, done: str) -> NoReturn:
+        trouble = self._broker.journal.trouble
+        why = f"The journal cannot store the job: {trouble or 'the disk has no room for it'}."
+        status = PutRefused.FULL if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
+        raise PutRefused(why, f"Nothing was {done}.", status=status)
+
+    # Implementation
+
+    def _put(self, new: Put) -> Added:
+        broker, first_new = self._broker, self._broker.next_id
+        delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
+        id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock(), new.tags)
+        if id < 0:
+            self._refuse_put(new, id)
+        return Added(id, is_duplicate=id < first_new)
+
+    def _refuse_put(self, new: Put, refusal: int) -> NoReturn:
+        if refusal == Refusal.JOURNAL:
+            self._refuse_no_room("put")
+        status = PutRefused.FULL
+        if refusal == Refusal.MEMORY:
+            why = "Jobs use all the memory that the server allows for them (--memory-limit)."
+        elif refusal in (Refusal.TUBE_FULL, Refusal.TOO_BIG):
+            policy = self._broker.policies.effective(new.tube)
+            tube = f"the tube “{new.tube.decode()}”"
+            if policy is not None and policy.copy_to:
+                tube += ", or a tube to which its policy copies each job,"
+            if refusal == Refusal.TUBE_FULL:
+                why = f"A policy limits {tube} by max_jobs or max_bytes, and there is no room for another job."
+            else:
+                why = f"A policy limits {tube} by max_job_size, and the body has {text.number(len(new.body))} bytes."
+                status = PutRefused.TOO_BIG
+        else:
+            why = f"A limit of the server is reached: {LIMIT_NAMES[refusal]}."
+        raise PutRefused(why, "Nothing was put.", status=status)
+
+    def _flush_reserved(self, tube: Tube, below: int) -> int:
+        """Delete the jobs of *tube* with ids below *below* that clients hold; return how many. May switch."""
+        flushed, pace = 0, Pace()
+        for client in (*self._broker.clients, *self._broker.closing_clients):
+            for job in [*client.reserved.values()]:
+                if job.tube is tube and job.id < below and self._broker.delete_job(job.id, self._clock(), True):
+                    flushed += 1
+                pace.yield_if_due()
+        return flushed
+
+    def _in_slices(self, tube: Tube, bound: int, change: Callable[[Tube, int], int]) -> int:
+        """Change up to *bound* jobs of *tube*, and return how many were changed. May switch.
+
+        Commits between slices, so that few records are pending. Stops early if the journal does not keep up.
+
+        *change* takes the maximum number of jobs to change, and returns how many it has changed; 0 if none are left.
+        """
+        changed, uncommitted, until = 0, 0, time.monotonic() + MAX_REQUEST_TIME
+        while changed < bound and self._broker.tubes.get(tube.name) is tube:
+            slice = change(tube, bound - changed)
+            if not slice:
+                break
+            changed += slice
+            uncommitted += slice
+            yield_to_loop()
+            if uncommitted >= COMMIT_BATCH:
+                if not self._commit():
+                    break
+                uncommitted = 0
+            if time.monotonic() > until:
+                break
+        return changed

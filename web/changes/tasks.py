@@ -1,0 +1,333 @@
+"""Tasks: long work on the server, each in a greenlet that works in small steps, reports progress, and can be cancelled.
+
+A task belongs to the server, not to the page that started it: the visitor may close the page, and other visitors may
+watch. A task ends with the server. The number of running tasks and of kept tasks is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gevent
+from flask import Flask, current_app, g, redirect, render_template, request, url_for
+from gevent.event import Event
+from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
+from werkzeug.wrappers import Response
+
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.fields import Fields, own_path
+from greenstalk_server.web.live.hub import LiveHub, State
+from greenstalk_server.web.store.audit import Audit
+
+MAX_KEPT: Final = 50
+"""Tasks kept per kind (searches, dry runs, changes), running ones included."""
+
+MAX_RUNNING: Final = 4
+"""Tasks running at once, of all visitors."""
+
+RUNNING: Final = "running"
+DONE: Final = "done"
+CANCELLED: Final = "cancelled"
+FAILED: Final = "failed"
+
+log = logging.getLogger(__name__)
+
+
+class TaskFailed(Exception):
+    """Ends a task early; the message is the reason, for its page."""
+
+
+class TaskCancelled(Exception):
+    """Ends a task that a visitor has cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A labelled text on a task's page; *tube* is the tube to link to, or empty."""
+
+    label: str
+    text: str
+    tube: str = ""
+
+
+class Task:
+    """One piece of work.
+
+    id              a random id, which cannot be guessed and is unique among servers.
+    title           a short description.
+    subject         the input and results, for the module that started the task.
+    endpoint        the page that shows the results, with `task` in its address; empty for the task's own page.
+    needs_bodies    the task shows parts of job bodies.
+    who, started_at the visitor who started the task, and when.
+    ended_at        when the task ended; 0 while it runs.
+    noun            what the task scans: `job` or `tube`.
+    total, scanned  jobs or tubes to scan, and those scanned so far.
+    matched         jobs or tubes that matched so far.
+    done            jobs or tubes changed so far.
+    skipped         jobs skipped so far, because the change was not possible.
+    verb            the participle of the change: `deleted`, `moved`.
+    facts           labelled texts for the page.
+    is_cancelled    a visitor has cancelled the task; it ends at its next `checkpoint`.
+    message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
+    back            a function that returns the address of the task's subject; None if there is no such page.
+    """
+
+    def __init__(self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Visitor, now: int) -> None:
+        self.id: str = secrets.token_hex(8)
+        self.title: str = title
+        self.subject: object = subject
+        self.endpoint: str = endpoint
+        self.needs_bodies: bool = needs_bodies
+        self.who: Visitor = who
+        self.started_at: int = now
+        self.ended_at: int = 0
+        self.state: str = RUNNING
+        self.total: int = 0
+        self.scanned: int = 0
+        self.matched: int = 0
+        self.done: int = 0
+        self.skipped: int = 0
+        self.verb: str = "changed"
+        self.noun: str = "job"
+        self.facts: tuple[Fact, ...] = ()
+        self.message: str = ""
+        self.back: Callable[[], str] | None = None
+        self.greenlet: Any = None
+        self.is_cancelled: bool = False
+        self._has_ended: Event = Event()
+        self._pace: Pace = Pace()
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == RUNNING
+
+    def checkpoint(self) -> None:
+        """Yield to the event loop if it is time. Call between jobs. May switch.
+
+        Raise TaskCancelled if cancelled, and TaskFailed if the session of the visitor has ended.
+        """
+        if self.is_cancelled:
+            raise TaskCancelled
+        if not self.who.lasts():
+            raise TaskFailed("The session of the user who started the task has ended.")
+        self._pace.yield_if_due()
+
+    def cancel(self) -> None:
+        """Make the task end at its next `checkpoint`. Does not switch."""
+        self.is_cancelled = True
+
+    def is_controlled_by(self, who: Visitor) -> bool:
+        """Return whether *who* may cancel the task, or carry it out if it is a dry run."""
+        return who.is_admin or (who.operates_any and who.name == self.who.name and who.shares_rights_with(self.who))
+
+    def end(self, state: str, message: str, now: int) -> None:
+        """Record the end of the task."""
+        self.state, self.message, self.ended_at = state, message or self.message, now
+        self._has_ended.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of the task, at most *seconds*. May switch."""
+        self._has_ended.wait(seconds)
+
+
+Work = Callable[[Task], None]
+
+
+class Tasks:
+    """The tasks of one server."""
+
+    def __init__(self, clock: Clock, audit: Audit) -> None:
+        self._audit: Audit = audit
+        self._clock: Clock = clock
+        self._kept: dict[str, Task] = {}
+
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the pages to *app*, and register the live page."""
+        app.add_url_rule("/task", "task", self.page)
+        app.add_url_rule("/task/cancel", "task_cancel", self.cancel, methods=["POST"])
+        live.register("task", self.live)
+
+    def start(
+        self,
+        title: str,
+        subject: object,
+        work: Work,
+        *,
+        endpoint: str = "",
+        needs_bodies: bool = False,
+        back: Callable[[], str] | None = None,
+        verb: str = "changed",
+        noun: str = "job",
+        facts: tuple[Fact, ...] = (),
+    ) -> Task:
+        """Start *work* for the current visitor; raise ServiceUnavailable if too many tasks run. Does not switch.
+
+        The other arguments are the fields of Task.
+        """
+        running = [task for task in self._kept.values() if task.is_running]
+        most = MAX_RUNNING if visitor().is_admin else MAX_RUNNING - 1  # one is reserved for admins
+        if len(running) >= most:
+            raise ServiceUnavailable(
+                f"{len(running)} searches or changes are running, which is the maximum: "
+                + "; ".join(task.title for task in reversed(self.all()) if task.is_running)
+                + ". Wait for one to end, or cancel one."
+            )
+        task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
+        task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
+        self._kept[task.id] = task
+        self._forget_old(endpoint)
+        app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
+        task.greenlet = gevent.spawn(self._run, app, task, work)
+        return task
+
+    def has(self, id: str) -> bool:
+        """Return whether the task *id* is still kept, and the current visitor may see it."""
+        task = self._kept.get(id)
+        return task is not None and _sees(visitor(), task)
+
+    def running(self, is_wanted: Callable[[Task], bool]) -> Task | None:
+        """Return a running task that *is_wanted*, or None."""
+        return next((task for task in self._kept.values() if task.is_running and is_wanted(task)), None)
+
+    def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
+        """Return the most recent task whose subject *is_wanted*, or None.
+
+        Only tasks of visitors with the rights of the current visitor are considered.
+        """
+        who = visitor()
+        found = (task for task in reversed(self._kept.values()) if task.who.shares_rights_with(who))
+        return next((task for task in found if is_wanted(task.subject)), None)
+
+    def all(self) -> list[Task]:
+        """Return the tasks that the current visitor may see, newest first."""
+        who = visitor()
+        return [
+            task
+            for task in reversed(self._kept.values())
+            if _sees(who, task) and (who.sees_bodies or not task.needs_bodies)
+        ]
+
+    def find(self, fields: Fields, name: str = "task") -> Task:
+        """Return the task whose id is in the field *name*; raise NotFound, or Forbidden if it shows hidden bodies."""
+        task = self._kept.get(fields.get(name, ""))
+        if task is None or not _sees(visitor(), task):
+            raise NotFound(
+                f"There is no such task. The server keeps the last {MAX_KEPT} of each kind until it stops. Start the"
+                " search or change again."
+            )
+        if task.needs_bodies and not visitor().sees_bodies:
+            raise Forbidden("This task searches job bodies, which are hidden from you.")
+        return task
+
+    def page(self) -> str:
+        """`/task?id=`: one task and its progress; without `id`, all tasks."""
+        if not request.args.get("id"):
+            return render_template(
+                "task.html", task=None, tasks=[(task, progress_texts(task, self._clock())) for task in self.all()]
+            )
+        task = self.find(request.args, "id")
+        return render_template(
+            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)
+        )
+
+    def live(self, args: Fields, now: int) -> State:
+        """Return the live state of `/task?id=`."""
+        return live_state(self.find(args, "id"), now)
+
+    def cancel(self) -> Response:
+        """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
+
+        Changes that are already made are kept.
+        """
+        task = self.find(request.form, "id")
+        self.stop(task)
+        own = url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id)
+        return redirect(own_path(request.form, "back", url_for("overview")) if request.form.get("back") else own, 303)
+
+    def stop(self, task: Task) -> None:
+        """Cancel *task* if it is running, and wait up to a second for its end. May switch."""
+        if not task.is_controlled_by(visitor()):
+            raise Forbidden("Only admins, and the user who started a task, may cancel it.")
+        if task.is_running:
+            task.cancel()
+            self._audit.note("task/cancel", task=task.id, title=task.title)
+            task.wait(1.0)
+
+    def _run(self, app: Flask, task: Task, work: Work) -> None:
+        state, message = FAILED, "The dashboard failed. The server's log has the details."
+        with app.app_context():
+            g.visitor = task.who
+            try:
+                work(task)
+                state, message = DONE, ""
+            except TaskCancelled:
+                state, message = CANCELLED, ""
+            except TaskFailed as why:
+                message = str(why)
+            except Exception:
+                log.exception("task %s failed: %s", task.id, task.title)
+            finally:
+                task.end(state, message, self._clock())
+
+    def _forget_old(self, endpoint: str) -> None:
+        """Remove the oldest ended tasks of one kind, those of viewers first.
+
+        So neither searches nor viewers evict a dry run whose run an admin is about to start.
+        """
+        alike = [id for id, task in self._kept.items() if task.endpoint == endpoint]
+        ended = [id for id in alike if not self._kept[id].is_running]
+        ended.sort(key=lambda id: self._kept[id].who.is_admin)
+        for id in ended[: max(0, len(alike) - MAX_KEPT)]:
+            del self._kept[id]
+
+
+def _sees(who: Visitor, task: Task) -> bool:
+    """Return whether *who* may see *task*: its title and its results may name any tube that its owner may see."""
+    return who.sees_all or who.shares_rights_with(task.who)
+
+
+def progress_texts(task: Task, now: int) -> dict[str, str]:
+    """Return the texts of a task's page, by field name."""
+    seconds = ((task.ended_at or now) - task.started_at) // SECOND
+    return {
+        "task-state": task.state,
+        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, task.noun)}",
+        "task-percent": str(100 * task.scanned // task.total if task.total else 0),
+        "task-matched": text.number(task.matched),
+        "task-done": text.number(task.done),
+        "task-time": text.duration(max(0, seconds)),
+        "task-left": _time_left(task, now),
+        "task-message": task.message,
+    }
+
+
+def _time_left(task: Task, now: int) -> str:
+    """Return an estimate of the remaining time, `, about 9 s left`; empty if there is none."""
+    elapsed = now - task.started_at
+    if not task.is_running or not 0 < task.scanned < task.total or elapsed < SECOND:
+        return ""
+    left = elapsed * (task.total - task.scanned) // task.scanned
+    return f", about {text.duration(max(1, left // SECOND))} left"
+
+
+def live_state(task: Task, now: int) -> State:
+    """Return the live state of *task*, in the format that web.live.hub describes."""
+    shown = progress_texts(task, now)
+    macros: Any = current_app.jinja_env.get_template("task_parts.html").module
+    return {
+        "fields": shown,
+        "parts": {"task-progress": str(macros.progress(shown)).strip()},
+        "shown": {
+            "task-running": task.is_running,
+            "task-ended": not task.is_running,
+            "task-message": bool(task.message),
+        },
+    }

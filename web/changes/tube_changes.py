@@ -1,0 +1,318 @@
+"""Changes of many tubes: pause, resume or kick every tube whose name matches a pattern.
+
+A change takes two steps, as a bulk change of jobs does (bulk.py). The dry run lists the tubes that the change would
+affect, with their numbers of jobs. The run changes exactly these tubes, except those that no longer exist, or that the
+visitor who starts the run may not operate. Both are tasks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from typing import Final
+
+from flask import url_for
+from werkzeug.exceptions import Conflict, Forbidden, NotFound
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
+from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.operations import to_nanoseconds
+from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.reads.jobs.job_list import count_jobs
+from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.store import Store
+
+SAMPLE_SIZE: Final = 100
+"""Maximum tubes in the confirmation: those with the most jobs."""
+
+MAX_TUBES: Final = 100_000
+"""Maximum tubes that one change may affect."""
+
+COMMIT_BATCH: Final = 4096
+"""Tubes or jobs changed between two commits: less than a megabyte of journal records."""
+
+PAUSE: Final = "pause"
+RESUME: Final = "resume"
+KICK: Final = "kick"
+
+
+@dataclass(frozen=True, slots=True)
+class TubeChange:
+    """The change to make to each tube.
+
+    key             PAUSE, RESUME or KICK.
+    seconds         length of the pause.
+    reason          reason for the pause.
+    state           state of the jobs to kick: BURIED or DELAYED.
+    """
+
+    key: str
+    seconds: float = 0.0
+    reason: str = ""
+    state: int = BURIED
+
+    @property
+    def label(self) -> str:
+        """The verb on buttons and in titles."""
+        return self.key.capitalize()
+
+    @property
+    def done(self) -> str:
+        """The participle, as in `12 tubes paused`; a kick counts jobs."""
+        return {PAUSE: "paused", RESUME: "resumed", KICK: "jobs kicked"}[self.key]
+
+    @property
+    def means(self) -> str:
+        """The effect on a tube, as a sentence."""
+        if self.key == PAUSE:
+            return f"Each is paused for {text.duration(round(self.seconds))}: workers cannot reserve its jobs."
+        if self.key == RESUME:
+            return "The pause of each ends: workers can reserve its jobs again."
+        return f"The {STATE_NAMES[self.state]} jobs of each become ready."
+
+    @property
+    def unaffected(self) -> str:
+        """The reason why a matching tube is not changed."""
+        return "not paused" if self.key == RESUME else f"without {STATE_NAMES[self.state]} jobs"
+
+    @property
+    def jobs_noun(self) -> str:
+        """The jobs that the plan counts: `buried job`."""
+        return f"{STATE_NAMES[self.state if self.key == KICK else READY]} job"
+
+    def applies_to(self, tube: Tube) -> bool:
+        """Return whether the change would affect *tube*."""
+        if self.key == RESUME:
+            return bool(tube.paused_until)
+        return self.key == PAUSE or self.count(tube) > 0
+
+    def count(self, tube: Tube) -> int:
+        """Return the number of jobs of *tube* that the change affects: those to kick, else the ready ones."""
+        return count_jobs(tube, self.state if self.key == KICK else READY)
+
+    def audit_details(self) -> dict[str, str | int]:
+        """Return the values for the audit log."""
+        if self.key == PAUSE:
+            return {"seconds": f"{self.seconds:g}", "reason": self.reason}
+        return {"state": STATE_NAMES[self.state]} if self.key == KICK else {}
+
+
+@dataclass(slots=True)
+class TubePlan:
+    """A change, the pattern, and the tubes that its dry run found.
+
+    tubes           number of jobs by tube, for each tube that the change affects.
+    matched         tubes that match and that the visitor operates.
+    jobs            sum of the jobs of *tubes*.
+    sample          a heap of up to SAMPLE_SIZE pairs of number of jobs and name, from *tubes*.
+    run             the task of the run, once it has started. Invariant: a plan runs at most once.
+    """
+
+    change: TubeChange
+    pattern: str
+    tubes: dict[bytes, int] = field(default_factory=dict)
+    matched: int = 0
+    jobs: int = 0
+    sample: list[tuple[int, bytes]] = field(default_factory=list)
+    run: Task | None = None
+
+    def add(self, tube: bytes, jobs: int) -> None:
+        """Add a tube that the change affects."""
+        self.tubes[tube] = jobs
+        self.jobs += jobs
+        if len(self.sample) < SAMPLE_SIZE:
+            heappush(self.sample, (jobs, tube))
+        else:
+            heappushpop(self.sample, (jobs, tube))
+
+    @property
+    def title(self) -> str:
+        """`Pause 12 tubes`, `Kick 40 buried jobs of 3 tubes`."""
+        tubes = text.counted(len(self.tubes), "tube")
+        jobs = f"{text.counted(self.jobs, self.change.jobs_noun)} of " if self.change.key == KICK else ""
+        return f"{self.change.label} {jobs}{tubes}"
+
+    @property
+    def facts(self) -> tuple[Fact, ...]:
+        """The facts for the task's page."""
+        found = [Fact("Pattern", self.pattern)]
+        if self.change.key == PAUSE:
+            found.append(Fact("Length", text.duration(round(self.change.seconds))))
+            found += [Fact("Reason", self.change.reason)] if self.change.reason else []
+        elif self.change.key == KICK:
+            found.append(Fact("State", STATE_NAMES[self.change.state]))
+        return tuple(found)
+
+
+class TubeChanges:
+    """Dry runs and runs of changes of many tubes.
+
+    *commit* waits until all changes so far are as durable as an acknowledged command; it returns False on a timeout.
+    """
+
+    def __init__(
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store, tasks: Tasks
+    ) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
+        self._audit: Audit = audit
+        self._store: Store = store
+        self._tasks: Tasks = tasks
+
+    def dry_run(self, change: TubeChange, pattern: str) -> Task:
+        """Start a task that finds the tubes that *change* would affect. Does not switch."""
+        plan = TubePlan(change, pattern)
+        return self._tasks.start(
+            f"Dry run: {change.key} tubes that match {pattern}",
+            plan,
+            lambda task: self._count(task, plan),
+            endpoint="tube_change",
+            noun="tube",
+            facts=plan.facts,
+        )
+
+    def start(self, change: TubeChange, pattern: str) -> Task:
+        """Start *change* of all tubes that match *pattern*, without a dry run. Does not switch."""
+        plan = TubePlan(change, pattern)
+        plan.run = self._start(f"{change.label} tubes that match {pattern}", plan, is_counted=False)
+        return plan.run
+
+    def start_run(self, dry_run: Task) -> Task:
+        """Start the run of *dry_run*, or return it if it has started; raise Conflict if the dry run did not finish."""
+        plan = tube_plan_of(dry_run)
+        if not dry_run.is_controlled_by(visitor()):
+            raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
+        if plan.run is None:
+            if dry_run.state != "done":
+                raise Conflict("The dry run did not finish, so the tubes are not known. Start it again.")
+            plan.run = self._start(f"{plan.title} that match {plan.pattern}", plan, is_counted=True)
+        return plan.run
+
+    def _start(self, title: str, plan: TubePlan, *, is_counted: bool) -> Task:
+        return self._tasks.start(
+            title,
+            plan,
+            lambda task: self._work(task, plan, is_counted),
+            back=lambda: url_for("overview"),
+            verb=plan.change.done,
+            noun="tube",
+            facts=plan.facts,
+        )
+
+    def _count(self, task: Task, plan: TubePlan) -> None:
+        """Find the tubes of *plan*. Switches."""
+        for tube in self._matching(task, plan.pattern):
+            plan.matched += 1
+            if plan.change.applies_to(tube):
+                plan.add(tube.name, plan.change.count(tube))
+            if len(plan.tubes) > MAX_TUBES:
+                raise TaskFailed(f"More than {MAX_TUBES:,} tubes match, the maximum. Use a narrower pattern.")
+
+    def _matching(self, task: Task, pattern: str) -> Iterator[Tube]:
+        """Yield the tubes that match *pattern* and that the visitor of *task* operates. Switches."""
+        matches = re.compile(to_regex(pattern).encode()).fullmatch
+        names = list(self._broker.tubes)
+        task.total = len(names)
+        for name in names:
+            task.checkpoint()
+            tube = self._broker.tubes.get(name)
+            if tube is not None and matches(name) and task.who.operates(name):
+                task.matched += 1
+                yield tube
+            task.scanned += 1
+
+    def _work(self, task: Task, plan: TubePlan, is_counted: bool) -> None:
+        """Change the tubes, and write the audit entries. Switches."""
+        if not is_counted:
+            self._count(task, plan)
+        details: dict[str, str | int] = {"task": task.id, "action": plan.change.key, "pattern": plan.pattern}
+        details |= plan.change.audit_details()
+        self._audit.note("tubes/run", **details, counted=len(plan.tubes))
+        changed = _Changed()
+        try:
+            self._change(task, plan, changed)
+            self._commit_or_fail(task)
+        except TaskCancelled:
+            self._commit()
+            raise
+        finally:
+            counts = {"tubes": changed.tubes} | ({"jobs": changed.jobs} if plan.change.key == KICK else {})
+            self._audit.note("tubes/end", **details, **counts)
+            self._store.save()
+
+    def _change(self, task: Task, plan: TubePlan, changed: _Changed) -> None:
+        uncommitted = 0
+        task.total, task.scanned, task.matched = len(plan.tubes), 0, len(plan.tubes)
+        for name, jobs in plan.tubes.items():
+            task.checkpoint()
+            task.scanned += 1
+            tube = self._broker.tubes.get(name)
+            if tube is None or not visitor().operates(name):
+                task.skipped += 1
+                continue
+            if (trouble := self._broker.journal.trouble) is not None:
+                raise TaskFailed(f"The journal cannot be written: {trouble}. {text.number(task.done)} {task.verb}.")
+            for count in self._apply(task, plan.change, tube, jobs, changed):
+                task.done += count
+                changed.jobs += count
+                uncommitted += count
+                if uncommitted >= COMMIT_BATCH:
+                    self._commit_or_fail(task)
+                    uncommitted = 0
+            changed.tubes += 1
+        if task.skipped:
+            task.message = f"{text.counted(task.skipped, 'tube')} skipped: deleted since, or you may not operate them."
+        if changed.without_reason:
+            task.message += (
+                f" {text.counted(changed.without_reason, 'tube')} paused without the reason: no room for it."
+            )
+        task.message = task.message.strip()
+
+    def _apply(self, task: Task, change: TubeChange, tube: Tube, jobs: int, changed: _Changed) -> Iterator[int]:
+        """Change *tube*; yield the numbers of tubes paused or resumed, or of jobs kicked. May switch."""
+        if change.key == KICK:
+            while jobs and self._broker.tubes.get(tube.name) is tube:
+                kicked = self._broker.kick(tube, change.state, jobs, self._clock())
+                if not kicked:
+                    return
+                jobs -= kicked
+                yield kicked
+                task.checkpoint()
+            return
+        now, name = self._clock(), tube.name
+        self._broker.pause_tube(name, to_nanoseconds(change.seconds) if change.key == PAUSE else 0, now)
+        self._store.set_reason(name.decode(), change.reason, tube.paused_until, now)
+        changed.without_reason += self._store.reason(name.decode(), tube.paused_until) != change.reason
+        yield 1
+
+    def _commit_or_fail(self, task: Task) -> None:
+        """Commit the changes so far; raise TaskFailed if that takes too long. Switches."""
+        if not self._commit():
+            raise TaskFailed(
+                "The disk does not keep up: the last changes may not survive a crash."
+                f" {text.number(task.done)} {task.verb} before that."
+            )
+
+
+@dataclass(slots=True)
+class _Changed:
+    """Tubes changed, jobs kicked, and tubes whose reason was not kept because the store is full."""
+
+    tubes: int = 0
+    jobs: int = 0
+    without_reason: int = 0
+
+
+def tube_plan_of(task: Task) -> TubePlan:
+    """Return the plan of *task*; raise NotFound if *task* is not a change of many tubes."""
+    if not isinstance(task.subject, TubePlan):
+        raise NotFound("That task is not a change of many tubes.")
+    return task.subject

@@ -1,0 +1,291 @@
+"""The page of alerts: receivers, conditions with their state at each receiver, silences, and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from flask import Flask, make_response, redirect, render_template, request, url_for
+from markupsafe import Markup
+from werkzeug.exceptions import BadRequest
+from werkzeug.wrappers import Response
+
+from greenstalk_server.config.tables.receivers import CONDITION_KINDS, SEVERITIES, Receiver
+from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.features.alerts.alerts import Alerts, Post
+from greenstalk_server.web.features.alerts.changes import AlertChanges, may_silence, require_alerts
+from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE, Silence
+from greenstalk_server.web.features.conditions.measures import KINDS, Condition, Measure
+from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
+
+MAX_CONDITIONS: Final = 100
+"""Maximum conditions on the page: the worst."""
+
+MAX_DELIVERIES: Final = 100
+"""Maximum deliveries on the page: the newest."""
+
+PARTS: Final = ("receivers", "conditions", "silences", "log")
+"""Blocks of alerts.html, each within an element with its name in `data-part`."""
+
+DURATIONS: Final = ((3600, "1 hour"), (4 * 3600, "4 hours"), (24 * 3600, "1 day"), (7 * 24 * 3600, "7 days"))
+"""Seconds and labels that the form offers."""
+
+KIND_LABELS: Final = {kind.name: kind.label for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverRow:
+    """A receiver. *receives*: its conditions. *state*: the result of the last attempt. *is_failing*: that failed."""
+
+    name: str
+    template: str
+    address: str
+    receives: str
+    state: str
+    is_failing: bool
+    sent: str
+    failed: str
+    waiting: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """A condition, and its state at each receiver: the name of the receiver, and the state in words.
+
+    silence_href    URL of the page with the form filled in for this condition; empty if the visitor may not silence it.
+    """
+
+    severity: str
+    sentence: str
+    href: str
+    since: Markup
+    receivers: list[tuple[str, str | Markup]]
+    silence_href: str
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceRow:
+    """A silence; *may_end*: whether the visitor may end it."""
+
+    id: int
+    tubes: str
+    kind: str
+    until: Markup
+    left: str
+    who: str
+    reason: str
+    may_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRow:
+    """An attempt to send a message."""
+
+    at: Markup
+    receiver: str
+    summary: str
+    attempt: str
+    status: str
+    time: str
+    error: str
+
+
+class AlertPages:
+    """The page `/alerts`, and its forms."""
+
+    def __init__(self, alerts: Alerts, changes: AlertChanges, attention: Attention, clock: Clock) -> None:
+        self._alerts: Alerts = alerts
+        self._changes: AlertChanges = changes
+        self._attention: Attention = attention
+        self._clock: Clock = clock
+
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the page to *app*, and register it with *live* for live updates."""
+        app.add_url_rule("/alerts", "alerts", self.page)
+        app.add_url_rule("/alerts/test", "alerts_test", self.test, methods=["POST"])
+        app.add_url_rule("/alerts/silence", "alerts_silence", self.silence, methods=["POST"])
+        app.add_url_rule("/alerts/silence/end", "alerts_silence_end", self.end_silence, methods=["POST"])
+        live.register("alerts", self.state)
+
+    def page(self) -> str:
+        """Serve `/alerts?tubes=&kind=`; the arguments fill the form that silences conditions."""
+        require_alerts()
+        return self._render({name: request.args.get(name, "")[:200] for name in ("tubes", "kind")}, "")
+
+    def state(self, _: Mapping[str, str], now: int) -> State:
+        """Return the live state of `/alerts`."""
+        require_alerts()
+        return {"parts": render_blocks("alerts.html", PARTS, self._values(now))}
+
+    def test(self) -> Response:
+        """Serve `/alerts/test`: send a test to `receiver`. Switches."""
+        delivery = self._changes.test(request.form.get("receiver", ""))
+        notice, number = ("test-failed", 0) if delivery.error else ("tested", round(delivery.seconds * 1000))
+        return redirect(url_for("alerts", notice=notice, n=number), 303)
+
+    def silence(self) -> Response:
+        """Serve `/alerts/silence`: silence conditions of `kind` and `tubes` for `seconds`. Switches."""
+        require_alerts()
+        form = request.form
+        try:
+            tubes, kind, seconds, reason = read_silence(form)
+        except BadRequest as error:
+            return make_response(self._render(form, error.description or ""), 400)
+        silence = self._changes.silence(tubes, kind, seconds, reason)
+        return redirect(url_for("alerts", notice="silenced", n=silence.id), 303)
+
+    def end_silence(self) -> Response:
+        """Serve `/alerts/silence/end`: end the silence `id`. Switches."""
+        self._changes.end_silence(fields.number(request.form, "id", 1, MAX_ID))
+        return redirect(url_for("alerts", notice="ended-silence", n=0), 303)
+
+    def _render(self, form: Mapping[str, str], refused: str) -> str:
+        return render_template(
+            "alerts.html",
+            **self._values(self._clock()),
+            form=form,
+            refused=refused,
+            kinds=[(name, f"{KIND_LABELS[name]} ({name})") for name in CONDITION_KINDS],
+            durations=DURATIONS,
+            longest_reason=MAX_REASON_LENGTH,
+            names=list(self._alerts.posts),
+        )
+
+    def _values(self, now: int) -> dict[str, Any]:
+        alerts = self._alerts
+        alerts.follow_configuration()
+        return {
+            "receivers": [self._receiver(post, now) for post in alerts.posts.values()],
+            "conditions": list(self._conditions(now)),
+            "silences": [_silence(each, now) for each in alerts.silences.all() if each.until > now],
+            "log": [
+                DeliveryRow(
+                    text.time_tag(delivery.at),
+                    delivery.receiver,
+                    delivery.summary,
+                    text.number(delivery.attempt),
+                    str(delivery.status or text.NONE),
+                    f"{delivery.seconds * 1000:,.0f}{text.NBSP}ms",
+                    delivery.error,
+                )
+                for delivery in alerts.log[:MAX_DELIVERIES]
+            ],
+            "is_kept": alerts.is_kept,
+            "trouble": alerts.trouble,
+        }
+
+    def _receiver(self, post: Post, now: int) -> ReceiverRow:
+        alerts, name, receiver = self._alerts, post.receiver.name, post.receiver
+        if post.error:
+            wait = max(0, post.next_try - now) // SECOND
+            when = f"next attempt in {text.duration(wait)}" if wait else "next attempt now"
+            state = f"The last attempt failed: {post.error}; {when if post.failures else 'it was a test'}."
+        elif alerts.sent[name]:
+            state = "The last message was accepted."
+        else:
+            state = "Nothing has been sent since the start."
+        return ReceiverRow(
+            name,
+            receiver.template,
+            address_of(receiver),
+            _receives(receiver),
+            state,
+            bool(post.error),
+            text.number(alerts.sent[name]),
+            text.number(alerts.failed[name]),
+            text.number(alerts.waiting(name)),
+        )
+
+    def _conditions(self, now: int) -> Iterator[ConditionRow]:
+        for condition in self._attention.conditions[:MAX_CONDITIONS]:
+            measure = condition.measure
+            yield ConditionRow(
+                measure.severity,
+                measure.sentence,
+                url_for(measure.link.endpoint, **measure.link.args),
+                text.time_tag(condition.since),
+                [(name, self._sent(post, condition, now)) for name, post in self._alerts.posts.items()],
+                _silence_href(measure),
+            )
+
+    def _sent(self, post: Post, condition: Condition, now: int) -> str | Markup:
+        """Return the state of *condition* at the receiver of *post*, in words."""
+        measure, receiver = condition.measure, post.receiver
+        if not receiver.wants(measure.kind.name, measure.severity, measure.tube):
+            return "not sent to this receiver"
+        alert = post.book.alerts.get((measure.kind.name, measure.tube, measure.detail))
+        sent = Markup("sent {}").format(text.time_tag(alert.sent_at)) if alert is not None and alert.sent_at else ""
+        if (silence := self._alerts.silences.covers(measure.kind.name, measure.tube, now)) is not None:
+            until = Markup("silenced until {}").format(text.time_tag(silence.until))
+            return Markup("{}, now {}").format(sent, until) if sent else until
+        if sent:
+            return sent
+        if alert is None:
+            return "only counted" if post.book.more else "not sent yet"
+        if post.failures:
+            return "not accepted yet"
+        left = receiver.wait - (now - condition.since)
+        return f"is sent if it lasts for {text.duration(left // SECOND + 1)} more" if left > 0 else "being sent"
+
+
+def address_of(receiver: Receiver) -> str:
+    """Return the scheme and the host of the address of *receiver*, or where it is configured."""
+    target = receiver.target
+    if target.secret_url is None:
+        return shown_url(target.url)
+    kind, place = target.secret_url
+    return f"in the variable {place}" if kind == ENVIRONMENT else f"in the file {place}"
+
+
+def _receives(receiver: Receiver) -> str:
+    """Return the conditions that *receiver* gets, in words."""
+    words = []
+    if len(receiver.severities) < len(SEVERITIES):
+        words.append(", ".join(sorted(receiver.severities)))
+    if len(receiver.kinds) < len(CONDITION_KINDS):
+        words.append(", ".join([name for name in CONDITION_KINDS if name in receiver.kinds]))
+    if receiver.tubes:
+        words.append(f"tubes {', '.join(receiver.tubes)}{' and the server' if receiver.with_server else ''}")
+    elif not receiver.with_server:
+        words.append("all tubes")
+    return "; ".join(words) or "all conditions"
+
+
+def read_silence(form: Mapping[str, str]) -> tuple[str, str, int, str]:
+    """Return the fields `tubes`, `kind`, `seconds` and `reason` of *form*; raise BadRequest."""
+    tubes, kind = form.get("tubes", "").strip(), form.get("kind", "")
+    if tubes and not is_tube_pattern(tubes):
+        raise BadRequest(
+            f"“tubes” must be a pattern of tube names, not “{tubes[:60]}”: 1 to 200 characters of tube names and *, or"
+            " empty for all."
+        )
+    if kind and kind not in CONDITION_KINDS:
+        raise BadRequest(f"“kind” must be one of {', '.join(CONDITION_KINDS)}, or empty for all.")
+    seconds = fields.number(form, "seconds", 1, MAX_SILENCE)
+    return tubes, kind, seconds, fields.line(form, "reason", MAX_REASON_LENGTH)
+
+
+def _silence_href(measure: Measure) -> str:
+    tube = measure.tube.decode()
+    if not may_silence(tube):
+        return ""
+    return url_for("alerts", tubes=tube or None, kind=measure.kind.name, _anchor="silence")
+
+
+def _silence(silence: Silence, now: int) -> SilenceRow:
+    return SilenceRow(
+        silence.id,
+        silence.tubes or "all tubes and the server",
+        KIND_LABELS.get(silence.kind, silence.kind) or "all",
+        text.time_tag(silence.until),
+        text.duration(max(0, silence.until - now) // SECOND),
+        silence.who,
+        silence.reason,
+        may_end=may_silence(silence.tubes),
+    )

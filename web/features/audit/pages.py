@@ -1,0 +1,276 @@
+"""The audit log as a page and as files, for admins: filtered, newest first."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from flask import Flask, Response, render_template, request, url_for
+from markupsafe import Markup
+from werkzeug.exceptions import BadRequest, Forbidden
+
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.web.changes.tasks import Tasks
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.store.audit import Audit, Entry
+
+PAGE: Final = 100
+"""Entries on a page."""
+
+MAX_SCANNED: Final = 50_000
+"""Entries scanned for one page: about half a second. A page that hits the limit says so."""
+
+MAX_FILTER_LENGTH: Final = 200
+MAX_CURSOR: Final = 2**63 - 1
+
+CSV_HEAD: Final = ("at", "who", "address", "what", "tube", "id", "details")
+FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of cells that a spreadsheet treats as a formula."""
+
+CHUNK: Final = 16384
+"""Characters of an export per chunk sent."""
+
+
+FIELDS: Final = ("who", "what", "tube", "id", "since", "until")
+"""The fields of the filter in the URL of the page."""
+
+JOB_CHANGES: Final = {"tube/clear": "delete", "job/copy": "put"}
+"""The change that an action makes to jobs, for actions whose path does not name it."""
+
+STARTS: Final = ("bulk/run", "tubes/run")
+ENDS: Final = ("bulk/end", "tubes/end")
+"""Actions of the entries at the start and at the end of a task that changes many jobs or tubes."""
+
+END_OF_TIME: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of entries. A text matches as a case-insensitive substring; an empty text matches every entry.
+
+    who             the user.
+    what            the action's path, or the change that it makes to one or more jobs.
+    tube            the tube, the tube that jobs were moved to, or a pattern that matches it.
+    id              the job's id; 0 for any.
+    since, until    in nanoseconds since the epoch; *until* is excluded.
+    """
+
+    who: str = ""
+    what: str = ""
+    tube: str = ""
+    id: int = 0
+    since: int = 0
+    until: int = END_OF_TIME
+
+    def passes(self, entry: Entry) -> bool:
+        details = entry.details
+        actions = (entry.what, JOB_CHANGES.get(entry.what, ""), details.get("action", ""))
+        tubes = (details.get("tube", ""), details.get("to", ""), details.get("pattern", ""))
+        return (
+            self.since <= entry.at < self.until
+            and self.who.lower() in entry.who.lower()
+            and any(self.what.lower() in str(action) for action in actions)
+            and (any(self.tube.lower() in str(tube).lower() for tube in tubes) or self._is_matched(tubes[-1]))
+            and (not self.id or self.id in (details.get("id"), details.get("of")))
+        )
+
+    def _is_matched(self, pattern: str | int) -> bool:
+        """Return whether *pattern*, by which tubes were changed, matches the tube of the filter."""
+        return bool(pattern) and re.fullmatch(to_regex(str(pattern)), self.tube) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An entry as text.
+
+    links           label and URL of its tube, its job, its policy and its task, if any.
+    details         the other names and values.
+    """
+
+    at: Markup
+    who: str
+    address: str
+    what: str
+    links: list[tuple[str, str]]
+    details: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of rows. *before* is the cursor of the next page, or 0. *is_cut* means that the scan hit its limit."""
+
+    rows: list[Row]
+    before: int
+    is_cut: bool
+
+
+class AuditPages:
+    """The pages of *audit*."""
+
+    def __init__(self, audit: Audit, tasks: Tasks) -> None:
+        self._audit: Audit = audit
+        self._tasks: Tasks = tasks
+
+    def init_app(self, app: Flask) -> None:
+        """Add the pages to *app*."""
+        app.add_url_rule("/audit", "audit", self.audit)
+        app.add_url_rule("/audit/export", "audit_export", self.export)
+
+    def audit(self) -> str:
+        """Serve `/audit?before=`, filtered by the arguments in FIELDS: a page of entries. May switch."""
+        require_audit_access()
+        wanted, before = _filter(), 0
+        if request.args.get("before"):
+            before = fields.number(request.args, "before", 1, MAX_CURSOR)
+        return render_template(
+            "audit.html",
+            page=self._page(wanted, before),
+            kept={name: value for name in FIELDS if (value := _given(name))},
+            longest_filter=MAX_FILTER_LENGTH,
+            is_first=not before,
+            is_kept=self._audit.is_kept,
+            trouble=self._audit.trouble,
+        )
+
+    def export(self) -> Response:
+        """Serve `/audit/export?format=`: all entries that match the FIELDS, as `jsonl` or `csv`. May switch."""
+        require_audit_access()
+        kinds = {"jsonl": ("application/x-ndjson", _as_jsonl), "csv": ("text/csv", _as_csv)}
+        format = request.args.get("format", "")
+        if format not in kinds:
+            raise BadRequest(f"“format” must be jsonl or csv, not “{format[:40]}”.")
+        wanted, (mimetype, write) = _filter(), kinds[format]
+        response = Response(_in_chunks(write(filter(wanted.passes, self._audit.newest_first()))), mimetype=mimetype)
+        response.headers["Content-Disposition"] = f'attachment; filename="audit.{format}"'
+        return response
+
+    def _page(self, wanted: Filter, before: int) -> Page:
+        """Return the page of entries older than the cursor *before*. May switch."""
+        found, following, is_cut = find_entries(self._audit, wanted, before, PAGE)
+        return Page([self._row(entry) for entry in merge_bulk_entries(found)], following, is_cut)
+
+    def _row(self, entry: Entry) -> Row:
+        links, rest = [], dict(entry.details)
+        if tube := str(rest.pop("tube", "")):
+            links.append((tube, url_for("tube", tube=tube)))
+        if id := str(rest.pop("id", "")):
+            links.append((f"job {id}", url_for("job", id=id)))
+        if policy := str(rest.pop("policy", "")):
+            links.append((f"policy {policy}", url_for("policy", name=policy)))
+        if self._tasks.has(str(rest.get("task", ""))):
+            links.append(("task", url_for("task", id=rest.pop("task"))))
+        started = rest.pop("started", "")
+        details = [(name, str(value)) for name, value in rest.items()]
+        if started:
+            details.append(("started", text.tag_instant(str(started))))
+        return Row(text.time_tag(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+
+
+def require_audit_access() -> None:
+    """Raise Forbidden unless the visitor may see the audit log."""
+    if not visitor().sees_audit:
+        raise Forbidden("Only admins can see the audit log.")
+
+
+def _given(name: str) -> str:
+    """Return the first MAX_FILTER_LENGTH characters of the field *name*."""
+    return request.args.get(name, "").strip()[:MAX_FILTER_LENGTH]
+
+
+def _filter() -> Filter:
+    return Filter(
+        who=_given("who"),
+        what=_given("what"),
+        tube=_given("tube"),
+        id=fields.number(request.args, "id", 1, MAX_ID) if _given("id") else 0,
+        since=_instant("since")[0] if _given("since") else 0,
+        until=_instant("until")[1] if _given("until") else END_OF_TIME,
+    )
+
+
+def _instant(name: str) -> tuple[int, int]:
+    """Return the start and end of the minute or second that the field *name* gives, in nanoseconds."""
+    given = _given(name)
+    for shape, seconds in (("%Y-%m-%dT%H:%M", 60), ("%Y-%m-%dT%H:%M:%S", 1)):
+        with suppress(ValueError):
+            begin = int(datetime.strptime(given, shape).replace(tzinfo=UTC).timestamp()) * SECOND
+            return begin, begin + seconds * SECOND
+    raise BadRequest(f"“{name}” must be a time in UTC such as 2026-11-22T14:30, not “{given[:40]}”.")
+
+
+def find_entries(audit: Audit, wanted: Filter, before: int, limit: int) -> tuple[list[Entry], int, bool]:
+    """Return at most *limit* matching entries older than the cursor *before*, newest first. May switch.
+
+    Also return the cursor of the next page, or 0, and whether the scan hit MAX_SCANNED.
+    """
+    found: list[Entry] = []
+    for scanned, entry in enumerate(audit.newest_first(before)):
+        if len(found) == limit:
+            return found, found[-1].number, False
+        if scanned == MAX_SCANNED:
+            return found, entry.number + 1, True
+        if wanted.passes(entry):
+            found.append(entry)
+    return found, 0, False
+
+
+def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
+    """Return *entries*, newest first, with the start and end of each change of many jobs or tubes merged into one.
+
+    The merged entry is the end entry, plus the details and the time of the start entry.
+    """
+    starts = {entry.details["task"]: entry for entry in entries if entry.what in STARTS}
+    found = []
+    for entry in entries:
+        start = starts.get(entry.details.get("task", ""))
+        if entry.what in ENDS and start is not None:
+            del starts[entry.details["task"]]
+            details = {("counted" if name == "jobs" else name): value for name, value in start.details.items()}
+            found.append(replace(entry, details=details | entry.details | {"started": text.instant(start.at)}))
+        elif entry.what not in STARTS or start is entry:
+            found.append(entry)
+    return found
+
+
+def _as_jsonl(entries: Iterator[Entry]) -> Iterator[str]:
+    for entry in entries:
+        base = {"at": text.instant(entry.at), "who": entry.who, "address": entry.address, "what": entry.what}
+        yield json.dumps({**base, "details": entry.details}, ensure_ascii=False) + "\n"
+
+
+def _as_csv(entries: Iterator[Entry]) -> Iterator[str]:
+    line = io.StringIO()
+    writer = csv.writer(line)
+    writer.writerow(CSV_HEAD)
+    for entry in entries:
+        rest = dict(entry.details)
+        tube, id = rest.pop("tube", ""), rest.pop("id", "")
+        details = json.dumps(rest, ensure_ascii=False) if rest else ""
+        cells = (text.instant(entry.at), entry.who, entry.address, entry.what, tube, id, details)
+        writer.writerow([f"'{cell}" if str(cell).startswith(FORMULA) else cell for cell in cells])
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
+    yield line.getvalue()  # the header, if there are no entries
+
+
+def _in_chunks(lines: Iterator[str]) -> Iterator[str]:
+    """Join *lines* into chunks of about CHUNK characters."""
+    chunk: list[str] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if size > CHUNK:
+            yield "".join(chunk)
+            chunk, size = [], 0
+    yield "".join(chunk)

@@ -1,0 +1,489 @@
+"""Compares snapshots of a tube and of the server with their thresholds. Pure: no clock, no broker.
+
+A function returns a Measure for each condition whose value is at least LEAST_RATIO times its threshold. The tracker
+decides which of them are active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from greenstalk_server.config.tables.thresholds import Thresholds
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS
+from greenstalk_server.web.features.conditions.trends import Growth, time_until
+from greenstalk_server.web.framework import text
+
+LEAST_RATIO: Final = 0.8
+"""Smallest value, as a share of the threshold, for which there is a measure: a condition ends below it."""
+
+CRITICAL: Final = "critical"
+WARNING: Final = "warning"
+SEVERITIES: Final = (CRITICAL, WARNING)
+"""The worst first. Critical: puts are refused, or soon will be. Warning: jobs or workers need an operator."""
+
+WHOLE_WINDOW: Final = "in the last 15 minutes"
+
+FULL_WITHIN: Final = 600 * SECOND
+"""A limit that is reached within this time is critical."""
+
+
+NO_STANDBY_DELAY: Final = 60 * SECOND
+"""Nanoseconds without a standby until that is a condition: after a takeover, the old leader needs a while."""
+
+
+class Kind(NamedTuple):
+    """A kind of condition.
+
+    label           a few words for a badge.
+    rest            continues "3 more tubes ...", for the tubes that a list leaves out; empty for the server.
+    ends_at_once    no hysteresis: the value is a fact, not a number, or there is a delay before it begins again.
+    """
+
+    name: str
+    label: str
+    rest: str = ""
+    ends_at_once: bool = False
+
+
+JOURNAL: Final = Kind("journal", "journal fails", ends_at_once=True)
+DISK: Final = Kind("disk", "disk space")
+MEMORY: Final = Kind("memory", "memory")
+LIMIT: Final = Kind("limit", "near limit", "are near a limit")
+STANDBY: Final = Kind("standby", "no standby")
+REFUSED: Final = Kind("refused", "refused")
+NO_CONSUMERS: Final = Kind("no_consumers", "no consumers", "have ready jobs and no consumers", ends_at_once=True)
+OLDEST_READY: Final = Kind("oldest_ready", "jobs wait", "have jobs that have waited too long")
+HELD_BACK: Final = Kind("held_back", "held back", "are held back by a policy", ends_at_once=True)
+TIMEOUTS: Final = Kind("timeouts", "timeouts", "have many timeouts")
+BURIED_GROWTH: Final = Kind("buried_growth", "buried rising", "have more buried jobs")
+DEAD_LETTERS: Final = Kind("dead_letters", "new dead letters", "have new dead letters")
+BACKLOG_GROWTH: Final = Kind("backlog_growth", "growing", "have a growing backlog")
+HELD_JOB: Final = Kind("held_job", "held too long", "have jobs that a worker has held too long")
+PAUSED: Final = Kind("paused", "paused", "have been paused too long", ends_at_once=True)
+
+KINDS: Final = (
+    JOURNAL, DISK, MEMORY, LIMIT, STANDBY, REFUSED, NO_CONSUMERS, OLDEST_READY, HELD_BACK, TIMEOUTS, BURIED_GROWTH,
+    DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
+)  # fmt: skip
+"""All kinds, the worst first."""
+
+OF_CONSUMERS: Final = frozenset({NO_CONSUMERS, OLDEST_READY, HELD_BACK, BACKLOG_GROWTH, PAUSED})
+"""Kinds that do not apply to a dead-letter tube, whose jobs need no consumers."""
+
+_RANKS: Final = {kind.name: number for number, kind in enumerate(KINDS)}
+
+
+class Link(NamedTuple):
+    """A page about the jobs or workers concerned: its endpoint and the arguments of its URL."""
+
+    endpoint: str
+    args: dict[str, Any]
+
+
+class Measure(NamedTuple):
+    """A value that is near its threshold or above.
+
+    tube        empty for the server.
+    detail      distinguishes several conditions of one kind and tube: the name of a limit.
+    ratio       the value divided by the threshold, at least 1 for a fact; the condition holds from 1 on.
+    delay       nanoseconds for which the condition must hold until it is active.
+    value, threshold    in the unit of the kind: seconds, jobs, bytes or a share.
+    sentence    describes the condition, with its number.
+    """
+
+    kind: Kind
+    severity: str
+    tube: bytes
+    detail: str
+    ratio: float
+    delay: int
+    value: float
+    threshold: float
+    sentence: str
+    link: Link
+
+
+class Condition(NamedTuple):
+    """An active condition; *since*: when its value reached the threshold, nanoseconds."""
+
+    measure: Measure
+    since: int
+
+
+Rank = tuple[int, int, float, bytes, str]
+
+
+def rank(condition: Condition) -> Rank:
+    """Return a sort key by which the worst condition comes first."""
+    measure = condition.measure
+    severity = SEVERITIES.index(measure.severity)
+    return severity, _RANKS[measure.kind.name], -measure.ratio, measure.tube, measure.detail
+
+
+class TubeTrend(NamedTuple):
+    """The values of a tube whose growth is measured."""
+
+    ready: int = 0
+    jobs: int = 0
+    bytes: int = 0
+    buried: int = 0
+    timeouts: int = 0
+    reserves: int = 0
+    dead_letters: int = 0
+
+
+class HeldJob(NamedTuple):
+    """The job of a tube that a worker has held for longest.
+
+    time        nanoseconds for which the worker has held it.
+    worker      number of the worker's connection.
+    workers     number of workers that have held a job of the tube for longer than the threshold.
+    """
+
+    id: int
+    time: int
+    worker: int
+    workers: int
+
+
+class TubeSample(NamedTuple):
+    """A snapshot of one tube. Times are nanoseconds.
+
+    oldest          for how long the oldest ready job has been ready; 0 without ready jobs.
+    paused          time since the start of the pause; 0 if the tube is not paused.
+    pause_left      time until the pause ends.
+    held_back       why a policy holds back the ready jobs: `max_reserved`, `rate`, or empty.
+    limits          its limits that refuse puts: name of the option or setting, amount used, maximum.
+    dead_letter     the tube to which its dead letters go; empty if there is none.
+    """
+
+    name: bytes
+    now: TubeTrend
+    growth: Growth
+    watching: int
+    oldest: int
+    paused: int
+    pause_left: int
+    held_back: str
+    limits: tuple[tuple[str, int, int], ...]
+    dead_letter: bytes
+    held: HeldJob | None
+
+
+class ServerSample(NamedTuple):
+    """A snapshot of the server. Times are nanoseconds.
+
+    trouble         why the journal cannot be written; empty if it can.
+    is_disk_full    the disk had no room for another file of the journal.
+    disk_free       bytes that are free on the disk of the journal; None if unknown.
+    disk_growth     growth of `disk_free` in the last hour, in bytes; negative if the disk fills.
+    memory          bytes that jobs use, and the memory limit; None without a limit.
+    machine_memory  bytes of the machine's memory in use, and in all; None if unknown.
+    is_memory_full  puts are refused because of the memory limit.
+    limits          the limits of the server: name of the option, name of the unit, amount used, its growth, maximum.
+    refused         requests that were refused within the window, by name of the limit.
+    standby         lag of the most recent standby, -1 without a standby; None if the journal is not shared.
+    """
+
+    trouble: str = ""
+    is_disk_full: bool = False
+    disk_free: int | None = None
+    disk_growth: Growth = Growth(0, (0,))
+    memory: tuple[int, int] | None = None
+    memory_growth: Growth = Growth(0, (0,))
+    machine_memory: tuple[int, int] | None = None
+    is_memory_full: bool = False
+    limits: tuple[tuple[str, str, int, Growth, int], ...] = ()
+    refused: Mapping[str, int] = MappingProxyType({})
+    standby: int | None = None
+
+
+# Tubes
+
+
+def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
+    """Return the measures of *sample*."""
+    found = list(_tube_limits(sample, thresholds)) if sample.limits else []
+    if sample.now.ready:
+        found += _waiting(sample, thresholds)
+    if not any(sample.growth.values) and sample.held is None:
+        return found
+    growth = TubeTrend(*sample.growth.values)
+    name = _quoted(sample.name)
+    tube = _Tube(sample.name)
+    if _is_near(growth.buried, thresholds.buried_growth):
+        found.append(
+            tube.measure(
+                BURIED_GROWTH,
+                growth.buried,
+                thresholds.buried_growth,
+                f"{text.counted(growth.buried, 'more job')} of {name} {_are(growth.buried)} buried than 15 minutes ago:"
+                f" {text.number(sample.now.buried)} in all.",
+            )._replace(link=Link("tube_errors", {"tube": sample.name.decode(), "state": "buried"}))
+        )
+    if _is_near(growth.timeouts, thresholds.timeouts):
+        found += _timeouts(tube, growth, thresholds)
+    if _is_near(growth.dead_letters, thresholds.dead_letters):
+        became = "became a dead letter" if growth.dead_letters == 1 else "became dead letters"
+        where = f", which {_are(growth.dead_letters)} in {_quoted(sample.dead_letter)}"
+        found.append(
+            tube.measure(
+                DEAD_LETTERS,
+                growth.dead_letters,
+                thresholds.dead_letters,
+                f"{text.counted(growth.dead_letters, 'job')} of {name} {became} {WHOLE_WINDOW}"
+                f"{where if sample.dead_letter else ''}.",
+            )._replace(link=Link("tube_errors", {"tube": (sample.dead_letter or sample.name).decode()}))
+        )
+    if sample.held is not None and _is_near(sample.held.time, thresholds.held_job):
+        found.append(_held_job(tube, sample.held, thresholds))
+    return found
+
+
+def _timeouts(tube: _Tube, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
+    """Yield the measure of the timeouts, unless their share in the reservations is far below its threshold."""
+    share = growth.timeouts / max(growth.timeouts, growth.reserves)
+    sentence = (
+        f"{text.counted(growth.timeouts, 'reservation')} of {_quoted(tube.name)} timed out {WHOLE_WINDOW}, in which"
+        f" {text.counted(growth.reserves, 'job')} {_were(growth.reserves)} reserved."
+    )
+    measure = tube.measure(TIMEOUTS, growth.timeouts, thresholds.timeouts, sentence, state="reserved")
+    ratio = min(measure.ratio, share / thresholds.timeout_share) if thresholds.timeout_share else measure.ratio
+    if ratio >= LEAST_RATIO:
+        yield measure._replace(ratio=ratio)
+
+
+def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
+    """Yield the measures of a tube with ready jobs. A measure with the cause of the wait replaces `oldest_ready`."""
+    tube = _Tube(sample.name)
+    if sample.paused:
+        if sample.paused >= thresholds.paused > 0:
+            rest = f"the pause began {_time(sample.paused)} ago and ends in {_time(sample.pause_left)}"
+            sentence = f"{_ready(sample)}, but the tube is paused: {rest}."
+            yield tube.measure(PAUSED, sample.paused, thresholds.paused, sentence)
+    elif not sample.watching:
+        if thresholds.no_consumers:
+            sentence = f"{_ready(sample)}, but no worker watches the tube: {_oldest(sample)}."
+            yield tube.fact(NO_CONSUMERS, sample.oldest, thresholds.no_consumers, sentence)
+    elif sample.held_back:
+        if thresholds.held_back:
+            setting = f"the policy setting {sample.held_back} holds them back"
+            sentence = f"{_ready(sample)}, but {setting}: {_oldest(sample)}."
+            yield tube.fact(HELD_BACK, sample.oldest, thresholds.held_back, sentence)
+    elif _is_near(sample.oldest, thresholds.oldest_ready):
+        workers = text.counted(sample.watching, "connection")
+        watch = "watches" if sample.watching == 1 else "watch"
+        sentence = f"{_ready(sample)}, and {_oldest(sample)}: {workers} {watch} the tube."
+        yield tube.measure(OLDEST_READY, sample.oldest, thresholds.oldest_ready, sentence)
+    grown = TubeTrend(*sample.growth.values).ready
+    if _is_near(grown, thresholds.backlog_growth):
+        sentence = f"{_ready(sample)}, {text.number(grown)} more than 15 minutes ago{_forecast(sample)}."
+        yield tube.measure(BACKLOG_GROWTH, grown, thresholds.backlog_growth, sentence)
+
+
+def _ready(sample: TubeSample) -> str:
+    ready = sample.now.ready
+    return f"{text.counted(ready, 'job')} of {_quoted(sample.name)} {_are(ready)} ready"
+
+
+def _oldest(sample: TubeSample) -> str:
+    return f"the oldest has waited for {_time(sample.oldest)}"
+
+
+def _forecast(sample: TubeSample) -> str:
+    """Return when the tube reaches the first of its limits at the rate of the window, as the end of a sentence."""
+    times = [(left, name) for name, _, _, left in _limits(sample) if left is not None]
+    if not times:
+        return ""
+    left, name = min(times)
+    return f"; at this rate it reaches {name} in {_time(left)}"
+
+
+def _limits(sample: TubeSample) -> Iterator[tuple[str, int, int, int | None]]:
+    """Yield the name, the amount used, the maximum and the time left of each limit of *sample*."""
+    growth = TubeTrend(*sample.growth.values)
+    for name, used, most in sample.limits:
+        grown = growth.bytes if name.endswith("bytes") else growth.jobs
+        yield name, used, most, time_until(most - used, grown, sample.growth.time)
+
+
+def _tube_limits(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
+    for name, used, most, left in _limits(sample):
+        unit = "byte" if name.endswith("bytes") else "job"
+        subject = f"{_quoted(sample.name)} has"
+        found = _limit(sample.name, name, unit, subject, used, most, left, thresholds)
+        if found is not None:
+            yield found._replace(link=Link("tube", {"tube": sample.name.decode()}))
+
+
+def _held_job(tube: _Tube, held: HeldJob, thresholds: Thresholds) -> Measure:
+    name = _quoted(tube.name)
+    worker = f"onnection {held.worker} has held job {held.id}"
+    sentence = f"C{worker} of {name} for {_time(held.time)}"
+    if held.workers > 1:
+        workers = text.number(held.workers)
+        sentence = f"{workers} workers have held a job of {name} too long: c{worker} for {_time(held.time)}"
+        link = Link("connections", {"q": tube.name.decode(), "sort": "held"})
+    else:
+        link = Link("connection", {"number": str(held.worker)})
+    return tube.measure(HELD_JOB, held.time, thresholds.held_job, f"{sentence}.")._replace(link=link)
+
+
+class _Tube:
+    """Makes the measures of the tube *name*."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: bytes) -> None:
+        self.name: bytes = name
+
+    def measure(self, kind: Kind, value: int, threshold: int, sentence: str, **args: str) -> Measure:
+        """Return a measure of *value*; *args* are those of the tube's page."""
+        unit = SECOND if kind in (OLDEST_READY, HELD_JOB, PAUSED) else 1
+        link = Link("tube", {"tube": self.name.decode(), **args})
+        ratio = value / threshold
+        return Measure(kind, WARNING, self.name, "", ratio, 0, value / unit, threshold / unit, sentence, link)
+
+    def fact(self, kind: Kind, oldest: int, delay: int, sentence: str) -> Measure:
+        """Return a measure of a fact that becomes a condition after *delay* ns. *oldest* tells how bad it is."""
+        link = Link("tube", {"tube": self.name.decode()})
+        ratio = max(1.0, oldest / delay)
+        return Measure(kind, WARNING, self.name, "", ratio, delay, oldest / SECOND, delay / SECOND, sentence, link)
+
+
+# The server
+
+
+def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measure]:
+    """Return the measures of *sample*."""
+    found = list(_disk(sample, thresholds))
+    if sample.trouble:
+        sentence = (
+            f"The journal cannot be written: {sample.trouble}. Puts are refused, and no change is acknowledged until"
+            " writes succeed."
+        )
+        found.append(_of_server(JOURNAL, CRITICAL, 1, 1, sentence, "journal"))
+    found += _memory(sample, thresholds)
+    for name, unit, used, growth, most in sample.limits:
+        left = time_until(most - used, growth.values[0], growth.time)
+        near = _limit(b"", name, unit, "The server has", used, most, left, thresholds)
+        if near is not None:
+            link = Link("connections", {}) if unit == "connection" else Link("overview", {"sort": "ready", "desc": "1"})
+            found.append(near._replace(link=link))
+    for name, count in sample.refused.items():
+        if _is_near(count, thresholds.refused):
+            sentence = f"{LIMIT_DESCRIPTIONS[name][0].upper()}{LIMIT_DESCRIPTIONS[name][1:]}:"
+            sentence += f" {text.counted(count, 'time')} {WHOLE_WINDOW}."
+            measure = _of_server(REFUSED, WARNING, count, thresholds.refused, sentence, "limits")
+            found.append(measure._replace(detail=name))
+    if sample.standby is not None and thresholds.standby_lag:
+        if sample.standby < 0:
+            sentence = "No standby follows this server: if it fails, no other server can take over."
+            found.append(_of_server(STANDBY, WARNING, 1, 1, sentence, "journal")._replace(delay=NO_STANDBY_DELAY))
+        elif _is_near(sample.standby, thresholds.standby_lag):
+            value, threshold = sample.standby / SECOND, thresholds.standby_lag / SECOND
+            sentence = f"The most recent standby is {value:,.0f} s behind: a takeover would take that much longer."
+            found.append(_of_server(STANDBY, WARNING, value, threshold, sentence, "journal"))
+    return found
+
+
+def _memory(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:
+    if sample.memory is not None:
+        taken, most = sample.memory
+        left = time_until(most - taken, sample.memory_growth.values[0], sample.memory_growth.time)
+        near = _limit(b"", "--memory-limit", "byte", "Jobs use", taken, most, left, thresholds)
+        if near is not None or sample.is_memory_full:
+            sentence = f"Jobs use {text.rough_size(taken)} of the {text.rough_size(most)} that --memory-limit allows"
+            if sample.is_memory_full:
+                sentence += ": puts are refused."
+            else:
+                sentence += f"; at this rate puts are refused in {_time(left)}." if left is not None else "."
+            ratio = 1.0 if sample.is_memory_full or near is None else near.ratio
+            severity = CRITICAL if sample.is_memory_full or near is None else near.severity
+            measure = _of_server(MEMORY, severity, taken / most, thresholds.limit_used, sentence, "process")
+            yield measure._replace(ratio=ratio)
+    if sample.machine_memory is not None and thresholds.memory_used:
+        used, total = sample.machine_memory
+        if used / total >= LEAST_RATIO * thresholds.memory_used:
+            sentence = (
+                f"{text.rough_size(used)} of the machine's {text.rough_size(total)} of memory are in use. When no"
+                " memory is left, the kernel kills processes."
+            )
+            measure = _of_server(MEMORY, WARNING, used / total, thresholds.memory_used, sentence, "process")
+            yield measure._replace(detail="machine")
+
+
+def _disk(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:
+    free = sample.disk_free
+    if free is None:
+        if sample.is_disk_full:
+            yield _of_server(DISK, CRITICAL, 1, 1, "The journal's disk is full: puts are refused.", "journal")
+        return
+    shown = f"{text.rough_size(free)} are free on the journal's disk"
+    left = time_until(free, -sample.disk_growth.values[0], sample.disk_growth.time)
+    low = thresholds.disk_free / max(1, free)
+    soon = thresholds.disk_within / max(1, left) if left is not None else 0.0
+    if sample.is_disk_full:
+        yield _of_server(DISK, CRITICAL, free, thresholds.disk_free, f"{shown}: puts are refused.", "journal")._replace(
+            ratio=max(1.0, low)
+        )
+    elif max(low, soon) >= LEAST_RATIO:
+        when = f"at the rate of the last hour it is full in {_time(left)}" if left is not None else ""
+        rest = f"; {when}, and puts are refused then." if when else ". Puts are refused when it is full."
+        severity = CRITICAL if low >= 1 else WARNING
+        measure = _of_server(DISK, severity, free, thresholds.disk_free, shown + rest, "journal")
+        yield measure._replace(ratio=max(low, soon))
+
+
+def _of_server(kind: Kind, severity: str, value: float, threshold: float, sentence: str, group: str) -> Measure:
+    """Return a measure of the server, with a link to the *group* of figures on the overview."""
+    ratio = value / threshold if threshold else 0.0
+    return Measure(
+        kind, severity, b"", "", ratio, 0, value, threshold, sentence, Link("overview", {"_anchor": f"group-{group}"})
+    )
+
+
+def _limit(
+    tube: bytes, name: str, unit: str, subject: str, used: int, most: int, left: int | None, thresholds: Thresholds
+) -> Measure | None:
+    """Return the measure of a limit, without its link; None if it is far away."""
+    share = used / most
+    near = share / thresholds.limit_used if thresholds.limit_used else 0.0
+    soon = thresholds.limit_within / max(1, left) if left is not None else 0.0
+    if max(near, soon) < LEAST_RATIO:
+        return None
+    amount = text.rough_size(used) if unit == "byte" else text.number(used)
+    bound = text.rough_size(most) if unit == "byte" else text.counted(most, unit)
+    sentence = f"{subject} {amount} of at most {bound} ({name})"
+    if used >= most:
+        sentence += ": more are refused."
+    else:
+        sentence += f"; at the rate of the last 15 minutes it is reached in {_time(left)}." if left is not None else "."
+    is_soon = left is not None and left <= FULL_WITHIN
+    severity = CRITICAL if used >= most or (is_soon and soon >= 1) else WARNING
+    link = Link("overview", {})
+    return Measure(LIMIT, severity, tube, name, max(near, soon), 0, share, thresholds.limit_used, sentence, link)
+
+
+def _quoted(name: bytes) -> str:
+    return f"“{name.decode()}”"
+
+
+def _is_near(value: int, threshold: int) -> bool:
+    """Whether *value* is near *threshold* or above; a threshold of 0 is off."""
+    return threshold > 0 and value >= LEAST_RATIO * threshold
+
+
+def _time(nanoseconds: int | None) -> str:
+    return text.duration((nanoseconds or 0) // SECOND)
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"

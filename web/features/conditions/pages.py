@@ -1,0 +1,111 @@
+"""The panel “Needs attention” of the overview: the active conditions as text and links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from flask import url_for
+from markupsafe import Markup
+
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, Condition, Measure
+from greenstalk_server.web.features.conditions.monitor import Attention, KindCount
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.access import visitor
+
+MAX_PER_KIND: Final = 5
+"""Tubes with conditions of one kind and severity that the panel shows one by one; it counts the others."""
+
+SAME_DAY: Final = 12 * 3600 * SECOND
+"""Nanoseconds for which a time is shown without its date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One condition: *since* is the time of its start, as HTML, *lasting* its age."""
+
+    severity: str
+    sentence: str
+    href: str
+    since: Markup
+    lasting: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The contents of the panel.
+
+    summary         the number of conditions; empty if there are none.
+    more            text and link for the conditions that `items` leaves out, by kind.
+    is_evaluated    whether all tubes have been evaluated since the start.
+    """
+
+    items: list[Item]
+    summary: str
+    more: list[tuple[str, str]]
+    is_evaluated: bool
+
+
+def attention_panel(attention: Attention, now: int) -> Panel:
+    """Return the panel with the conditions of *attention* that the visitor may see, at the time *now*. May switch."""
+    conditions, counts = visible_conditions(attention)
+    shown, seen = list[Condition](), Counter[KindCount]()
+    for condition in conditions:
+        key = condition.measure.kind.name, condition.measure.severity
+        if seen[key] < MAX_PER_KIND or not condition.measure.tube:
+            seen[key] += 1
+            shown.append(condition)
+    left_out, severities = Counter[str](), Counter[str]()
+    for (kind, severity), count in counts.items():
+        left_out[kind] += count - seen[kind, severity]
+        severities[severity] += count
+    return Panel(
+        items=[_item(condition, now) for condition in shown],
+        summary=_summary(severities),
+        more=[_rest(kind.rest, left_out[kind.name]) for kind in KINDS if kind.rest and left_out[kind.name]],
+        is_evaluated=bool(attention.evaluated_at),
+    )
+
+
+def visible_conditions(attention: Attention) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
+    """Return the conditions that the visitor may see, the worst first, and their number by kind. May switch."""
+    who = visitor()
+    return (attention.conditions, attention.counts) if who.sees_all else attention.visible_to(who.sees)
+
+
+def sentence_of(measure: Measure) -> str:
+    """Return the sentence of *measure*, without the name of a dead-letter tube that the visitor may not see."""
+    target = str(measure.link.args.get("tube", "")).encode()
+    if not target or target == measure.tube or visitor().sees(target):
+        return measure.sentence
+    return measure.sentence.replace(f"“{target.decode()}”", "another tube")
+
+
+def _summary(counts: Counter[str]) -> str:
+    texts = [text.counted(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
+    return ", ".join(texts).replace("criticals", CRITICAL)
+
+
+def href_of(measure: Measure) -> str:
+    """Return the path of the page about the jobs or workers of *measure*, which the visitor may see."""
+    target = str(measure.link.args.get("tube", "")).encode()
+    args = measure.link.args if not target or visitor().sees(target) else {"tube": measure.tube.decode()}
+    return url_for(measure.link.endpoint, **args)
+
+
+def _item(condition: Condition, now: int) -> Item:
+    measure, since = condition
+    return Item(
+        severity=measure.severity,
+        sentence=sentence_of(measure),
+        href=href_of(measure),
+        since=text.time_tag(since, "full" if now - since > SAME_DAY else "clock"),
+        lasting=text.duration(max(0, now - since) // SECOND // 60 * 60) if now - since >= 60 * SECOND else "just now",
+    )
+
+
+def _rest(rest: str, count: int) -> tuple[str, str]:
+    words = rest if count > 1 else rest.replace("have ", "has ", 1).replace("are ", "is ", 1)
+    return f"{text.counted(count, 'more tube')} {words}.", url_for("overview", sort="attention", desc="1")

@@ -1,0 +1,1 @@
+"""The connections of clients: a list, and single connections with their jobs and tubes."""

@@ -1,0 +1,1 @@
+"""The failed jobs of a tube, grouped by their errors."""

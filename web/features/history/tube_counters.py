@@ -1,0 +1,77 @@
+"""The counters of tubes, and iteration over all tubes, for the history and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.web.features.history.rings import RATES, Counts
+from greenstalk_server.web.framework.cooperative import Pace
+
+Item = TypeVar("Item")
+
+POLICY_ACTIONS: Final = {
+    "expired": "expired",
+    "dropped": "dropped",
+    "dead_lettered": "dead_lettered",
+    "received": "received",
+    "buried": "buried",
+    "retried": "retried",
+    "duplicates": "duplicate",
+    "copied": "copied",
+    "refused": "refused",
+    "rate_holds": "rate_hold",
+    "reserved_holds": "reserved_hold",
+}
+"""For each counter of PolicyCounts, the action that metrics name."""
+
+_protocol_counters: Final = attrgetter(
+    "total_jobs",
+    "total_reserves",
+    "cmd_delete",
+    "total_buries",
+    "total_timeouts",
+    "total_releases",
+    "total_kicks",
+)
+_charted_counters: Final = attrgetter("dead_lettered", "expired")
+_policy_counters: Final = attrgetter(*POLICY_ACTIONS)
+
+_NO_CHARTED: Final[Counts] = (0, 0)
+
+PROTOCOL_COUNTERS: Final = len(RATES) - len(_NO_CHARTED)
+"""Number of counters in `all_counters` before those of policies."""
+
+NO_ACTIONS: Final[Counts] = (0,) * len(POLICY_ACTIONS)
+
+
+def tube_counters(tube: Tube) -> Counts:
+    """Return the counters of *tube* that the history records, in the order of RATES."""
+    actions = tube.policy_counts
+    return _protocol_counters(tube) + (_NO_CHARTED if actions is None else _charted_counters(actions))
+
+
+def all_counters(tube: Tube) -> Counts:
+    """Return the PROTOCOL_COUNTERS of *tube* in the order of RATES, then those of policies as in POLICY_ACTIONS."""
+    actions = tube.policy_counts
+    return _protocol_counters(tube) + (NO_ACTIONS if actions is None else _policy_counters(actions))
+
+
+def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:
+    """Yield every tube that still exists when its turn comes. May switch between two batches."""
+    tubes = broker.tubes
+    for name in in_batches(list(tubes), batch_size):
+        tube = tubes.get(name)
+        if tube is not None:
+            yield tube
+
+
+def in_batches(items: list[Item], batch_size: int) -> Iterator[Item]:
+    """Yield *items*. May switch between two batches."""
+    pace = Pace()
+    for start in range(0, len(items), batch_size):
+        pace.yield_if_due()
+        yield from items[start : start + batch_size]

@@ -1,0 +1,1 @@
+"""Single jobs, lists of jobs, and exports."""

@@ -1,0 +1,49 @@
+"""Fields of JSON bodies in lists and exports of jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+from werkzeug.exceptions import Forbidden
+
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.api.problems import refuse
+from greenstalk_server.web.reads.jobs.json_fields import (
+    MAX_COLUMNS,
+    MAX_PARSED,
+    MAX_PATH,
+    MAX_SHOWN,
+    Path,
+    PathError,
+    parse_columns,
+)
+
+FieldPaths = Annotated[
+    str,
+    Meta(
+        max_length=MAX_COLUMNS * (MAX_PATH + 1),
+        description=f"Fields of JSON bodies to include, separated by commas, at most {MAX_COLUMNS}. Bodies of more than"
+        f" {MAX_PARSED} bytes have no fields.",
+        examples=["customer.id,kind"],
+    ),
+]
+
+BodyFields = Annotated[
+    dict[str, str | None],
+    Meta(
+        description="The requested fields of the JSON body by path, as text of at most"
+        f" {MAX_SHOWN} characters; null if the body lacks the field. Absent if none was requested."
+    ),
+]
+
+
+def parse_fields(given: str) -> tuple[Path, ...]:
+    """Return the paths in *given*; raise an error if one is invalid, or if bodies are hidden."""
+    try:
+        paths = parse_columns(given)
+    except PathError as error:
+        refuse("fields", f"is invalid: {error}".rstrip("."))
+    if paths and not visitor().sees_bodies:
+        raise Forbidden("Job bodies are hidden from you, so you cannot read their fields.")
+    return paths

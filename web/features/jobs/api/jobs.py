@@ -1,0 +1,639 @@
+"""The jobs of the API: lists, searches and exports, single jobs and bodies, puts, and operations on one job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated, Final, Literal
+
+from flask import Response
+from gevent.lock import BoundedSemaphore
+from msgspec import UNSET, Meta, UnsetType
+from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED
+from greenstalk_server.core.jobs.job import Job as CoreJob
+from greenstalk_server.core.jobs.job_attributes import DeadLetterReason
+from greenstalk_server.core.policies.tube_rules import buried_at
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.protocol.extended_stats import job_extension
+from greenstalk_server.protocol.stats import job_stats
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.operations import Added, Operations, Put, PutRefused, to_nanoseconds
+from greenstalk_server.web.features.jobs.api.job_fields import BodyFields, FieldPaths, parse_fields
+from greenstalk_server.web.features.jobs.api.job_tags import JobTags, PutTags, tags_in, tags_out
+from greenstalk_server.web.features.jobs.api.listing import Place, Rows, begin, fill, refuse_other
+from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
+from greenstalk_server.web.features.jobs.pages.actions import find_job
+from greenstalk_server.web.features.jobs.pages.details import events_of
+from greenstalk_server.web.features.jobs.pages.edit import Changes
+from greenstalk_server.web.features.samples.pages import DEFAULT_PRI, DEFAULT_TTR
+from greenstalk_server.web.framework.access import HIDDEN_TUBE, visitor
+from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.api.problems import refuse
+from greenstalk_server.web.framework.api.router import set_location
+from greenstalk_server.web.framework.api.values import (
+    MAX_JSON_BODY,
+    NOT_FORCED,
+    Count,
+    Duration,
+    Encoding,
+    FineDelay,
+    FineTtr,
+    Force,
+    Forced,
+    Instant,
+    JobId,
+    Pri,
+    RequestModel,
+    ResponseModel,
+    State,
+    TubeName,
+    body_in,
+    body_out,
+    duration,
+    instant,
+)
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
+from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
+from greenstalk_server.web.reads.jobs.matching import read_query
+from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, Query, QueryError
+
+MAX_JOBS_PER_PUT: Final = 1000
+"""Maximum number of jobs in one put request."""
+
+MAX_LISTS: Final = 4
+"""Lists computed at once. Each one takes a share of the event loop."""
+
+LIST_TIMEOUT: Final = 5.0
+"""Seconds that a further list waits for its turn."""
+
+Reason = Literal["attempts", "expired", "buried-expired", "overflow"]
+
+Q = Annotated[
+    str,
+    Meta(
+        max_length=MAX_LENGTH,
+        description="A search, as on the search page: `age:>2h body:route -body:~test`. Jobs must match every term.",
+        examples=["reserves:>3"],
+    ),
+]
+
+
+class DeadLetter(ResponseModel):
+    """The reason and the origin of a dead letter: a job that a policy moved to a dead-letter tube."""
+
+    reason: Annotated[
+        Reason,
+        Meta(description="It ran out of attempts, expired, expired while buried, or its tube was full (`overflow`)."),
+    ]
+    source: Annotated[
+        str,
+        Meta(
+            description="The tube that it came from. A redrive moves it back to this tube."
+            f" “{HIDDEN_TUBE}” if you may not see it."
+        ),
+    ]
+    attempts: Annotated[Count, Meta(description="Its attempts in that tube.")]
+    first_at: Annotated[Instant, Meta(description="Time of its first move to a dead-letter tube.")]
+    last_at: Annotated[Instant, Meta(description="Time of its last move to a dead-letter tube.")]
+
+
+class Job(ResponseModel, kw_only=True):
+    """A job as it is now."""
+
+    id: JobId
+    tube: TubeName
+    state: State
+    pri: Pri
+    age: Annotated[Count, Meta(description="Seconds since the put.")]
+    delay: Annotated[Duration, Meta(description="Delay in seconds of the last put or release.")]
+    ttr: Annotated[Duration, Meta(description="Time to run: seconds after which a reserved job becomes ready again.")]
+    time_left: Annotated[
+        Count, Meta(description="Seconds until a delayed or reserved job becomes ready; 0 for other jobs.")
+    ]
+    time_reserved: Annotated[Count, Meta(description="Seconds since it was reserved; 0 if it is not reserved.")]
+    file: Annotated[Count, Meta(description="Number of the journal's file that holds it; 0 without a journal.")]
+    reserves: Annotated[Count, Meta(description="Number of times that a worker has reserved it.")]
+    timeouts: Annotated[Count, Meta(description="Number of reservations that timed out.")]
+    releases: Annotated[Count, Meta(description="Number of times that it was released.")]
+    buries: Annotated[Count, Meta(description="Number of times that it was buried.")]
+    kicks: Annotated[Count, Meta(description="Number of times that it was kicked.")]
+    attempts: Annotated[
+        Count, Meta(description="Reservations since the put, the last kick, or the last move by a policy or a redrive.")
+    ]
+    created_at: Annotated[Instant, Meta(description="Time of the put.")]
+    expires_at: Annotated[
+        Instant | None, Meta(description="Time at which it expires if nothing changes; null if it does not expire.")
+    ]
+    dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
+    held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
+    tags: Annotated[JobTags | None, Meta(description="Tags of the job; null if it has none.")]
+    size: Annotated[Count, Meta(description="Bytes of the body.")]
+    encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
+    body: Annotated[
+        str | None,
+        Meta(
+            description="The body; null if it was not requested, is hidden from you, has more than"
+            f" {MAX_JSON_BODY} bytes, or cannot be read back from the disk. `/jobs/{{id}}/body` returns every body that"
+            " can be read, or the reason."
+        ),
+    ]
+    fields: BodyFields | UnsetType = UNSET
+
+
+Kind = Literal[
+    "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved", "dead-lettered", "redriven",
+    "unblocked",
+]  # fmt: skip
+
+
+class Event(ResponseModel):
+    """An event in the life of a job."""
+
+    at: Instant
+    kind: Kind
+    connection: Annotated[int | None, Meta(description="Number of the connection that caused it; null if none did.")]
+
+
+class JobWithEvents(Job):
+    """A job as it is now, and its events."""
+
+    events: Annotated[list[Event], Meta(description=f"The last {job_history.MAX_EVENTS} events, oldest first.")]
+
+
+class JobList(ResponseModel):
+    """A page of jobs."""
+
+    jobs: list[Job]
+    next_cursor: NextCursor
+    warning: Annotated[
+        str | UnsetType,
+        Meta(description="Which of the jobs scanned for this page could not be searched completely; absent if none."),
+    ] = UNSET
+
+
+class JobPut(ResponseModel):
+    """A job that was put, or the earlier job of which the put was a duplicate."""
+
+    id: JobId
+    tube: TubeName
+    state: Annotated[State | None, Meta(description="Its state; null if the put was a duplicate of a deleted job.")]
+    is_duplicate: Annotated[
+        bool | UnsetType,
+        Meta(
+            description="True if no job was added, because the idempotency key is taken or a policy (`unique`) allows"
+            " the tube only one job with this body: `id` is the existing job, which may be finished. Otherwise absent."
+        ),
+    ] = UNSET
+
+
+class JobSelector(RequestModel):
+    """Selects jobs."""
+
+    tube: TubeName | UnsetType = UNSET
+    state: State | UnsetType = UNSET
+    q: Q = ""
+
+
+class ListJobs(JobSelector):
+    """Selects jobs, and a page of the list."""
+
+    bodies: Annotated[bool, Meta(description="Include the bodies. Without them a page holds more jobs.")] = True
+    cursor: Cursor | UnsetType = UNSET
+    limit: Limit = DEFAULT_LIMIT
+    fields: FieldPaths = ""
+
+
+class Export(JobSelector):
+    """Selects jobs, and a file format."""
+
+    fields: FieldPaths = ""
+    format: Annotated[Literal["jsonl", "csv"], Meta(description="One JSON object per line, or CSV.")] = "jsonl"
+
+
+class NewJob(RequestModel):
+    """A job to put."""
+
+    tube: TubeName
+    body: str = ""
+    encoding: Annotated[Encoding, Meta(description="Encoding of `body`.")] = "utf-8"
+    pri: Pri = DEFAULT_PRI
+    delay: FineDelay = 0
+    ttr: FineTtr = DEFAULT_TTR
+    tags: PutTags | UnsetType = UNSET
+
+
+class JobChanges(RequestModel):
+    """Changes to a job. Omitted fields keep their values."""
+
+    pri: Pri | UnsetType = UNSET
+    delay: Annotated[
+        FineDelay | UnsetType,
+        Meta(description="Seconds from now until it becomes ready; for ready and delayed jobs only."),
+    ] = UNSET
+    ttr: FineTtr | UnsetType = UNSET
+    body: str | UnsetType = UNSET
+    encoding: Annotated[Encoding, Meta(description="Encoding of `body`.")] = "utf-8"
+    renew: Annotated[
+        bool, Meta(description="Restart the age of the job, so that it expires as if it had been put now.")
+    ] = False
+    force: Force = False
+
+
+class Move(RequestModel):
+    """The tube to move a job to."""
+
+    tube: TubeName
+    force: Force = False
+
+
+class Copy(RequestModel):
+    """Options for the copy of a job."""
+
+    delay: FineDelay = 0
+
+
+DEFAULT_COPY: Final = Copy()
+
+HIDDEN: Final = {403: "The query searches bodies, which are hidden from you."}
+NO_JOB: Final = {404: "The job does not exist."}
+STATE_CONFLICT: Final = NO_JOB | {
+    409: "The state of the job does not allow this, or a client holds the job and `force` was not sent."
+}
+NO_ROOM: Final = {507: "The disk has no room for the job; nothing was changed."}
+
+
+class Jobs:
+    """Jobs: list, search, export and put jobs, and change a single job as its page on the dashboard does."""
+
+    def __init__(
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations, exports: Exports
+    ) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
+        self._operations: Operations = operations
+        self._exports: Exports = exports
+        self._lists: BoundedSemaphore = BoundedSemaphore(MAX_LISTS)
+
+    @endpoint("GET", "/jobs", errors=HIDDEN | {503: "Too many lists and searches are running."})
+    def list_jobs(self, query: ListJobs) -> JobList:
+        """List or search jobs.
+
+        With `tube` and `state`, and without `q`, the first 1000 jobs are in the order of that state: ready jobs in the
+        order in which they will be reserved; delayed and reserved jobs by the time at which they become ready; buried
+        jobs in the order in which they were buried. The others, and all other lists, are ordered by id, which is the
+        order of the puts.
+
+        A page takes at most half a second and holds about 1 MiB of bodies. So any page may have few jobs or none.
+        The list is complete only when `next_cursor` is null. A job that does not change appears exactly once, whatever
+        happens to other jobs in the meantime.
+        """
+        wanted = parse_selector(query)
+        place = load(query.cursor, Place) if query.cursor is not UNSET else begin(wanted)
+        refuse_other(place, wanted)
+        now = self._clock()
+        rows = job_rows(query.limit, now, has_bodies=query.bodies, paths=parse_fields(query.fields))
+        with self._turn():
+            following = fill(self._broker, wanted, place, now, rows)
+        next_cursor = dump(following) if following is not None else None
+        return JobList(jobs=rows.rows, next_cursor=next_cursor, warning=rows.warning or UNSET)
+
+    @endpoint(
+        "GET",
+        "/jobs/export",
+        content=("application/jsonl", "text/csv"),
+        errors=HIDDEN | {503: "Too many exports are running."},
+    )
+    def export_jobs(self, query: Export) -> Response:
+        """Export jobs as a file, oldest first.
+
+        The file is streamed and may have any size. Each line of JSON has the members of a job in `GET /jobs`, except
+        `attempts`, `created_at`, `expires_at`, `dead_letter`, `tags` and `held_by`. In CSV, a value that a spreadsheet
+        might run as a formula starts with an apostrophe.
+        """
+        return self._exports.file(parse_selector(query), query.format, parse_fields(query.fields))
+
+    @endpoint(
+        "POST",
+        "/jobs",
+        status=201,
+        errors={503: "The server is draining, or the journal cannot be written.", **NO_ROOM},
+        has_bodies=True,
+    )
+    def put_jobs(
+        self,
+        body: Annotated[
+            NewJob | Annotated[list[NewJob], Meta(min_length=1, max_length=MAX_JOBS_PER_PUT)],
+            Meta(examples=[{"tube": "mail", "body": "hello"}]),
+        ],
+    ) -> JobPut | list[JobPut]:
+        """Put one job or several.
+
+        The response to a list is a list in the same order. If one job of the list is invalid, none is put. If the
+        server has no room left after some of the jobs, or the journal fails, `put` in the problem has the ids of the
+        jobs that were put.
+        """
+        if isinstance(body, NewJob):
+            added = self._operations.put(self._parse_put(body, ""))
+            set_location("get_job", id=added.id)
+            response = self._put_model(added, body)
+            wait_until_durable(self._commit, [] if added.is_duplicate else [added.id])
+            return response
+        pace, wanted = Pace(), list[Put]()
+        for at, one in enumerate(body):
+            wanted.append(self._parse_put(one, f"[{at}]."))
+            pace.yield_if_due()
+        try:
+            outcomes = self._operations.put_all(wanted)
+        except PutRefused as refused:
+            if refused.ids:
+                wait_until_durable(self._commit, refused.ids)
+            raise
+        responses = [self._put_model(added, one) for added, one in zip(outcomes, body, strict=True)]
+        wait_until_durable(self._commit, [added.id for added in outcomes if not added.is_duplicate])
+        return responses
+
+    @endpoint("GET", "/jobs/{id}", errors=NO_JOB)
+    def get_job(self, id: JobId) -> JobWithEvents:
+        """Get one job."""
+        response = self._job_with_events(self._find(id))
+        wait_before_report(self._commit)
+        return response
+
+    @endpoint(
+        "GET",
+        "/jobs/{id}/body",
+        content=("application/octet-stream",),
+        errors=NO_JOB | {403: "Bodies are hidden from you."},
+    )
+    def get_job_body(self, id: JobId) -> Response:
+        """Get the body of a job, unencoded and of any size."""
+        response = body_file(self._broker, lambda: self._find(id))
+        wait_before_report(self._commit)
+        return response
+
+    @endpoint("PATCH", "/jobs/{id}", errors=STATE_CONFLICT | NO_ROOM, has_bodies=True)
+    def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
+        """Change the priority, delay, ttr, body and expiry of a job in one step.
+
+        Its id, age and counts stay. A worker that holds the job keeps it, with the old body and its remaining time.
+        """
+        job, old = self._find_with_body(id)
+        changes = self._changes(job, old, body)
+        if changes.names():
+            self._operations.edit_job(job, old, changes, body.force)
+        return self._model_when_durable(id)
+
+    @endpoint("DELETE", "/jobs/{id}", status=204, errors=STATE_CONFLICT)
+    def delete_job(self, id: JobId, query: Forced) -> None:
+        """Delete a job. This cannot be undone."""
+        self._operations.delete_job(self._find(id), query.force)
+        wait_until_durable(self._commit)
+
+    @endpoint("POST", "/jobs/{id}/kick", errors=STATE_CONFLICT)
+    def kick_job(self, id: JobId) -> JobWithEvents:
+        """Kick a buried or delayed job, so that it becomes ready."""
+        self._operations.kick_job(self._find(id))
+        return self._model_when_durable(id)
+
+    @endpoint("POST", "/jobs/{id}/bury", errors=STATE_CONFLICT)
+    def bury_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
+        """Bury a job. It stays buried until it is kicked."""
+        self._operations.bury_job(self._find(id), body.force)
+        return self._model_when_durable(id)
+
+    @endpoint("POST", "/jobs/{id}/release", errors=STATE_CONFLICT)
+    def release_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
+        """Take a reserved job from the client that holds it, and make it ready. Needs `force`."""
+        self._operations.release_job(self._find(id), body.force)
+        return self._model_when_durable(id)
+
+    @endpoint(
+        "POST",
+        "/jobs/{id}/redrive",
+        errors=STATE_CONFLICT | {507: "The tube that it came from is full, or a limit of the server is reached."},
+    )
+    def redrive_job(self, id: JobId) -> JobWithEvents:
+        """Move a dead letter back to the tube that it came from.
+
+        It is ready there as a new job: its attempts and its age restart.
+        """
+        self._operations.redrive_job(self._find(id))
+        return self._model_when_durable(id)
+
+    @endpoint("POST", "/jobs/{id}/move", errors=STATE_CONFLICT | NO_ROOM)
+    def move_job(self, id: JobId, body: Move) -> JobWithEvents:
+        """Move a job to another tube. Its state stays."""
+        self._operations.move_job(*self._find_with_body(id), body.tube.encode(), body.force)
+        return self._model_when_durable(id)
+
+    @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
+    def copy_job(self, id: JobId, body: Copy = DEFAULT_COPY) -> JobPut:
+        """Put a copy of a job into its tube, with a new id."""
+        job, job_body = self._find_with_body(id)
+        copy = self._operations.copy_job(job, job_body, body.delay)
+        state: State = "delayed" if body.delay else "ready"
+        set_location("get_job", id=copy)
+        response = JobPut(id=copy, tube=job.tube.name.decode(), state=state)
+        wait_until_durable(self._commit, [copy])
+        return response
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold one of the MAX_LISTS slots; raise ServiceUnavailable if none is free in LIST_TIMEOUT. Switches."""
+        if not self._lists.acquire(timeout=LIST_TIMEOUT):
+            raise ServiceUnavailable(f"{MAX_LISTS} lists and searches are running, the maximum. Try again soon.")
+        try:
+            yield
+        finally:
+            self._lists.release()
+
+    def _find(self, id: int) -> CoreJob:
+        return find_job(self._broker, {"id": str(id)})
+
+    def _find_with_body(self, id: int) -> tuple[CoreJob, bytes]:
+        """Return the job *id* and its body. May switch."""
+        return load_job_with_body(self._broker, lambda: self._find(id))
+
+    def _job_with_events(self, job: CoreJob) -> JobWithEvents:
+        """Return *job* as it is now. May switch, to read its body back from the disk."""
+        row = job_model(job, self._clock())
+        body = load_bodies(self._broker, (job,)).get(job.id) if shows_body(job) else None
+        if body is not None:
+            row.encoding, row.body = body_out(body)
+        events = [
+            Event(at=instant(event.at), kind=_KINDS[event.kind], connection=event.client or None)
+            for event in events_of(job)
+        ]
+        return JobWithEvents(**{name: getattr(row, name) for name in Job.__struct_fields__}, events=events)
+
+    def _model_when_durable(self, id: int) -> JobWithEvents:
+        """Return the job *id* as it is now, but only once its change is durable. Switches."""
+        response = self._job_with_events(self._find(id))
+        wait_until_durable(self._commit)
+        return response
+
+    def _put_model(self, added: Added, new: NewJob) -> JobPut:
+        job = self._broker.jobs.get(added.id)
+        is_delayed = new.delay or (job is not None and job.state == DELAYED)
+        state: State | None = "delayed" if is_delayed else "ready"
+        if added.is_duplicate:
+            state = _STATES[job.state] if job is not None else None
+        return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
+
+    def _parse_put(self, new: NewJob, prefix: str) -> Put:
+        """Return *new* as a Put. Errors name its fields with *prefix*."""
+        body = body_in(new.body, new.encoding, self._broker.max_job_size, f"{prefix}body")
+        return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body, tags_in(new.tags, f"{prefix}tags"))
+
+    def _changes(self, job: CoreJob, old: bytes, wanted: JobChanges) -> Changes:
+        """Return the changes that *wanted* makes to *job*, whose body is *old*."""
+        if wanted.delay is not UNSET and job.state not in (READY, DELAYED):
+            raise Conflict(f"Job {job.id} is neither ready nor delayed, so “delay” cannot be changed.")
+        body = None
+        if wanted.body is not UNSET:
+            if not visitor().sees_bodies:
+                raise Forbidden("Bodies are hidden from you, so you cannot change them.")
+            body = body_in(wanted.body, wanted.encoding, self._broker.max_job_size)
+        return Changes(
+            pri=wanted.pri if wanted.pri is not UNSET and wanted.pri != job.pri else None,
+            delay=to_nanoseconds(wanted.delay) if wanted.delay is not UNSET else None,
+            ttr=to_nanoseconds(wanted.ttr)
+            if wanted.ttr is not UNSET and to_nanoseconds(wanted.ttr) != job.ttr
+            else None,
+            body=body if body != old else None,
+            is_renewed=wanted.renew,
+        )
+
+
+_KINDS: Final[Mapping[int, Kind]] = {
+    job_history.RESERVED: "reserved",
+    job_history.RELEASED: "released",
+    job_history.BURIED: "buried",
+    job_history.KICKED: "kicked",
+    job_history.TIMED_OUT: "timed out",
+    job_history.RETURNED: "returned",
+    job_history.EDITED: "edited",
+    job_history.MOVED: "moved",
+    job_history.DEAD_LETTERED: "dead-lettered",
+    job_history.REDRIVEN: "redriven",
+    job_history.UNBLOCKED: "unblocked",
+}
+
+
+_REASONS: Final[Mapping[int, Reason]] = {
+    DeadLetterReason.ATTEMPTS: "attempts",
+    DeadLetterReason.EXPIRED: "expired",
+    DeadLetterReason.BURIED_EXPIRED: "buried-expired",
+    DeadLetterReason.OVERFLOW: "overflow",
+}
+
+
+_STATES: Final[Mapping[int, State]] = {
+    READY: "ready",
+    RESERVED: "reserved",
+    DELAYED: "delayed",
+    BURIED: "buried",
+}
+
+
+def parse_selector(selector: JobSelector) -> Query:
+    """Return the query of *selector*; refuse it if it cannot be parsed, or searches hidden bodies."""
+    fields = {"q": selector.q}
+    if selector.tube is not UNSET:
+        fields["tube"] = selector.tube
+    if selector.state is not UNSET:
+        fields["state"] = selector.state
+    try:
+        return read_query(fields)
+    except QueryError as error:
+        refuse("q", f"is not a valid query. {error}".rstrip("."))
+
+
+def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] = ()) -> Rows[Job]:
+    """Return an empty page for up to *limit* jobs.
+
+    If *has_bodies*, its rows will include the visible bodies. *paths* names the fields of bodies to include.
+    """
+
+    def make_row(job: CoreJob, body: bytes | None) -> tuple[Job, int]:
+        shown = body if has_bodies and shows_body(job) else None
+        row = job_model(job, now, shown)
+        if paths:
+            row.fields = field_texts(body, paths)
+        return row, 0 if shown is None else len(shown)
+
+    def wants_body(job: CoreJob) -> bool:
+        return (has_bodies and shows_body(job)) or (bool(paths) and job.size <= MAX_PARSED)
+
+    return Rows(limit, make_row, wants_body)
+
+
+def shows_body(job: CoreJob) -> bool:
+    """Return whether JSON includes the body of *job* for the current visitor."""
+    return job.size <= MAX_JSON_BODY and visitor().sees_bodies
+
+
+def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
+    """Return *job* as lists show it, with *body* unless that is None."""
+    stats = job_stats(job, now)
+    encoding, shown = body_out(body) if body is not None else (None, None)
+    return Job(
+        id=stats.id,
+        tube=stats.tube,
+        state=_STATES[job.state],
+        pri=stats.pri,
+        age=stats.age,
+        delay=duration(job.delay),
+        ttr=duration(job.ttr),
+        time_left=stats.time_left,
+        time_reserved=job_extension(job, now).time_reserved,
+        file=stats.file,
+        reserves=stats.reserves,
+        timeouts=stats.timeouts,
+        releases=stats.releases,
+        buries=stats.buries,
+        kicks=stats.kicks,
+        attempts=job.attempts,
+        created_at=instant(job.created_at),
+        expires_at=_expires_at(job),
+        dead_letter=_dead_letter(job),
+        held_by=job.holder.number if job.holder is not None else None,
+        tags=tags_out(job),
+        size=job.size,
+        encoding=encoding,
+        body=shown,
+    )
+
+
+def _expires_at(job: CoreJob) -> datetime | None:
+    """Return the time at which *job* expires by the rules of its tube, or None."""
+    rules = job.tube.rules
+    if rules is None:
+        return None
+    if job.state != BURIED:
+        at = rules.expiry_of(job)
+        return instant(at) if at < NEVER else None
+    after = rules.policy.buried_expire_after
+    return instant(buried_at(job) + after) if after else None
+
+
+def _dead_letter(job: CoreJob) -> DeadLetter | None:
+    if not job.dead_letter:
+        return None
+    found = job_attributes.DeadLetter.unpack(job.dead_letter)
+    return DeadLetter(
+        reason=_REASONS[found.reason],
+        source=visitor().name_of(found.source),
+        attempts=found.attempts,
+        first_at=instant(found.first_at),
+        last_at=instant(found.last_at),
+    )

@@ -1,0 +1,148 @@
+"""Lists of jobs with cursors: every matching job exactly once, even while other jobs change.
+
+A list of one tube in one state begins with up to MAX_LISTED jobs in page order. This is the order on the tube's page,
+in which the jobs leave the state (web.reads.jobs.job_list). The other jobs of that list, and all other lists, are
+ordered by id, which is the order of the puts. A page that has to scan many jobs ends after SCAN_TIME with
+the jobs found so far, and its cursor continues from there. So no request waits long, and no job is skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+from itertools import islice
+from math import inf
+from typing import Annotated, Final, Generic, TypeVar
+
+from msgspec import Meta, Struct
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import RESERVED, STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.api.problems import refuse
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
+from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, count_jobs, jobs_in_order, sort_key
+from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
+from greenstalk_server.web.reads.jobs.query import Query
+
+SCAN_TIME: Final = 0.5
+"""Seconds that one page scans for jobs."""
+
+PAGE_BYTES: Final = 1024 * 1024
+"""Bytes of bodies after which a page is full."""
+
+Row = TypeVar("Row")
+
+
+class Place(Struct, array_like=True, kw_only=True):
+    """The position of a cursor in a list.
+
+    query_digest    a digest of the query, to recognize cursors of other lists.
+    after_id        the last id scanned, in the part of the list ordered by id; None in the part in page order.
+    after_key       sort key of the last job in page order; None if there was none.
+    """
+
+    query_digest: str
+    after_id: Annotated[int, Meta(ge=0)] | None
+    after_key: tuple[int, int] | None
+
+
+class Rows(Generic[Row]):
+    """The rows of a page, until it is full.
+
+    make_row        returns the row of a job and its body, and the size in bytes of the body in that row.
+    wants_body      whether the row of a job needs its body.
+    warning         says which jobs could not be searched completely; empty if there are none.
+    """
+
+    def __init__(
+        self, limit: int, make_row: Callable[[Job, bytes | None], tuple[Row, int]], wants_body: Callable[[Job], bool]
+    ) -> None:
+        self.wants_body: Callable[[Job], bool] = wants_body
+        self.rows: list[Row] = []
+        self.warning: str = ""
+        self._limit: int = limit
+        self._bytes: int = 0
+        self._make_row: Callable[[Job, bytes | None], tuple[Row, int]] = make_row
+        self._pace: Pace = Pace()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.rows) >= self._limit or self._bytes >= PAGE_BYTES
+
+    def add(self, job: Job, body: bytes | None) -> None:
+        """Add *job* as it is now. *body* is None if it is not wanted, or lost."""
+        row, size = self._make_row(job, body)
+        self.rows.append(row)
+        self._bytes += size
+
+    def yield_if_due(self) -> None:
+        """Yield to the event loop if it is time. May switch."""
+        self._pace.yield_if_due()
+
+
+def begin(query: Query) -> Place:
+    """Return the first place of the list of *query*."""
+    return Place(query_digest=_digest(query), after_id=None if _has_order(query) else 0, after_key=None)
+
+
+def refuse_other(place: Place, query: Query) -> None:
+    """Refuse the request if *place* belongs to another list than that of *query*."""
+    if place.query_digest != _digest(query) or (place.after_id is None and not _has_order(query)):
+        refuse("cursor", "belongs to another list: the other parameters must be the same as in the first request")
+
+
+def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
+    """Fill *rows* from *place* on; return the next place, or None at the end of the list. May switch."""
+    if place.after_id is not None:
+        return _by_id(broker, query, place, now, rows)
+    tube = broker.tubes.get(query.tube.encode())
+    return None if tube is None or not visitor().sees(tube.name) else _in_order(broker, tube, query, place, rows)
+
+
+def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:
+    """Fill *rows* in page order. May switch."""
+    state = STATE_NAMES.index(query.state)
+    listed = [(sort_key(job, state), job) for job in islice(jobs_in_order(broker, tube, state), MAX_LISTED)]
+    is_all = len(listed) >= count_jobs(tube, state)
+    if state == RESERVED and not is_all:  # the bounded scan may have missed the jobs that time out first
+        return Place(query_digest=place.query_digest, after_id=0, after_key=place.after_key)
+    after_key = place.after_key
+    places = {job.id: (key, job) for key, job in listed if after_key is None or key > after_key}
+    for id, job, body in iter_with_bodies(broker, places, rows.wants_body, rows.yield_if_due):
+        if rows.is_full:
+            return Place(query_digest=place.query_digest, after_id=None, after_key=after_key)
+        after_key, was = places[id]
+        if job is was and job.state == state:  # the job may have changed since the listing
+            rows.add(job, body)
+    return None if is_all else Place(query_digest=place.query_digest, after_id=0, after_key=after_key)
+
+
+def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
+    """Fill *rows* by id; skip the jobs that were listed in page order. May switch."""
+    until, after_id, after_key = inf, place.after_id or 0, place.after_key
+    matcher = JobMatcher(broker, query, now, rows.yield_if_due, rows.wants_body)
+    try:
+        for id, job, body in matcher.match(candidate_ids(broker, query, after_id)[1]):
+            if rows.is_full or time.monotonic() > until:
+                return Place(query_digest=place.query_digest, after_id=after_id, after_key=after_key)
+            if until == inf:  # SCAN_TIME begins at the first job, whose body may have come from a slow disk
+                until = time.monotonic() + SCAN_TIME
+            if job is not None and (after_key is None or sort_key(job, job.state) > after_key):
+                rows.add(job, body)
+            after_id = id
+    finally:
+        rows.warning = matcher.warning
+    return None
+
+
+def _has_order(query: Query) -> bool:
+    """Return whether *query* selects exactly one tube and one state, and nothing else."""
+    return bool(query.tube and query.state) and query == Query().within(query.tube, query.state)
+
+
+def _digest(query: Query) -> str:
+    return blake2b(str(query).encode(errors="replace"), digest_size=6).hexdigest()

@@ -1,0 +1,1 @@
+"""The pages of a job and the forms that change jobs and tubes."""

@@ -1,0 +1,1 @@
+"""Leases: jobs reserved over HTTP."""

@@ -1,0 +1,286 @@
+"""The leases of the API: jobs reserved over HTTP, for workers without the beanstalk protocol. Guide: docs/http-jobs.md.
+
+A token is sent in the body and never in the path, since it is a secret, and paths are logged here and by proxies.
+Like workers of the beanstalk protocol, HTTP workers appear in the counts of tubes and jobs but not in the audit log:
+the entries of workers would evict those of operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+from flask import request
+from msgspec import Meta
+from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
+
+from greenstalk_server.core.jobs.job import Job as CoreJob
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.operations import to_nanoseconds
+from greenstalk_server.web.features.jobs.api.jobs import Job, job_model, shows_body
+from greenstalk_server.web.features.leases.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
+from greenstalk_server.web.features.leases.leases import Leases as LeaseManager
+from greenstalk_server.web.framework.access import require_operator, visitor
+from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.api.values import Count, FineDelay, Pri, RequestModel, ResponseModel, TubeName
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.live.peer import peer_of
+
+MAX_WAIT: Final = 50
+"""Seconds. Most proxies end a request without a response after 60 seconds, and some platforms earlier."""
+
+MAX_COUNT: Final = 100
+MAX_TUBES: Final = 100
+MAX_DELETES: Final = 1000
+
+RETRY_AFTER: Final = 5
+"""Seconds in the Retry-After header of a refused reserve."""
+
+Token = Annotated[
+    str,
+    Meta(
+        max_length=200,
+        description="The token of the lease, received with the job. It is a secret.",
+        examples=["AAAAAAAAACoAAAAAAAAAAQm2O7ucRiy3QHBuTLbD6XBC"],
+    ),
+]
+
+NewPri = Annotated[Pri | None, Meta(description="The new priority; null keeps the old one.")]
+
+
+class Reserve(RequestModel):
+    """Options of a reserve."""
+
+    tubes: Annotated[
+        tuple[TubeName, ...],
+        Meta(
+            min_length=1,
+            max_length=MAX_TUBES,
+            description="The tubes to reserve from, like the tubes that a worker watches.",
+            examples=[["mail"]],
+        ),
+    ] = ("default",)
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="The maximum number of jobs to reserve.")] = 1
+    wait: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=MAX_WAIT,
+            description="Seconds to wait for the first job if none is ready, at most three digits after the point.",
+            examples=[25],
+        ),
+    ] = 0
+    worker: Annotated[
+        str,
+        Meta(
+            max_length=100,
+            pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$(?!\n)",
+            description="a name of at most 100 characters on one line. It appears under Connections.",
+            examples=["mailer-1"],
+        ),
+    ] = ""
+
+
+class LeasedJob(Job):
+    """A reserved job, and the token of its lease."""
+
+    token: Token
+
+
+class Reserved(ResponseModel):
+    """The reserved jobs."""
+
+    jobs: Annotated[list[LeasedJob], Meta(description="Empty if the wait ended without a job.")]
+
+
+class Leased(RequestModel):
+    """The lease."""
+
+    token: Token
+
+
+class Release(Leased):
+    """The lease, and options of the release."""
+
+    pri: NewPri = None
+    delay: FineDelay = 0
+
+
+class Bury(Leased):
+    """The lease, and options of the bury."""
+
+    pri: NewPri = None
+
+
+class LeaseBatch(RequestModel):
+    """Leases whose jobs to delete."""
+
+    tokens: Annotated[
+        tuple[Token, ...],
+        Meta(min_length=1, max_length=MAX_DELETES, description="The tokens of the leases."),
+    ]
+
+
+class DeletedBatch(ResponseModel):
+    """The outcome of a batch of deletions."""
+
+    deleted: Annotated[Count, Meta(description="Number of jobs that were deleted.")]
+    lost: Annotated[
+        list[Token],
+        Meta(
+            description="Tokens whose lease has ended or is unknown, in the order of the request. Their jobs were not"
+            " deleted by this request, and may run again."
+        ),
+    ]
+
+
+DEFAULT_RESERVE: Final = Reserve()
+
+NO_LEASE: Final = {
+    404: "The server has not issued this token since it started. A restart ends all leases.",
+    410: "The lease has ended: its ttr ran out, the job was finished, or an admin took it. Another worker may"
+    " hold the job now.",
+}
+
+REFUSED: Final = {
+    403: "You are a viewer, the server is read-only, or bodies are hidden, so that a worker could not read its jobs.",
+    503: "Nothing was reserved: too many reserves wait or hold jobs, the server is stopping, or the journal is late. Or"
+    " the bodies of the ready jobs are lost, and these jobs were buried.",
+}
+
+
+class Leases:
+    """Leases: reserve and finish jobs over HTTP alone.
+
+    A reserved job is yours until its ttr ends; the token that comes with it is the proof. Delete the job when it is
+    done, release or bury it, or touch it to restart its ttr. Otherwise the job becomes ready when its ttr ends, and the
+    next worker gets it. So each job is processed at least once, and may be processed twice.
+    """
+
+    def __init__(self, leases: LeaseManager, clock: Clock, commit: Callable[[], bool]) -> None:
+        self._leases: LeaseManager = leases
+        self._clock: Clock = clock
+        self._commit: Callable[[], bool] = commit
+
+    @endpoint("POST", "/reserve", errors=REFUSED)
+    def reserve_jobs(self, body: Reserve = DEFAULT_RESERVE) -> Reserved:
+        """Reserve jobs, as soon as one is ready.
+
+        Returns the ready jobs with the smallest priorities in the given tubes, up to `count` jobs and about 1 MiB of
+        bodies. If none is ready, the request waits in line with all other workers, and returns no jobs when `wait`
+        seconds are over. Close the connection to end the wait early.
+        """
+        who = visitor()
+        if not who.sees_bodies:
+            raise Forbidden("Bodies are hidden on this server (--hide-bodies), so jobs cannot be reserved over HTTP.")
+        for name in body.tubes:
+            require_operator(name.encode())
+        tubes = tuple(dict.fromkeys(name.encode() for name in body.tubes))
+        reserve = ReserveRequest(tubes, body.count, to_nanoseconds(body.wait), body.worker, who.address)
+        try:
+            leases = self._leases.reserve(reserve, peer_of(request.environ))
+        except ReserveRefused as refusal:
+            raise ServiceUnavailable(str(refusal), retry_after=RETRY_AFTER) from refusal
+        pace, jobs = Pace(), []
+        for lease in leases:
+            jobs.append(_leased(lease, self._clock()))
+            pace.yield_if_due()
+        return Reserved(jobs=jobs)
+
+    @endpoint("POST", "/leases/show", errors=NO_LEASE)
+    def show_lease(self, body: Leased) -> Job:
+        """Check whether a lease is still valid.
+
+        Returns the job without its body; `time_left` is the remaining time of its ttr.
+        """
+        with _lease_errors():
+            response = job_model(self._job(body.token), self._clock())
+        wait_before_report(self._commit)
+        return response
+
+    @endpoint("POST", "/leases/touch", errors=NO_LEASE)
+    def touch_lease(self, body: Leased) -> Job:
+        """Restart the ttr of the job.
+
+        Returns the job without its body.
+        """
+        with _lease_errors():
+            self._job(body.token)
+            response = job_model(self._leases.touch(body.token), self._clock())
+        wait_before_report(self._commit)
+        return response
+
+    @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
+    def delete_leased(self, body: Leased) -> None:
+        """Delete the job once its work is done."""
+        with _lease_errors():
+            self._job(body.token)
+            self._leases.delete(body.token)
+        wait_until_durable(self._commit)
+
+    @endpoint("POST", "/leases/delete-batch")
+    def delete_batch_leased(self, body: LeaseBatch) -> DeletedBatch:
+        """Delete several jobs once their work is done.
+
+        A lease that has ended is not an error: the response lists its token in `lost`.
+        """
+        pace, lost = Pace(), list[str]()
+        for token in body.tokens:
+            try:
+                self._job(token)
+                self._leases.delete(token)
+            except NoLease:
+                lost.append(token)
+            pace.yield_if_due()
+        wait_until_durable(self._commit)
+        return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
+
+    @endpoint("POST", "/leases/release", status=204, errors=NO_LEASE)
+    def release_leased(self, body: Release) -> None:
+        """Release the job, so that it becomes ready, at once or after a delay.
+
+        Its priority stays unless `pri` is given.
+        """
+        with _lease_errors():
+            self._job(body.token)
+            self._leases.release(body.token, body.pri, to_nanoseconds(body.delay))
+        wait_until_durable(self._commit)
+
+    @endpoint("POST", "/leases/bury", status=204, errors=NO_LEASE)
+    def bury_leased(self, body: Bury) -> None:
+        """Bury the job. It stays buried until it is kicked.
+
+        Its priority stays unless `pri` is given.
+        """
+        with _lease_errors():
+            self._job(body.token)
+            self._leases.bury(body.token, body.pri)
+        wait_until_durable(self._commit)
+
+    def _job(self, token: str) -> CoreJob:
+        """Return the job reserved by *token*; raise NoLease like `job`, or if the visitor may not operate its tube.
+
+        An admin may have moved the job to another tube.
+        """
+        job = self._leases.job(token)
+        if not visitor().operates(job.tube.name):
+            raise LeaseEnded(f"The lease of job {job.id} is not valid for you: you may not change jobs of its tube.")
+        return job
+
+
+@contextmanager
+def _lease_errors() -> Iterator[None]:
+    """Turn NoLease into status 404, and LeaseEnded into 410."""
+    try:
+        yield
+    except LeaseEnded as error:
+        raise Gone(str(error)) from error
+    except NoLease as error:
+        raise NotFound(str(error)) from error
+
+
+def _leased(lease: Lease, now: int) -> LeasedJob:
+    row = job_model(lease.job, now, lease.body if shows_body(lease.job) else None)
+    return LeasedJob(**{name: getattr(row, name) for name in Job.__struct_fields__}, token=lease.token)

@@ -1,0 +1,1 @@
+"""Marks in charts: deploys, pauses, changes of policies, starts and takeovers."""

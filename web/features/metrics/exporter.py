@@ -1,0 +1,392 @@
+"""`/metrics` for Prometheus. docs/metrics.md describes each metric.
+
+The core keeps plain integers, which are read at each scrape. Two thousand tubes give tens of thousands of lines, so
+reading and formatting work in batches and yield to the event loop in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate, chain
+from typing import Final, NamedTuple
+
+from flask import Flask, Response, make_response
+from gevent.lock import BoundedSemaphore
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.samples import Sample
+
+from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.counters import COUNTERS
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.runtime import supervisor
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.features.alerts.alerts import Alerts
+from greenstalk_server.web.features.conditions.measures import KINDS, SEVERITIES
+from greenstalk_server.web.features.conditions.monitor import Attention, free_bytes
+from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
+from greenstalk_server.web.features.metrics.ledger import Ledger, Row, Totals
+from greenstalk_server.web.features.metrics.request_times import BOUNDS, RequestTimes
+from greenstalk_server.web.framework.access import require_full_view
+from greenstalk_server.web.framework.cooperative import Pace
+
+PREFIX: Final = "greenstalk_"
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+"""The text format, which every Prometheus reads. OpenMetrics costs several times as much in the library."""
+
+STATES: Final = ("ready", "reserved", "delayed", "buried")
+
+COMMANDS: Final = {name: name.removeprefix("cmd_").replace("_", "-") for name in COUNTERS if name.startswith("cmd_")}
+"""The protocol's command for each counter of "stats"."""
+
+JOB_BIT_LENGTHS: Final = range(14, 50)
+SYNC_BIT_LENGTHS: Final = range(14, 36)
+"""Upper bounds of buckets as bit lengths of nanoseconds: from 16 µs to 6.5 days for jobs, and to 34 s for syncs."""
+
+SAMPLE_BATCH: Final = 16
+"""Samples or rows formatted between two checks of the time slice."""
+
+
+class TubeGauge(NamedTuple):
+    """A metric of each tube."""
+
+    name: str
+    help: str
+    read: Callable[[Row], float]
+
+
+TUBE_GAUGES: Final = (
+    TubeGauge("tube_jobs_urgent", "Ready jobs with a priority below 1024.", lambda row: row.gauges.urgent),
+    TubeGauge(
+        "tube_oldest_ready_age_seconds",
+        "Time that the oldest ready job has been ready; 0 if no job is ready.",
+        lambda row: row.gauges.oldest_age / SECOND,
+    ),
+    TubeGauge("tube_waiting", "Clients that wait for a job from the tube.", lambda row: row.gauges.waiting),
+    TubeGauge("tube_watching", "Clients that watch the tube.", lambda row: row.gauges.watching),
+    TubeGauge("tube_paused", "1 while the tube is paused.", lambda row: row.gauges.paused),
+    TubeGauge(
+        "tube_pause_remaining_seconds",
+        "Time until the pause of the tube ends.",
+        lambda row: row.gauges.pause_left / SECOND,
+    ),
+    TubeGauge("tube_bytes", "Bytes of the bodies of all jobs in the tube.", lambda row: row.gauges.bytes),
+)
+
+TUBE_COUNTERS: Final = (
+    ("put", "Jobs put into the tube."),
+    ("reserved", "Reservations of the tube's jobs."),
+    ("deleted", "Jobs deleted from the tube."),
+    ("buried", "Burials of the tube's jobs."),
+    ("timed_out", "Reservations of the tube's jobs that timed out."),
+    ("released", "Releases of the tube's jobs."),
+    ("kicked", "Kicks of the tube's jobs."),
+)
+"""Name and help of each counter, in the order of `all_counters`."""
+
+
+class Metrics:
+    """The metrics of one broker and its dashboard."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        requests: RequestTimes,
+        attention: Attention,
+        role: Callable[[], ClusterStatus] | None = None,
+        directory: str | None = None,
+        alerts: Alerts | None = None,
+    ) -> None:
+        """*role* returns the status of the cluster, as in `create_app`; *directory* is the journal's, or None."""
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._requests: RequestTimes = requests
+        self._attention: Attention = attention
+        self._role: Callable[[], ClusterStatus] | None = role
+        self._directory: str | None = directory
+        self._alerts: Alerts | None = alerts
+        self._ledger: Ledger = Ledger(broker, clock)
+        self._scraping: BoundedSemaphore = BoundedSemaphore(1)
+
+    def init_app(self, app: Flask) -> None:
+        """Add `/metrics` to *app*."""
+        app.add_url_rule("/metrics", "metrics", self.metrics)
+
+    def metrics(self) -> Response:
+        """`/metrics`: all metrics as text. Switches."""
+        require_full_view("The metrics")
+        return exposition(self.collect())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric. Switches, including during iterations over the samples of a metric."""
+        with self._scraping:
+            rows, totals = self._ledger.scrape()
+        pace = Pace()
+        tubes, times = _tubes(rows, pace), _times(totals)
+        whole = (
+            self._journal(),
+            role_metrics(self._role()) if self._role is not None else (),
+            self._bodies(),
+            self._conditions(),
+            self._alert_messages(),
+            self._http(),
+        )
+        for metric in chain(self._server(), self._connections(), tubes, times, *whole):
+            metric.samples = _PacedSamples(metric.samples, pace)
+            yield metric
+
+    def _server(self) -> Iterator[Metric]:
+        facts, counters = self._broker.facts, self._broker.counters
+        labels = {"version": facts.version, "build": facts.build}
+        yield InfoMetricFamily(f"{PREFIX}build", "The version and the build of the server.", labels)
+        uptime = (self._clock() - facts.started_at) / SECOND
+        yield GaugeMetricFamily(f"{PREFIX}uptime_seconds", "Time since the start of the server.", uptime)
+        commands = CounterMetricFamily(
+            f"{PREFIX}commands_total", "Commands, as in the protocol's stats.", labels=("command",)
+        )
+        for name, command in COMMANDS.items():
+            commands.add_metric((command,), getattr(counters, name))
+        yield commands
+        restarts = CounterMetricFamily(
+            f"{PREFIX}service_restarts_total", "Restarts of a service after an internal error.", labels=("service",)
+        )
+        for name, count in supervisor.restarts.items():
+            restarts.add_metric((name,), count)
+        yield restarts
+
+    def _connections(self) -> Iterator[Metric]:
+        broker = self._broker
+        connections = GaugeMetricFamily(
+            f"{PREFIX}connections",
+            "Open connections: all, and those that have put, have reserved, or wait. A connection may have many roles.",
+            labels=("role",),
+        )
+        connections.add_metric(("any",), len(broker.clients))
+        connections.add_metric(("producer",), broker.producer_count)
+        connections.add_metric(("worker",), broker.worker_count)
+        connections.add_metric(("waiting",), broker.waiting_count)
+        yield connections
+        total = broker.counters.total_connections
+        yield CounterMetricFamily(f"{PREFIX}connections_total", "Connections since the start.", total)
+        limited = CounterMetricFamily(
+            f"{PREFIX}limited_total", "Times that a limit or rule refused or delayed a client.", labels=("limit",)
+        )
+        for name, count in broker.limit_counters.counts().items():
+            limited.add_metric((name,), count)
+        yield limited
+
+    def _journal(self) -> Iterator[Metric]:
+        journal = self._broker.journal
+        stats = journal.stats()
+        yield GaugeMetricFamily(
+            f"{PREFIX}journal_bytes", "Size of the journal on disk; 0 without a journal.", stats.bytes_on_disk
+        )
+        if self._directory is not None and (free := free_bytes(self._directory)) is not None:
+            yield GaugeMetricFamily(f"{PREFIX}journal_disk_free_bytes", "Free space on the journal's disk.", free)
+        yield GaugeMetricFamily(
+            f"{PREFIX}journal_trouble",
+            "1 while the journal cannot be written, so that puts are refused.",
+            int(journal.trouble is not None),
+        )
+        syncs = (stats.syncs, stats.sync_time)
+        yield _histogram("journal_sync_seconds", "Duration of syncs of the journal.", *syncs, SYNC_BIT_LENGTHS)
+
+    def _bodies(self) -> Iterator[Metric]:
+        """Yield the metrics of the memory limit, if there is one."""
+        bodies = self._broker.bodies
+        if bodies is None:
+            return
+        sizes = GaugeMetricFamily(f"{PREFIX}body_bytes", "Bytes of the bodies of all jobs.", labels=("where",))
+        counts = GaugeMetricFamily(f"{PREFIX}bodies", "Bodies of all jobs.", labels=("where",))
+        for where, size, count in (
+            ("memory", bodies.in_memory, bodies.held),
+            ("disk", bodies.on_disk, bodies.jobs - bodies.held),
+        ):
+            sizes.add_metric((where,), size)
+            counts.add_metric((where,), count)
+        yield sizes
+        yield counts
+        yield GaugeMetricFamily(f"{PREFIX}memory_limit_bytes", "Memory that jobs may use.", bodies.limit)
+        yield GaugeMetricFamily(f"{PREFIX}memory_taken_bytes", "Memory that jobs use, approximately.", bodies.taken)
+        yield GaugeMetricFamily(
+            f"{PREFIX}memory_full",
+            "1 while puts are refused because of the memory limit.",
+            int(not bodies.has_room(0)),
+        )
+
+    def _conditions(self) -> Iterator[Metric]:
+        """Yield the conditions that need attention: the number of each kind, and the worst ones with their tubes."""
+        counts = self._attention.counts
+        numbers = GaugeMetricFamily(
+            f"{PREFIX}attention_conditions", "Active conditions that need attention.", labels=("condition",)
+        )
+        for kind in KINDS:
+            numbers.add_metric((kind.name,), sum([counts[kind.name, severity] for severity in SEVERITIES]))
+        yield numbers
+        active = GaugeMetricFamily(
+            f"{PREFIX}attention",
+            "1 for each active condition. The tube is empty for the server.",
+            labels=("condition", "severity", "tube", "limit"),
+        )
+        for measure, _ in self._attention.conditions:
+            active.add_metric((measure.kind.name, measure.severity, measure.tube.decode(), measure.detail), 1)
+        yield active
+
+    def _alert_messages(self) -> Iterator[Metric]:
+        alerts = self._alerts
+        if alerts is None or not alerts.posts:
+            return
+        labels = ("receiver",)
+        sent = CounterMetricFamily(
+            f"{PREFIX}alert_messages_sent_total",
+            "Messages about conditions that a receiver has accepted.",
+            labels=labels,
+        )
+        failed = CounterMetricFamily(
+            f"{PREFIX}alert_messages_failed_total", "Failed attempts to send a message about conditions.", labels=labels
+        )
+        waiting = GaugeMetricFamily(
+            f"{PREFIX}alert_conditions_waiting",
+            "Conditions that are due and that a receiver has not accepted.",
+            labels=labels,
+        )
+        for name in list(alerts.posts):
+            sent.add_metric((name,), alerts.sent[name])
+            failed.add_metric((name,), alerts.failed[name])
+            waiting.add_metric((name,), alerts.waiting(name))
+        yield from (sent, failed, waiting)
+
+    def _http(self) -> Iterator[Metric]:
+        metric = HistogramMetricFamily(
+            f"{PREFIX}http_request_duration_seconds",
+            "Duration of requests to the dashboard until the start of the response.",
+            labels=("endpoint", "method", "code"),
+        )
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        for key, times in self._requests.by_key.items():
+            metric.add_metric(key, list(zip(bounds, accumulate(times.counts), strict=True)), times.sum)
+        yield metric
+
+
+def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
+    """Yield the metrics of a server in a cluster."""
+    yield GaugeMetricFamily(f"{PREFIX}leader", "1 while the server leads, 0 while it stands by.", int(role.is_active))
+    if role.behind is not None:
+        text = "Time since the standby last reached the end of the journal; 0 while the server leads."
+        yield GaugeMetricFamily(f"{PREFIX}replication_lag_seconds", text, role.behind)
+
+
+def exposition(metrics: Iterable[Metric]) -> Response:
+    """Return *metrics* as text. Switches if the metrics do."""
+    response = make_response(b"".join([generate_latest(_SingleMetric(metric)) for metric in metrics]))
+    response.headers["Content-Type"] = CONTENT_TYPE
+    return response
+
+
+def _tubes(rows: list[Row], pace: Pace) -> Iterator[Metric]:
+    """Yield the metrics of all tubes. Switches."""
+    jobs = GaugeMetricFamily(f"{PREFIX}tube_jobs", "Jobs in the tube.", labels=("tube", "state"))
+    for row in _paced(rows, pace):
+        for state in STATES:
+            jobs.add_metric((row.label, state), getattr(row.gauges, state))
+    yield jobs
+    for name, text, read in TUBE_GAUGES:
+        gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=("tube",))
+        for row in _paced(rows, pace):
+            gauge.add_metric((row.label,), read(row))
+        yield gauge
+    for place, (word, text) in enumerate(TUBE_COUNTERS):
+        counter = CounterMetricFamily(f"{PREFIX}tube_jobs_{word}_total", text, labels=("tube",))
+        for row in _paced(rows, pace):
+            counter.add_metric((row.label,), row.counts[place])
+        yield counter
+    yield from _policies(rows, pace)
+
+
+def _policies(rows: list[Row], pace: Pace) -> Iterator[Metric]:
+    """Yield the metrics of what policies do, without the tubes to which nothing applies. Switches."""
+    actions = CounterMetricFamily(
+        f"{PREFIX}tube_policy_total", "Actions of policies on the tube and its jobs.", labels=("tube", "action")
+    )
+    held = GaugeMetricFamily(
+        f"{PREFIX}tube_held", "1 while a policy holds back the tube's ready jobs.", labels=("tube", "reason")
+    )
+    dead = GaugeMetricFamily(f"{PREFIX}tube_dead_letters", "Jobs in a dead-letter tube.", labels=("tube",))
+    for row in _paced(rows, pace):
+        gauges, counts = row.gauges, row.counts[PROTOCOL_COUNTERS:]
+        if gauges.governed or any(counts):
+            for action, count in zip(POLICY_ACTIONS.values(), counts, strict=True):
+                actions.add_metric((row.label, action), count)
+        if gauges.governed:
+            held.add_metric((row.label, "rate"), gauges.rate_held)
+            held.add_metric((row.label, "max_reserved"), gauges.reserved_held)
+        if gauges.dead_letter:
+            dead.add_metric((row.label,), gauges.dead_letters)
+    yield actions
+    yield held
+    yield dead
+
+
+def _times(totals: Totals) -> Iterator[Metric]:
+    waits, runs = (totals.waits, totals.wait_time), (totals.runs, totals.run_time)
+    yield _histogram("job_wait_seconds", "Time that jobs were ready until they were reserved.", *waits, JOB_BIT_LENGTHS)
+    text = "Time that jobs were reserved until they were deleted, released or buried."
+    yield _histogram("job_run_seconds", text, *runs, JOB_BIT_LENGTHS)
+
+
+def _histogram(name: str, text: str, counts: Mapping[int, int], total: int, lengths: range) -> Metric:
+    """Return a histogram of durations.
+
+    counts          number of durations by the bit length of their nanoseconds.
+    total           sum of all durations in nanoseconds.
+    lengths         bit lengths at which a bucket ends.
+    """
+    below = sum(count for length, count in counts.items() if length < lengths.start)
+    by_length = accumulate((counts.get(length, 0) for length in lengths), initial=below)
+    next(by_length)
+    buckets: list[tuple[str, float]] = [
+        (str(2**length / SECOND), count) for length, count in zip(lengths, by_length, strict=True)
+    ]
+    buckets.append(("+Inf", sum(counts.values())))
+    return HistogramMetricFamily(f"{PREFIX}{name}", text, buckets, total / SECOND)
+
+
+class _SingleMetric(NamedTuple):
+    """A collector of one metric. The library does not yield while it formats a collector, so each has one metric."""
+
+    metric: Metric
+
+    def collect(self) -> tuple[Metric]:
+        """Return the metric."""
+        return (self.metric,)
+
+
+class _PacedSamples(list[Sample]):
+    """Samples whose iteration yields to the event loop."""
+
+    def __init__(self, samples: list[Sample], pace: Pace) -> None:
+        super().__init__(samples)
+        self._pace: Pace = pace
+
+    def __iter__(self) -> Iterator[Sample]:
+        for count, sample in enumerate(super().__iter__()):
+            if count % SAMPLE_BATCH == 0:
+                self._pace.yield_if_due()
+            yield sample
+
+
+def _paced(rows: list[Row], pace: Pace) -> Iterator[Row]:
+    """Yield *rows*, pausing between batches. Switches."""
+    for count, row in enumerate(rows):
+        if count % SAMPLE_BATCH == 0:
+            pace.yield_if_due()
+        yield row

@@ -1,0 +1,1 @@
+"""Tube policies: set, removed and previewed at run time."""

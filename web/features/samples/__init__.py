@@ -1,0 +1,1 @@
+"""Job templates (`Sample` in the code)."""

@@ -1,0 +1,96 @@
+"""The samples of the API: job templates, stored under a name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+from werkzeug.exceptions import Forbidden
+
+from greenstalk_server.web.features.samples.pages import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
+from greenstalk_server.web.features.samples.pages import Samples as SamplePages
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.api.problems import refuse
+from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName
+from greenstalk_server.web.store.store import MAX_SAMPLE_SIZE, Store
+from greenstalk_server.web.store.store import Sample as StoredSample
+
+Name = Annotated[
+    str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the sample.", examples=["welcome"])
+]
+
+
+class Sample(ResponseModel):
+    """A job template: the tube, body and options of a job, stored under a name."""
+
+    name: Name
+    tube: TubeName
+    body: str
+    pri: Pri
+    delay: Delay
+    ttr: Ttr
+
+
+class SampleList(ResponseModel):
+    """All samples."""
+
+    samples: list[Sample]
+    trouble: Annotated[str, Meta(description="Why the last change is not on disk; empty if it is.")]
+
+
+class NewSample(RequestModel):
+    """A job template to save under a name."""
+
+    name: Name
+    tube: TubeName
+    body: Annotated[str, Meta(max_length=MAX_SAMPLE_SIZE)] = ""
+    pri: Pri = DEFAULT_PRI
+    delay: Delay = 0
+    ttr: Ttr = DEFAULT_TTR
+
+
+class ByName(RequestModel):
+    """The sample."""
+
+    name: Name
+
+
+HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
+
+
+class Samples:
+    """Samples: job templates. The dashboard's form for a new job can be filled from them."""
+
+    def __init__(self, store: Store, samples: SamplePages) -> None:
+        self._store: Store = store
+        self._samples: SamplePages = samples
+
+    @endpoint("GET", "/samples", errors=HIDDEN)
+    def list_samples(self) -> SampleList:
+        """List all samples."""
+        if not visitor().sees_bodies:
+            raise Forbidden("Bodies are hidden from you, and so are samples.")
+        samples = sorted(visible_samples(self._store).values(), key=lambda sample: sample.name.casefold())
+        return SampleList(samples=[_sample_model(sample) for sample in samples], trouble=self._store.trouble)
+
+    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for another sample."}, has_bodies=True)
+    def save_sample(self, body: NewSample) -> Sample:
+        """Save a sample. It replaces a sample of the same name."""
+        name = " ".join(body.name.split())
+        if not name:
+            refuse("name", "must not be blank")
+        sample = StoredSample(name, body.tube, body.pri, body.delay, body.ttr, body.body)
+        self._samples.keep(sample)
+        return _sample_model(sample)
+
+    @endpoint("DELETE", "/samples", status=204, errors={404: "The sample does not exist."})
+    def delete_sample(self, query: ByName) -> None:
+        """Delete a sample."""
+        self._samples.forget(query.name)
+
+
+def _sample_model(sample: StoredSample) -> Sample:
+    return Sample(
+        name=sample.name, tube=sample.tube, body=sample.body, pri=sample.pri, delay=sample.delay, ttr=sample.ttr
+    )

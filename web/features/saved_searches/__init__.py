@@ -1,0 +1,1 @@
+"""Saved searches: queries under a name."""

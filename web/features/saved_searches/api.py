@@ -1,0 +1,88 @@
+"""The saved searches of the API: queries stored under a name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from greenstalk_server.web.features.saved_searches.pages import MAX_NAME_LENGTH
+from greenstalk_server.web.features.saved_searches.pages import SavedSearches as SavedSearchPages
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.api.problems import refuse
+from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
+from greenstalk_server.web.reads.jobs.matching import read_query
+from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, QueryError
+
+Name = Annotated[
+    str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the search.", examples=["stuck"])
+]
+QueryText = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_LENGTH,
+        description="A query in the dashboard's language.",
+        examples=["tube:mail state:buried age:>2h"],
+    ),
+]
+
+
+class SavedSearch(ResponseModel):
+    """A query stored under a name."""
+
+    name: Name
+    q: QueryText
+
+
+class SavedSearchList(ResponseModel):
+    """All saved searches."""
+
+    searches: list[SavedSearch]
+    trouble: Annotated[str, Meta(description="Reason why the last change is not on disk; empty if it is.")]
+
+
+class NewSavedSearch(RequestModel):
+    """A query to save under a name."""
+
+    name: Name
+    q: QueryText
+
+
+class BySearchName(RequestModel):
+    """The saved search."""
+
+    name: Name
+
+
+class SavedSearches:
+    """Saved searches: queries under a name, shared by all users of the dashboard."""
+
+    def __init__(self, searches: SavedSearchPages) -> None:
+        self._searches: SavedSearchPages = searches
+
+    @endpoint("GET", "/saved-searches")
+    def list_saved_searches(self) -> SavedSearchList:
+        """List the saved searches, by name."""
+        found = [SavedSearch(name=search.name, q=search.query) for search in self._searches.visible()]
+        return SavedSearchList(searches=found, trouble=self._searches.trouble)
+
+    @endpoint("POST", "/saved-searches", status=201, errors={409: "There is no room for another search."})
+    def save_search(self, body: NewSavedSearch) -> SavedSearch:
+        """Save a search. It replaces a search of the same name."""
+        name = " ".join(body.name.split())
+        if not name:
+            refuse("name", "must not be blank")
+        try:
+            query = read_query({"q": body.q})
+        except QueryError as error:
+            refuse("q", str(error))
+        if not query.terms:
+            refuse("q", "must have at least one term")
+        saved = self._searches.keep(name, query)
+        return SavedSearch(name=saved.name, q=saved.query)
+
+    @endpoint("DELETE", "/saved-searches", status=204, errors={404: "The search does not exist."})
+    def delete_saved_search(self, query: BySearchName) -> None:
+        """Delete a saved search."""
+        self._searches.forget(query.name)

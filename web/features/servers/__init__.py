@@ -1,0 +1,1 @@
+"""This server and the others in the configuration."""

@@ -1,0 +1,1 @@
+"""The endpoints of this server and of the others."""

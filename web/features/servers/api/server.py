@@ -1,0 +1,329 @@
+"""The server of the API: its figures, recent history, a stream of changes, and the audit log."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from flask import Response
+from msgspec import UNSET, Meta, Struct, UnsetType, convert
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.protocol.extended_stats import server_extension
+from greenstalk_server.protocol.stats import ServerStats
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.features.audit.pages import (
+    END_OF_TIME,
+    MAX_CURSOR,
+    MAX_FILTER_LENGTH,
+    Filter,
+    find_entries,
+    require_audit_access,
+)
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.visible import visible_figures
+from greenstalk_server.web.features.tubes.api.tubes import (
+    HistoryQuery,
+    ListTubes,
+    RatesPerSecond,
+    Series,
+    Tubes,
+    rates_model,
+    series_model,
+)
+from greenstalk_server.web.features.tubes.pages.overview import OverviewBuilder
+from greenstalk_server.web.framework.access import require_full_view
+from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.api.values import (
+    Count,
+    Instant,
+    JobId,
+    RequestModel,
+    ResponseModel,
+    TubeName,
+    instant,
+    nanoseconds,
+    tube_of,
+)
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.live.hub import LiveHub, State
+from greenstalk_server.web.store.audit import Audit
+
+LIVE: Final = "api"
+"""Name under which the LiveHub knows the API's event stream."""
+
+EVENT_STREAM: Final = "text/event-stream"
+
+
+class Journal(ResponseModel):
+    """The state of the journal."""
+
+    is_on_disk: Annotated[bool, Meta(description="Whether jobs survive a restart of the server.")]
+    trouble: Annotated[str | None, Meta(description="Why the journal cannot be written, so that puts are refused.")]
+    is_full: Annotated[bool, Meta(description="Whether the disk has no room for another file.")]
+    files: Count
+    bytes_on_disk: Annotated[Count, Meta(description="Size of the files.")]
+    bytes_recorded: Annotated[Count, Meta(description="Size of the records in files that are in use.")]
+    bytes_live: Annotated[Count, Meta(description="Size of the records that hold a job.")]
+    synced_ago: Annotated[
+        float | None,
+        Meta(description="Seconds since the last time that all records were known to be on disk; null if never."),
+    ]
+
+
+class Memory(ResponseModel):
+    """The memory of the process, in bytes."""
+
+    bytes: Count
+    private: Annotated[Count, Meta(description="The part that is not shared with other processes.")]
+
+
+class Bodies(ResponseModel):
+    """The bodies of jobs in memory and on disk, if memory is limited."""
+
+    limit: Annotated[Count, Meta(description="Bytes of memory that jobs may use.")]
+    taken: Annotated[Count, Meta(description="Bytes of memory that jobs use, approximately.")]
+    in_memory: Annotated[Count, Meta(description="Jobs whose bodies are in memory.")]
+    bytes_in_memory: Count
+    on_disk: Annotated[Count, Meta(description="Jobs whose bodies are only on disk.")]
+    bytes_on_disk: Count
+    is_full: Annotated[bool, Meta(description="Whether puts are refused because of the limit.")]
+
+
+class ServerExtension(ResponseModel):
+    """The extended keys of `stats` of the protocol; sizes in bytes. The last two are null without a memory limit."""
+
+    # Not the dataclass of the protocol: mypyc removes the types of its optional fields.
+    greenstalk_version: str
+    binlog_enabled: bool
+    binlog_file_count: Count
+    binlog_total_bytes: Count
+    body_bytes_in_memory: Count | None
+    body_bytes_on_disk: Count | None
+
+
+class ServerFigures(ResponseModel):
+    """The server and its figures."""
+
+    stats: ServerStats
+    extended: ServerExtension
+    build: Annotated[str, Meta(description="How the core runs: `compiled` or `pure Python`.", examples=["compiled"])]
+    role: Annotated[
+        Literal["leader", "single"],
+        Meta(description="`leader` of the servers that share its journal, or `single`. A standby has no API."),
+    ]
+    extensions: Annotated[
+        list[str],
+        Meta(
+            description="Protocol extensions that are on: their commands, `fractions`, `tags` and `weights`.",
+            examples=[["delete-batch", "fractions"]],
+        ),
+    ]
+    rates: Annotated[RatesPerSecond, Meta(description="Rates of all tubes together.")]
+    journal: Journal
+    memory: Annotated[Memory | None, Meta(description="Null if the system does not report it.")]
+    bodies: Annotated[Bodies | None, Meta(description="Null if memory is not limited.")]
+    limited: Annotated[
+        dict[str, Count],
+        Meta(description="Number of times that each limit or access rule has refused or delayed something."),
+    ]
+
+
+class AuditEntry(ResponseModel):
+    """A change, or a refused request."""
+
+    number: Annotated[Count, Meta(description="Increases by one per entry, across restarts.")]
+    at: Instant
+    who: Annotated[str, Meta(description="The user name, or the kind of token.")]
+    address: Annotated[str, Meta(description="The address of the client.")]
+    what: Annotated[str, Meta(description="The operation.", examples=["tube/pause"])]
+    details: dict[str, str | int]
+
+
+class AuditList(ResponseModel):
+    """A page of the audit log, newest first."""
+
+    entries: list[AuditEntry]
+    next_cursor: NextCursor
+    trouble: Annotated[str, Meta(description="Why some entries are not on disk; empty if all are.")]
+
+
+class ListAudit(RequestModel):
+    """Selects entries as the dashboard's audit page does, and a page of the list."""
+
+    who: Annotated[
+        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name; case is ignored.")
+    ] = ""
+    what: Annotated[
+        str,
+        Meta(
+            max_length=MAX_FILTER_LENGTH,
+            description="Only entries with this text in the operation, or in its effect on jobs: `delete` finds"
+            " `tube/clear`.",
+        ),
+    ] = ""
+    tube: Annotated[
+        str,
+        Meta(
+            max_length=MAX_FILTER_LENGTH,
+            description="Only entries with this text in the name of the tube, or of the tube that jobs were moved to.",
+        ),
+    ] = ""
+    id: Annotated[JobId | UnsetType, Meta(description="Only entries about this job, or about a copy of it.")] = UNSET
+    since: Annotated[Instant | UnsetType, Meta(description="Only entries at this time or later.")] = UNSET
+    until: Annotated[Instant | UnsetType, Meta(description="Only entries before this time.")] = UNSET
+    cursor: Cursor | UnsetType = UNSET
+    limit: Limit = DEFAULT_LIMIT
+
+
+class WatchEvents(RequestModel):
+    """The tube to watch."""
+
+    tube: Annotated[
+        TubeName | UnsetType, Meta(description="Only this tube; without it, the server and the first 1000 tubes.")
+    ] = UNSET
+
+
+class _Place(Struct, array_like=True):
+    """The number of the last entry of the previous page."""
+
+    before: Annotated[int, Meta(ge=1, le=MAX_CURSOR)]
+
+
+class Server:
+    """The server: its figures, recent history, a stream of all changes, and the audit log."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        tubes: Tubes,
+        history: History,
+        audit: Audit,
+        live: LiveHub,
+        *,
+        shares_journal: bool,
+    ) -> None:
+        """*shares_journal*: whether other servers may take over its journal."""
+        self._role: Literal["leader", "single"] = "leader" if shares_journal else "single"
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._tubes: Tubes = tubes
+        self._history: History = history
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history)
+        self._audit: Audit = audit
+        self._live: LiveHub = live
+        live.register(LIVE, self.live_state)
+
+    @endpoint("GET", "/server")
+    def get_server(self) -> ServerFigures:
+        """Get the figures of the server.
+
+        If you may see only some tubes, the numbers of jobs and tubes, and the rates, include only these tubes.
+        """
+        return self._figures(self._clock())
+
+    @endpoint("GET", "/server/history", errors={403: "You may not see all tubes."})
+    def get_server_history(self, query: HistoryQuery) -> Series:
+        """Get the history of all tubes together."""
+        require_full_view("The history of the server")
+        return series_model(self._history, None, query)
+
+    @endpoint(
+        "GET",
+        "/events",
+        content=(EVENT_STREAM,),
+        errors={404: "The tube does not exist.", 503: "The maximum number of streams is open."},
+    )
+    def watch(self, query: WatchEvents) -> Response:
+        """Watch the figures of the server and of its tubes, as server-sent events.
+
+        The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with the contents of `/server` and
+        `/tubes`. Then one event is sent for each second with changes. It has the changed members of `server` and the
+        changed tubes; a tube that is gone is null. A stream of a single tube sends an event `gone` and ends when the
+        tube is gone. While nothing changes, an empty object is sent every 15 seconds.
+        """
+        return self._live.stream(LIVE, {} if query.tube is UNSET else {"tube": query.tube})
+
+    @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
+    def list_audit(self, query: ListAudit) -> AuditList:
+        """List the changes and the refused requests, newest first."""
+        require_audit_access()
+        before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
+        wanted = Filter(
+            who=query.who.strip(),
+            what=query.what.strip(),
+            tube=query.tube.strip(),
+            id=0 if query.id is UNSET else query.id,
+            since=0 if query.since is UNSET else nanoseconds(query.since),
+            until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
+        )
+        entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
+        return AuditList(
+            entries=[
+                AuditEntry(
+                    number=one.number,
+                    at=instant(one.at),
+                    who=one.who,
+                    address=one.address,
+                    what=one.what,
+                    details=one.details,
+                )
+                for one in entries
+            ],
+            next_cursor=dump(_Place(following)) if following else None,
+            trouble=self._audit.trouble,
+        )
+
+    def live_state(self, args: Fields, now: int) -> State:
+        """Return the state of the stream, in the format that web.live.hub describes. May switch."""
+        if "tube" in args:
+            tube = tube_of(self._broker, args["tube"])
+            return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.tube_model(tube, now))}}
+        pace, tubes = Pace(), {}
+        for model in self._tubes.list_tubes(ListTubes(limit=MAX_LIMIT)).tubes:
+            tubes[model.name] = msgspec.to_builtins(model)
+            pace.yield_if_due()
+        return {"server": msgspec.to_builtins(self._figures(now)), "tubes": tubes}
+
+    def _figures(self, now: int) -> ServerFigures:
+        """Return the figures of the server that the visitor may see. May switch."""
+        journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
+        stats, rates = visible_figures(self._broker, self._history, now)
+        return ServerFigures(
+            stats=stats,
+            extended=convert(server_extension(self._broker), ServerExtension, from_attributes=True),
+            build=self._broker.facts.build,
+            role=self._role,
+            extensions=list(self._broker.facts.extensions),
+            rates=rates_model(rates),
+            journal=Journal(
+                is_on_disk=journal.is_on_disk,
+                trouble=self._broker.journal.trouble,
+                is_full=journal.is_full,
+                files=journal.files,
+                bytes_on_disk=journal.bytes_on_disk,
+                bytes_recorded=journal.bytes_recorded,
+                bytes_live=journal.bytes_live,
+                synced_ago=journal.synced_ago,
+            ),
+            memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
+            bodies=self._bodies(),
+            limited=self._broker.limit_counters.counts(),
+        )
+
+    def _bodies(self) -> Bodies | None:
+        bodies = self._broker.bodies
+        if bodies is None:
+            return None
+        return Bodies(
+            limit=bodies.limit,
+            taken=bodies.taken,
+            in_memory=bodies.held,
+            bytes_in_memory=bodies.in_memory,
+            on_disk=bodies.jobs - bodies.held,
+            bytes_on_disk=bodies.on_disk,
+            is_full=not bodies.has_room(0),
+        )

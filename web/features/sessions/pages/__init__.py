@@ -1,0 +1,1 @@
+"""The pages of sign-in, and the list of sessions."""

@@ -1,0 +1,265 @@
+"""The sign-in page, the sign-out, and the list of sessions for admins.
+
+The guard accepts requests for the sign-in page and the sign-out without credentials, but checks that a page of this
+dashboard sent the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from flask import Flask, g, make_response, redirect, render_template, request, url_for
+from werkzeug.exceptions import Forbidden, HTTPException, NotFound, ServiceUnavailable, TooManyRequests
+from werkzeug.wrappers import Response
+
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.auth.accounts import Account
+from greenstalk_server.web.auth.cookies import SESSION, delete_cookie, read_cookie, set_cookie
+from greenstalk_server.web.auth.guard import MAX_NAME_LENGTH, Guard
+from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.fields import Fields, own_path
+from greenstalk_server.web.store.audit import Audit
+
+MAX_ROWS: Final = 200
+"""Maximum sessions on the page: the most recently used ones."""
+
+MAX_FILTER_LENGTH: Final = 200
+
+MAX_PASSWORD_LENGTH: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A session as text. *is_own*: the request belongs to it."""
+
+    number: str
+    name: str
+    roles: str
+    source: str
+    address: str
+    browser: str
+    since: str
+    used: str
+    is_own: bool
+
+
+class SignIn:
+    """The sign-in page and the sessions of one dashboard.
+
+    provider        label of the identity provider on the sign-in page; empty without one.
+    sign_out_url    returns the address at the provider that ends a session there too; empty if there is none.
+    """
+
+    def __init__(self, guard: Guard, audit: Audit, clock: Clock) -> None:
+        self.sessions: Sessions = guard.sessions
+        self._guard: Guard = guard
+        self._audit: Audit = audit
+        self._clock: Clock = clock
+        self.provider: str = ""
+        self.sign_out_url: Callable[[Session], str] = lambda _: ""
+
+    def init_app(self, app: Flask) -> None:
+        """Add the pages and forms to *app*."""
+        app.add_url_rule("/login", "login", self.form)
+        app.add_url_rule("/login", "sign_in", self.sign_in, methods=["POST"])
+        app.add_url_rule("/logout", "logout", self.sign_out, methods=["POST"])
+        app.add_url_rule("/sessions", "sessions", self.page)
+        app.add_url_rule("/sessions/end", "sessions_end", self.end, methods=["POST"])
+
+    # Sign in and out
+
+    def form(self) -> str | Response:
+        """Serve `/login?next=`: the form; a signed-in visitor is redirected to the path `next`."""
+        where = next_path(request.args)
+        if not self._guard.needs_login or self._guard.current_session() is not None:
+            return redirect(where, 303)
+        return self._page(where, has_ended=request.args.get("ended") == "1", is_out=request.args.get("out") == "1")
+
+    def sign_in(self) -> Response:
+        """Form `name`, `password`, `next`: start a session, and redirect to the path `next`. May switch."""
+        form = request.form
+        where, name = next_path(form), form.get("name", "").strip()[:MAX_NAME_LENGTH]
+        if not self._guard.needs_login:
+            return redirect(where, 303)
+        try:
+            account = self._guard.sign_in(name, form.get("password", ""))
+        except (ServiceUnavailable, TooManyRequests) as error:
+            return self._refused(where, name, error.description or "", error)
+        if account is None:
+            what = "The name or the password is wrong." if self._guard.accounts.need_name else "The password is wrong."
+            return self._refused(where, name, what)
+        return self.start(account, where)
+
+    def start(self, account: Account, where: str, id_token: str = "") -> Response:
+        """Start a session of *account*, and return a redirect to the path *where*. May switch.
+
+        This ends the previous session of the browser.
+        """
+        before = self._guard.current_session()
+        address, browser = visitor().address, request.headers.get("User-Agent", "")
+        token, session = self.sessions.create(account, address, browser, id_token)
+        if before is not None:
+            self.sessions.end(before)
+        g.visitor = self._guard.visitor_of(session)
+        self._audit.note("session/sign-in", role=visitor().role, method=account.source)
+        response = redirect(where, 303)
+        set_cookie(response, SESSION, token, self.sessions.lifetime // SECOND)
+        return response
+
+    def sign_out(self) -> Response:
+        """End the session, and redirect to the sign-in page. Does not switch."""
+        session, at_provider = self._guard.current_session(), ""
+        if session is not None:
+            g.visitor = self._guard.visitor_of(session)
+            at_provider = self.sign_out_url(session)
+            self.sessions.end(session)
+            self._audit.note("session/sign-out")
+        # A form may not lead to another site (the policy form-action), so the sign-in page links to the provider.
+        response = redirect(url_for("login", out="1"), 303) if not at_provider else self._signed_out(at_provider)
+        if read_cookie(SESSION):
+            delete_cookie(response, SESSION)
+        return response
+
+    def _signed_out(self, at_provider: str) -> Response:
+        return make_response(self._page(url_for("overview"), is_out=True, at_provider=at_provider))
+
+    def refused(self, where: str, error: str, cause: HTTPException | None = None, at_provider: str = "") -> Response:
+        """Return the sign-in page with *error*, after a failed sign-in at the provider.
+
+        *at_provider*: the address at the provider that ends the session there; empty for no link.
+        """
+        page = self._page(where, provider_error=error, at_provider=at_provider)
+        response = make_response(page, 403 if cause is None else cause.code)
+        return _with_retry_after(response, cause)
+
+    def unverified(self, name: str) -> Visitor:
+        """Return a visitor without a role, who is signed in as *name* at the provider."""
+        return replace(visitor(), name=name)
+
+    def _refused(self, where: str, name: str, error: str, cause: HTTPException | None = None) -> Response:
+        response = make_response(self._page(where, name, error), 401 if cause is None else cause.code)
+        return _with_retry_after(response, cause)
+
+    def _page(
+        self,
+        where: str,
+        name: str = "",
+        error: str = "",
+        *,
+        has_ended: bool = False,
+        is_out: bool = False,
+        at_provider: str = "",
+        provider_error: str = "",
+    ) -> str:
+        accounts = self._guard.accounts
+        return render_template(
+            "login.html",
+            next=where,
+            name=name,
+            error=error,
+            has_ended=has_ended,
+            is_out=is_out,
+            at_provider=at_provider,
+            provider_error=provider_error,
+            has_form=accounts.have_passwords,
+            needs_name=accounts.need_name,
+            provider=self.provider,
+            max_name=MAX_NAME_LENGTH,
+            max_password=MAX_PASSWORD_LENGTH,
+        )
+
+    # Sessions
+
+    def page(self) -> str:
+        """Serve `/sessions?q=`: the sessions whose name, role or address contains `q`, for admins."""
+        require_admin_view()
+        query = request.args.get("q", "").strip()[:MAX_FILTER_LENGTH]
+        own, found = self._guard.current_session(), matching_sessions(self.sessions, query)
+        return render_template(
+            "sessions.html",
+            rows=[self._row(session, session is own) for session in found[:MAX_ROWS]],
+            summary=_summary(len(found)),
+            query=query,
+            longest_filter=MAX_FILTER_LENGTH,
+            trouble=self.sessions.trouble,
+        )
+
+    def end(self) -> Response:
+        """Form `number`, or `all`: end a session, or all except that of the request. Does not switch."""
+        if request.form.get("all") == "1":
+            self.end_others()
+        else:
+            self.end_session(request.form.get("number", ""))
+        if not self._guard.needs_login or self._guard.current_session() is not None or not visitor().has_session:
+            return redirect(url_for("sessions", notice="ended-session", n=0), 303)
+        return redirect(url_for("login"), 303)
+
+    def end_session(self, number: str) -> None:
+        """End the session *number*; raise NotFound if it does not exist."""
+        session = next((one for one in self.sessions.all() if one.number == number), None)
+        if session is None:
+            raise NotFound("There is no such session. It may have ended.")
+        self.sessions.end(session)
+        self._audit.note("session/end", user=session.account.name)
+
+    def end_others(self) -> int:
+        """End every session except that of the request; return the number of ended sessions."""
+        own = self._guard.current_session()
+        others = [session for session in self.sessions.all() if session is not own]
+        for session in others:
+            self.sessions.end(session)
+        self._audit.note("session/end-all", sessions=len(others))
+        return len(others)
+
+    def _row(self, session: Session, is_own: bool) -> Row:
+        account, idle = session.account, max(0, self._clock() - session.seen_at) // SECOND
+        return Row(
+            number=session.number,
+            name=account.name or text.NONE,
+            roles=", ".join(account.roles),
+            source=account.source,
+            address=session.address,
+            browser=session.browser,
+            since=text.instant(session.created_at),
+            used=f"{text.duration(idle // 60 * 60)} ago" if idle >= 60 else "just now",
+            is_own=is_own,
+        )
+
+
+def _with_retry_after(response: Response, cause: HTTPException | None) -> Response:
+    if (retry_after := getattr(cause, "retry_after", None)) is not None:
+        response.headers["Retry-After"] = str(retry_after)
+    return response
+
+
+def next_path(given: Fields) -> str:
+    """Return the path in the field `next` if it is one of this dashboard, else that of the overview."""
+    home = url_for("overview")
+    where = own_path(given, "next", home)
+    return home if where.startswith(tuple(url_for(name) for name in ("login", "logout"))) else where
+
+
+def require_admin_view() -> None:
+    """Raise Forbidden unless the visitor may see the sessions."""
+    if not visitor().sees_audit:
+        raise Forbidden("Only admins can see the sessions.")
+
+
+def matching_sessions(sessions: Sessions, query: str) -> list[Session]:
+    """Return the sessions whose name, roles or address contain *query*, ignoring case, the last used first."""
+    wanted = query.lower()
+    return [
+        session
+        for session in sessions.all()
+        if wanted in f"{session.account.name} {' '.join(session.account.roles)} {session.address}".lower()
+    ]
+
+
+def _summary(found: int) -> str:
+    shown = f"first {MAX_ROWS} of " if found > MAX_ROWS else ""
+    return f"{shown}{text.counted(found, 'session')}, last used first"

@@ -1,0 +1,1 @@
+"""Tasks over the API: searches and bulk changes."""

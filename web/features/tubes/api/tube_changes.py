@@ -1,0 +1,81 @@
+"""Changes of many tubes over the API: pause, resume or kick all tubes that match a pattern, as a task."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange
+from greenstalk_server.web.changes.tube_changes import TubeChanges as Changes
+from greenstalk_server.web.features.search.pages import INITIAL_WAIT
+from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
+from greenstalk_server.web.features.tubes.api.tubes import STATES, Pause
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.api.router import set_location
+from greenstalk_server.web.framework.api.values import RequestModel
+
+TubePattern = Annotated[
+    str,
+    Meta(
+        # The lookahead is for Python, where `$` also matches before a newline at the end.
+        pattern=r"^[-A-Za-z0-9+/;.$_()*]{1,200}$(?!\n)",
+        description="a pattern of tube names: 1 to 200 characters of tube names and `*`, which matches any characters.",
+        examples=["billing.*"],
+    ),
+]
+
+
+class ByPattern(RequestModel):
+    """The tubes to change."""
+
+    pattern: TubePattern
+    dry_run: Annotated[bool, Meta(description="Only count the tubes. Must be false to change them.")] = True
+
+
+class KickState(RequestModel):
+    """The jobs to kick."""
+
+    state: Literal["buried", "delayed"] = "buried"
+
+
+DEFAULT_KICK: Final = KickState()
+
+
+class TubeChanges:
+    """Changes of many tubes: pause, resume or kick all tubes whose names match a pattern.
+
+    Each is a task. Unless `dry_run` is false, the task only counts the tubes and their jobs, and `/tasks/{task}/run`
+    changes exactly the tubes that were counted. Tubes that you may not operate are not included.
+    """
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes: Changes = changes
+
+    @endpoint("POST", "/tubes/pause", status=202, errors=BUSY)
+    def pause_tubes(self, query: ByPattern, body: Pause) -> Task:
+        """Pause all tubes that match a pattern, or count them.
+
+        A pause replaces one that is already running.
+        """
+        return self._start(TubeChange(PAUSE, body.seconds, " ".join(body.reason.split())), query)
+
+    @endpoint("POST", "/tubes/resume", status=202, errors=BUSY)
+    def resume_tubes(self, query: ByPattern) -> Task:
+        """End the pauses of all tubes that match a pattern, or count them."""
+        return self._start(TubeChange(RESUME), query)
+
+    @endpoint("POST", "/tubes/kick", status=202, errors=BUSY)
+    def kick_tubes(self, query: ByPattern, body: KickState = DEFAULT_KICK) -> Task:
+        """Kick the buried or delayed jobs of all tubes that match a pattern, or count them.
+
+        A run kicks at most the counted number of jobs of each tube, in the order of their state.
+        """
+        return self._start(TubeChange(KICK, state=STATES[body.state]), query)
+
+    def _start(self, change: TubeChange, query: ByPattern) -> Task:
+        start = self._changes.dry_run if query.dry_run else self._changes.start
+        task = start(change, query.pattern)
+        set_location("get_task", task=task.id)
+        task.wait(INITIAL_WAIT)
+        return task_model(task)

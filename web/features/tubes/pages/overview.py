@@ -1,0 +1,615 @@
+"""The contents of the overview page as text: the server's figures, and one page of tubes.
+
+The tables here define the columns and figures. The template, the live state and the tests all use them. The tubes are
+scanned in batches, so that ten thousand tubes do not stall the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from heapq import merge
+from itertools import islice
+from math import ceil, inf, isnan
+from typing import Any, Final
+
+from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.body_cache import Bodies
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.protocol.stats import ServerStats
+from greenstalk_server.web.features.conditions.measures import KINDS, Condition
+from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.history.history import History, Rates
+from greenstalk_server.web.features.history.visible import visible_figures
+from greenstalk_server.web.framework import sparkline, text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
+
+MAX_TUBES: Final = 100
+"""Tubes per page: about 2 ms of rendering."""
+
+MAX_FILTER_LENGTH: Final = 200
+"""Characters of a filter: the length of the longest tube name."""
+
+TUBE_BATCH: Final = 256
+"""Tubes scanned per batch, between two yields to the event loop: about 0.2 ms."""
+
+BY_NAME: Final = "name"
+ATTENTION_KEY: Final = "attention"
+
+SPARK_WIDTH: Final = 96
+SPARK_HEIGHT: Final = 20
+
+
+class TubeView:
+    """One tube at the time *now*.
+
+    top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
+    """
+
+    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "top", "tube")
+
+    def __init__(
+        self,
+        tube: Tube,
+        history: History,
+        now: int,
+        dead_letter_tubes: DeadLetterTubes,
+        worst: Condition | None,
+    ) -> None:
+        self.tube: Tube = tube
+        self.history: History = history
+        self._dead_letter_tubes: DeadLetterTubes = dead_letter_tubes
+        self._worst: Condition | None = worst
+        self.now: int = now
+        self.top: float = 0.0
+        self._rates: Rates | None = None
+        self._puts: list[float] | None = None
+
+    @property
+    def puts(self) -> list[float]:
+        """Jobs put per second over the last ten minutes, one point per ten seconds; NaN where unknown."""
+        if self._puts is None:
+            self._puts = self.history.spark(self.tube.name, "put")
+        return self._puts
+
+    @property
+    def rates(self) -> Rates:
+        """Its rates over the last ten seconds."""
+        if self._rates is None:
+            self._rates = self.history.rates(self.tube.name)
+        return self._rates
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has ready jobs and no client watches it."""
+        return bool(self.tube.ready.count) and not self.tube.watching
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether it is a dead-letter tube, whose jobs need no consumers."""
+        return self._dead_letter_tubes.has(self.tube)
+
+    @property
+    def attention(self) -> str:
+        """Its worst condition, or a state that is not a problem, such as a pause; may be empty."""
+        if self._worst is not None:
+            return self._worst.measure.kind.label
+        if hold := hold_label(self.tube, self.now):
+            return "at max. reserved" if hold == "max_reserved" else "at rate limit"
+        if self.tube.job_count and self.is_dead_letter:
+            return "dead letters"
+        return ""
+
+    @property
+    def severity(self) -> int:
+        """The rank of its worst condition, the most urgent highest; 0 if it has none."""
+        return SEVERITIES[self._worst.measure.kind.label] if self._worst is not None else 0
+
+    @property
+    def oldest_age(self) -> int | None:
+        """Seconds since its oldest ready job became ready; None without ready jobs."""
+        job = self.tube.oldest_ready()
+        return None if job is None else max(0, self.now - job.ready_since) // SECOND
+
+    @property
+    def drain_time(self) -> float | None:
+        """Seconds until no job is ready, at the current rates.
+
+        Infinite if the backlog grows; None without ready jobs, or if the backlog is stable.
+        """
+        ready, growth = self.tube.ready.count, self.rates.put - self.rates.delete
+        if not ready or not growth:
+            return None
+        return inf if growth > 0 else ready / -growth
+
+    @property
+    def pause_left(self) -> int | None:
+        """Seconds until its pause ends; None if it is not paused."""
+        return max(0, self.tube.paused_until - self.now - 1) // SECOND if self.tube.paused_until else None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of tubes, after the name.
+
+    key             its CSS class, and its name in URLs.
+    text            returns the text of a cell.
+    rank            returns the sort key; a key of None sorts last. Without *rank* the column is not sortable.
+    kind            `text`, `badge`, or `path` for a sparkline.
+    """
+
+    label: str
+    key: str
+    help: str
+    text: Callable[[TubeView], str]
+    rank: Callable[[TubeView], float | None] | None
+    kind: str = "text"
+
+
+def _number(label: str, key: str, help: str, count: Callable[[Tube], int]) -> Column:
+    return Column(label, key, help, lambda view: text.number(count(view.tube)), lambda view: count(view.tube))
+
+
+def _rate(label: str, key: str, noun: str) -> Column:
+    def value(view: TubeView) -> float:
+        return getattr(view.rates, key)  # type: ignore[no-any-return]
+
+    return Column(
+        label,
+        f"{key}-rate",
+        f"{noun} per second, over the last ten seconds",
+        lambda view: text.rate(value(view)),
+        value,
+    )
+
+
+def _seconds(seconds: float | None) -> str:
+    return text.NONE if seconds is None else text.duration(ceil(seconds))
+
+
+def _drain(view: TubeView) -> str:
+    return "growing" if view.drain_time == inf else _seconds(view.drain_time)
+
+
+def _spark(values: list[float], top: float) -> str:
+    """Return *values* as an SVG path on a scale up to *top*; empty if all are zero or unknown."""
+    return sparkline.path(values, SPARK_WIDTH, SPARK_HEIGHT, top) if _most(values) else ""
+
+
+def _most(values: list[float]) -> float:
+    return max((value for value in values if not isnan(value)), default=0.0)
+
+
+SEVERITIES: Final = {kind.label: rank for rank, kind in enumerate([kind for kind in reversed(KINDS) if kind.rest], 1)}
+"""Ranks of the conditions of tubes, the most urgent highest."""
+
+COLUMNS: Final = (
+    Column(
+        "Attention",
+        ATTENTION_KEY,
+        "The worst condition of the tube; else whether a policy holds its jobs, or it has dead letters",
+        lambda view: view.attention,
+        lambda view: view.severity,
+        "badge",
+    ),
+    _number("Ready", "ready", "Jobs that a worker can reserve now", lambda tube: tube.ready.count),
+    Column(
+        "Oldest",
+        "oldest",
+        "How long the oldest ready job has been ready",
+        lambda view: _seconds(view.oldest_age),
+        lambda view: view.oldest_age,
+    ),
+    _rate("Put/s", "put", "Jobs put"),
+    Column(
+        "10 min",
+        "trend",
+        "Jobs put in the last ten minutes, on the same scale for all tubes of this page",
+        lambda view: _spark(view.puts, view.top),
+        None,
+        "path",
+    ),
+    _rate("Reserved/s", "reserve", "Jobs reserved"),
+    _rate("Deleted/s", "delete", "Jobs deleted"),
+    Column(
+        "Drains in",
+        "drain",
+        "Time until no job is ready, at the put and delete rates of the last ten seconds",
+        _drain,
+        lambda view: view.drain_time,
+    ),
+    _number("Buried", "buried", "Jobs set aside until they are kicked", lambda tube: len(tube.buried)),
+    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
+    _number("Waiting", "waiting", "Workers waiting for a job of this tube", lambda tube: tube.waiting_count),
+    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
+    Column(
+        "Pause",
+        "pause",
+        "Time until jobs of this tube can be reserved again",
+        lambda view: _seconds(view.pause_left),
+        lambda view: view.pause_left,
+    ),
+    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
+    _rate("Buried/s", "bury", "Jobs buried"),
+    _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
+)
+"""The columns, the most important first: a narrow window shows these without scrolling."""
+
+NAME: Final = Column("Tube", BY_NAME, "By name", lambda view: view.tube.name.decode(), None)
+"""The first column."""
+
+SORTS: Final = {column.key: column for column in COLUMNS if column.rank is not None}
+"""The columns by which tubes can be sorted, besides BY_NAME."""
+
+TOTALS: Final = (
+    ("Put", "put"),
+    ("Reserved", "reserve"),
+    ("Deleted", "delete"),
+    ("Released", "release"),
+    ("Buried", "bury"),
+    ("Kicked", "kick"),
+    ("Timed out", "timeout"),
+)
+"""Rates of the whole server: label and series."""
+
+LIMIT_LABELS: Final = {
+    "access": "Refused by access rules",
+    "connections": "Connection limit",
+    "connections_per_address": "Connection limit per address",
+    "handshake": "Failed TLS handshakes",
+    "files": "File descriptor limit",
+    "epoll": "epoll watch limit",
+    "jobs": "Job limit",
+    "bytes": "Byte limit",
+    "tube_jobs": "Job limit per tube",
+    "tube_bytes": "Byte limit per tube",
+    "tubes": "Tube limit",
+    "watched": "Watched tubes per client",
+    "rate": "Rate limited",
+    "output": "Unsynced output limit",
+    "listings": "Concurrent list limit",
+    "idle_timeout": "Idle timeout",
+    "command_timeout": "Command timeout",
+    "dead_peer_timeout": "Dead peer timeout",
+    "request_timeout": "HTTP request timeout",
+}
+"""Labels of the counters of limit hits since the start, by the names of limits.LIMITED."""
+
+GROUPS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
+    (
+        "Jobs",
+        (
+            ("Ready", "current_jobs_ready"),
+            ("Ready and urgent", "current_jobs_urgent"),
+            ("Reserved", "current_jobs_reserved"),
+            ("Delayed", "current_jobs_delayed"),
+            ("Buried", "current_jobs_buried"),
+            ("In dead-letter tubes", "dead_letters"),
+            ("Put since start", "total_jobs"),
+            ("Timed out since start", "job_timeouts"),
+            ("Largest body", "max_job_size"),
+            ("Bodies in memory", "bodies_in_memory"),
+            ("Bodies only on disk", "bodies_on_disk"),
+            ("Tubes", "current_tubes"),
+        ),
+    ),
+    (
+        "Connections",
+        (
+            ("Open", "current_connections"),
+            ("Producers", "current_producers"),
+            ("Workers", "current_workers"),
+            ("Waiting for a job", "current_waiting"),
+            ("Since start", "total_connections"),
+        ),
+    ),
+    (
+        "Journal",
+        (
+            ("State", "journal_state"),
+            ("Role", "journal_role"),
+            ("Standbys", "journal_standbys"),
+            ("Last sync", "journal_synced"),
+            ("On disk", "journal_size"),
+            ("Live data", "journal_live"),
+            ("Files", "journal_files"),
+            ("Oldest file", "binlog_oldest_index"),
+            ("Current file", "binlog_current_index"),
+            ("Maximum file size", "binlog_max_size"),
+            ("Records written", "binlog_records_written"),
+            ("Records migrated", "binlog_records_migrated"),
+        ),
+    ),
+    ("Limits", tuple((label, f"limited_{name}") for name, label in LIMIT_LABELS.items())),
+    (
+        "Process",
+        (
+            ("Version", "version"),
+            ("Build", "build"),
+            ("Uptime", "uptime"),
+            ("Draining", "draining"),
+            ("Memory", "memory"),
+            ("Private memory", "memory_private"),
+            ("Memory limit for jobs", "memory_limit"),
+            ("Memory used by jobs", "memory_taken"),
+            ("User CPU time", "rusage_utime"),
+            ("System CPU time", "rusage_stime"),
+            ("Process id", "pid"),
+            ("Instance", "id"),
+            ("Host", "hostname"),
+            ("Machine", "platform"),
+            ("System", "os"),
+        ),
+    ),
+)
+"""The server's figures by group: label and field. COMMANDS has the command counters."""
+
+COMMANDS: Final = tuple(
+    (field.name.removeprefix("cmd_").replace("_", "-"), field.name)
+    for field in fields(ServerStats)
+    if field.name.startswith("cmd_")
+)
+"""Counters of commands: the command's name in the protocol, and the field."""
+
+_FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "max_job_size": text.size,
+    "binlog_max_size": text.size,
+    "uptime": text.duration,
+    "rusage_utime": text.cpu_time,
+    "rusage_stime": text.cpu_time,
+    "draining": text.boolean,
+    **dict.fromkeys(("pid", "version", "id", "hostname", "os", "platform"), str),
+}
+"""Formats of the figures that are not plain numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
+
+    key: str = ATTENTION_KEY
+    is_descending: bool = True
+
+    @property
+    def direction(self) -> str:
+        """`ascending` or `descending`."""
+        return "descending" if self.is_descending else "ascending"
+
+    @property
+    def description(self) -> str:
+        """The order in words: `by name`, `by “Ready”, largest first`."""
+        if self.key == BY_NAME:
+            return "by name, descending" if self.is_descending else "by name"
+        if self.key == ATTENTION_KEY:
+            return "those that need attention first" if self.is_descending else "those that need attention last"
+        which = "largest" if self.is_descending else "smallest"
+        return f"by “{SORTS[self.key].label}”, {which} first"
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The contents of the overview page.
+
+    server          every field of ServerStats, and the other fields of GROUPS and TOTALS, as text.
+    tubes           a row per tube: the name, then the COLUMNS in order.
+    begin           index of the first row in the list of all tubes that match, from 0.
+    following       index of the first row of the next page; 0 if there is none.
+    summary         the number of tubes shown, the total, and the order.
+    query           the filter, without surrounding spaces.
+    is_filtered_out no tube matches the filter.
+    is_unused       there is no job, and none was ever put.
+    is_draining     the server refuses puts because it drains.
+    """
+
+    server: Mapping[str, str]
+    tubes: list[list[str]]
+    begin: int
+    following: int
+    summary: str
+    query: str
+    order: Order
+    is_filtered_out: bool
+    is_unused: bool
+    is_draining: bool
+
+    def live_state(self) -> dict[str, Any]:
+        """Return the contents in the form that live.hub sends."""
+        return {
+            "fields": {
+                **self.server,
+                "summary": self.summary,
+                "filtered-query": text.spelled(self.query),
+            },
+            "rows": {"tubes": self.tubes},
+            "shown": {
+                "table": not self.is_filtered_out,
+                "filtered-out": self.is_filtered_out,
+                "unused": self.is_unused,
+                "draining": self.is_draining,
+            },
+        }
+
+
+_Ranked = tuple[bool, float, bytes, Tube]
+"""A sort key, then the tube. Tubes without a value sort last, and tubes with equal values sort by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """A page of tubes, the index of its first row, and the numbers of tubes that match and that are visible."""
+
+    tubes: list[Tube]
+    begin: int
+    matched: int
+    total: int
+
+
+class OverviewBuilder:
+    """Builds the overview of *broker*."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        history: History,
+        role: Callable[[], ClusterStatus] | None = None,
+        attention: Attention | None = None,
+    ) -> None:
+        self._broker: Broker = broker
+        self._history: History = history
+        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
+        self._role: Callable[[], ClusterStatus] | None = role
+        self._attention: Attention | None = attention
+
+    def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
+        """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.
+
+        *sees* returns whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
+        are fewer tubes. May switch.
+        """
+        broker, pace = self._broker, Pace()
+        query = query.strip()[:MAX_FILTER_LENGTH]
+        page = self._page(query, order, now, sees, begin, pace)
+        rows, shown, top = [], [self._view(tube, now) for tube in page.tubes], 0.0
+        for view in shown:
+            top = max(top, _most(view.puts))
+            pace.yield_if_due()
+        for view in shown:
+            if broker.tubes.get(view.tube.name) is view.tube:  # another greenlet may have dropped the tube
+                view.top = top
+                rows.append(tube_texts(view))
+                pace.yield_if_due()
+        stats, rates = visible_figures(broker, self._history, now)
+        following = page.begin + len(page.tubes)
+        return Overview(
+            server=server_texts(stats) | self._more_texts(rates),
+            tubes=rows,
+            begin=page.begin,
+            following=following if following < page.matched else 0,
+            summary=_summary(page, len(rows), query, order),
+            query=query,
+            order=order,
+            is_filtered_out=not rows,
+            is_unused=not stats.total_jobs and not broker.jobs and visitor().sees_all,
+            is_draining=broker.is_draining,
+        )
+
+    def _page(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int, pace: Pace) -> _Page:
+        """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
+        wanted = query.lower().encode(errors="replace")
+        is_reversed = order.is_descending and order.key == BY_NAME
+        all_tubes, batches, total, matched = list(self._broker.tubes.values()), list[list[_Ranked]](), 0, 0
+        for at in range(0, len(all_tubes), TUBE_BATCH):
+            seen = [tube for tube in all_tubes[at : at + TUBE_BATCH] if sees(tube.name)]
+            tubes = [tube for tube in seen if wanted in tube.name.lower()] if wanted else seen
+            total, matched = total + len(seen), matched + len(tubes)
+            batches.append(sorted(self._ranked(tubes, order, now), reverse=is_reversed))
+            pace.yield_if_due()
+        begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
+        page = _Page([], begin, matched, total)
+        for place, ranked in enumerate(islice(merge(*batches, reverse=is_reversed), begin + MAX_TUBES)):
+            if place >= begin:
+                page.tubes.append(ranked[-1])
+            pace.yield_if_due()
+        return page
+
+    def _ranked(self, tubes: list[Tube], order: Order, now: int) -> list[_Ranked]:
+        """Return *tubes* with their sort keys."""
+        rank = SORTS[order.key].rank if order.key != BY_NAME else None
+        if rank is None:
+            return [(False, 0, tube.name, tube) for tube in tubes]
+        sign = -1 if order.is_descending else 1
+        values = [rank(self._view(tube, now)) for tube in tubes]
+        return [
+            (value is None, 0 if value is None else sign * value, tube.name, tube)
+            for tube, value in zip(tubes, values, strict=True)
+        ]
+
+    def _view(self, tube: Tube, now: int) -> TubeView:
+        worst = self._attention.worst_of(tube.name) if self._attention is not None else None
+        return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
+
+    def _more_texts(self, rates: Rates) -> dict[str, str]:
+        """Return the fields of the server that the reply to "stats" lacks."""
+        broker, who = self._broker, visitor()
+        dead_letters = self._dead_letter_tubes.count_jobs(who.sees)
+        texts = {"build": broker.facts.build, "dead_letters": text.number(dead_letters)}
+        texts |= journal_texts(broker.journal.stats(), broker.journal.trouble)
+        texts |= role_texts(self._role() if self._role is not None else None)
+        texts |= memory_texts(broker.facts.memory())
+        texts |= bodies_texts(broker.bodies)
+        texts |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
+        for _, series in TOTALS:
+            texts[f"rate-{series}"] = text.rate(getattr(rates, series))
+            values = self._history.spark(None, series) if who.sees_all else []
+            texts[f"spark-{series}"] = _spark(values, _most(values))
+        return texts
+
+
+def tube_texts(view: TubeView) -> list[str]:
+    """Return the row of a tube: the name, then the COLUMNS."""
+    return [column.text(view) for column in (NAME, *COLUMNS)]
+
+
+def server_texts(stats: ServerStats) -> dict[str, str]:
+    """Return every field of *stats* as text."""
+    return {field.name: _FORMATS.get(field.name, text.number)(getattr(stats, field.name)) for field in fields(stats)}
+
+
+def memory_texts(memory: tuple[int, int] | None) -> dict[str, str]:
+    """Return the process's resident memory, and its private part, as text."""
+    total, private = (text.NONE, text.NONE) if memory is None else map(text.rough_size, memory)
+    return {"memory": total, "memory_private": private}
+
+
+def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
+    """Return how many bodies are in memory and on disk, and the memory that jobs use, as text."""
+    if bodies is None:
+        return dict.fromkeys(("bodies_in_memory", "bodies_on_disk", "memory_limit", "memory_taken"), text.NONE)
+    return {
+        "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.held, 'job')}",
+        "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.held, 'job')}",
+        "memory_limit": text.rough_size(bodies.limit),
+        "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else "; puts are refused"),
+    }
+
+
+def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
+    """Return the state of the journal, as text."""
+    if not stats.is_on_disk:
+        names = ("journal_synced", "journal_size", "journal_live", "journal_files")
+        return {"journal_state": "none: jobs are in memory only"} | dict.fromkeys(names, text.NONE)
+    live = stats.bytes_live / stats.bytes_recorded if stats.bytes_recorded else 0
+    ago = stats.synced_ago
+    return {
+        "journal_state": "failing" if trouble else "disk full" if stats.is_full else "ok",
+        "journal_synced": text.NONE if ago is None else f"{text.duration(int(ago))} ago",
+        "journal_size": text.rough_size(stats.bytes_on_disk),
+        "journal_live": f"{live:.0%} of {text.rough_size(stats.bytes_recorded)}",
+        "journal_files": text.number(stats.files),
+    }
+
+
+def role_texts(role: ClusterStatus | None) -> dict[str, str]:
+    """Return the standbys of this server, as text; *role* is None if it does not share its journal."""
+    if role is None:
+        return dict.fromkeys(("journal_role", "journal_standbys"), text.NONE)
+    standbys = [f"{name}, {behind:.1f} s behind" for name, behind in role.standbys]
+    return {
+        "journal_role": f"active, epoch {role.epoch}",
+        "journal_standbys": "; ".join(standbys) or "none",
+    }
+
+
+def _summary(page: _Page, shown: int, query: str, order: Order) -> str:
+    if len(page.tubes) < page.matched:
+        what = f"{text.counted(page.matched, 'tube')} that match" if query else text.counted(page.matched, "tube")
+        first, last = text.number(page.begin + 1), text.number(page.begin + shown)
+        return f"{first}–{last} of {what}, {order.description}"
+    if query:
+        return f"{text.number(page.matched)} of {text.counted(page.total, 'tube')}"
+    return text.counted(page.total, "tube")

@@ -1,0 +1,133 @@
+"""The pages that pause, resume or kick many tubes: the form on the overview, the confirmation, and the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flask import Flask, jsonify, redirect, render_template, request, url_for
+from werkzeug.exceptions import BadRequest
+from werkzeug.wrappers import Response
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import BURIED, DELAYED
+from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
+from greenstalk_server.web.changes.tasks import Tasks
+from greenstalk_server.web.changes.tube_changes import (
+    KICK,
+    PAUSE,
+    RESUME,
+    TubeChange,
+    TubeChanges,
+    TubePlan,
+    tube_plan_of,
+)
+from greenstalk_server.web.features.search.pages import INITIAL_WAIT
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
+from greenstalk_server.web.reads.tubes import count_tubes, find_tubes
+from greenstalk_server.web.store.store import MAX_REASONS
+
+MAX_PATTERN_LENGTH: Final = 200
+"""Maximum characters of a pattern."""
+
+MAX_SUGGESTED: Final = 20
+"""Maximum tubes that the command palette suggests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tube of the confirmation, and its number of jobs."""
+
+    tube: str
+    jobs: str
+
+
+class TubeChangePages:
+    """The pages of changes of many tubes."""
+
+    def __init__(self, broker: Broker, tasks: Tasks, changes: TubeChanges) -> None:
+        self._broker: Broker = broker
+        self._tasks: Tasks = tasks
+        self._changes: TubeChanges = changes
+
+    def init_app(self, app: Flask) -> None:
+        """Add the pages and forms to *app*."""
+        app.add_url_rule("/tubes/change", "tube_change", self.page)
+        app.add_url_rule("/tubes/find", "tubes_find", self.find)
+        app.add_url_rule("/tubes/preview", "tubes_preview", self.preview, methods=["POST"])
+        app.add_url_rule("/tubes/run", "tubes_run", self.run, methods=["POST"])
+
+    def preview(self) -> Response:
+        """Form `pattern`, `action`, and `seconds` and `reason`, or `state`: start a dry run. Switches."""
+        task = self._changes.dry_run(read_tube_change(request.form), read_pattern(request.form))
+        task.wait(INITIAL_WAIT)
+        return redirect(url_for("tube_change", task=task.id), 303)
+
+    def page(self) -> str | Response:
+        """Serve `/tubes/change?task=`: the tubes that a dry run found, and the form that starts the run."""
+        task = self._tasks.find(request.args)
+        plan = tube_plan_of(task)
+        if task.is_running:
+            return redirect(url_for("task", id=task.id), 303)
+        rows = _rows(plan)
+        return render_template(
+            "tube_change.html",
+            task=task,
+            plan=plan,
+            rows=rows,
+            max_reasons=MAX_REASONS,
+            jobs=text.counted(plan.jobs, plan.change.jobs_noun),
+            others=text.counted(plan.matched - len(plan.tubes), "tube") if plan.matched > len(plan.tubes) else "",
+            summary=text.counted(len(rows), "tube")
+            if len(rows) == len(plan.tubes)
+            else f"{len(rows)} of {text.counted(len(plan.tubes), 'tube')}, those with the most jobs first",
+        )
+
+    def find(self) -> Response:
+        """Serve `/tubes/find` as JSON: the best matches for `q`, or the number for `pattern` as text. May switch.
+
+        The scripts of the command palette and of the form on the overview use it.
+        """
+        if "pattern" in request.args:
+            pattern = request.args["pattern"].strip()
+            matched = count_tubes(self._broker, read_pattern({"pattern": pattern}))
+            return jsonify({"text": f"{text.counted(matched, 'tube')} {'matches' if matched == 1 else 'match'}"})
+        query = request.args.get("q", "").strip()[:MAX_PATTERN_LENGTH]
+        return jsonify({"tubes": find_tubes(self._broker, query, MAX_SUGGESTED)[0] if query else []})
+
+    def run(self) -> Response:
+        """Form `task`: carry out a dry run, at most once. Does not switch."""
+        return redirect(url_for("task", id=self._changes.start_run(self._tasks.find(request.form)).id), 303)
+
+
+def _rows(plan: TubePlan) -> list[Row]:
+    """Return the sample of *plan*, largest first, without the tubes that the visitor may not see."""
+    sample = sorted(plan.sample, key=lambda one: (-one[0], one[1]))
+    return [Row(name.decode(), text.number(jobs)) for jobs, name in sample if visitor().sees(name)]
+
+
+def read_pattern(form: Fields) -> str:
+    """Return the field `pattern`; raise BadRequest if it is invalid."""
+    pattern = form.get("pattern", "").strip()
+    if not is_tube_pattern(pattern):
+        raise BadRequest(
+            f"“pattern” must be 1 to {MAX_PATTERN_LENGTH} characters of tube names and *, such as billing.* (all"
+            f" tubes: *), not “{pattern[:40]}”."
+        )
+    return pattern
+
+
+def read_tube_change(form: Fields) -> TubeChange:
+    """Return the change in the fields `action`, `seconds`, `reason` and `state`; raise BadRequest if one is invalid."""
+    key = form.get("action", "")
+    if key == PAUSE:
+        reason = fields.line(form, "reason", MAX_REASON_LENGTH)
+        return TubeChange(PAUSE, fields.number(form, "seconds", 1, MAX_NUMBER), reason)
+    if key == KICK:
+        return TubeChange(KICK, state=fields.state(form, (BURIED, DELAYED), BURIED))
+    if key == RESUME:
+        return TubeChange(RESUME)
+    raise BadRequest(f"“action” must be {PAUSE}, {RESUME} or {KICK}, not “{key[:40]}”.")

@@ -1,0 +1,168 @@
+"""The filter of the list of jobs on a tube's page: it examines all jobs of the tube in one state.
+
+A list that is short enough is examined for each view, so its matches are always current. For a longer list, the page
+starts the same task as the search page, and shows the matches so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flask import url_for
+from werkzeug.exceptions import ServiceUnavailable
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import STATE_NAMES
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.web.changes.tasks import Task, Tasks
+from greenstalk_server.web.features.search.pages import MAX_MATCHES, Search, Searches, search_of
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.reads.jobs.job_list import (
+    PAGE_SIZE,
+    JobColumn,
+    JobList,
+    count_jobs,
+    job_columns,
+    job_rows,
+    list_jobs,
+    sort_key,
+)
+from greenstalk_server.web.reads.jobs.json_fields import columns_text
+from greenstalk_server.web.reads.jobs.matching import list_matching, read_query
+from greenstalk_server.web.reads.jobs.query import Query, QueryError, suggested_terms
+
+INITIAL_WAIT: Final = 0.2
+"""Maximum seconds that a page waits for the task; then it shows the matches so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A page of a list of jobs, which may have a filter.
+
+    task            the task that finds the matches; None if the list is short or has no filter, or too many tasks run.
+    trouble         reason why only some of the jobs were examined; empty if all were or will be.
+    here            URL of this page, with the task.
+    pages           links to the first and to the next page: label and URL.
+    """
+
+    jobs: JobList
+    task: Task | None = None
+    trouble: str = ""
+    here: str = ""
+    pages: tuple[tuple[str, str], ...] = ()
+
+
+class TubeFilter:
+    """Finds the jobs of one broker's tubes that match a filter."""
+
+    def __init__(self, broker: Broker, tasks: Tasks, searches: Searches) -> None:
+        self._broker: Broker = broker
+        self._tasks: Tasks = tasks
+        self._searches: Searches = searches
+
+    def values(
+        self, tube: Tube, state: int, args: Fields, now: int, groups: Collection[str], *, may_start: bool
+    ) -> dict[str, Any]:
+        """Return the values of tube_jobs.html. May switch.
+
+        The field `q` is the filter, and `cols` names fields of the bodies that are columns. The field `task` names a
+        task to continue, and `from` is the index of the first match to show. *groups* names the
+        columns that policies and tags add.
+
+        may_start       start a task if the list is long. A live update must not start one.
+        """
+        paths, sees_bodies = fields.columns(args), visitor().sees_bodies
+        columns = job_columns(state, sees_bodies, groups, paths)
+        shown: dict[str, Any] = {
+            "q": args.get("q", "").strip(),
+            "q_error": "",
+            "columns": columns,
+            "cols": columns_text(paths),
+            "terms": suggested_terms(is_of_tube=True, sees_bodies=sees_bodies),
+        }
+        try:
+            query = read_query({"q": shown["q"]})
+        except QueryError as error:
+            query, shown["q_error"] = Query(), str(error)
+        if query.terms:
+            filtered = self._find(tube, state, query, args, now, columns, may_start)
+        else:
+            filtered = Filtered(list_jobs(self._broker, tube, state, fields.cursor(args), now, columns))
+        return shown | {"jobs": filtered.jobs, "filtered": filtered}
+
+    def _find(
+        self,
+        tube: Tube,
+        state: int,
+        given: Query,
+        args: Fields,
+        now: int,
+        columns: Collection[JobColumn],
+        may_start: bool,
+    ) -> Filtered:
+        query = given.within(tube.name.decode(), STATE_NAMES[state])
+        task = self._kept(args, query)
+        if task is None:
+            found = list_matching(self._broker, tube, state, given, now, columns)
+            if found.is_complete or not may_start:
+                return Filtered(found)
+            try:
+                task = self._searches.start(query)
+            except ServiceUnavailable as error:
+                return Filtered(found, trouble=f"Only the first jobs were examined. {error.description}")
+        if may_start:
+            task.wait(INITIAL_WAIT)
+        return self._page(task, tube, state, args, now, columns)
+
+    def _kept(self, args: Fields, query: Query) -> Task | None:
+        """Return the task that the field `task` names if it is a search for *query*, or None."""
+        if not self._tasks.has(args.get("task", "")):
+            return None
+        task = self._tasks.find(args)
+        return task if isinstance(task.subject, Search) and task.subject.query == query else None
+
+    def _page(
+        self, task: Task, tube: Tube, state: int, args: Fields, now: int, columns: Collection[JobColumn]
+    ) -> Filtered:
+        begin = fields.number(args, "from", 0, MAX_MATCHES) if args.get("from") else 0
+        found = [job for id in search_of(task).ids if (job := self._broker.jobs.get(id)) is not None]
+        listed = [(sort_key(job, state), job) for job in found if job.tube is tube and job.state == state]
+        page = [job for _, job in sorted(listed, key=itemgetter(0))[begin : begin + PAGE_SIZE]]
+        url = _urls(task, tube, state, args)
+        pages: tuple[tuple[str, str], ...] = (("First page", url(0)),) if begin else ()
+        if len(listed) > begin + PAGE_SIZE:
+            pages += (("Next", url(begin + PAGE_SIZE)),)
+        jobs = JobList(
+            state=STATE_NAMES[state],
+            rows=job_rows(page, columns, now),
+            summary=_summary(task, begin, len(page), count_jobs(tube, state)),
+            following="",
+            is_first=begin == 0,
+            is_truncated=task.matched > MAX_MATCHES and len(listed) <= begin + PAGE_SIZE,
+        )
+        return Filtered(jobs, task, here=url(begin), pages=pages)
+
+
+def _urls(task: Task, tube: Tube, state: int, args: Fields) -> Callable[[int], str]:
+    """Return a function from the index of a match to the URL of the page that begins with it."""
+    here = {"tube": tube.name.decode(), "state": STATE_NAMES[state], "task": task.id}
+    kept = {name: args.get(name, "") for name in ("q", "span")} | {"cols": columns_text(fields.columns(args))}
+    here |= {name: value for name, value in kept.items() if value}
+    page = url_for("tube")
+    return lambda begin: f"{page}?{urlencode(here | ({'from': str(begin)} if begin else {}))}"
+
+
+def _summary(task: Task, begin: int, shown: int, present: int) -> str:
+    """Return a text with the range of the shown matches and their total."""
+    matched = f"{text.number(task.matched)} matching"
+    which = f"{text.number(begin + 1)} to {text.number(begin + shown)} of " if begin and shown else ""
+    if not begin and shown < task.matched:
+        which = f"first {shown} of "
+    among = f", among all {text.number(present)}" if task.state == "done" and not which else ""
+    return f"{which}{matched}{among}"

@@ -1,0 +1,278 @@
+"""The summary at the top of a tube's page: figures, workers, and a chart of the last hour.
+
+The summary shows why the tube lags: the rates of puts and deletes, the age of the oldest job, and the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from math import inf, isnan, nan
+from typing import Final
+
+from flask import url_for
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.transitions import DEFAULT_TUBE
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.web.features.history.pages.charts import format_value
+from greenstalk_server.web.features.history.worker_rates import WorkerRates
+from greenstalk_server.web.features.tubes.pages.overview import TubeView
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.sparkline import path
+from greenstalk_server.web.reads.connections import client_name, iter_batched
+
+MAX_WORKERS: Final = 5
+"""Maximum workers in the summary."""
+
+MAX_SCANNED: Final = 32
+"""Maximum held jobs of a worker that are scanned for a job of the tube."""
+
+LONG_HELD: Final = 10 * SECOND
+"""A worker that has held a job for this time, in nanoseconds, is listed before the others."""
+
+RECENT_POINTS: Final = 30
+"""Ten-second points that are searched for the latest wait and run times: five minutes."""
+
+CHART_WIDTH: Final = 360
+CHART_HEIGHT: Final = 48
+"""Units of each of the two drawings, which scale to the space available."""
+
+RATES: Final = (
+    ("put", "Put/s", "Jobs put"),
+    ("reserve", "Reserved/s", "Jobs reserved"),
+    ("delete", "Deleted/s", "Jobs deleted"),
+    ("bury", "Buried/s", "Jobs buried"),
+    ("timeout", "Timeouts/s", "Reservations that timed out"),
+)
+"""Rates of the summary: the series, the label, and the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure with its label; *key* names it in live updates, *help* explains it."""
+
+    key: str
+    label: str
+    value: str
+    note: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A connection that watches the tube or holds a job of it.
+
+    rate            jobs that it finished per minute.
+    job             the job of the tube that it has held for longest, or empty.
+    doing           its activity, shown after the job if there is one: `for 3 s`, `waiting for 12 s`.
+    """
+
+    number: str
+    name: str
+    rate: str
+    job: str
+    doing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The first workers of a tube; *more* names the number of the others, or is empty."""
+
+    rows: list[Worker]
+    summary: str
+    more: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A drawing: for each series its key, label, path and last value; *top* is the highest value of all."""
+
+    title: str
+    lines: list[tuple[str, str, str, str]]
+    top: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """The chart of the last hour; *label* is its text alternative."""
+
+    drawings: list[Drawing]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class TubeSummary:
+    """The summary of a tube."""
+
+    figures: list[Figure]
+    workers: Workers
+    chart: Chart
+
+    def live_fields(self) -> dict[str, str]:
+        """Return the texts of the figures, by field name."""
+        return {f"figure-{one.key}": one.value for one in self.figures} | {
+            f"figure-note-{one.key}": one.note for one in self.figures
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PageTab:
+    """A tab of the pages of a tube."""
+
+    label: str
+    href: str
+    is_current: bool
+
+
+def page_tabs(tube: str, current: str) -> list[PageTab]:
+    """Return the tabs of the pages of *tube*; *current* is the label of the current one."""
+    here = url_for("tube", tube=tube)
+    tabs = (
+        ("Jobs", here),
+        ("Errors", url_for("tube_errors", tube=tube)),
+        ("History", url_for("tube_history", tube=tube)),
+        ("Policy", f"{here}#policy"),
+    )
+    return [PageTab(label, href, label == current) for label, href in tabs]
+
+
+def tube_summary(broker: Broker, view: TubeView, worker_rates: WorkerRates) -> TubeSummary:
+    """Return the summary of the tube of *view*. May switch."""
+    return TubeSummary(
+        figures=_figures(view),
+        workers=find_workers(broker, view.tube, worker_rates, view.now),
+        chart=_chart(view),
+    )
+
+
+# Figures
+
+
+def _figures(view: TubeView) -> list[Figure]:
+    oldest = text.NONE if view.oldest_age is None else text.duration(view.oldest_age)
+    rates = [
+        Figure(key, label, text.rate(getattr(view.rates, key)), "", f"{events} per second, over the last ten seconds")
+        for key, label, events in RATES
+    ]
+    return [
+        Figure("oldest", "Oldest ready", oldest, "", "How long the oldest ready job has been ready"),
+        Figure("drain", "Backlog", *drain_text(view), "At the put and delete rates of the last ten seconds"),
+        _times(view, "wait", "Wait", "From ready to reserved"),
+        _times(view, "run", "Run", "From reserved to deleted, released or buried"),
+        *rates,
+    ]
+
+
+def drain_text(view: TubeView) -> tuple[str, str]:
+    """Return the trend of the ready jobs of the tube, and a note such as `drains in 4 min`."""
+    tube, rates = view.tube, view.rates
+    if not tube.ready.count:
+        return text.NONE, ""
+    if tube.paused_until > view.now:
+        return "paused", ""
+    if not tube.watching:
+        return "never drains", "" if view.is_dead_letter else "no consumers"
+    if view.drain_time == inf:
+        return "growing", f"by {text.rate(rates.put - rates.delete)}/s"
+    if view.drain_time is not None:
+        return f"drains in {text.duration(max(1, round(view.drain_time)))}", ""
+    return "steady", "" if rates.delete else "nothing deleted"
+
+
+def _times(view: TubeView, key: str, label: str, help: str) -> Figure:
+    """Return the figure for the latest known median and 95th percentile of the waits or runs."""
+    medians = view.history.spark(view.tube.name, f"{key}_p50", RECENT_POINTS)
+    slow = view.history.spark(view.tube.name, f"{key}_p95", RECENT_POINTS)
+    known = [pair for pair in zip(medians, slow, strict=True) if not isnan(pair[0])]
+    median, high = known[-1] if known else (nan, nan)
+    note = f"p95 {format_value(high, 'seconds')}" if known else ""
+    return Figure(
+        key, f"{label} p50", format_value(median, "seconds"), note,
+        f"{help}: the median and the 95th percentile of the latest ten seconds with such jobs, accurate to"
+        " 1.6 %",
+    )  # fmt: skip
+
+
+# Workers
+
+
+def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Workers:
+    """Return the workers of *tube*: first those that have held a job of it for long, then by number. May switch.
+
+    Every connection watches the default tube at first, so only clients that have reserved count as its workers.
+    """
+    if not tube.watching and not tube.reserved_count:
+        return Workers([], "none watch this tube", "")
+    found: list[tuple[int, int, Client, Job | None]] = []
+    for client in iter_batched(list(broker.clients), Pace()):
+        job = held_job(client, tube)
+        is_worker = client.is_worker or tube.name != DEFAULT_TUBE
+        if job is None and not (is_worker and tube.name in client.watched):
+            continue
+        held = now - job.reserved_at if job is not None else 0
+        found.append((-held if held >= LONG_HELD else 0, client.number, client, job))
+    found.sort(key=lambda one: one[:2])
+    rows = [_worker(client, job, rates, now) for _, _, client, job in found[:MAX_WORKERS] if not client.is_closed]
+    holding = sum(job is not None for *_, job in found)
+    waiting = sum(client.is_waiting for _, _, client, _ in found)
+    more = text.counted(len(found) - MAX_WORKERS, "other") if len(found) > MAX_WORKERS else ""
+    return Workers(rows, f"{text.number(len(found))} ({holding:,} working, {waiting:,} waiting)", more)
+
+
+def held_job(client: Client, tube: Tube) -> Job | None:
+    """Return the job of *tube* that *client* has held for longest. Only its first MAX_SCANNED jobs are scanned."""
+    return next((job for job in islice(client.reserved.values(), MAX_SCANNED) if job.tube is tube), None)
+
+
+def _worker(client: Client, job: Job | None, rates: WorkerRates, now: int) -> Worker:
+    if job is not None:
+        doing = f"for {_seconds(now - job.reserved_at)}"
+    elif client.is_waiting:
+        doing = f"waiting for {_seconds(now - client.waiting_since)}"
+    else:
+        doing = "busy with another tube" if client.reserved else "not waiting"
+    return Worker(
+        number=str(client.number),
+        name=", ".join(filter(None, (client.address, client_name(client)))),
+        rate=f"{text.rate(rates.per_minute(client, now))}/min",
+        job=str(job.id) if job is not None else "",
+        doing=doing,
+    )
+
+
+def _seconds(nanoseconds: int) -> str:
+    return text.duration(max(0, nanoseconds) // SECOND)
+
+
+# The chart
+
+
+def _chart(view: TubeView) -> Chart:
+    drawings = [
+        _drawing(view, "Ready, last hour", "count", (("ready", "ready"),)),
+        _drawing(view, "Per second", "rate", (("put", "put"), ("reserve", "reserved"))),
+    ]
+    lines = ", ".join(f"{label} {last}" for one in drawings for _, label, _, last in one.lines)
+    tops = ", ".join(f"{one.title.lower()} {one.top}" for one in drawings)
+    return Chart(drawings, f"Now: {lines}. Highest: {tops}.")
+
+
+def _drawing(view: TubeView, title: str, unit: str, series: tuple[tuple[str, str], ...]) -> Drawing:
+    """Draw *series* by the minute, and at the right end their values in the last ten seconds."""
+    latest = {key: view.history.spark(view.tube.name, key, 1) for key, _ in series}
+    values = {key: [*view.history.last_hour(view.tube.name, key), *latest[key]] for key, _ in series}
+    top = max((value for line in values.values() for value in line if not isnan(value)), default=0.0)
+    lines = [
+        (
+            key,
+            label,
+            path(values[key], CHART_WIDTH, CHART_HEIGHT, top) if top else "",
+            format_value(latest[key][-1] if latest[key] else 0.0, unit),
+        )
+        for key, label in series
+    ]
+    return Drawing(title, lines, format_value(top, unit))

@@ -1,0 +1,385 @@
+"""The pages of the overview, tubes and jobs. They only read. Functions that may switch greenlets say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flask import Flask, Response, make_response, redirect, render_template, request, url_for
+from werkzeug.exceptions import BadRequest, Conflict, HTTPException
+
+from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import READY, STATE_NAMES, Job
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.runtime import supervisor
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
+from greenstalk_server.web.changes.tasks import Task, live_state, progress_texts
+from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.pages import Panel, attention_panel
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.worker_rates import WorkerRates
+from greenstalk_server.web.features.jobs.export import body_file
+from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS, find_job, find_tube
+from greenstalk_server.web.features.jobs.pages.details import job_details, tube_details
+from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_form
+from greenstalk_server.web.features.policies.pages.tube_policy import tube_policy
+from greenstalk_server.web.features.samples.pages import MAX_NAME_LENGTH, samples_for
+from greenstalk_server.web.features.tubes.pages.onboarding import Example
+from greenstalk_server.web.features.tubes.pages.overview import (
+    BY_NAME,
+    COLUMNS,
+    COMMANDS,
+    GROUPS,
+    MAX_FILTER_LENGTH,
+    MAX_TUBES,
+    NAME,
+    SORTS,
+    TOTALS,
+    Column,
+    Order,
+    Overview,
+    OverviewBuilder,
+    TubeView,
+)
+from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
+from greenstalk_server.web.features.tubes.pages.tube_summary import TubeSummary, page_tabs, tube_summary
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.access import require_operator, visitor
+from greenstalk_server.web.framework.errors import error_page
+from greenstalk_server.web.framework.fields import Fields
+from greenstalk_server.web.framework.refusals import FIELDS, NOTHING_SENT, Sent, sent_form
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
+from greenstalk_server.web.reads.jobs.bodies import BodyLost, load_job_with_body
+from greenstalk_server.web.reads.jobs.body_format import describe_body
+from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_paths
+from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_text
+from greenstalk_server.web.store.store import Store
+
+TUBE_PARTS: Final = {
+    "tube_summary.html": ("badges", "trend", "workers"),
+    "tube_jobs.html": ("pager", "no_jobs"),
+    "tube_actions.html": ("pause",),
+    "tube_policy.html": ("policy", "facts"),
+}
+"""Blocks of the templates of a tube's page, each within an element with its name in `data-part`."""
+
+JOB_PARTS: Final = ("crumb", "badges", "figures", "life", "who", "dead_letter", "facts")
+JOB_PARTS_OF_OPERATORS: Final = (*JOB_PARTS, "actions")
+"""Blocks of job.html, each within an element with its name in `data-part`."""
+
+MAX_BEGIN: Final = 10**9
+"""Maximum index at which a page of tubes may begin."""
+
+
+class Views:
+    """The pages of one broker's dashboard."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        clock: Clock,
+        history: History,
+        examples: tuple[Example, ...],
+        store: Store,
+        role: Callable[[], ClusterStatus] | None,
+        attention: Attention,
+        worker_rates: WorkerRates,
+        tube_filter: TubeFilter,
+    ) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._role: Callable[[], ClusterStatus] | None = role
+        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
+        self._attention: Attention = attention
+        self._history: History = history
+        self._worker_rates: WorkerRates = worker_rates
+        self._filter: TubeFilter = tube_filter
+        self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
+        self._examples: tuple[Example, ...] = examples
+        self._store: Store = store
+
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the pages to *app*, and register them with *live* for live updates."""
+        app.add_url_rule("/", "overview", self.overview)
+        app.add_url_rule("/tube", "tube", self.tube)
+        app.add_url_rule("/job", "job", self.job)
+        app.add_url_rule("/job/body", "job_body", self.job_body)
+        app.add_url_rule("/job/form", "job_form", self.job_form)
+        app.add_url_rule("/job/holder", "job_holder", self.job_holder)
+        app.add_url_rule("/healthz", "healthz", self.healthz)
+        app.add_url_rule("/readyz", "readyz", self.readyz)
+        for kind in (BadRequest, Conflict):
+            app.register_error_handler(kind, self.refused)
+        live.register("overview", self.overview_state)
+        live.register("tube", self.tube_state)
+        live.register("job", self.job_state)
+
+    def overview(self) -> str:
+        """Serve `/?q=&sort=&desc=&from=`: a page of the tubes, and the server. May switch."""
+        return self._overview_page(request.args, NOTHING_SENT)
+
+    def _overview_page(self, args: Fields, sent: Sent) -> str:
+        shown = self._overview(args, self._clock())
+        return render_template(
+            "overview.html",
+            overview=shown,
+            sent=sent,
+            attention=self._attention_panel(),
+            reasons=self._reasons(row[0] for row in shown.tubes),
+            columns=COLUMNS,
+            heads=_heads(shown.query, shown.order),
+            kept=_order_args(shown.order),
+            live_args=urlencode(_overview_args(shown.query, shown.order, shown.begin)),
+            pages=_pages(shown),
+            totals=TOTALS,
+            groups=GROUPS,
+            commands=COMMANDS,
+            longest_filter=MAX_FILTER_LENGTH,
+            first_job=self._examples,
+            max_number=fields.MAX_NUMBER,
+            max_reason_length=MAX_REASON_LENGTH,
+        )
+
+    def overview_state(self, args: Fields, now: int) -> State:
+        """Return the live state of `/`. May switch."""
+        shown = self._overview(args, now)
+        values = {"attention": self._attention_panel(), "pages": _pages(shown)}
+        return shown.live_state() | {"parts": render_blocks("overview.html", ("attention", "pager"), values)}
+
+    def tube(self) -> str:
+        """Serve `/tube?tube=&state=&after=&q=`: a tube, and a page of its jobs in one state. May switch."""
+        return render_template("tube.html", **self._tube_values(request.args, self._clock()))
+
+    def refused(self, error: HTTPException) -> Response:
+        """Return the page of a refused form, with its values and the error, or else an error page. May switch."""
+        if request.endpoint not in FIELDS:
+            return error_page(error)
+        sent = sent_form(error)
+        try:
+            if sent.endpoint == "tubes_preview":
+                page = self._overview_page({}, sent)
+            else:
+                page = self._job_page(sent) if sent.endpoint.startswith("job_") else self._tube_page(sent)
+        except HTTPException:  # the job or the tube no longer exists, or the form names none
+            return error_page(error)
+        return make_response(page, error.code)
+
+    def _tube_page(self, sent: Sent) -> str:
+        given = {name: sent.values[name] for name in ("tube", "state", "q") if sent.values.get(name)}
+        if given.get("state") not in [STATE_NAMES[state] for state in fields.STATES]:
+            given.pop("state", None)
+        values = self._tube_values(given, self._clock()) | {"sent": sent}
+        return render_template("tube.html", **values)
+
+    def tube_state(self, args: Fields, now: int) -> State:
+        """Return the live state of `/tube`. May switch."""
+        values = self._tube_values(args, now, is_live=True)
+        tube, jobs, task = values["tube"], values["jobs"], values["filtered"].task
+        parts: dict[str, str] = {}
+        for template, names in TUBE_PARTS.items():
+            parts |= render_blocks(template, names, values)
+        state: State = {
+            "fields": {f"count-{tab.state}": tab.count for tab in tube.tabs}
+            | {f"note-{tab.state}": tab.note for tab in tube.tabs}
+            | {"summary": jobs.summary}
+            | values["summary"].live_fields(),
+            "rows": {"jobs": jobs.rows},
+            "shown": {"jobs": bool(jobs.rows)},
+            "parts": parts,
+        }
+        if task is not None:
+            for kind, changes in live_state(task, now).items():
+                state[kind] |= changes
+        return state
+
+    def job(self) -> str:
+        """Serve `/job?id=`: a job and its body. May switch."""
+        return self._job_page(NOTHING_SENT)
+
+    def _job_page(self, sent: Sent) -> str:
+        job, body, is_lost = self._job(), b"", False
+        if visitor().sees_bodies:
+            try:
+                job, body = load_job_with_body(self._broker, self._job)
+            except BodyLost:
+                job, is_lost = self._job(), True
+        return render_template(
+            "job.html",
+            job=job_details(self._broker, job, self._clock()),
+            body_view=describe_body(body) if visitor().sees_bodies and not is_lost else None,
+            is_lost=is_lost,
+            is_on_disk=job.body is None,
+            max_number=fields.MAX_NUMBER,
+            sent=sent,
+        )
+
+    def job_state(self, args: Fields, now: int) -> State:
+        """Return the live state of `/job`, without the body.
+
+        The argument `edited` is the value of JobDetails.edited when the page was loaded. The state tells whether the
+        job has been edited since.
+        """
+        job = find_job(self._broker, args)
+        details = job_details(self._broker, job, now)
+        names = JOB_PARTS_OF_OPERATORS if visitor().operates(job.tube.name) else JOB_PARTS
+        return {
+            "parts": render_blocks("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
+            "shown": {"edited": details.edited != args.get("edited", details.edited)},
+        }
+
+    def job_holder(self) -> Response:
+        """Serve `/job/holder?id=`: redirect to the connection that holds the job, or to the job if none does."""
+        job = find_job(self._broker, request.args)
+        where = url_for("connection", number=job.holder.number) if job.holder else url_for("job", id=job.id)
+        return make_response(redirect(where))
+
+    def job_form(self) -> str:
+        """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
+        require_operator(self._job().tube.name)
+        job, body = load_job_with_body(self._broker, self._job)
+        form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
+        return edit_page(job, body, form, self._clock())
+
+    def job_body(self) -> Response:
+        """Serve `/job/body?id=`: the body as a download. May switch."""
+        return body_file(self._broker, self._job)
+
+    def healthz(self) -> Response:
+        """Serve `/healthz`: `ok` while the process responds."""
+        return _plain("ok", 200)
+
+    def readyz(self) -> Response:
+        """Serve `/readyz`: `ready`, or 503 and the reason why puts are refused, or the services that have failed."""
+        if names := supervisor.failed():
+            return _plain(f"restarting after an internal error: {', '.join(names)}; the log has the details", 503)
+        trouble = self._broker.journal.trouble
+        if trouble is None and self._role is not None:
+            trouble = self._role().trouble or None
+        return _plain("ready", 200) if trouble is None else _plain(f"journal: {trouble}", 503)
+
+    def _job(self) -> Job:
+        return find_job(self._broker, request.args if request.method == "GET" else request.form)
+
+    def _reasons(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the pause reasons of the tubes *names*, by tube name, without tubes that have no reason."""
+        tubes = ((name, self._broker.tubes.get(name.encode())) for name in names)
+        reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def _tube_values(self, args: Fields, now: int, *, is_live: bool = False) -> dict[str, Any]:
+        """Return the values of tube.html, for the page, or for its live parts if *is_live*. May switch."""
+        tube = find_tube(self._broker, args)
+        state = fields.state(args, default=READY)
+        policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
+        groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
+        listed = self._filter.values(tube, state, args, now, groups, may_start=not is_live)
+        task: Task | None = listed["filtered"].task
+        cols = {"cols": listed["cols"]} if listed["cols"] else {}
+        return {
+            "tube": tube_details(tube, now),
+            "tabs": page_tabs(tube.name.decode(), "Jobs"),
+            "summary": self._summary(tube, now),
+            "policy": policy,
+            "hold": hold_text(tube, now),
+            "here": url_for("tube", tube=tube.name.decode(), **_kept(args, "span") | cols),
+            "span": args.get("span", ""),
+            **listed,
+            "paths": lambda: suggested_paths(self._broker, listed["jobs"].rows),
+            "live_args": urlencode(
+                {"tube": tube.name, "state": STATE_NAMES[state], "columns": " ".join(groups)}
+                | _kept(args, "after", "q", "span", "from")
+                | ({"task": task.id} if task is not None else {})
+                | cols
+            ),
+            "texts": progress_texts(task, now) if task is not None else {},
+            "reason": self._store.reason(tube.name.decode(), tube.paused_until),
+            "pause_presets": PAUSE_PRESETS,
+            "samples": samples_for(self._store, args, tube.name.decode()),
+            "max_reason_length": MAX_REASON_LENGTH,
+            "longest_sample_name": MAX_NAME_LENGTH,
+            "max_number": fields.MAX_NUMBER,
+            "max_job_size": text.size(self._broker.max_job_size),
+        }
+
+    def _summary(self, tube: Tube, now: int) -> TubeSummary:
+        worst = self._attention.worst_of(tube.name)
+        view = TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
+        return tube_summary(self._broker, view, self._worker_rates)
+
+    def _attention_panel(self) -> Panel:
+        return attention_panel(self._attention, self._clock())
+
+    def _overview(self, args: Fields, now: int) -> Overview:
+        begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
+        return self._builder.build(args.get("q", ""), _order(args), now, visitor().sees, begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The header of a column.
+
+    href            URL that sorts by this column, or reverses the order if already sorted by it; empty if not sortable.
+    sorted          `ascending` or `descending` if the page is sorted by this column, else empty.
+    """
+
+    column: Column
+    href: str
+    sorted: str
+
+
+def _order(args: Fields) -> Order:
+    """Return the order in the fields `sort` and `desc`."""
+    key = args.get("sort")
+    if not key:
+        return Order()
+    if key != BY_NAME and key not in SORTS:
+        raise BadRequest(f"“sort” must be one of {BY_NAME}, {', '.join(SORTS)}, not “{key[:40]}”.")
+    return Order(key, args.get("desc") == "1")
+
+
+def _heads(query: str, order: Order) -> list[Head]:
+    """Return the headers of the table of tubes. A link to a new sort column sorts descending, except by name."""
+    heads = []
+    for column in (NAME, *COLUMNS):
+        is_sorted = column.key == order.key
+        other = Order(column.key, not order.is_descending if is_sorted else column is not NAME)
+        href = url_for("overview", **_overview_args(query, other)) if column is NAME or column.rank is not None else ""
+        heads.append(Head(column, href, order.direction if is_sorted else ""))
+    return heads
+
+
+def _pages(shown: Overview) -> list[tuple[str, str]]:
+    """Return label and URL of the links to other pages of the tubes."""
+    places = [("First page", 0)] if shown.begin > MAX_TUBES else []
+    places += [("Previous", shown.begin - MAX_TUBES)] if shown.begin else []
+    places += [("Next", shown.following)] if shown.following else []
+    return [(label, url_for("overview", **_overview_args(shown.query, shown.order, at))) for label, at in places]
+
+
+def _overview_args(query: str, order: Order, begin: int = 0) -> dict[str, Any]:
+    return ({"q": query} if query else {}) | _order_args(order) | ({"from": begin} if begin else {})
+
+
+def _order_args(order: Order) -> dict[str, str]:
+    """Return the URL arguments of *order*, without defaults."""
+    return {} if order == Order() else {"sort": order.key} | ({"desc": "1"} if order.is_descending else {})
+
+
+def _column_groups(broker: Broker, args: Fields, tube: Tube, state: int, is_dead_letter: bool) -> Collection[str]:
+    """Return the groups of columns of the list of jobs; a live page keeps those that it was loaded with."""
+    given = args.get("columns")
+    return column_groups(broker, tube, state, is_dead_letter) if given is None else given.split()
+
+
+def _kept(args: Fields, *names: str) -> dict[str, Any]:
+    return {name: args[name] for name in names if args.get(name)}
+
+
+def _plain(line: str, status: int) -> Response:
+    response = make_response(f"{line}\n", status)
+    response.mimetype = "text/plain"
+    return response

@@ -1,0 +1,136 @@
+"""Types shared by the API's groups: names, numbers, times, and bodies as text."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.web.features.jobs.export import encode_body
+from greenstalk_server.web.features.jobs.pages.actions import find_tube
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.api.problems import refuse
+from greenstalk_server.web.framework.fields import MAX_NUMBER, MAX_PUT
+
+
+class RequestModel(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base class of query parameters and request bodies."""
+
+
+class ResponseModel(Struct, kw_only=True):
+    """Base class of response bodies."""
+
+
+TubeName = Annotated[
+    str,
+    Meta(
+        # The lookahead is for Python, where `$` also matches before a newline at the end.
+        pattern=r"^[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}$(?!\n)",
+        description="a tube name: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), not starting with a hyphen.",
+        examples=["mail"],
+    ),
+]
+
+JobId = Annotated[int, Meta(ge=1, description="The id of a job.", extra_json_schema={"maximum": MAX_ID}, examples=[42])]
+
+Count = Annotated[int, Meta(ge=0)]
+
+Pri = Annotated[
+    int, Meta(ge=0, le=MAX_NUMBER, description="Priority: the smallest is reserved first; below 1024 is urgent.")
+]
+Delay = Annotated[int, Meta(ge=0, le=MAX_NUMBER, description="Seconds until the job becomes ready.")]
+Ttr = Annotated[
+    int, Meta(ge=1, le=MAX_NUMBER, description="Time to run: seconds after which a reserved job becomes ready again.")
+]
+
+FineDelay = Annotated[
+    float,
+    Meta(ge=0, le=MAX_NUMBER, description="Seconds until the job becomes ready, at most three digits after the point."),
+]
+FineTtr = Annotated[
+    float,
+    Meta(
+        ge=0.001,
+        le=MAX_NUMBER,
+        description="Time to run: seconds after which a reserved job becomes ready again, at most three digits after"
+        " the point.",
+    ),
+]
+Duration = int | float
+"""Seconds in a response: an integer unless there is a fraction."""
+
+Instant = Annotated[datetime, Meta(tz=True)]
+"""A point in time, in RFC 3339 form."""
+
+State = Literal["ready", "reserved", "delayed", "buried"]
+Encoding = Literal["utf-8", "base64"]
+
+Force = Annotated[bool, Meta(description="Also act on a job that a client holds, and may still be processing.")]
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+MAX_JSON_BODY: Final = MAX_PUT
+"""Bytes of the largest job body inside JSON. Larger bodies are available at `/jobs/{id}/body` only."""
+
+
+class OfTube(RequestModel):
+    """The tube."""
+
+    tube: TubeName
+
+
+class Forced(RequestModel):
+    """Whether to force the operation."""
+
+    force: Force = False
+
+
+NOT_FORCED: Final = Forced()
+
+
+def tube_of(broker: Broker, name: str) -> Tube:
+    """Return the tube *name*; raise NotFound if it does not exist."""
+    return find_tube(broker, {"tube": name})
+
+
+def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> bytes:
+    """Decode *body*; refuse *field* if that fails, or if the result exceeds MAX_JSON_BODY or *limit* bytes."""
+    if encoding == "utf-8":
+        raw = body.encode()
+    else:
+        try:
+            raw = base64.b64decode(body, validate=True)
+        except ValueError as error:  # also binascii.Error, and the error for characters outside ASCII
+            refuse(field, f"is not base64: {error}")
+    most = min(MAX_JSON_BODY, limit)
+    if len(raw) > most:
+        refuse(field, f"must be at most {text.size(most)}, but has {text.number(len(raw))} bytes")
+    return raw
+
+
+def body_out(body: bytes) -> tuple[Encoding, str]:
+    """Return the encoding of *body* in JSON, and *body* as text in that encoding."""
+    encoding, shown = encode_body(body)
+    return ("utf-8" if encoding == "utf-8" else "base64"), shown
+
+
+def duration(nanoseconds: int) -> int | float:
+    """Return *nanoseconds* in seconds, to the millisecond."""
+    seconds, rest = divmod(nanoseconds, SECOND)
+    return round(seconds + rest / SECOND, 3) if rest else seconds
+
+
+def instant(nanoseconds: int) -> datetime:
+    """Return the time *nanoseconds* after the Unix epoch, to the microsecond."""
+    seconds, rest = divmod(nanoseconds, SECOND)
+    return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=rest // 1000)
+
+
+def nanoseconds(at: datetime) -> int:
+    """Return *at* in nanoseconds since the Unix epoch."""
+    return (at - EPOCH) // timedelta(microseconds=1) * 1000

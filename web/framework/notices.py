@@ -1,0 +1,72 @@
+"""Messages on the page to which a change redirects.
+
+The URL carries the message as a code and a number, since there are no sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from greenstalk_server.core.jobs.job import MAX_ID
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.fields import Fields
+
+_JOB_NOTICES: Final[dict[str, str]] = {
+    "put": "Job {} was put.",
+    "duplicate": "Nothing was put: job {} has the same idempotency key, or the same body (policy unique).",
+    "kicked-job": "Job {} was kicked and is ready.",
+    "buried-job": "Job {} was buried.",
+    "released-job": "Job {} was released from its client and is ready.",
+    "moved-job": "Job {} was moved.",
+    "redriven-job": "Job {} was moved back to the tube that it came from, and is ready.",
+    "edited-job": "Job {} was changed.",
+    "unchanged-job": "Job {} was not changed: the form had no new values.",
+    "copied-job": "Job {} was put as a duplicate.",
+    "deleted-job": "Job {} was deleted.",
+}
+_NOTICES: Final[dict[str, Callable[[int], str]]] = {
+    "closed": lambda n: f"Connection {n} was closed. The jobs it held are ready again.",
+    "paused": lambda n: f"Paused for {text.duration(n)}.",
+    "saved-policy": lambda _: "The policy was saved. The server is applying it to existing jobs.",
+    "removed-policy": lambda _: "The policy was deleted.",
+    "ended-session": lambda _: "The session has ended.",
+    "saved-sample": lambda _: "The template was saved.",
+    "saved-search": lambda _: "The search was saved.",
+    "deleted-search": lambda _: "The saved search was deleted.",
+    "deleted-sample": lambda _: "The template was deleted.",
+    "silenced": lambda n: f"Silence {n} was set.",
+    "ended-silence": lambda _: "The silence was ended.",
+    "tested": lambda n: f"The receiver accepted the test in {text.number(n)} ms.",
+    "test-failed": lambda _: "The receiver did not accept the test. The log below has the reason.",
+    "resumed": lambda _: "Resumed.",
+    "kicked": lambda n: f"{text.counted(n, 'job')} kicked." if n else "No job was kicked: none was in this state.",
+    "cleared": lambda n: f"{text.counted(n, 'job')} deleted." if n else "No job was deleted: none was in this state.",
+    "kicked-part": lambda n: f"{text.counted(n, 'job')} kicked before the time limit. Kick again for the rest.",
+    "cleared-part": lambda n: f"{text.counted(n, 'job')} deleted before the time limit. Clear again for the rest.",
+}
+
+NOT_DURABLE: Final = "The change is not on disk yet: the journal cannot be written, and a crash would undo the change."
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message. *job_id* is the job to link to, or empty; *warning* is empty if the change is durable."""
+
+    text: str
+    job_id: str
+    warning: str
+
+
+def notice(fields: Fields) -> Notice | None:
+    """Return the message that the URL of a page asks for, or None."""
+    code, given = fields.get("notice", ""), fields.get("n", "0")
+    if not (given.isascii() and given.isdigit() and len(given) <= 20 and int(given) <= MAX_ID):
+        return None
+    warning = NOT_DURABLE if fields.get("late") == "1" else ""
+    if code in _JOB_NOTICES:
+        return Notice(_JOB_NOTICES[code].format(given), "" if code == "deleted-job" else given, warning)
+    if code in _NOTICES:
+        return Notice(_NOTICES[code](int(given)), "", warning)
+    return None

@@ -1,1 +1,0 @@
-"""Prometheus metrics, and the figures that the visitor may see."""

@@ -1,1 +1,0 @@
-"""The HTML pages and the forms on them."""

@@ -1,0 +1,186 @@
+"""Queries about connections: those that match a filter, one by its number, and who a number was.
+
+There may be ten thousand connections, and one may watch or hold ten thousand tubes or jobs. So queries sort by cheap
+keys, yield between batches, and are bounded. Only what says so may switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from werkzeug.exceptions import NotFound
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.jobs.job import MAX_ID, Job, deadline_of
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.fields import Fields
+
+MAX_FILTER_LENGTH: Final = 200
+"""Characters of a filter: the length of the longest tube name."""
+
+MAX_TUBES_NAMED: Final = 10
+"""Watched tubes that `tube_names` names."""
+
+MAX_TUBES_IN_ROW: Final = 3
+"""Watched tubes that a row of a list names."""
+
+MAX_JOBS_LISTED: Final = 100
+"""Held jobs that the details of one connection list."""
+
+MAX_TUBES_LISTED: Final = 500
+"""Watched tubes that the details of one connection list."""
+
+MAX_SCANNED_JOBS: Final = 5000
+"""Held jobs among which the details of one connection find those that time out first: about 1 ms."""
+
+BATCH_SIZE: Final = 64
+"""Connections or tube names examined between two chances for others to run."""
+
+_NEVER: Final = 2**64
+"""Sorts after every time."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRef:
+    """A connection that did something, by its number; *address* is empty if it is no longer known."""
+
+    number: str
+    address: str
+    name: str
+    is_connected: bool
+
+
+def _longest_held(client: Client) -> int:
+    """Return when *client* reserved its oldest reservation: its jobs are in the order of reservation."""
+    oldest = next(iter(visible_jobs(client)), None)
+    return oldest.reserved_at if oldest is not None else _NEVER
+
+
+def _longest_waiting(client: Client) -> int:
+    return client.waiting_since if client.is_waiting else _NEVER
+
+
+SORTS: Final[dict[str, tuple[str, Callable[[Client], int]]]] = {
+    "number": ("By number", attrgetter("number")),
+    "held": ("Longest holding a job", _longest_held),
+    "waiting": ("Longest waiting", _longest_waiting),
+}
+"""Orders of a list of connections: the label, and the sort key, smallest first."""
+
+
+def visible_tubes(client: Client) -> Collection[bytes]:
+    """Return the names of the tubes that *client* watches and the visitor may see."""
+    sees = visitor().sees
+    return client.watched if visitor().sees_all else [name for name in client.watched if sees(name)]
+
+
+def visible_jobs(client: Client) -> Collection[Job]:
+    """Return the jobs that *client* holds and the visitor may see, in the order of reservation.
+
+    If the visitor may see only some tubes, only the first MAX_SCANNED_JOBS jobs of the client are scanned.
+    """
+    sees, held = visitor().sees, client.reserved.values()
+    return held if visitor().sees_all else [job for job in islice(held, MAX_SCANNED_JOBS) if sees(job.tube.name)]
+
+
+def is_visible(client: Client) -> bool:
+    """Return whether the visitor may see *client*: it uses, watches or holds something that the visitor may see."""
+    who = visitor()
+    if who.sees_all or who.sees(client.used.name) or any(who.sees(name) for name in client.watched):
+        return True
+    return bool(visible_jobs(client))
+
+
+def find_client(broker: Broker, given: Fields) -> Client:
+    """Return the client that the field `number` names; raise NotFound unless it is connected and visible."""
+    number = fields.number(given, "number", 1, MAX_ID)
+    found = _by_number(broker, {number})
+    if not found or not is_visible(found[number]):
+        address = broker.recent_workers.get(number) if visitor().sees_all else ""
+        reason = f"it came from {address} and has ended" if address else "it has ended or never existed"
+        raise NotFound(f"Connection {number} is not open: {reason}.")
+    return found[number]
+
+
+def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
+    """Return the clients whose number is *query*, or whose address, name or a tube's name contains it. May switch.
+
+    Clients, tubes and jobs that the visitor may not see are ignored.
+    """
+    clients, who = list(broker.clients), visitor()
+    if not who.sees_all:
+        seen = {tube for tube in iter_batched(list(broker.tubes), pace) if who.sees(tube)}
+        clients = [client for client in iter_batched(clients, pace) if _concerns(client, seen)]
+    if not query:
+        return clients
+    wanted = query.lower()
+    name = wanted.encode(errors="replace")
+    tubes = {tube for tube in iter_batched(list(broker.tubes), pace) if name in tube.lower() and who.sees(tube)}
+    return [client for client in iter_batched(clients, pace) if _matches(client, wanted, tubes)]
+
+
+def soonest_jobs(client: Client, count: int, max_scanned: int) -> list[Job]:
+    """Return the *count* jobs of *client* that time out first, among the first *max_scanned* that it reserved."""
+    return nsmallest(count, islice(visible_jobs(client), max_scanned), key=deadline_of)
+
+
+def resolve_actors(broker: Broker, numbers: set[int]) -> dict[int, ActorRef]:
+    """Return who the connections *numbers* are or were. Takes 0.4 ms with 10,000 connections."""
+    found = _by_number(broker, numbers)
+    return {number: _actor(broker, number, found.get(number)) for number in numbers}
+
+
+def client_name(client: Client) -> str:
+    """Return what is known of the identity of *client*, on one line."""
+    return ", ".join(filter(None, (client.name, "HTTP" if client.is_http else "")))
+
+
+def tube_names(client: Client) -> str:
+    """Return the names of the first tubes that *client* watches, and how many others there are, as text."""
+    watched = visible_tubes(client)
+    names = [name.decode() for name in islice(watched, MAX_TUBES_NAMED)]
+    more = len(watched) - len(names)
+    return ", ".join(names) + (f" and {text.counted(more, 'other tube')}" if more else "")
+
+
+def iter_batched(items: list[T], pace: Pace) -> Iterator[T]:
+    """Yield *items*; between batches let others run if it is time to. May switch."""
+    for at in range(0, len(items), BATCH_SIZE):
+        yield from items[at : at + BATCH_SIZE]
+        pace.yield_if_due()
+
+
+def _by_number(broker: Broker, numbers: set[int]) -> dict[int, Client]:
+    """Return the clients that have one of *numbers*, by number."""
+    return {client.number: client for client in broker.clients if client.number in numbers}
+
+
+def _actor(broker: Broker, number: int, client: Client | None) -> ActorRef:
+    if client is None:
+        return ActorRef(str(number), broker.recent_workers.get(number, ""), "", is_connected=False)
+    return ActorRef(str(number), client.address, client_name(client), is_connected=True)
+
+
+def _concerns(client: Client, tubes: set[bytes]) -> bool:
+    """Return whether *client* uses or watches one of *tubes*, or holds a job that the visitor may see."""
+    return client.used.name in tubes or not client.watched.keys().isdisjoint(tubes) or bool(visible_jobs(client))
+
+
+def _matches(client: Client, wanted: str, tubes: set[bytes]) -> bool:
+    return (
+        wanted in client.address.lower()
+        or wanted in client_name(client).lower()
+        or client.used.name in tubes
+        or not client.watched.keys().isdisjoint(tubes)
+        or wanted == str(client.number)
+    )

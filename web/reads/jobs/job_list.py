@@ -1,0 +1,367 @@
+"""Lists of a tube's jobs in one state, page by page, in the order in which jobs leave the state.
+
+Iteration stops when the page is full, so the first page costs the same for a million jobs as for a hundred. A later
+page begins after the sort key of the last job of the previous page, even if that job has moved or is gone. Only the
+first MAX_LISTED jobs are listed, since each iteration starts at the first job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice
+from typing import Final
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.tubes.tube import Tube
+from greenstalk_server.protocol.stats import JobStats, job_stats
+from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.reads.jobs.bodies import ON_DISK
+from greenstalk_server.web.reads.jobs.body_format import row_preview
+from greenstalk_server.web.reads.jobs.job_errors import error_text
+from greenstalk_server.web.reads.jobs.json_fields import MAX_SUGGESTED, Path, field_paths, field_text, parse_body
+from greenstalk_server.web.reads.jobs.tags_text import hold_reason, is_awaiting, key_words
+from greenstalk_server.web.reads.policies import expires_at
+
+PAGE_SIZE: Final = 100
+"""Jobs per page: about 4 ms of rendering."""
+
+MAX_LISTED: Final = 1000
+"""Maximum jobs listed per state, over all pages."""
+
+SUGGESTED_FROM: Final = 20
+"""Maximum jobs of a list whose fields are suggested as columns; takes about 0.5 ms for bodies of usual JSON."""
+
+MAX_SCANNED: Final = 20_000
+"""Maximum clients and held jobs scanned to find the reserved jobs of a tube; takes about 2 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobColumn:
+    """A column of a list of jobs, after the column of ids.
+
+    key             its CSS classes.
+    text            returns the text of a cell at a time in nanoseconds.
+    is_long         a cell may be cut at its end, so it shows its whole text on hover.
+    """
+
+    label: str
+    key: str
+    help: str
+    text: Callable[[JobStats, Job, int], str]
+    is_long: bool = False
+
+
+DEAD_LETTERS: Final = "dead-letters"
+ATTEMPTS: Final = "attempts"
+EXPIRY: Final = "expiry"
+TAGS: Final = "tags"
+"""Names of groups of columns that a list has only if they apply under the policy of its tube, or to its first jobs."""
+
+
+_PRI: Final = JobColumn(
+    "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, *_: str(stats.pri)
+)
+_AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, *_: text.duration(stats.age))
+_TTR: Final = JobColumn(
+    "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, *_: text.duration(stats.ttr)
+)
+_RESERVES: Final = JobColumn(
+    "Reserves", "reserves", "Number of times that the job was reserved", lambda stats, *_: text.number(stats.reserves)
+)
+_SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
+_BODY: Final = JobColumn(
+    "Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job), is_long=True
+)
+_ERROR: Final = JobColumn(
+    "Error", "body error", "The error in the body; the first bytes of the body if it has none",
+    lambda _, job, now: error_preview(job), is_long=True,
+)  # fmt: skip
+_HOLDER: Final = JobColumn("Held by", "holder", "The client that reserved the job", lambda _, job, now: _holder(job))
+_TIMEOUTS: Final = JobColumn(
+    "Timeouts", "timeouts", "How often a reservation timed out", lambda stats, *_: text.number(stats.timeouts)
+)
+_READY_IN: Final = JobColumn(
+    "Ready in",
+    "left",
+    "Time until the delay ends",
+    lambda stats, job, now: text.NONE if is_awaiting(job) else text.duration(stats.time_left),
+)
+_TTR_LEFT: Final = JobColumn(
+    "TTR left",
+    "left",
+    "Time until the reservation times out and the job is ready again",
+    lambda stats, *_: text.duration(stats.time_left),
+)
+_ATTEMPTS: Final = JobColumn(
+    "Attempts",
+    "attempts",
+    "Reservations since the put, the last kick or the last redrive, and the maximum of the tube's policy",
+    lambda _, job, now: attempts_text(job),
+)
+_EXPIRES: Final = JobColumn(
+    "Expires in", "expires", "Time until the tube's policy removes the job", lambda _, job, now: _expires_in(job, now)
+)
+_KEYS: Final = JobColumn(
+    "Keys", "tag-words", "The idempotency key, group, awaited group and concurrency key of the put",
+    lambda _, job, now: key_words(job) or text.NONE,
+)  # fmt: skip
+_HELD_BACK: Final = JobColumn(
+    "Held back", "held-back", "The reason why no worker can reserve the job now",
+    lambda _, job, now: hold_reason(job) or text.NONE,
+)  # fmt: skip
+_DEAD_LETTER: Final = (
+    JobColumn(
+        "From", "source", "The tube that the job came from",
+        lambda _, job, now: _of(job, lambda d: visitor().name_of(d.source)),
+    ),
+    JobColumn(
+        "Reason", "reason", "The reason for the move", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])
+    ),
+    JobColumn(
+        "Attempts", "attempts", "Attempts in that tube", lambda _, job, now: _of(job, lambda d: text.number(d.attempts))
+    ),
+    JobColumn(
+        "First", "first", "Time since it first became a dead letter",
+        lambda _, job, now: _of(job, lambda d: _ago(d.first_at, now)),
+    ),
+    JobColumn(
+        "Last", "last", "Time since it last became a dead letter",
+        lambda _, job, now: _of(job, lambda d: _ago(d.last_at, now)),
+    ),
+)  # fmt: skip
+
+REASON_TEXTS: Final[Mapping[int, str]] = {
+    DeadLetterReason.ATTEMPTS: "out of attempts",
+    DeadLetterReason.EXPIRED: "expired",
+    DeadLetterReason.BURIED_EXPIRED: "expired while buried",
+    DeadLetterReason.OVERFLOW: "pushed out of a full tube",
+}
+"""The reasons for which jobs become dead letters, in words."""
+
+JOB_COLUMNS: Final[Mapping[int, tuple[JobColumn, ...]]] = {
+    READY: (_PRI, _AGE, _TTR, _RESERVES, _SIZE),
+    RESERVED: (_TTR_LEFT, _HOLDER, _PRI, _AGE, _RESERVES, _SIZE),
+    DELAYED: (_READY_IN, _PRI, _AGE, _RESERVES, _SIZE),
+    BURIED: (_PRI, _AGE, _RESERVES, _TIMEOUTS, _SIZE),
+}
+"""Columns by state, without those that the body adds."""
+
+_ORDER: Final = {
+    READY: "in the order they will be reserved",
+    RESERVED: "soonest timeout first",
+    DELAYED: "soonest ready first",
+    BURIED: "in the order they were buried",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """A page of jobs.
+
+    state           the protocol's name of the state.
+    rows            a row per job: the id, then the columns in order.
+    summary         the range of jobs shown, the total, and the order.
+    following       the value of the request field `after` for the next page; empty on the last page.
+    is_first        the page begins with the first job.
+    is_truncated    this is the last page, and some jobs in this state are on no page.
+    is_complete     every job in this state was examined for the list.
+    """
+
+    state: str
+    rows: list[list[str]]
+    summary: str
+    following: str
+    is_first: bool
+    is_truncated: bool
+    is_complete: bool = True
+
+
+def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
+    """Return the groups of columns that policies, or tags of the first jobs, add to the list of *tube* in *state*."""
+    policy = tube.rules.policy if tube.rules is not None else None
+    groups = [DEAD_LETTERS] if is_dead_letter else []
+    if policy is not None:
+        expires = {READY: policy.expire_after, DELAYED: policy.expire_after, BURIED: policy.buried_expire_after}
+        groups += [ATTEMPTS] if policy.max_attempts and not is_dead_letter else []
+        groups += [EXPIRY] if expires.get(state) else []
+    if any(isinstance(job, TaggedJob) for job in islice(jobs_in_order(broker, tube, state), PAGE_SIZE)):
+        groups.append(TAGS)
+    return tuple(groups)
+
+
+def job_columns(
+    state: int, sees_bodies: bool, groups: Collection[str] = (), paths: Iterable[Path] = ()
+) -> tuple[JobColumn, ...]:
+    """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*.
+
+    *groups* names the columns that policies and tags add. For dead letters, the attempts in their former tube replace
+    the counts of this tube. For buried jobs and dead letters, the error replaces the body. *paths* names the fields of
+    the body that are columns too.
+    """
+    columns = list(JOB_COLUMNS[state])
+    if ATTEMPTS in groups:
+        columns[columns.index(_RESERVES)] = _ATTEMPTS
+    if DEAD_LETTERS in groups:
+        columns = [column for column in columns if column not in (_AGE, _TTR, _RESERVES, _TIMEOUTS)]
+        columns[:0] = _DEAD_LETTER
+    if EXPIRY in groups:
+        columns.insert(columns.index(_SIZE), _EXPIRES)
+    if TAGS in groups:
+        at = columns.index(_SIZE)
+        columns[at:at] = (_KEYS, _HELD_BACK) if state in (READY, DELAYED) else (_KEYS,)
+    if sees_bodies:
+        columns += [_field_column(path) for path in paths]
+        columns.append(_ERROR if state == BURIED or DEAD_LETTERS in groups else _BODY)
+    return tuple(columns)
+
+
+def _field_column(path: Path) -> JobColumn:
+    name = ".".join(path)
+    help_text = f"The field {name} of the body"
+    return JobColumn(name, "json", help_text, lambda _, job, now: field_cell(job, path), is_long=True)
+
+
+def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
+    """Return an iterable of the tube's jobs in *state*, in list order.
+
+    For RESERVED, it has at most MAX_LISTED + 1 jobs. It may miss some if the server has more than MAX_SCANNED clients
+    and held jobs.
+    """
+    return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
+
+
+def body_preview(job: Job) -> str:
+    """Return the beginning of the body of *job* on one line. A list reads no body back from the disk."""
+    return ON_DISK if job.body is None else row_preview(job.body)
+
+
+def error_preview(job: Job) -> str:
+    """Return the error in the body of *job*, or the beginning of the body if there is none."""
+    return ON_DISK if job.body is None else text.spelled(error_text(job.body)) or row_preview(job.body)
+
+
+def field_cell(job: Job, path: Path) -> str:
+    """Return the field of the body of *job* at *path* as text for a cell."""
+    if job.body is None:
+        return ON_DISK
+    found = field_text(parse_body(job.body), path)
+    return text.NONE if found is None else text.spelled(found)
+
+
+def suggested_paths(broker: Broker, rows: Iterable[list[str]]) -> list[str]:
+    """Return paths of the fields in the bodies of the first jobs in *rows*; none if the visitor may not see bodies.
+
+    May switch.
+    """
+    pace, found = Pace(), dict[str, None]()
+    if not visitor().sees_bodies:
+        return []
+    for row in islice(rows, SUGGESTED_FROM):
+        pace.yield_if_due()
+        job = broker.jobs.get(int(row[0]))
+        if job is not None and job.body is not None:
+            found.update(dict.fromkeys(field_paths(parse_body(job.body))))
+    return list(found)[:MAX_SUGGESTED]
+
+
+def job_row(job: Job, columns: Iterable[JobColumn], now: int, pace: Pace) -> list[str]:
+    """Return the row of *job*: the id, then the *columns*. May switch."""
+    stats, row = job_stats(job, now), [str(job.id)]
+    for column in columns:
+        row.append(column.text(stats, job, now))
+        pace.yield_if_due()  # a field of a body may take several ms
+    return row
+
+
+def job_rows(jobs: Iterable[Job], columns: Iterable[JobColumn], now: int) -> list[list[str]]:
+    """Return a row for each of *jobs*. May switch."""
+    pace = Pace()
+    return [job_row(job, columns, now, pace) for job in jobs]
+
+
+def list_jobs(
+    broker: Broker, tube: Tube, state: int, after: tuple[int, int] | None, now: int, columns: Iterable[JobColumn]
+) -> JobList:
+    """Return the page of the tube's jobs in *state* that begins after the sort key *after*. May switch."""
+    present = count_jobs(tube, state)
+    listed = list(islice(jobs_in_order(broker, tube, state), PAGE_SIZE + 1 if after is None else MAX_LISTED + 1))
+    begin = 0
+    if after is not None:
+        begin = next((at for at, job in enumerate(listed) if sort_key(job, state) > after), len(listed))
+    page = listed[begin : min(begin + PAGE_SIZE, MAX_LISTED)]
+    end = begin + len(page)
+    is_last = end >= min(len(listed), MAX_LISTED)
+    return JobList(
+        state=STATE_NAMES[state],
+        rows=job_rows(page, columns, now),
+        summary=_summary(begin, end, present, state) if page else "",
+        following="" if is_last or not page else "{}-{}".format(*sort_key(page[-1], state)),
+        is_first=after is None,
+        is_truncated=is_last and present > end > 0,
+    )
+
+
+def count_jobs(tube: Tube, state: int) -> int:
+    """Return how many jobs of *tube* are in *state*."""
+    if state == RESERVED:
+        return tube.reserved_count
+    return tube.ready.count if state == READY else tube.delayed.count if state == DELAYED else len(tube.buried)
+
+
+def sort_key(job: Job, state: int) -> tuple[int, int]:
+    """Return the sort key of *job* among the jobs in *state*, which must be its current state."""
+    return job.pri if state == READY else job.deadline, job.id
+
+
+def _reserved(broker: Broker, tube: Tube) -> list[Job]:
+    """Return the reserved jobs of *tube* that time out first, among those found by a bounded scan of clients."""
+    found: list[Job] = []
+    left = MAX_SCANNED
+    for client in broker.clients:
+        if left <= 0 or len(found) >= tube.reserved_count:
+            break
+        found += [job for job in islice(client.reserved.values(), left) if job.tube is tube]
+        left -= 1 + len(client.reserved)
+    return nsmallest(MAX_LISTED + 1, found, key=lambda job: (job.deadline, job.id))
+
+
+def attempts_text(job: Job) -> str:
+    """Return the attempts of *job*, the current one included, and their maximum: `2 of 5`."""
+    most = job.tube.rules.policy.max_attempts if job.tube.rules is not None else 0
+    attempts = text.number(job.attempts)
+    return f"{attempts} of {text.number(most)}" if most else attempts
+
+
+def _of(job: Job, part: Callable[[DeadLetter], str]) -> str:
+    return part(DeadLetter.unpack(job.dead_letter)) if job.dead_letter else text.NONE
+
+
+def _ago(at: int, now: int) -> str:
+    return f"{text.duration(max(0, now - at) // SECOND)} ago"
+
+
+def _expires_in(job: Job, now: int) -> str:
+    at = expires_at(job)
+    return text.NONE if at == NEVER else text.duration(max(0, at - now) // SECOND)
+
+
+def _holder(job: Job) -> str:
+    return (job.holder.address or f"connection {job.holder.number}") if job.holder is not None else text.NONE
+
+
+def _summary(begin: int, end: int, present: int, state: int) -> str:
+    if begin:
+        which = f"{text.number(begin + 1)} to {text.number(end)} of {text.number(present)}"
+    elif end < present:
+        which = f"first {end} of {text.number(present)}"
+    else:
+        which = text.counted(present, "job")
+    return f"{which}, {_ORDER[state]}"

@@ -1,0 +1,64 @@
+"""Finds tubes by a fuzzy text or by a pattern, among those that the visitor may see."""
+
+from __future__ import annotations
+
+import re
+from heapq import nsmallest
+from typing import Final
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.cooperative import Pace
+
+MAX_FOUND: Final = 100
+"""Maximum tubes in the result of a query."""
+
+_BATCH: Final = 512
+"""Names compared between two selections of the best."""
+
+_Rank = tuple[int, int, int, str]
+"""The kind of the match, the number of characters that it spans, the length of the name, and the name."""
+
+EXACT, PREFIX, PART, SPREAD = range(4)
+
+
+def find_tubes(broker: Broker, text: str, limit: int) -> tuple[list[str], int]:
+    """Return the best *limit* tubes whose names have the characters of *text* in this order; ignore ASCII case.
+
+    Also return the number of all such tubes. The best are the tube with that name, then names that begin with *text*,
+    names that contain it, and names in which its characters are close together. May switch.
+    """
+    wanted = text.lower()
+    spread = re.compile("".join([f"(?>.*?{re.escape(mark)})" for mark in wanted]))
+    pace, sees, best, found = Pace(), visitor().sees, list[_Rank](), 0
+    names = list(broker.tubes)
+    for begin in range(0, len(names), _BATCH):
+        ranks = []
+        for name in names[begin : begin + _BATCH]:
+            pace.yield_if_due()
+            rank = _rank(name.decode(), wanted, spread) if sees(name) else None
+            if rank is not None:
+                ranks.append(rank)
+        found += len(ranks)
+        best = nsmallest(limit, [*best, *ranks])
+    return [rank[-1] for rank in best], found
+
+
+def _rank(name: str, wanted: str, spread: re.Pattern[str]) -> _Rank | None:
+    lower = name.lower()
+    at = lower.find(wanted)
+    if at >= 0:
+        kind = EXACT if lower == wanted else PART if at else PREFIX
+        return kind, len(wanted), len(name), name
+    match = spread.match(lower)
+    return None if match is None else (SPREAD, match.end() - lower.index(wanted[0]), len(name), name)
+
+
+def count_tubes(broker: Broker, pattern: str) -> int:
+    """Return the number of tubes that match *pattern*, for which `is_tube_pattern` is true. May switch."""
+    matches, pace, sees, found = re.compile(to_regex(pattern).encode()).fullmatch, Pace(), visitor().sees, 0
+    for name in list(broker.tubes):
+        found += matches(name) is not None and sees(name)
+        pace.yield_if_due()
+    return found

@@ -1,0 +1,1 @@
+"""The dashboard's own data on disk: the audit log, job templates, saved searches, and the reasons for pauses."""
