@@ -30,6 +30,7 @@ import greenstalk
 import pytest
 
 from greenstalkctl.cli import main
+from tests.support import forking
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
 from tests.support.ports import free_ports
 from tests.support.processes import end
@@ -156,7 +157,7 @@ class Terminal:
         environ = os.environ | {"TERM": "xterm"} | dict(variables or {})
         for name in ("COLUMNS", "LINES"):  # they would override the size of the terminal
             environ.pop(name, None)
-        self.process = subprocess.Popen(
+        self.process = forking.Process(
             [*MINDING_SIGNALS, *COMMAND, *args],
             cwd=REPOSITORY,
             env=environ,
@@ -217,7 +218,7 @@ _spawned: Final[list[subprocess.Popen[bytes]]] = []
 
 def spawn(server: Server, *args: str) -> subprocess.Popen[bytes]:
     """Start the command as a child process without a terminal. It is ended after the test."""
-    process = subprocess.Popen(
+    process = forking.Process(
         [*MINDING_SIGNALS, *COMMAND, *where(server), *args],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,

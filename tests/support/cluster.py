@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -30,6 +31,8 @@ SETTINGS: Final = (
 
 
 def _exists(pid: int) -> bool:
+    with suppress(ChildProcessError):  # forking.py has made this process adopt the processes that PostgreSQL leaves
+        os.waitpid(pid, os.WNOHANG)
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -20,13 +20,12 @@ from typing import Self
 from unittest.mock import patch
 
 from greenstalk_server.cli import main
+from tests.support import forking
 from tests.support.processes import end
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "greenstalk_server")
-MINDING_SIGNALS = ("env", "--default-signal=HUP,INT")
-"""Prefix of a command that a test signals: under nohup or in a background shell, children inherit ignored signals."""
-
+MINDING_SIGNALS = forking.MINDING_SIGNALS
 LAST_OF_FIRST_LINES = "jobs: "
 TIMEOUT = 60.0
 """Timeout in seconds of every wait, generous for slow machines."""
@@ -54,7 +53,7 @@ class Daemon:
         pass_fds: Sequence[int] = (),
     ) -> None:
         """Start *command* with *flags*; return once it serves, or raise AssertionError with its output."""
-        self.process = subprocess.Popen(
+        self.process = forking.Process(
             [*command, *flags],
             cwd=cwd,
             env=dict(environ) if environ is not None else environment(),
@@ -131,16 +130,8 @@ def run(
     *flags: str, command: Sequence[str] = COMMAND, pass_fds: Sequence[int] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; return the completed process."""
-    return subprocess.run(
-        [*command, *flags],
-        cwd=REPOSITORY,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-        pass_fds=pass_fds,
-    )
+    environ = environment(**variables)
+    return forking.run([*command, *flags], cwd=REPOSITORY, env=environ, text=True, timeout=TIMEOUT, pass_fds=pass_fds)
 
 
 def run_here(*flags: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -9,11 +9,12 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tests.support import forking
 from tests.support.cluster import Cluster
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, REPOSITORY, environment
 from tests.support.ports import free_ports
@@ -55,7 +56,7 @@ class Node:
     def start(self) -> None:
         """Start the process; return before it serves."""
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = forking.Process(
                 [*MINDING_SIGNALS, *self.command()],
                 cwd=REPOSITORY,
                 env=self.environ,
@@ -211,7 +212,4 @@ def hand_over(active: Node, standby: Node) -> None:
 
 def run_command(node: Node, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command, such as `handover`, with the options of *node*."""
-    arguments: Sequence[str] = node.command(*words)
-    return subprocess.run(
-        arguments, cwd=REPOSITORY, env=node.environ, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
+    return forking.run(node.command(*words), cwd=REPOSITORY, env=node.environ, text=True, timeout=TIMEOUT)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import forking
 from .ports import free_ports
 from .processes import end
 from .wire import SILENCE, Connection
@@ -193,7 +194,7 @@ class Server:
         for _ in range(5):
             address = ("127.0.0.1", free_ports(1)[0])
             command = self.kind.arguments(address[1], self.flags)
-            process = subprocess.Popen(command, cwd=REPOSITORY, stdout=self._log, stderr=self._log)
+            process = forking.Process(command, cwd=REPOSITORY, stdout=self._log, stderr=self._log)
             deadline = time.monotonic() + START_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
                 try:

@@ -1,0 +1,191 @@
+"""Start the server or greenstalkctl as a fork of a process that has imported both.
+
+A new interpreter takes 0.2 to 0.5 s of CPU to import the program; a fork takes a few milliseconds. The fork has its own
+arguments, environment, directory, streams and signals, and is a child of the process that starts it, as after an exec;
+only /proc/PID/environ and /proc/PID/cmdline are those of the parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+PROGRAMS: Final = ("greenstalk_server", "greenstalkctl")
+IMPORTED: Final = (
+    "greenstalk_server.cli",
+    "greenstalk_server.cluster.leadership",
+    "greenstalk_server.journal.postgresql.writer",
+    "greenstalk_server.web.server",
+    "greenstalkctl.cli",
+)
+MINDING_SIGNALS: Final = ("env", "--default-signal=HUP,INT")
+"""Prefix of a command that a test signals: under nohup or in a background shell, children inherit ignored signals."""
+
+Done = subprocess.CompletedProcess
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+MAX_REQUEST: Final = 1 << 17
+"""Bytes of a request at most."""
+
+
+class Process(subprocess.Popen[Any]):
+    """A process: a fork if *args* run one of PROGRAMS in an interpreter like this one, and an exec otherwise."""
+
+    def _execute_child(self, args: Sequence[str], executable: Any, preexec_fn: Any, *rest: Any) -> None:
+        pass_fds, cwd, env, pipes, is_session = rest[1], rest[2], rest[3], rest[7:13], rest[18]
+        environ = dict(os.environ if env is None else env)
+        words = list(map(os.fspath, args))
+        minds = tuple(words[:2]) == MINDING_SIGNALS
+        command = words[2:] if minds else words
+        if not _can_fork(command, environ) or pass_fds or preexec_fn is not None:
+            super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
+            return
+        request = {"command": command, "environ": environ, "minds": minds, "is_session": is_session}
+        request["directory"] = str(Path.cwd() if cwd is None else cwd)
+        child_ends = (pipes[0], pipes[3], pipes[5])
+        self.pid = _zygote().fork(request, [number if end == -1 else end for number, end in enumerate(child_ends)])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def run(command: Sequence[str], *, data: bytes | str | None = None, timeout: float, **options: Any) -> Done:
+    """Run *command* to its end with *data* as its input; return the completed process, as `subprocess.run` does."""
+    if data is not None:
+        options["stdin"] = subprocess.PIPE
+    with Process(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options) as process:
+        try:
+            out, err = process.communicate(data, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return Done(command, process.returncode, out, err)
+
+
+def _can_fork(command: list[str], environ: Mapping[str, str]) -> bool:
+    return (
+        command[:2] == [sys.executable, "-m"]
+        and command[2] in PROGRAMS
+        and _of_the_interpreter(environ) == _zygote().variables
+    )
+
+
+def _of_the_interpreter(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that take effect when an interpreter starts or imports the program."""
+    names = ("PYTHON", "GREENSTALK_PURE", "TZ", "LC_", "LANG")
+    kept = {name: text for name, text in environ.items() if name.startswith(names) and text}
+    return {name: text for name, text in kept.items() if name != "PYTHONUNBUFFERED"}
+
+
+class _Zygote:
+    """The process that has imported the programs. It ends when the socket is closed."""
+
+    def __init__(self) -> None:
+        # The parent of a fork has ended, and the next ancestor that is a subreaper adopts it.
+        assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        repository = Path(__file__).resolve().parents[2]
+        self._process = subprocess.Popen(command, cwd=repository, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self.variables = _of_the_interpreter(os.environ)
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End the process."""
+        self._sock.close()
+        self._process.wait()
+
+    def fork(self, request: Mapping[str, object], streams: list[int]) -> int:
+        """Start a fork with *streams* as its first three file descriptors; return its process id."""
+        with self._lock:
+            socket.send_fds(self._sock, [json.dumps(request).encode()], streams)
+            return int(self._sock.recv(MAX_REQUEST))
+
+
+@cache
+def _zygote() -> _Zygote:
+    zygote = _Zygote()
+    atexit.register(zygote.close)
+    return zygote
+
+
+def _serve(sock: socket.socket) -> None:
+    """Fork for each request until the other end is closed; return in the forks, which are the requested processes."""
+    while True:
+        data, streams, _, _ = socket.recv_fds(sock, MAX_REQUEST, 3)
+        if not data:
+            sys.exit()
+        reader, writer = os.pipe()
+        if (between := os.fork()) == 0:
+            if (pid := os.fork()) == 0:
+                for fd in (reader, writer, sock.detach()):
+                    os.close(fd)
+                _become(json.loads(data), streams)
+                return
+            os.write(writer, b"%d" % pid)
+            os._exit(0)
+        os.waitpid(between, 0)  # from now on the fork is a child of the requesting process
+        sock.send(os.read(reader, 20))
+        for fd in (reader, writer, *streams):
+            os.close(fd)
+
+
+def _become(request: dict[str, Any], streams: list[int]) -> None:
+    """Take the place of the process that *request* describes."""
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+        os.close(fd)
+    is_raw = bool(request["environ"].get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _stream(number, is_raw=is_raw and number > 0)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # keeps it open
+    if request["is_session"]:
+        os.setsid()
+    if request["minds"]:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["directory"])
+    sys.orig_argv = request["command"]
+    sys.argv = request["command"][2:]
+
+
+def _stream(fd: int, *, is_raw: bool) -> io.TextIOWrapper:
+    """Return the text stream that the interpreter makes of its standard stream *fd*."""
+    return io.TextIOWrapper(
+        open(fd, "wb" if fd else "rb", 0 if is_raw else -1),
+        encoding="utf-8",
+        errors="backslashreplace" if fd == 2 else "strict",
+        line_buffering=fd == 2 or os.isatty(fd),
+        write_through=is_raw,
+    )
+
+
+def main() -> int:
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # otherwise each fork copies the pages of all objects when it collects garbage
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    program = importlib.import_module(f"{sys.argv[0]}.__main__")
+    code: int = program.main() if sys.argv[0] == "greenstalk_server" else program.run()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
