@@ -35,22 +35,25 @@ error_codes = pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=err
 error_durations = pytest.mark.parametrize("is_lasting", [False, True], ids=["once", "lasting"])
 
 
-def step_with_crashes(bench: Bench, steps: int, check: Callable[[], None] = lambda: None) -> None:
+def step_with_crashes(bench: Bench, steps: int) -> int:
     """Run *steps* random steps; before each call of the disk, check restarts after a loss of power.
 
-    *check* is called after each step.
+    Return the number of bodies that were on disk only, summed over the steps.
     """
 
     def check_crashes(call: str) -> None:
         for share in SHARES:
             bench.check_after_crash(bench.disk.crash(Chance(bench.random, share)))
 
+    evicted = 0
     bench.disk.before = check_crashes
     for _ in range(steps):
         bench.step()
         bench.check_recorded()
-        check()
+        bench.broker.check()
+        evicted += sum(job.body is None for job in bench.broker.jobs.values())
     assert bench.binlog.stats().records_migrated > 0
+    return evicted
 
 
 def crash_repeatedly(bench: AnyBench, times: int) -> AnyBench:

@@ -15,8 +15,7 @@ from greenstalk_server.journal import rewrite
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.net import body_loader
-from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
-from tests.journal.power_loss import SHARES, assert_recovers, sync_intervals
+from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.workload import SMALL_SEGMENT, Bench, recovered
 from tests.support.world import START, make_broker
 
@@ -59,49 +58,6 @@ def read_back(bench: Bench, jobs: list[Job], *, are_ahead: bool = False) -> None
 
 
 # Durability
-
-
-@sync_intervals
-def test_power_loss_at_any_call_loses_nothing_acknowledged(sync_interval: int) -> None:
-    random = seeded(0)
-    disk = Disk()
-    bench = memory_limited_bench(disk, random, sync_interval)
-    evicted = 0
-
-    def check(call: str) -> None:
-        for share in SHARES[1:3]:
-            bench.check_after_crash(disk.crash(Chance(random, share)))
-
-    disk.before = check
-    for _ in range(120):
-        bench.step()
-        bench.check_recorded()
-        bench.broker.check()
-        evicted += len(evicted_jobs(bench))
-    assert evicted > 50
-    assert bench.binlog.stats().records_migrated > 0
-
-
-@sync_intervals
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
-def test_failure_of_any_call_loses_nothing_acknowledged(sync_interval: int, code: int) -> None:
-    for at in range(1, 160, 9):
-        random = seeded(at)
-        disk = Disk()
-        disk.random = random
-        bench = memory_limited_bench(disk, random, sync_interval)
-        fault = Fault(at, code, is_lasting=at % 2 == 0)
-        disk.before = fault
-        while not fault.has_triggered:
-            bench.step()
-        for _ in range(random.randrange(8)):
-            bench.step()
-        disk.before = no_fault
-        assert_recovers(bench)
-        for _ in range(5):
-            bench.step()
-            bench.broker.check()
-            bench.check_after_crash(disk.crash(Chance(random, random.choice(SHARES))))
 
 
 def test_start_leaves_bodies_on_disk_that_exceed_memory() -> None:

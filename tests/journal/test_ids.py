@@ -93,17 +93,20 @@ def put(bench: Bench, count: int) -> None:
 
 
 @pytest.mark.parametrize("sync_interval", [SECOND // 20, None], ids=["-f 50", "-F"])
-def test_batch_is_synced_only_if_its_ids_are_not_reserved_on_disk(sync_interval: int | None) -> None:
+def test_batch_is_synced_only_if_its_ids_are_not_reserved_on_disk(
+    sync_interval: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_log, "ID_BLOCK", 1000)
     bench = Bench(Disk(), seeded(1), max_size=2**20, sync_interval=sync_interval)
     synced = []
-    for number in range(3 * segment_log.ID_BLOCK // 1000):
-        put(bench, 1000)
+    for number in range(30):
+        put(bench, 100)
         batch = bench.binlog.take_batch(is_synced=False)
         batch.run()
         bench.binlog.complete_batch(batch)
         bench.run_upkeep()
         if batch.is_synced:
-            synced.append(number * 1000)
+            synced.append(100 * number)
         elif sync_interval is not None:
             bench.sync()
     if sync_interval is not None:

@@ -18,7 +18,6 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Chance, Disk, seeded
-from tests.journal.power_loss import SHARES, crash_repeatedly, sync_intervals_and_memory
 from tests.journal.tagged_workload import TaggedBench
 from tests.journal.test_ruled_restart import jobs_of, kept_keys_of, orders_of
 from tests.journal.workload import Bench, JobSnapshot, recovered
@@ -155,32 +154,6 @@ def test_restart_restores_groups_and_keys(tmp_path: Path, seed: int, is_compacte
     assert holders_of(after) == holders_of(before)
     assert limits_of(after) == limits_of(before)
     assert kept_keys_of(after, bench.now) == kept_keys_of(before, bench.now)
-
-
-@sync_intervals_and_memory
-def test_power_loss_at_any_call_loses_nothing_acknowledged(sync_interval: int, is_memory_short: bool) -> None:
-    random = seeded(2)
-    disk = Disk()
-    bench = TaggedBench(disk, random, sync_interval=sync_interval, is_memory_short=is_memory_short)
-
-    def check(call: str) -> None:
-        for share in SHARES:
-            bench.check_after_crash(disk.crash(Chance(random, share)))
-
-    disk.before = check
-    for _ in range(40):
-        bench.step()
-        bench.check_recorded()
-        bench.broker.check()
-    assert disk.calls > 80
-    assert bench.history.keys
-    assert bench.broker.groups
-
-
-def test_repeated_power_loss_loses_nothing() -> None:
-    """Each server starts on the disk that the last crash left."""
-    bench = crash_repeatedly(TaggedBench(Disk(), seeded(1)), 60)
-    assert any(isinstance(job, TaggedJob) for job in bench.broker.jobs.values())
 
 
 @pytest.mark.parametrize("id_before", [0, 10**6], ids=["free before", "kept before"])
