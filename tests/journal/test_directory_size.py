@@ -42,6 +42,7 @@ class Load:
         self.excess: int = 0
         self._live: deque[int] = deque([0], maxlen=RECENT_BATCHES * clients)
         self._client: Client = self.bench.clients[0]
+        self._bodies: dict[int, bytes] = {}  # one for all jobs of a size: the bench keeps each recorded state
 
     def run(self, backlog: int, rounds: int) -> None:
         """Put *backlog* jobs; then let each client put and delete *rounds* batches, or delete the backlog if 0."""
@@ -73,7 +74,8 @@ class Load:
 
     def _put(self, size: int) -> int:
         id = self.bench.broker.allocate_id()
-        assert self.bench.broker.put(self._client, id, 0, 0, SECOND, bytes(size), self.bench.now) > 0
+        body = self._bodies.setdefault(size, bytes(size))
+        assert self.bench.broker.put(self._client, id, 0, 0, SECOND, body, self.bench.now) > 0
         return id
 
     def _wait(self) -> None:

@@ -39,61 +39,6 @@ def compact_away(bench: PacedBench, id: int) -> None:
     assert min(numbers(bench.disk.list())) > 1
 
 
-def test_events_of_a_job_survive_a_restart() -> None:
-    bench = PacedBench()
-    broker, client, number = bench.broker, bench.client, bench.client.number
-    id = bench.put_job(100)
-    assert bench.reserve_any() == id
-    assert broker.release(client, id, 5, 0, START + 1)
-    assert broker.reserve_job(client, id, START + 2)
-    assert broker.bury(client, id, 5, START + 3)
-    assert broker.kick_job(id, START + 4)
-    assert broker.edit_job(id, START + 5, pri=9) == EditOutcome.DONE
-    assert broker.edit_job(id, START + 6, tube=b"mail") == EditOutcome.DONE
-    assert broker.bury_job(id, START + 7)
-    bench.commit_and_compact()
-    expected = [
-        Event(START + 1, job_history.RESERVED, number),
-        Event(START + 1, job_history.RELEASED, number),
-        Event(START + 2, job_history.RESERVED, number),
-        Event(START + 3, job_history.BURIED, number),
-        Event(START + 4, job_history.KICKED, job_history.NOBODY),
-        Event(START + 5, job_history.EDITED, job_history.NOBODY),
-        Event(START + 6, job_history.MOVED, job_history.NOBODY),
-        Event(START + 7, job_history.BURIED, job_history.NOBODY),
-    ]
-    assert events(broker, id) == expected
-    after = recovered(bench.disk, START + 8)
-    assert events(after, id) == expected
-    job = after.jobs[id]
-    assert (job.tube.name, job.state, job.pri) == (b"mail", BURIED, 9)
-    assert (job.reserves, job.releases, job.buries, job.kicks) == (2, 1, 2, 1)
-
-
-def test_end_of_a_reservation_without_command_is_recorded() -> None:
-    bench = PacedBench()
-    broker, client = bench.broker, bench.client
-    timed_out, returned = bench.put_job(10), bench.put_job(10)
-    other = broker.connect(lambda: None)
-    assert broker.reserve_job(client, timed_out, START)
-    assert broker.tick(START + 60 * SECOND) is None
-    assert broker.reserve_job(other, returned, START + 61 * SECOND)
-    broker.disconnect(other, START + 62 * SECOND)
-    bench.commit_and_compact()
-    after = recovered(bench.disk, START + 100 * SECOND)
-    assert events(after, timed_out) == [
-        Event(START, job_history.RESERVED, client.number),
-        Event(START + 60 * SECOND, job_history.TIMED_OUT, client.number),
-    ]
-    assert events(after, returned) == [
-        Event(START + 61 * SECOND, job_history.RESERVED, other.number),
-        Event(START + 62 * SECOND, job_history.RETURNED, other.number),
-    ]
-    assert [after.jobs[id].deadline for id in (timed_out, returned)] == [START + 60 * SECOND, START + 62 * SECOND]
-    oldest = after.tubes[b"default"].oldest_ready()
-    assert oldest is not None and oldest.id == timed_out
-
-
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_reservation_ended_by_a_crash_is_returned_at_the_start(is_copied: bool) -> None:
     """Even if compaction has copied the reserved job, and the segment with its RESERVE record was removed."""

@@ -8,7 +8,6 @@ import itertools
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,8 @@ from pathlib import Path
 import greenstalk
 import pytest
 
-from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.journal.beanstalkd import find
-from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.startup import IMPORTED_DIRECTORY
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, no_fault, power_lost_at, seeded
@@ -108,23 +105,6 @@ def last_id(server: Server) -> int:
         return id
 
 
-# The same restart of both servers
-
-JOBS_PER_TUBE = 16
-"""Number of jobs that `change_all_ways` puts into each tube."""
-
-UNRECORDED = {
-    5: {"pri", "reserves", "releases"},  # released without a delay
-    11: {"reserves"},  # its holder has disconnected
-}
-"""Keys of stats-job that beanstalkd 1.12 does not write to its binlog, by the index of the job in its tube."""
-
-
-def differing(job: dict[str, object], other: dict[str, object]) -> set[str]:
-    """Return the keys whose values differ."""
-    return {key for key in job if job[key] != other[key]}
-
-
 def wait_for_delays(server: Server, last: int) -> None:
     """Wait until no job below id *last* is delayed by a delay of one second."""
     with client_of(server) as client:
@@ -137,44 +117,6 @@ def is_delay_over(client: greenstalk.Client[bytes], id: int) -> bool:
     """Return whether the job *id* is not delayed, or has a delay of more than a second; raise NotFoundError."""
     stats = client.stats_job(id)
     return stats["state"] != "delayed" or stats["delay"] != 1
-
-
-def test_restart_shows_the_same_as_beanstalkd(tmp_path: Path, url: str | None) -> None:
-    """Jobs, states, orders and stats-job are equal, except for keys that beanstalkd does not record (UNRECORDED).
-
-    A restarted beanstalkd also counts the burial of a buried job once more, and orders buried jobs by id.
-    """
-    before: list[JobStats] = []
-    after: list[JobStats] = []
-    order: list[dict[str, list[list[int]]]] = []
-    for kind, where in ((ours(), url), (peer(), None)):
-        directory = tmp_path / kind.name
-        with serving(kind, directory, "-f", "0", url=where) as server:
-            change_all_ways(server)
-            last = last_id(server)
-            wait_for_delays(server, last)
-            before.append(snapshot(server, last))
-        with serving(kind, directory, "-f", "0", url=where) as server:
-            after.append(snapshot(server, last))
-            order.append(delete_in_order(server, after[-1]))
-    assert_times_agree(before[0], after[0])
-    assert_times_agree(*after)
-    assert without_times(before[0]) == without_times(before[1]) == without_times(after[0])
-    other_pri = set()
-    assert after[0].keys() == after[1].keys()
-    for id, job in without_times(after[0]).items():
-        expected = set(UNRECORDED.get((id - 1) % JOBS_PER_TUBE, ()))
-        if job["state"] == "buried":
-            expected.add("buries")
-            assert after[1][id]["buries"] == int(str(job["buries"])) + 1
-        assert differing(job, after[1][id]) == expected, id
-        if "pri" in expected:
-            other_pri.add(id)
-    for tube, (ready, buried, delayed) in order[0].items():
-        first = min(id for id in after[0] if after[0][id]["tube"] == tube)
-        assert buried == [first + 3, first + 1, first + 10]
-        assert order[1][tube][1:] == [sorted(buried), delayed]
-        assert [id for id in ready if id not in other_pri] == [id for id in order[1][tube][0] if id not in other_pri]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -195,78 +137,6 @@ def test_restart_keeps_pauses_and_reuses_no_id(tmp_path: Path, number: signal.Si
         with pytest.raises(greenstalk.TimedOutError):
             client.reserve(timeout=0)
         assert client.put(b"") == 3
-
-
-# Events
-
-
-def record_events(server: Server) -> None:
-    """Let six clients each reserve a job and end five of the reservations; kill the server during the sixth."""
-    with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(client_of(server)) for _ in range(6)]
-        released, buried, kicked, timed_out, returned, held = clients
-        for id, client in enumerate(clients, 1):
-            assert client.put(b"%d" % id, ttr=1 if client is timed_out else 3600) == id
-            client.reserve_job(id)
-        released.release(greenstalk.Job(1, b""), priority=7, delay=3600)
-        buried.bury(greenstalk.Job(2, b""), priority=8)
-        kicked.bury(greenstalk.Job(3, b""))
-        kicked.kick_job(3)
-        returned.close()
-        eventually(lambda: held.stats_job(4)["timeouts"] == 1, "the reservation of job 4 has timed out")
-        eventually(lambda: held.stats_job(5)["state"] == "ready", "job 5 is ready")
-        held.put(b"its reply waits until all earlier records are on disk")
-        os.kill(server.pid, signal.SIGKILL)
-        server.stop()
-
-
-EXPECTED_EVENTS = {
-    1: ["reserved", "released"],
-    2: ["reserved", "buried"],
-    3: ["reserved", "buried", "kicked"],
-    4: ["reserved", "timed out"],
-    5: ["reserved", "returned"],
-    6: ["reserved", "returned"],
-    7: [],
-}
-
-
-def test_events_of_a_job_survive_restarts(tmp_path: Path) -> None:
-    """stats-job shows the counts. No command shows the events: they are read from the directory after two restarts."""
-    directory, began = tmp_path / "b", time.time_ns()
-    with serving(ours(), directory, "-f", "0") as server:
-        record_events(server)
-    copy, killed = tmp_path / "copy", time.time_ns()
-    shutil.copytree(directory, copy)
-    counts = ("state", "pri", "delay", "reserves", "timeouts", "releases", "buries", "kicks")
-    shown = {}
-    for _ in range(2):
-        with serving(ours(), directory, "-f", "0") as server:
-            shown = {id: tuple(job[key] for key in counts) for id, job in snapshot(server, 7).items()}
-        assert shown == {
-            1: ("delayed", 7, 3600, 1, 0, 1, 0, 0),
-            2: ("buried", 8, 0, 1, 0, 0, 1, 0),
-            3: ("ready", 65536, 0, 1, 0, 0, 1, 1),
-            4: ("ready", 65536, 0, 1, 1, 0, 0, 0),
-            5: ("ready", 65536, 0, 1, 0, 0, 0, 0),
-            6: ("ready", 65536, 0, 1, 0, 0, 0, 0),
-            7: ("ready", 65536, 0, 0, 0, 0, 0, 0),
-        }
-    found = recovered(Directory(str(directory)), time.time_ns())
-    events = {id: job_history.unpack(job.events) for id, job in found.jobs.items()}
-    assert {id: [job_history.KINDS[event.kind] for event in of_job] for id, of_job in events.items()} == EXPECTED_EVENTS
-    clients = [events[id][0].client for id in range(1, 7)]
-    assert clients == sorted(set(clients)) and clients[0] > job_history.NOBODY
-    for id in (1, 2, 4, 5):
-        assert events[id][1].client == clients[id - 1]
-        assert began < events[id][0].at <= events[id][1].at < killed
-    assert (events[6][1].client, events[3][2].client) == (job_history.NOBODY, job_history.NOBODY)
-    assert killed < events[6][1].at == found.jobs[6].deadline
-    assert found.connect(lambda: None).number > max(clients)
-    after_kill = recovered(Directory(str(copy)), killed)
-    assert {id: job_history.unpack(job.events) for id, job in after_kill.jobs.items() if id != 6} == {
-        id: of_job for id, of_job in events.items() if id != 6
-    }
 
 
 # Import of beanstalkd's directory

@@ -19,7 +19,7 @@ from greenstalk_server.net.committer import Committer
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import Bench, recovered
 
-JOBS: Final = 30_000
+JOBS: Final = 10_000
 SEGMENT: Final = 10 * 2**20
 
 MAX_CALLS: Final = 40_000
