@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak usability bench profile clean
+.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak usability bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,9 +89,6 @@ usability: need-usability $(VENV)/.installed-dev  ## set up, then do ten tasks o
 bench: need-bench $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	$(BIN)/python -m bench $(ARGS) --ours "$(SERVER)" --also "pure=env GREENSTALK_PURE=1 $(SERVER)"
 	$(BIN)/python -m bench.dashboard
-
-profile: need-profile $(VENV)/.installed-dev  ## set up, then profile the CPU time of a command and draw a flame graph; MODE=cycle
-	$(BIN)/python -m bench.profile $(or $(MODE),cycle) $(ARGS)
 
 clean:  ## remove the environment and all build files
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
