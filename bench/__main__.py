@@ -1,11 +1,9 @@
 """Measure Greenstalk Server against beanstalkd, in turns: python -m bench. See README.md."""
 
 import argparse
-import json
 import platform
 import resource
 import shlex
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +13,7 @@ from . import document
 from .cpus import choose_cpus, cpu_model
 from .errors import BenchError
 from .measure import DISTURBED_PERCENT, Bench
-from .modes import METRIC_LABELS, SUITES, Mode, select
+from .modes import SUITES, Mode, select
 from .programs import build
 from .report import FLOOR, OURS, PEER, PLAIN, ModeResult, summary, table
 from .servers import OURS_COMMAND, Contender
@@ -55,8 +53,6 @@ def main() -> int:
     complete = [result for result in results.values() if result]
     failed = [mode for mode, result in results.items() if not result]
     print(summary(complete, failed))
-    if options.json:
-        _write_json(options.json, bench, contenders, complete)
     if options.report and complete:
         document.write(options.report, _conditions(bench), complete)
     return 1 if failed else 0
@@ -78,19 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--ours", metavar="CMD", default=OURS_COMMAND, help="command of Greenstalk Server; {web}: dashboard options")
     add("--reference", metavar="CMD", default=_PEER_COMMAND, help="command of the server that all are compared with")
     add(
-        "--peer",
-        metavar="PATH",
-        action="append",
-        default=[],
-        type=_peer_program,
-        help="another program with beanstalkd's options to measure; repeatable",
-    )
-    add(
         "--also", metavar="NAME=CMD", action="append", default=[], type=_named_command, help="another server to measure"
     )
     add("--no-dashboard", action="store_true", help="run without the dashboard, which is otherwise open in one tab")
     add("--no-floor", action="store_true", help="leave out the server of canned replies")
-    add("--json", metavar="FILE", type=Path, help="write all samples to FILE")
     add("--report", metavar="FILE", type=Path, help="replace the measured figures in FILE, as in docs/performance.md")
     return parser
 
@@ -116,14 +103,6 @@ def _named_command(text: str) -> Contender:
     return Contender(name, command)
 
 
-def _peer_program(text: str) -> Contender:
-    path = Path(text)
-    if shutil.which(text) is None:
-        raise argparse.ArgumentTypeError(f"{text}: not an executable program")
-    name = path.name if path.name != PEER else str(Path(path.resolve().parent.name, path.name))
-    return Contender(name, f"{shlex.quote(text)} -l 127.0.0.1 -p {{port}}")
-
-
 def _modes(names: str) -> list[Mode]:
     try:
         return select(names.split(","))
@@ -132,11 +111,11 @@ def _modes(names: str) -> list[Mode]:
 
 
 def _contenders(options: argparse.Namespace) -> list[Contender]:
-    contenders = [Contender(OURS, options.ours), *options.also, *options.peer, Contender(PEER, options.reference)]
+    contenders = [Contender(OURS, options.ours), *options.also, Contender(PEER, options.reference)]
     contenders.append(Contender(PLAIN, options.ours, is_plain=True))
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
-        raise BenchError(f"two servers have one name: {', '.join(names)}; name them with --also NAME=CMD")
+        raise BenchError(f"two servers have one name: {', '.join(names)}")
     if not options.no_floor:
         floor = shlex.quote(str(build("floor")))
         contenders.append(Contender(FLOOR, f"{floor} {{port}} {{body}}", True))
@@ -192,21 +171,6 @@ def _rounds(bench: Bench) -> str:
 
 def _dashboard_condition(bench: Bench) -> str:
     return "the dashboard is open in one tab" if bench.has_dashboard else "no dashboard"
-
-
-def _write_json(path: Path, bench: Bench, contenders: list[Contender], results: list[ModeResult]) -> None:
-    document = {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-        "cpus": str(bench.cpus),
-        "has_dashboard": bench.has_dashboard,
-        "rounds": bench.rounds,
-        "seconds": bench.seconds,
-        "commands": {contender.name: contender.command for contender in contenders},
-        "metrics": METRIC_LABELS,
-        "modes": [result.as_json() for result in results],
-    }
-    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def _raise_file_limit() -> None:

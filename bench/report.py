@@ -1,4 +1,4 @@
-"""Format the samples as tables, ratios and verdicts, and as JSON."""
+"""Format the samples as tables, ratios and verdicts."""
 
 from dataclasses import dataclass, field
 from math import nan
@@ -107,28 +107,6 @@ class ModeResult:
         if target.absolute:
             return median(self.values(build, target.metric))
         return self.ratio(target.metric, build).middle
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "mode": self.mode.name,
-            "connections": self.mode.connections,
-            "body": self.mode.body,
-            "server_args": self.mode.server_args,
-            "samples": self.samples,
-            "ratios": {metric: self.ratio(metric).middle for metric in self.metrics() if self.is_compared(metric)},
-            "targets": [
-                {
-                    "metric": verdict.target.metric,
-                    "relation": verdict.target.relation,
-                    "bound": verdict.target.bound,
-                    "absolute": verdict.target.absolute,
-                    "value": verdict.value,
-                    "reached": verdict.is_met,
-                    "others": verdict.others,
-                }
-                for verdict in self.verdicts()
-            ],
-        }
 
 
 def base_of(mode: Mode) -> str:
