@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from subprocess import PIPE
@@ -18,19 +15,15 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pytest
-import schemathesis
 from flask.testing import FlaskClient
-from hypothesis import Phase, settings
-from schemathesis.schemas import BaseSchema
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.counters import COUNTERS
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.web.features.leases import leases as operations
 from greenstalk_server.web.framework.api.values import MAX_JSON_BODY
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
-from tests.support.peer import Peer, eventually, open_files
+from tests.support.peer import Peer, eventually
 from tests.web.conftest import Queue
 from tests.web.visit import FLAGS
 
@@ -86,18 +79,6 @@ def test_empty_request_reserves_one_job_of_default(queue: Queue, client: FlaskCl
     assert [job["id"] for job in response.json["jobs"]] == all[:1]
 
 
-def test_reserve_without_ready_jobs_returns_none(client: FlaskClient) -> None:
-    assert reserve(client, "mail", wait=0) == []
-
-
-def test_reserve_returns_up_to_count_jobs(queue: Queue, client: FlaskClient) -> None:
-    all = queue.put("t99", count=100)
-    jobs = reserve(client, *[f"t{at}" for at in range(100)], count=100, wait=50, worker="é" * 100)
-    assert [job["id"] for job in jobs] == all
-    assert len({job["token"] for job in jobs}) == 100
-    assert reserve(client, "t99", "t99") == []
-
-
 def test_binary_and_large_bodies(queue: Queue, client: FlaskClient) -> None:
     bodies = [b"\xff\0", b"x" * (MAX_JSON_BODY + 1)]
     for body in bodies:
@@ -106,14 +87,6 @@ def test_binary_and_large_bodies(queue: Queue, client: FlaskClient) -> None:
     assert (binary["encoding"], binary["body"]) == ("base64", "/wA=")
     assert (large["encoding"], large["body"], large["size"]) == (None, None, MAX_JSON_BODY + 1)
     assert client.get(f"{API}/jobs/{large['id']}/body").data == bodies[1]
-
-
-def test_delete(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    (job,) = reserve(client, "mail")
-    finish(client, "delete", job["token"])
-    assert not queue.broker.jobs
-    queue.broker.check()
 
 
 def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
@@ -183,13 +156,6 @@ def test_largest_batch_fits_a_request(queue: Queue, client: FlaskClient) -> None
     assert len(response.json["lost"]) == 999
 
 
-def test_fractions_of_seconds(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail")
-    (job,) = reserve(client, "mail")
-    finish(client, "release", job["token"], delay=0.25)
-    assert queue.broker.jobs[id].delay == SECOND // 4
-
-
 # Refusals
 
 
@@ -246,12 +212,6 @@ def test_viewers_cannot_use_leases_and_no_token_is_logged(queue: Queue, visit: C
     assert job["token"] not in str(entries)
 
 
-def test_read_only_server_reserves_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    queue.put("mail")
-    assert "read-only" in refused(send(visit(is_read_only=True), "/reserve", tubes=["mail"]), 403)
-    assert not queue.broker.clients
-
-
 def test_server_with_hidden_bodies_reserves_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     queue.put("mail")
     assert "--hide-bodies" in refused(send(visit(hides_bodies=True), "/reserve", tubes=["mail"]), 403)
@@ -287,26 +247,6 @@ def test_every_report_on_a_lease_waits_for_the_journal(queue: Queue, operation: 
     status = send(client, f"/leases/{operation}", token=job["token"]).status_code
     assert (status == 410) == has_ended
     assert len(commits) == 1
-
-
-class LateJournal(NullJournal):
-    """A journal in which no record becomes durable. A reservation waits for the record of the put (Binlog.reserve)."""
-
-    def put(self, job: Job) -> bool:
-        self.promised += 1
-        return True
-
-    def reserve(self, job: Job) -> None:
-        self.promised += 1
-
-
-def test_jobs_that_are_not_durable_in_time_are_not_returned(queue: Queue) -> None:
-    queue.broker.journal = LateJournal()
-    client = queue.app(commit=lambda: False).test_client()
-    (id,) = queue.put("mail")
-    assert "The journal is late" in refused(send(client, "/reserve", tubes=["mail"]), 503)
-    assert queue.broker.jobs[id].state == READY
-    assert not queue.broker.clients
 
 
 def test_draining_server_still_reserves(queue: Queue, client: FlaskClient) -> None:
@@ -346,34 +286,6 @@ def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, clien
     assert client.post("/connection/close", data=form, headers=ours).status_code == 303
     assert queue.broker.jobs[id].state == READY
     refused(send(client, "/leases/delete", token=job["token"]), 410)
-
-
-def test_document_has_all_lease_endpoints(client: FlaskClient) -> None:
-    document = client.get(f"{API}/openapi.json").json
-    schemas = document["components"]["schemas"]
-    assert schemas["Reserve"]["properties"]["wait"]["maximum"] == 50
-    assert "token" in schemas["LeasedJob"]["required"]
-    assert schemas["Leased"]["required"] == ["token"]
-    for operation in FINISHERS:
-        replies = document["paths"][f"/leases/{operation}"]["post"]["responses"]
-        assert {"404", "410", "204" if operation in ("delete", "release", "bury") else "200"} <= replies.keys()
-
-
-def contract() -> BaseSchema:
-    """The OpenAPI document of a server with jobs in every state."""
-    queue = Queue()
-    for body in (b"text", b"\xff\0", b"x" * (MAX_JSON_BODY + 1), b""):
-        for _ in range(20):
-            queue.broker.put_into(b"default", 5, 0, 60 * SECOND, body, queue.now)
-    return schemathesis.openapi.from_wsgi(f"{API}/openapi.json", queue.app(api_token="sesame"), headers=ADMIN)  # noqa: S106
-
-
-@contract().include(path="/reserve").parametrize()
-@settings(max_examples=60, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
-def test_reserve_responds_as_documented(case: schemathesis.Case) -> None:
-    if isinstance(case.body, dict) and case.body.get("wait") in range(1, 51):
-        case.body["wait"] = 0  # fake time does not advance
-    case.call_and_validate(headers=ADMIN)
 
 
 # With a real daemon
@@ -453,32 +365,6 @@ def delete(daemon: Daemon, *jobs: Json) -> None:
         assert Request(daemon, "/leases/delete", token=job["token"]).answer() == (204, {})
 
 
-def test_wait_may_have_a_fraction(daemon: Daemon, peer: Peer) -> None:
-    began = time.monotonic()
-    assert Request(daemon, "/reserve", tubes=["none"], wait=0.25).answer() == (200, {"jobs": []})
-    assert time.monotonic() - began >= 0.25
-
-
-def test_longest_waiting_client_is_served_first_in_both_protocols(daemon: Daemon, peer: Peer) -> None:
-    with ExitStack() as closing:
-        others = [closing.enter_context(Peer(daemon)) for _ in range(2)]
-        requests = []
-        for at, other in enumerate(others):
-            assert other.ask(b"watch order") == b"WATCHING 2"
-            other.send(b"reserve\r\n")
-            await_waiting(peer, 2 * at + 1)
-            requests.append(closing.enter_context(Request(daemon, "/reserve", tubes=["order"], wait=50)))
-            await_waiting(peer, 2 * at + 2)
-        ids = [put(peer, "order") for _ in range(4)]
-        for at, other in enumerate(others):
-            assert other.read_line() == b"RESERVED %d 1" % ids[2 * at]
-            assert other.read_line() == b"x"
-            assert other.ask(b"delete %d" % ids[2 * at]) == b"DELETED"
-            (job,) = requests[at].jobs()
-            assert job["id"] == ids[2 * at + 1]
-            delete(daemon, job)
-
-
 def test_client_that_hangs_up_during_the_wait_takes_no_job(daemon: Daemon, peer: Peer) -> None:
     request = Request(daemon, "/reserve", tubes=["vanish"], wait=50)
     await_waiting(peer, 1)
@@ -489,28 +375,6 @@ def test_client_that_hangs_up_during_the_wait_takes_no_job(daemon: Daemon, peer:
     assert peer.read(3) == b"x\r\n"
     assert peer.stats(b"stats-job %d" % id)["reserves"] == "0"
     assert peer.ask(b"delete %d" % id) == b"DELETED"
-
-
-def test_two_hundred_waiting_reserves_get_a_job_each(daemon: Daemon, peer: Peer) -> None:
-    files = open_files(daemon)
-    with ExitStack() as closing:
-        requests = list[Request]()
-        for count in range(1, 201):  # one at a time, since requests sent together may arrive in any order
-            requests.append(closing.enter_context(Request(daemon, "/reserve", tubes=["many", "other"], wait=50)))
-            await_waiting(peer, count)
-        ids = [put(peer, "many") for _ in range(200)]
-        jobs = [job for request in requests for job in request.jobs()]
-        assert sorted(job["id"] for job in jobs) == ids
-        assert [job["id"] for job in jobs] == ids, "requests are not served in the order in which they came"
-        assert int(peer.stats()["current-connections"]) == 201
-        delete(daemon, *jobs)
-    eventually(lambda: open_files(daemon) <= files, "the files are closed")
-
-
-def test_wait_without_a_job_ends_on_time(daemon: Daemon, peer: Peer) -> None:
-    began = time.monotonic()
-    assert Request(daemon, "/reserve", tubes=["nothing"], wait=1).jobs() == []
-    assert time.monotonic() - began >= 1
 
 
 # The examples in docs/http-jobs.md
@@ -569,21 +433,6 @@ def test_worker_buries_jobs_that_fail(guarded: Daemon) -> None:
         eventually(lambda: peer.stats(b"stats-job %d" % id)["state"] == "buried", "it is buried")
         await_waiting(peer, 1)
         assert b"no such address" in worker.die()[1]
-        assert peer.ask(b"delete %d" % id) == b"DELETED"
-
-
-def test_job_of_a_killed_worker_returns_after_its_ttr(guarded: Daemon) -> None:
-    with Peer(guarded) as peer:
-        id = put(peer, "mail", ttr=6)
-        with Worker(guarded, 'print(job["id"], flush=True); time.sleep(600)') as worker:
-            assert int(worker.read_line()) == id
-            assert peer.stats(b"stats-job %d" % id)["state"] == "reserved"
-        assert peer.ask(b"watch mail") == b"WATCHING 2"
-        assert peer.ask(b"reserve") == b"RESERVED %d 1" % id
-        assert peer.read_line() == b"x"
-        stats = peer.stats(b"stats-job %d" % id)
-        assert (stats["reserves"], stats["timeouts"]) == ("2", "1")
-        eventually(lambda: peer.stats()["current-connections"] == "1", "nothing is left of it")
         assert peer.ask(b"delete %d" % id) == b"DELETED"
 
 
@@ -653,19 +502,3 @@ def test_stop_ends_waits_and_leases_and_no_token_was_logged(tmp_path: Path) -> N
         job = json.loads(page.getresponse().read())
         page.close()
         assert (job["state"], [event["kind"] for event in job["events"]]) == ("ready", ["reserved", "returned"])
-
-
-def test_acknowledged_changes_survive_a_crash(tmp_path: Path) -> None:
-    flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
-    with Daemon(*flags) as daemon:
-        with Request(daemon, "/reserve", tubes=["mail"], count=2, wait=50) as waiting:
-            status, job = Request(daemon, "/jobs", tube="mail", body="hello").answer()
-            assert status == 201
-            (leased,) = waiting.jobs()
-            assert leased["id"] == job["id"]
-        kept = Request(daemon, "/jobs", tube="mail", body="again").answer()[1]["id"]
-        delete(daemon, leased)
-        daemon.stop(signal.SIGKILL)
-    with Daemon(*flags) as daemon, Peer(daemon) as peer:
-        assert peer.ask(b"peek %d" % leased["id"]) == b"NOT_FOUND"
-        assert peer.stats(b"stats-job %d" % kept)["state"] == "ready"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from flask import Flask
 
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
@@ -72,12 +71,6 @@ def test_policy_is_set_replaced_listed_and_removed(queue: Queue, program: Progra
     problem(program.ask("DELETE", "/policies/retries"), 404)
 
 
-def test_document_that_was_read_can_be_written_back(program: Program) -> None:
-    program.do("PUT", "/policies/all", {"tubes": ["a", "b*"], "max_bytes": "10MB", "unique": "body", "unique_for": 3})
-    document = program.get("/policies/all")["document"]
-    assert program.do("PUT", "/policies/all", document)["policy"]["document"] == document
-
-
 @pytest.mark.parametrize(
     ("document", "field", "message"),
     [
@@ -105,11 +98,6 @@ def test_invalid_policy_names_the_key_and_what_is_allowed(
     assert queue.broker.policies.policies == {}
 
 
-@pytest.mark.parametrize("name", ["-a", "a b", "é", "x" * 101, "a%0A"])
-def test_invalid_name_is_refused(program: Program, name: str) -> None:
-    problem(program.ask("PUT", f"/policies/{name}", json={"tubes": ["a"]}), 400, "name")
-
-
 def test_policy_of_the_file_is_read_only(queue: Queue, program: Program) -> None:
     queue.broker.set_file_policies([parse_policy("mail", DEAD)], queue.now)
     assert program.get("/policies/mail")["source"] == "file"
@@ -125,32 +113,6 @@ def test_set_waits_for_the_journal(queue: Queue) -> None:
     for method, path, json in (("PUT", "/policies/p", {"tubes": ["a"]}), ("DELETE", "/policies/p", None)):
         response = program.ask(method, path, **({"json": json} if json else {}))
         assert "The change was made, so do not repeat the request" in problem(response, 503)["detail"]
-
-
-def test_loop_of_dead_letters_is_a_warning(program: Program) -> None:
-    program.do("PUT", "/policies/a", {"tubes": ["a"], "dead_letter": "b"})
-    found = program.do("PUT", "/policies/b", {"tubes": ["b"], "dead_letter": "a"})
-    assert len(found["warnings"]) == 1 and "is buried in" in found["warnings"][0]
-    assert program.get("/policies")["warnings"] == found["warnings"]
-
-
-# Permissions
-
-
-def test_viewer_reads_and_dry_runs_but_sets_nothing(queue: Queue) -> None:
-    ids = kill(queue)
-    viewer = Program(queue.app(api_token=TOKEN, api_viewer_token="look"), "look")  # noqa: S106
-    assert [policy["name"] for policy in viewer.get("/policies")["policies"]] == ["dead"]
-    assert viewer.do("POST", "/policies/new/dry-run", {"tubes": ["*"]}, 202)["kind"] == "policy-dry-run"
-    for method, path in [
-        ("PUT", "/policies/new"),
-        ("DELETE", "/policies/dead"),
-        ("POST", f"/jobs/{ids[0]}/redrive"),
-        ("POST", "/redrive"),
-    ]:
-        problem(viewer.ask(method, path, json={"tubes": ["*"]}), 403)
-    assert set(queue.broker.policies.policies) == {"dead"}
-    assert queue.broker.jobs[ids[0]].tube.name == b"mail.failed"
 
 
 # Dry runs
@@ -334,10 +296,3 @@ def test_put_refused_by_a_policy(queue: Queue, program: Program, setting: dict[s
     set_policy(queue, **setting)
     detail = problem(program.ask("POST", "/jobs", json={"tube": "mail", "body": "xyz"}), status)["detail"]
     assert detail.startswith("A policy limits the tube “mail” by max_job") and detail.endswith("Nothing was put.")
-
-
-def test_pages_show_jobs_that_policies_moved(queue: Queue, app: Flask) -> None:
-    (id,) = kill(queue)
-    assert "Moved to a dead-letter tube" in app.test_client().get(f"/job?id={id}").text
-    queue.broker.redrive(id, queue.now)
-    assert "Moved back from a dead-letter tube" in app.test_client().get(f"/job?id={id}").text

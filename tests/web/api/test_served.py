@@ -16,8 +16,7 @@ import pytest
 
 from tests.support.daemon import Daemon, environment
 
-from ..browser import Browser
-from ..visit import AXE, AXE_VIOLATIONS, FLAGS, is_too_wide
+from ..visit import FLAGS
 from .conftest import ROOT, TOKEN, bearer
 
 SENT = {**bearer(TOKEN), "Content-Type": "application/json"}
@@ -102,18 +101,6 @@ def test_producer_over_the_api_and_worker_over_the_protocol(daemon: Daemon) -> N
     assert ask(daemon, "DELETE", f"/jobs/{job.id}") == (204, None)
 
 
-def test_stream_continues_while_jobs_are_put(daemon: Daemon) -> None:
-    connection = connect(daemon)
-    connection.request("GET", f"{ROOT}/events", headers=SENT)
-    response = connection.getresponse()
-    assert response.headers["Content-Type"].startswith("text/event-stream")
-    assert response.readline() == b"retry: 2000\n"
-    ask(daemon, "POST", "/jobs", {"tube": "streamed"})
-    while b'"streamed"' not in response.readline():
-        pass
-    connection.close()
-
-
 def test_acknowledged_changes_survive_a_kill(tmp_path: Path) -> None:
     """With a sync before each response, a killed server still has every job that it has acknowledged."""
     flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
@@ -129,40 +116,3 @@ def test_acknowledged_changes_survive_a_kill(tmp_path: Path) -> None:
         assert [job["body"] for job in page["jobs"]][:2] == ["new", "2"]
         _, audit = ask(daemon, "GET", "/audit")
         assert {entry["what"] for entry in audit["entries"]} <= {"tube/put", "job/delete", "job/edit"}
-
-
-def test_policies_and_redriven_jobs_survive_a_kill(tmp_path: Path) -> None:
-    flags = (*FLAGS, "-b", str(tmp_path), "-f", "0")
-    policy = {"tubes": ["mail"], "max_attempts": 1, "dead_letter": "failed"}
-    with Daemon(*flags, environ=environment(GREENSTALK_API_TOKEN=TOKEN)) as daemon:
-        assert ask(daemon, "PUT", "/policies/mail", policy)[0] == 200
-        assert ask(daemon, "PUT", "/policies/gone", policy)[0] == 200
-        assert ask(daemon, "DELETE", "/policies/gone")[0] == 204
-        with greenstalk.Client(("127.0.0.1", daemon.port), use="mail", watch="mail") as client:
-            ids = [client.put("a"), client.put("b")]
-            for _ in ids:
-                client.release(client.reserve(5))
-        assert ask(daemon, "POST", f"/jobs/{ids[0]}/redrive", {})[0] == 200
-        daemon.stop(signal.SIGKILL)
-    with Daemon(*flags, environ=environment(GREENSTALK_API_TOKEN=TOKEN)) as daemon:
-        _, found = ask(daemon, "GET", "/policies")
-        assert [(one["name"], one["document"]) for one in found["policies"]] == [("mail", policy | {"priority": 0})]
-        jobs = [ask(daemon, "GET", f"/jobs/{id}")[1] for id in ids]
-        assert [(job["tube"], job["dead_letter"] is None) for job in jobs] == [("mail", True), ("failed", False)]
-        assert [job["events"][-1]["kind"] for job in jobs] == ["redriven", "dead-lettered"]
-        assert ask(daemon, "GET", "/tube?tube=mail")[1]["policy"]["max_attempts"] == {"value": 1, "policy": "mail"}
-
-
-def test_page_of_the_api_in_a_browser(chromium: Browser, daemon: Daemon) -> None:
-    """It fits a phone's screen, and axe finds no problem, with the details open or closed."""
-    for scheme, width, opened in (("light", 1280, "details:first-of-type"), ("dark", 360, "details")):
-        with chromium.tab(daemon.dashboard, width, color_scheme=scheme) as tab:
-            tab.page.goto(daemon.dashboard)
-            with tab.page.expect_navigation():
-                tab.page.get_by_role("link", name="API", exact=True).click()
-            tab.page.evaluate(f"document.querySelectorAll('{opened}').forEach(one => {{ one.open = true }})")
-            tab.screenshot(f"api-{scheme}")
-            assert not is_too_wide(tab)
-            tab.page.evaluate(AXE)
-            assert tab.page.evaluate(AXE_VIOLATIONS) == []
-            assert (tab.console, tab.elsewhere) == ([], [])

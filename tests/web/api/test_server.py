@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import gevent
 import pytest
 from werkzeug.test import TestResponse
 
@@ -15,7 +14,7 @@ from greenstalk_server.core.journal import JournalStats, NullJournal
 from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
-from .conftest import ROOT, TOKEN, Program, bearer, problem
+from .conftest import TOKEN, Program, problem
 
 
 def test_figures(queue: Queue, program: Program) -> None:
@@ -102,16 +101,6 @@ def test_stream_of_a_tube_ends_with_the_tube(queue: Queue, program: Program) -> 
     problem(program.ask("GET", "/events?tube=mail"), 404)
 
 
-def test_number_of_streams_is_bounded(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "MAX_STREAMS", 0)
-    problem(program.ask("GET", "/events"), 503)
-
-
-def test_stream_of_an_unknown_tube_is_not_found(queue: Queue) -> None:
-    response = queue.app(api_token=TOKEN).test_client().get(f"{ROOT}/events", headers=bearer("x"))
-    problem(response, 401)
-
-
 # The audit log
 
 
@@ -174,12 +163,3 @@ def test_samples(program: Program) -> None:
     problem(program.ask("DELETE", "/samples?name=Welcome+mail"), 404)
     problem(program.ask("POST", "/samples", json={"name": " ", "tube": "mail"}), 400, "name")
     problem(program.ask("POST", "/samples", json={"name": "n", "tube": "mail", "body": "ä" * 65536}), 409)
-
-
-def test_closed_stream_leaves_nothing_running(queue: Queue, program: Program) -> None:
-    """A stream without a reader costs nothing."""
-    response = program.ask("GET", "/events")
-    next(events(response))
-    response.close()
-    gevent.sleep(0)
-    assert program.app.extensions["dashboard"].live.stream_count == 0

@@ -148,14 +148,3 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
     for task in started:
         assert program.do("DELETE", f"/tasks/{task['id']}")["state"] == "cancelled"
     assert [task["state"] for task in program.get("/tasks")["tasks"]] == ["cancelled"] * tasks.MAX_RUNNING
-
-
-def test_unknown_task_is_not_found(program: Program) -> None:
-    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/run"), ("GET", "/jobs")):
-        problem(program.ask(method, f"/tasks/0123456789abcdef{path}"), 404)
-
-
-def test_tasks_about_bodies_are_hidden_with_the_bodies(queue: Queue) -> None:
-    app = queue.app(api_token="t")  # noqa: S106
-    task = Program(app, "t").do("POST", "/searches", {"q": "marker"}, 202)
-    assert Program(app, "t").get(f"/tasks/{task['id']}")["title"] == "Search for body:marker"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.web.changes import tube_changes
-
 from ..conftest import Queue
 from .conftest import Program, problem
 from .test_tasks import ended
@@ -54,7 +52,3 @@ def test_bad_input_is_refused(tubes: Queue, program: Program) -> None:
     problem(program.ask("POST", "/tubes/resume?pattern=*&dry_run=maybe"), 400, "dry_run")
     problem(program.ask("POST", "/tubes/pause?pattern=*", json={"seconds": 0}), 400, "seconds")
     problem(program.ask("POST", "/tubes/kick?pattern=*", json={"state": "ready"}), 400, "state")
-
-
-def test_actions_have_the_names_of_the_operations() -> None:
-    assert (tube_changes.PAUSE, tube_changes.RESUME, tube_changes.KICK) == ("pause", "resume", "kick")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.errors import api as tube_errors
 
 from ..conftest import Queue
 from ..test_tube_errors import dead_letter, failing, put
@@ -79,17 +76,3 @@ def test_bad_input_is_refused(queue: Queue, program: Program) -> None:
     problem(program.ask("GET", "/tube/errors?tube=mail&state=reserved"), 400, "state")
     hidden = Program(queue.app(api_token=TOKEN, hides_bodies=True))
     problem(hidden.ask("GET", "/tube/errors?tube=mail"), 403)
-
-
-def test_long_grouping_is_a_task(
-    queue: Queue, program: Program, short_steps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tube_errors, "INITIAL_WAIT", 0.0)
-    put(queue, *[failing("late")] * 500)
-    running = errors(program)
-    assert (running["state"], running["groups"]) == ("running", [])
-    task = program.get(f"/tasks/{running['task']}")
-    assert (task["kind"], task["title"]) == ("errors", "Errors of tube:mail state:buried")
-    monkeypatch.setattr(tube_errors, "INITIAL_WAIT", 60.0)
-    done = errors(program)
-    assert (done["task"], done["state"], done["groups"][0]["jobs"]) == (running["task"], "done", 500)

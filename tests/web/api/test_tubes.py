@@ -131,13 +131,6 @@ def test_flush_deletes_jobs_in_every_state(queue: Queue, program: Program) -> No
     queue.broker.check()
 
 
-def test_pause_with_a_fraction(queue: Queue, program: Program) -> None:
-    queue.put("mail")
-    program.do("POST", "/tube/pause", {"seconds": 0.25}, tube="mail")
-    assert queue.broker.tubes[b"mail"].paused_until == queue.now + SECOND // 4
-    problem(program.ask("POST", "/tube/pause?tube=mail", json={"seconds": 0.0005}), 400, "seconds")
-
-
 def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
     for method, path, body in (
         ("GET", "/tube", None),
@@ -217,11 +210,6 @@ def test_marks_are_bounded_and_pauses_do_not_evict_marks_of_users(queue: Queue, 
     kinds = [mark["kind"] for mark in found]
     assert (kinds.count("note"), kinds.count("pause")) == (MAX_MARKS, MAX_MARKS)
     assert found[0]["text"] == "deploy 5"
-
-
-@pytest.mark.parametrize("cursor", ["", "eA", "WyJuYW1lIl0", "WyJuYW1lIiwwLDAsMF0"])
-def test_invalid_cursor_is_refused(program: Program, cursor: str) -> None:
-    problem(program.ask("GET", "/tubes", query_string={"cursor": cursor}), 400, "cursor")
 
 
 def test_cursor_of_another_order_is_refused(queue: Queue, program: Program) -> None:
