@@ -1,4 +1,4 @@
-"""A dashboard over a queue that is a day old: `python -m tests.web.aged`. It serves as tests.web.served does.
+"""A queue that is a day old, for tests.web.wide.
 
 Its pages have wide content: long tube names, ages of up to nine characters, pauses, large bodies, large counts, and
 an audit log. The clock does not advance, so every visit shows the same.
@@ -15,7 +15,6 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.history.history import History
 
 from .conftest import Queue
-from .served import serve
 
 HOUR: Final = 3600 * SECOND
 
@@ -96,17 +95,3 @@ def administer(queue: Queue, app: Flask) -> None:
     post("/tube/put", tube="imports", body="x", pri=5, delay=0, ttr=60)
     post("/tube/kick", tube="mail", state="buried", count=1)
     post("/tube/clear", tube="crm.sync", state="delayed", confirm="crm.sync")
-
-
-def main() -> None:
-    queue = Queue()
-    queue.broker.max_job_size = 2_000_000
-    app = queue.app()
-    fill(queue)
-    live(queue, app.extensions["dashboard"].history)
-    administer(queue, app)
-    serve(app)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import greenstalk
@@ -19,7 +17,7 @@ from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.processes import join
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, follow, is_too_wide, press
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
@@ -45,7 +43,6 @@ def wait_done(tab: Tab) -> str:
     return tab.page.inner_text("main")
 
 
-@WITH_AND_WITHOUT_SCRIPTS
 def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clients: Clients) -> None:
     ids = clients.put(*[HOSTILE] * 6)
     tab.page.goto(clients.url)
@@ -73,74 +70,6 @@ def test_selected_jobs_are_deleted_after_dry_run_and_confirmation(tab: Tab, clie
                 clients.producer.peek(id)
     tab.page.get_by_role("link", name="Go back").click()
     assert tab.page.inner_text("h1") == clients.tube
-
-
-def test_all_matches_except_held_jobs_are_moved(tab: Tab, clients: Clients) -> None:
-    clients.put(*[b"no route"] * 4, b"fine")
-    held = clients.worker.reserve(timeout=0)
-    tab.page.goto(clients.url)
-    tab.page.get_by_label("Filter these jobs by a query").fill("size:8")
-    press(tab, "Filter")
-    assert boxes(tab).count() == 3
-    choose(tab, "Move to another tube")
-    tab.page.get_by_label("All ready jobs that match").check()
-    tab.page.get_by_label("Destination tube").fill(f"{clients.tube}.retry")
-    press(tab, "Preview")
-    assert f"tube:{clients.tube} state:ready size:8" in tab.page.inner_text("main")
-    press(tab, "Move 3 jobs")
-    wait_done(tab)
-    assert clients.states() == (1, 1, 0, 0)
-    assert clients.producer.stats_tube(f"{clients.tube}.retry")["current-jobs-ready"] == 3
-    clients.worker.delete(held)
-
-
-def test_forced_kick_takes_a_job_from_its_worker(tab: Tab, clients: Clients) -> None:
-    clients.put(b"x", ttr=600)
-    held = clients.worker.reserve(timeout=0)
-    tab.page.goto(f"{clients.url}&state=reserved")
-    boxes(tab).first.check()
-    choose(tab, "Kick")
-    press(tab, "Preview")
-    assert "1 job held by a client: not changed, unless you force the change below" in tab.page.inner_text("main")
-    tab.page.get_by_role("checkbox", name="Force the change").check()
-    tab.page.get_by_label("to confirm").fill(clients.tube)
-    press(tab, "Kick by force")
-    assert "1 kicked" in wait_done(tab)
-    assert clients.states() == (1, 0, 0, 0)
-    with pytest.raises(greenstalk.NotFoundError):
-        clients.worker.touch(held)
-
-
-def test_search_lists_updates_and_links_to_jobs(tab: Tab, clients: Clients) -> None:
-    [one, _, three] = clients.put(b"order 17", b"other", b"ORDER 18")
-    tab.page.goto(clients.url.replace("tube?", "search?"))
-    tab.page.get_by_label("Jobs that match").fill(f"tube:{clients.tube} ~order")
-    press(tab, "Search")
-    assert "scanned" in wait_done(tab)
-    assert tab.page.locator("tbody th.id a").all_text_contents() == [str(one), str(three)]
-    tab.page.locator("tbody th.id a").first.click()
-    assert tab.page.inner_text("h1") == f"Job {one}"
-
-
-def test_search_explains_errors_and_syntax(tab: Tab, daemon: Daemon) -> None:
-    tab.page.goto(f"{daemon.dashboard}search")
-    tab.page.get_by_label("Jobs that match").fill("age:soon")
-    press(tab, "Search")
-    assert (
-        "“age:soon” must be a comparison with a number, such as 30, 30s" in tab.page.get_by_role("alert").inner_text()
-    )
-    tab.console.clear()  # the browser logs the status 400
-    assert "reserves:>3" in tab.page.inner_text(".query-words")
-
-
-def test_export_saves_all_matches(tab: Tab, clients: Clients) -> None:
-    ids = clients.put(*[HOSTILE] * 130)
-    tab.page.goto(f"{clients.url}&q=script")
-    with tab.page.expect_download() as download:
-        tab.page.get_by_role("link", name="JSONL").click()
-    assert download.value.suggested_filename == f"jobs-{clients.tube}-ready.jsonl"
-    lines = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
-    assert [line["id"] for line in lines] == ids and {line["body"] for line in lines} == {HOSTILE.decode()}
 
 
 def test_shift_selects_a_range_and_the_header_selects_all(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
@@ -229,21 +158,6 @@ def kept_busy(daemon: Daemon) -> Iterator[None]:
         join(asking)
 
 
-@WITH_AND_WITHOUT_SCRIPTS
-def test_long_dry_run_opens_its_confirmation(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    put_many(daemon, clients.tube, MANY)
-    tab.page.goto(clients.url)
-    choose(tab, "Move to another tube")
-    tab.page.get_by_label("All ready jobs").check()
-    tab.page.get_by_label("Destination tube").fill("archive")
-    with kept_busy(daemon):
-        press(tab, "Preview")
-        assert "/task?id=" in tab.page.url, "the dry run ended before the response"
-        assert tab.page.inner_text("h1") == f"Dry run: move tube:{clients.tube} state:ready to “archive”"
-    tab.page.wait_for_url("**/bulk?task=*")
-    assert tab.page.inner_text("h1") == f"Move {MANY:,} jobs to “archive”?"
-
-
 def test_back_from_a_confirmation_skips_the_dry_run(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
     put_many(daemon, clients.tube, MANY)
     with chromium.tab(daemon.dashboard) as tab:
@@ -257,49 +171,6 @@ def test_back_from_a_confirmation_skips_the_dry_run(chromium: Browser, daemon: D
         tab.page.go_back()
         assert tab.page.inner_text("h1") == clients.tube
         assert (tab.console, tab.elsewhere) == ([], [])
-
-
-def test_cancelled_dry_run_is_reported(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
-    put_many(daemon, clients.tube, MANY)
-    with chromium.tab(daemon.dashboard) as tab:
-        tab.page.goto(clients.url)
-        choose(tab, "Bury")
-        tab.page.get_by_label("All ready jobs").check()
-        with kept_busy(daemon):
-            press(tab, "Preview")
-            press(tab, "Cancel")
-        assert "The dry run was cancelled" in tab.page.inner_text("main")
-        assert (tab.console, tab.elsewhere) == ([], [])
-
-
-def test_task_page_describes_the_change(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    clients.put(*[b"x"] * 3)
-    target = f"{clients.tube}.archive"
-
-    def start(action: str, field: str, value: str, button: str) -> dict[str, str]:
-        choose(tab, action)
-        tab.page.get_by_label("All ready jobs").check()
-        tab.page.get_by_label(field).fill(value)
-        press(tab, "Preview")
-        press(tab, button)
-        wait_done(tab)
-        rows = [row.inner_text().split("\n") for row in tab.page.locator("main .entries > div").all()]
-        return {label: value for label, value in rows if label != "Started"}
-
-    tab.page.goto(clients.url)
-    shown = start("Set the priority", "New value", "77", "Set the priority of 3 jobs")
-    which = f"tube:{clients.tube} state:ready"
-    assert tab.page.inner_text("h1") == f"Set the priority of {which} to 77"
-    assert shown == {"Query": which, "Tube": clients.tube, "New priority": "77"}
-    assert "3 given another priority" in tab.page.inner_text(".task-counts")
-    tab.page.goto(clients.url)
-    shown = start("Move to another tube", "Destination tube", target, "Move 3 jobs")
-    assert tab.page.inner_text("h1") == f"Move {which} to “{target}”"
-    assert shown == {"Query": which, "Tube": clients.tube, "Target tube": target}
-    assert "3 moved" in tab.page.inner_text(".task-counts")
-    follow(tab, tab.page.locator("a", has=tab.page.get_by_title(target, exact=True)))
-    assert tab.page.inner_text("h1") == target
-    assert tab.page.locator(".jobs tbody tr").count() == 3
 
 
 def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daemon: Daemon, clients: Clients) -> None:
@@ -328,34 +199,6 @@ def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daem
         assert other.page.locator("progress").is_hidden()
         clients.worker.delete(clients.worker.reserve(timeout=0))
         assert (tab.console, other.console) == ([], [])
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
-def test_pages_fit(chromium: Browser, daemon: Daemon, clients: Clients, width: int, theme: Any) -> None:
-    clients.put(*[HOSTILE * 20] * 3, b"")
-    clients.bury(1)
-    clients.producer.use("A" * 200)
-    clients.put(b"x")
-    with chromium.tab(daemon.dashboard, width, color_scheme=theme) as tab:
-        pages = [
-            "search?q=pri:x",
-            f"search?tube={clients.tube}",
-            f"tube?tube={clients.tube}&q=script",
-            "task",
-        ]
-        for path in [*pages, f"search?q=tube:{'A' * 200}"]:
-            tab.page.goto(daemon.dashboard + path)
-            check(tab, f"{path[:20]}-{width}-{theme}".replace("/", "_"))
-        tab.page.goto(clients.url)
-        choose(tab, "Delete")
-        tab.page.get_by_label("All ready jobs").check()
-        press(tab, "Preview")
-        check(tab, f"bulk-{width}-{theme}")
-        tab.page.get_by_label("to confirm").fill(clients.tube)
-        press(tab, "Delete 4 jobs")
-        wait_done(tab)
-        check(tab, f"task-{width}-{theme}")
-        assert (tab.console[1:], tab.elsewhere) == ([], [])  # the browser logs the status 400
 
 
 def check(tab: Tab, name: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import greenstalk
 import pytest
@@ -14,7 +12,7 @@ from playwright.sync_api import expect
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, FLAGS, WITH_AND_WITHOUT_SCRIPTS, Clients, follow, is_too_wide, press
+from .visit import FLAGS, Clients, follow, press
 
 CONFIG = """
 [attention]
@@ -26,19 +24,8 @@ max_attempts = 1
 dead_letter = "failing.dead"
 """
 
-WIDTHS = (360, 1024, 1440)
 MANY = 20_000
 LONG = "TimeoutError: no answer from https://api.example.org/v1/" + "segments/" * 40 + "end"
-
-SMALL = """() => [...document.querySelectorAll('main section :is(a, button, summary, input, select)')]
-    .filter(one => one.offsetParent !== null && one.getBoundingClientRect().height < 23.9)
-    .map(one => [one.getBoundingClientRect().height, one.outerHTML])"""
-"""Returns the targets of the list of errors that are less than 24 px high."""
-
-CUT = """() => [...document.querySelectorAll('.errors .value, .errors h3, .error-times, .errors button, .errors code')]
-    .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
-    .map(one => one.textContent)"""
-"""Returns the elements of the list of errors that truncate their text."""
 
 
 def body(error: str, **more: object) -> bytes:
@@ -69,7 +56,6 @@ def errors_page(daemon: Daemon, tube: str) -> str:
     return f"{daemon.dashboard}tube/errors?tube={tube}"
 
 
-@WITH_AND_WITHOUT_SCRIPTS
 def test_most_common_error_is_retried_in_three_clicks(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     fail(clients, *[body(f"no route to 10.0.0.{n}") for n in range(6)], body("quota"), b"plain text")
     sentence = tab.page.locator(".condition a", has_text=f"“{clients.tube}” are buried")
@@ -92,21 +78,6 @@ def test_most_common_error_is_retried_in_three_clicks(tab: Tab, daemon: Daemon, 
     assert titles(tab) == ["quota", "No error in the body"]
 
 
-def test_group_is_listed_and_exported(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    ids = fail(clients, body('bad "a" \\ 1'), body('bad "b" \\ 2'), body("quota"))
-    tab.page.goto(errors_page(daemon, clients.tube))
-    assert titles(tab)[0] == 'bad "…" \\ #'
-    follow(tab, tab.page.get_by_role("link", name="List jobs: bad"))
-    assert tab.page.locator(".jobs tbody th.id").all_inner_texts() == [str(id) for id in ids[:2]]
-    assert tab.page.locator(".jobs td.error").all_inner_texts() == ['bad "a" \\ 1', 'bad "b" \\ 2']
-    tab.page.goto(errors_page(daemon, clients.tube))
-    tab.page.get_by_label("More: bad").click()
-    with tab.page.expect_download() as download:
-        tab.page.get_by_label("Export JSONL: bad").click()
-    lines = Path(download.value.path()).read_text().splitlines()
-    assert [json.loads(line)["id"] for line in lines] == ids[:2]
-
-
 def test_group_is_moved_and_deleted(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     fail(clients, body("late 1"), body("late 2"), body("quota"))
     tab.page.goto(errors_page(daemon, clients.tube))
@@ -127,34 +98,6 @@ def test_group_is_moved_and_deleted(tab: Tab, daemon: Daemon, clients: Clients) 
     assert clients.states() == (0, 0, 0, 0)
 
 
-def test_dead_letters_are_redriven(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    clients.producer.use("failing")
-    clients.worker.watch("failing")
-    jobs = [clients.producer.put(body(f"late {n}")) for n in range(3)]
-    for id in jobs:
-        clients.worker.release(clients.worker.reserve_job(id))
-    tab.page.goto(errors_page(daemon, "failing.dead"))
-    assert titles(tab) == ["late #"]
-    press(tab, "Retry: late #")
-    press(tab, "Redrive 3 jobs")
-    tab.page.locator("[data-task-state]", has_text="done").wait_for()
-    assert clients.producer.stats_tube("failing")["current-jobs-ready"] == 3
-    for id in jobs:
-        clients.producer.delete(id)
-
-
-def test_visitor_chooses_the_field_of_the_error(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    fail(clients, *[body(f"e{n}", job={"why": "quota"}) for n in range(2)])
-    tab.page.goto(errors_page(daemon, clients.tube))
-    options = tab.page.locator("#fields option").evaluate_all("all => all.map(one => one.value)")
-    assert options == ["kind", "error", "customer.id", "job.why"]
-    tab.page.get_by_label("Error field").fill("job.why")
-    press(tab, "Group")
-    assert titles(tab) == ["quota"]
-    assert 'error.job.why:"quota"' in (tab.page.locator(".error-query code").text_content() or "")
-
-
-@WITH_AND_WITHOUT_SCRIPTS
 def test_long_grouping_opens_its_result(tab: Tab, daemon: Daemon) -> None:
     tube = "many"
     with greenstalk.Client(("127.0.0.1", daemon.port), use=tube, watch=tube, encoding=None) as client:
@@ -164,19 +107,6 @@ def test_long_grouping_opens_its_result(tab: Tab, daemon: Daemon) -> None:
     tab.page.goto(f"{errors_page(daemon, tube)}&refresh=1")
     expect(tab.page.locator(".error-group .value")).to_have_text([f"{MANY:,}"])
     assert titles(tab) == ["late #"]
-
-
-def test_columns_of_fields_are_chosen_and_kept(tab: Tab, clients: Clients) -> None:
-    fail(clients, body("late"), body("quota"))
-    tab.page.goto(f"{clients.url}&state=buried")
-    tab.page.get_by_text("Columns", exact=True).click()
-    tab.page.get_by_label("customer.id", exact=True).check()
-    press(tab, "Show columns")
-    assert tab.page.locator(".jobs td.json").all_inner_texts() == ["316430", "316430"]
-    tab.page.get_by_label("Filter these jobs by a query").fill("error:late")
-    press(tab, "Filter")
-    assert tab.page.locator(".jobs td.json").all_inner_texts() == ["316430"]
-    assert tab.page.locator(".jobs td.error").all_inner_texts() == ["late"]
 
 
 def test_live_rows_have_fields_and_whole_errors(chromium: Browser, daemon: Daemon) -> None:
@@ -202,34 +132,3 @@ def tube(daemon: Daemon) -> Iterator[str]:
     fail(clients, *[body(error) for error in errors], b"plain text " * 30, "\u202eevil".encode())
     yield clients.tube
     clients.close()
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1024, "light"), (1440, "light")])
-def test_errors_fit_every_width(chromium: Browser, daemon: Daemon, tube: str, width: int, scheme: str) -> None:
-    with chromium.tab(daemon.dashboard, width, color_scheme=scheme, bypass_csp=True) as tab:
-        tab.page.goto(errors_page(daemon, tube))
-        assert titles(tab)[:2] == ["no route to #", "quota exceeded"]
-        tab.screenshot(f"errors-{scheme}-{width}")
-        tab.page.get_by_label(re.compile("^More: no route")).click()
-        tab.screenshot(f"errors-open-{scheme}-{width}")
-        assert not is_too_wide(tab)
-        assert tab.page.evaluate(CUT) == []
-        assert tab.page.evaluate(SMALL) == []
-        tab.page.evaluate(AXE)
-        assert tab.page.evaluate(AXE_VIOLATIONS) == []
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_columns_fit_every_width(chromium: Browser, daemon: Daemon, tube: str, width: int) -> None:
-    with chromium.tab(daemon.dashboard, width, bypass_csp=True) as tab:
-        tab.page.goto(f"{daemon.dashboard}tube?tube={tube}&state=buried&cols=customer.id,kind,error")
-        tab.page.get_by_text("Columns", exact=True).click()
-        tab.screenshot(f"columns-{width}")
-        assert not is_too_wide(tab)
-        tab.page.evaluate(AXE)
-        assert tab.page.evaluate(AXE_VIOLATIONS) == []
-        tab.page.goto(f"{daemon.dashboard}search?q=tube:{tube}&cols=customer.id,kind,error")
-        tab.screenshot(f"columns-search-{width}")
-        assert not is_too_wide(tab)
-        tab.page.evaluate(AXE)
-        assert tab.page.evaluate(AXE_VIOLATIONS) == []

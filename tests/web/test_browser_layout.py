@@ -1,8 +1,7 @@
-"""Every page at three widths, with the longest texts: nothing overflows, no number is cut, no target is too small."""
+"""Every page at three widths, with the longest texts: nothing overflows or is cut, and axe finds no broken rule."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +11,11 @@ import pytest
 
 from tests.support.daemon import Daemon
 
-from .browser import SCREENSHOTS, Browser, Tab
-from .test_layout import BROKEN, CUT, WIDTHS
-from .visit import Clients, is_too_wide, url_of_module
+from .browser import Browser, Tab
+from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, url_of_module
 from .wide import LONG, SOLID
 
-VIEWS = [(width, "light") for width in WIDTHS]
-if SCREENSHOTS in os.environ:  # a theme changes no sizes
-    VIEWS.append((WIDTHS[0], "dark"))
+VIEWS = [(360, "dark"), (1024, "light"), (1440, "light")]
 
 MIN_TARGET = 24
 """Pixels; WCAG 2.2, success criterion 2.5.8. Links within a sentence are exempt there."""
@@ -35,6 +31,39 @@ SMALL = """least => [...document.querySelectorAll(
         `${one.tagName} ${one.className || one.id} in ${one.parentElement.className || one.parentElement.tagName}`
         + ` “${one.textContent.slice(0, 20)}” ${Math.round(width)}x${Math.round(height)}`)"""
 """Returns the links, buttons and fields that are smaller than the least size."""
+
+CUT = """() => [...document.querySelectorAll('main th, main td:not(.body), main .badge, main .value, main button')]
+    .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1)
+    .filter(one => getComputedStyle(one).clipPath === 'none')
+    .map(one => [one.className, one.textContent])"""
+"""Returns the elements that truncate their text."""
+
+
+LINES = """element => {
+    const range = document.createRange();
+    range.selectNodeContents(element);
+    const tops = [...range.getClientRects()].map(({ top }) => Math.round(top));
+    return new Set(tops).size;
+}"""
+
+BROKEN = """selector => {
+    const found = [];
+    const range = document.createRange();
+    for (const element of document.querySelectorAll(selector)) {
+        const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
+        while (walker.nextNode()) {
+            for (const word of walker.currentNode.data.matchAll(/[A-Za-z0-9]+/g)) {
+                range.setStart(walker.currentNode, word.index);
+                range.setEnd(walker.currentNode, word.index + word[0].length);
+                if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) {
+                    found.push(word[0]);
+                }
+            }
+        }
+    }
+    return found;
+}"""
+"""Returns the words that are broken across lines."""
 
 OUTSIDE = """() => [...document.querySelectorAll('main *')]
     .filter(one => one.offsetParent !== null)
@@ -117,6 +146,7 @@ def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -
                 *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
                 *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
                 *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
+                *[f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")],
             ]
             if found:
                 problems[name] = found
@@ -133,7 +163,7 @@ NAMES = """() => [...document.querySelectorAll('main .cut-name.long')].filter(on
 """Returns the title, the text, whether the start is cut, whether the end is whole, and whether it is inside."""
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("path", ["", "connections", "audit", f"tube?tube={SOLID}", "tube/errors?tube=" + SOLID])
 def test_names_are_cut_in_the_middle(chromium: Browser, wide: str, width: int, path: str) -> None:
     with chromium.tab(wide, width) as tab:
@@ -161,3 +191,57 @@ def test_rows_added_live_look_like_those_of_the_server(chromium: Browser, daemon
         assert tab.page.locator(f"tr[data-key='{LONG}'] th").inner_html() == html
         clients.producer.use(clients.tube)
         assert (tab.console, tab.elsewhere) == ([], [])
+
+
+def test_durations_of_cards_stay_on_one_line(chromium: Browser, wide: str) -> None:
+    with chromium.tab(wide, 360) as tab:
+        for path, cells in (
+            ("", "td.oldest"), ("tube?tube=mail&state=reserved", "td:is(.age, .left)"),
+            ("tube?tube=billing.dunning&state=delayed", "td:is(.age, .left)"), ("search?q=tube:mail", "td.age"),
+        ):  # fmt: skip
+            tab.page.goto(wide + path)
+            lines = tab.page.locator(cells).filter(visible=True).evaluate_all(f"cells => cells.map({LINES})")
+            assert set(lines) == {1}, path
+            assert not is_too_wide(tab)
+
+
+def test_link_to_the_search_syntax_opens_it(chromium: Browser, wide: str) -> None:
+    with chromium.tab(wide, 1024) as tab:
+        saved = {"name": "first", "q": "pri:0"}
+        assert tab.page.request.post(f"{wide}api/v1/saved-searches", data=saved).status == 201
+        tab.page.goto(f"{wide}search")
+        assert tab.page.locator(".query-help[open]").count() == 0
+        tab.page.get_by_role("link", name="first").wait_for()
+        tab.page.goto("about:blank")  # a change of the fragment alone would load nothing
+        tab.page.goto(f"{wide}search#how")
+        tab.page.wait_for_selector(".query-help[open]")
+        codes = tab.page.locator(".query-words th code").filter(visible=True)
+        assert codes.count() > 10
+        assert set(codes.evaluate_all(f"codes => codes.map({LINES})")) == {1}
+
+
+DRAWN = """() => [...document.querySelectorAll('#tubes tr')].flatMap(row => {
+    const path = row.querySelector('.trend path');
+    if (!path.getAttribute('d')) {
+        return [];
+    }
+    const mark = document.createElement('span');
+    mark.style.display = 'inline-block';
+    row.querySelector('.ready').append(mark);
+    const baseline = mark.getBoundingClientRect().bottom;
+    mark.remove();
+    const { top, bottom } = path.getBoundingClientRect();
+    return [[row.dataset.key, Math.round(baseline - bottom), Math.round(baseline - top)]];
+})"""
+"""Returns the tubes with a sparkline, and the height of its lowest and highest point above the baseline."""
+
+
+def test_sparklines_share_a_baseline_and_a_scale(chromium: Browser, wide: str) -> None:
+    with chromium.tab(wide, 1440) as tab:
+        tab.page.goto(wide)
+        heights = {name: (low, high) for name, low, high in tab.page.evaluate(DRAWN)}
+    assert set(heights) == {"imports", "mail", "orders.new"}, "only tubes with puts have a sparkline"
+    assert 18 <= heights["mail"][1] <= 20
+    assert 3 <= heights["orders.new"][1] <= 6, "its maximum is 6 jobs per second, that of all tubes is 22"
+    assert 1 <= heights["imports"][1] <= 4
+    assert heights["imports"][0] >= 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import greenstalk
 import pytest
 from playwright.sync_api import expect
@@ -12,8 +9,7 @@ from playwright.sync_api import expect
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab
-from .test_browser_bulk import boxes, choose, wait_done
-from .visit import AXE, AXE_VIOLATIONS, WITH_AND_WITHOUT_SCRIPTS, Clients, is_too_wide, notice_text, press
+from .visit import Clients, notice_text, press
 
 
 def fill(tab: Tab, **values: str) -> None:
@@ -41,17 +37,6 @@ def name_of(clients: Clients) -> str:
     return f"policy-{clients.tube.partition('.')[2]}"
 
 
-def add_dead_letters(tab: Tab, daemon: Daemon, clients: Clients, count: int) -> list[int]:
-    """Return the ids of *count* dead letters of the tube of *clients* in its tube `.failed`."""
-    add_policy(tab, daemon, name=name_of(clients), tubes=clients.tube, max_attempts="1",
-               dead_letter=f"{clients.tube}.failed")  # fmt: skip
-    ids = clients.put(*[b"x"] * count)
-    for _ in ids:
-        clients.worker.release(clients.worker.reserve(timeout=5))
-    return ids
-
-
-@WITH_AND_WITHOUT_SCRIPTS
 def test_policy_is_previewed_corrected_saved_and_deleted(tab: Tab, daemon: Daemon, clients: Clients) -> None:
     clients.put(*[b"x"] * 5)
     tab.page.goto(f"{daemon.dashboard}policies")
@@ -105,67 +90,4 @@ def test_wait_for_a_limit_is_shown_live(chromium: Browser, daemon: Daemon, clien
         expect(tab.page.locator("#policy")).to_contain_text("Workers wait: at most 1 job reserved: 1 is.")
         clients.worker.delete(held)
         expect(tab.page.locator(".badges")).not_to_contain_text("reserved")
-        assert (tab.console, tab.elsewhere) == ([], [])
-
-
-def test_all_dead_letters_are_redriven(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    add_dead_letters(tab, daemon, clients, 3)
-    tab.page.goto(f"{clients.url}.failed")
-    assert f"Dead letters come here from {clients.tube}" in tab.page.inner_text("#policy")
-    assert tab.page.locator("td.reason").all_text_contents() == ["out of attempts"] * 3
-    tab.page.get_by_label("Jobs per second (empty for no limit)").fill("1000")
-    press(tab, "Redrive all")
-    shown = tab.page.inner_text("main")
-    assert "Redrive 3 jobs?" in shown
-    assert "At most 1000 jobs per second." in shown
-    assert clients.states() == (0, 0, 0, 0)
-    press(tab, "Redrive 3 jobs")
-    assert "3 redriven" in wait_done(tab)
-    assert clients.states() == (3, 0, 0, 0)
-
-
-def test_selected_dead_letters_and_those_of_a_search_are_redriven(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    ids = add_dead_letters(tab, daemon, clients, 5)
-    tab.page.goto(f"{clients.url}.failed")
-    boxes(tab).nth(1).check()
-    choose(tab, "Redrive")
-    press(tab, "Preview")
-    press(tab, "Redrive 1 job")
-    assert "1 redriven" in wait_done(tab)
-    assert clients.worker.reserve(timeout=5).id == ids[1]
-    tab.page.goto(f"{clients.url}.failed")
-    tab.page.get_by_label("Filter these jobs by a query").fill(f"id:>{ids[2]}")
-    press(tab, "Filter")
-    choose(tab, "Redrive")
-    tab.page.get_by_label("All ready jobs that match").check()
-    press(tab, "Preview")
-    press(tab, "Redrive 2 jobs")
-    assert "2 redriven" in wait_done(tab)
-    assert clients.states() == (2, 1, 0, 0)
-
-
-def test_one_dead_letter_is_redriven_from_its_page(tab: Tab, daemon: Daemon, clients: Clients) -> None:
-    (id,) = add_dead_letters(tab, daemon, clients, 1)
-    tab.page.goto(f"{daemon.dashboard}job?id={id}")
-    assert "out of attempts" in tab.page.inner_text("main")
-    press(tab, "Redrive: move back to its tube")
-    assert notice_text(tab) == f"Job {id} was moved back to the tube that it came from, and is ready."
-    assert clients.states() == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
-def test_pages_are_accessible_and_fit(
-    chromium: Browser, daemon: Daemon, clients: Clients, width: int, theme: Any
-) -> None:
-    with chromium.tab(daemon.dashboard, width, color_scheme=theme) as tab:
-        (id,) = add_dead_letters(tab, daemon, clients, 1)
-        clients.put(b"x")
-        name = name_of(clients)
-        paths = ["policies", "policy", f"policy?name={name}", f"tube?tube={clients.tube}",
-                 f"tube?tube={clients.tube}.failed", f"job?id={id}", ""]  # fmt: skip
-        for path in paths:
-            tab.page.goto(daemon.dashboard + path)
-            assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], path
-            assert not is_too_wide(tab), path
-            tab.screenshot(f"policies-{width}-{re.sub(r'[^a-z]+', '-', path)}")
         assert (tab.console, tab.elsewhere) == ([], [])

@@ -55,47 +55,6 @@ def test_sign_in_returns_to_the_page_and_sign_out_to_the_sign_in_page(tab: Tab, 
     assert tab.page.title() == "Sign in · Greenstalk Server"
 
 
-def test_wrong_password_shows_the_error_beside_the_field(tab: Tab, daemon: Daemon) -> None:
-    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
-    enter(tab, "wrong", "ada")
-    field = tab.page.locator("#password")
-    error = tab.page.locator(f"#{field.get_attribute('aria-describedby')}")
-    assert error.inner_text() == "The password is wrong."
-    assert error.bounding_box()["y"] - field.bounding_box()["y"] < 80
-    assert tab.page.input_value("#name") == "ada"
-    enter(tab, PASSWORD, "ada")
-    assert tab.page.url == f"{daemon.dashboard}tube?tube=mail"
-    tab.console[:] = [line for line in tab.console if REFUSED not in line]  # the browser reports the status 401
-
-
-def test_ended_session_keeps_the_address(tab: Tab, daemon: Daemon) -> None:
-    address = f"{daemon.dashboard}tube?tube=mail&state=buried"
-    tab.page.goto(address)
-    enter(tab, PASSWORD)
-    end_sessions(daemon)
-    tab.page.goto(address)
-    assert "Your session has ended." in tab.page.inner_text("main")
-    enter(tab, PASSWORD)
-    assert tab.page.url == address
-
-
-@WITH_AND_WITHOUT_SCRIPTS
-def test_form_after_the_end_of_the_session_changes_nothing(tab: Tab, daemon: Daemon) -> None:
-    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
-    enter(tab, PASSWORD)
-    end_sessions(daemon)
-    press(tab, "Sign out")
-    tab.page.goto(f"{daemon.dashboard}tube?tube=mail")
-    enter(tab, PASSWORD)
-    end_sessions(daemon)
-    with tab.page.expect_navigation():
-        tab.page.locator('form[action="/tube/kick"] button').first.click()
-    assert "nothing was changed" in tab.page.inner_text("main")
-    enter(tab, PASSWORD)
-    assert tab.page.url == f"{daemon.dashboard}tube?tube=mail"
-    tab.console[:] = [line for line in tab.console if REFUSED not in line]  # of the stream of the ended session
-
-
 def test_live_page_says_that_the_session_has_ended(chromium: Browser, daemon: Daemon) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard)

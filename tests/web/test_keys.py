@@ -95,11 +95,6 @@ def test_slash_focuses_the_filter_or_opens_the_search(tab: Tab, daemon: Daemon) 
     tab.page.wait_for_selector("h1:text-is('Search jobs')")
 
 
-def test_keys_with_modifiers_are_ignored(tab: Tab) -> None:
-    press(tab, "Control+j", "Alt+j", "Control+/")
-    assert focused(tab) not in {*TUBES, "q"}
-
-
 def test_r_refreshes(tab: Tab, daemon: Daemon) -> None:
     tab.page.wait_for_selector("#live[data-state=live]")
     with tab.page.expect_request("**/events?*"):
@@ -136,9 +131,8 @@ def test_shortcuts_can_be_turned_off(tab: Tab) -> None:
     assert focused(tab) == "alpha"
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-def test_dialog_shows_every_shortcut_on_one_line(tab: Tab, width: int) -> None:
-    tab.page.set_viewport_size({"width": width, "height": 800})
+def test_dialog_shows_every_shortcut_on_one_line(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 360, "height": 800})
     tab.page.locator(LOADED).click()
     tab.page.wait_for_selector("#keys[open]")
     assert tab.page.evaluate(OUTSIDE) == []

@@ -140,17 +140,6 @@ def test_standby_is_not_a_failure(listed: Callable[..., FlaskClient], other: Rec
     assert found["problem"] == line.decode().strip()
 
 
-def test_refusal_shows_its_reason(listed: Callable[..., FlaskClient], other: Receiver) -> None:
-    other.answer = answer(401, b'{"detail": "The API needs a token."}')
-    assert status(listed({"url": other.url}))["problem"] == "status 401: The API needs a token."
-
-
-def test_private_address_is_refused(listed: Callable[..., FlaskClient], other: Receiver) -> None:
-    found = status(listed({"url": other.url, "allow_private": False}))
-    assert "it is a private or reserved address: set allow_private" in found["problem"]
-    assert other.requests == []
-
-
 def stats(**changes: Any) -> dict[str, Any]:
     return FIGURES | {"stats": STATS | changes}
 
@@ -189,14 +178,6 @@ def test_texts_of_another_server_are_escaped(listed: Callable[..., FlaskClient],
     assert "\u202e" not in page
 
 
-def test_reload_replaces_the_servers(queue: Queue, other: Receiver) -> None:
-    peers = (parse_peer("far", HERE | {"url": other.url}),)
-    client = queue.app(peers=lambda: peers).test_client()
-    assert status(client)["state"] == "reachable"
-    peers = (parse_peer("far", HERE | {"url": "http://127.0.0.1:1/"}),)
-    assert "Connection refused" in status(client)["problem"]
-
-
 def test_navigation_names_the_page_only_with_other_servers(listed: Callable[..., FlaskClient], other: Receiver) -> None:
     assert ">Servers</a>" not in listed().get("/").text
     assert ">Servers</a>" in listed({"url": other.url}).get("/").text
@@ -211,9 +192,6 @@ def test_address_in_a_file_is_not_shown(listed: Callable[..., FlaskClient], othe
     assert "swordfish" not in client.get("/servers").text
     assert len(f"{other.url}/swordfish") < MAX_URL
 
-
-SCROLLED = "(box => box.scrollWidth > box.clientWidth)(document.querySelector('.tubes-scroll'))"
-"""Returns whether the table is wider than its panel."""
 
 CONFIG = """
 [servers.second]
@@ -240,24 +218,15 @@ def test_real_servers_in_a_browser(chromium: Browser, tmp_path: Path) -> None:
                 servers = {server["name"]: server for server in json.load(response)["servers"]}
             assert servers["second"]["figures"]["ready"] == 1
             assert "Connection refused" in servers["gone"]["problem"]
-            for has_scripts in (True, False):
-                with chromium.tab(first.dashboard, java_script_enabled=has_scripts) as tab:
-                    tab.page.goto(first.dashboard)
-                    tab.page.get_by_role("link", name="Servers").click()
-                    row = tab.page.get_by_role("row", name="second")
-                    assert row.get_by_role("link").get_attribute("href") == second.dashboard
-                    row.get_by_text("nothing", exact=True).wait_for()
-                    tab.page.get_by_role("row", name="gone").get_by_text("unreachable", exact=True).wait_for()
-                    if has_scripts:
-                        second.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
-                        row.locator("td.ready").get_by_text("2", exact=True).wait_for()
-                    assert (tab.console, tab.elsewhere) == ([], [])
-            for width in (360, 1024, 1440):
-                for scheme in ("light", "dark"):
-                    with chromium.tab(first.dashboard, width=width, color_scheme=scheme) as tab:
-                        tab.page.goto(f"{first.dashboard}servers")
-                        tab.screenshot(f"servers-{scheme}-{width}")
-                        assert not is_too_wide(tab)
-                        assert tab.page.evaluate(SCROLLED) is False
-                        tab.page.evaluate(AXE)
-                        assert tab.page.evaluate(AXE_VIOLATIONS) == []
+            with chromium.tab(first.dashboard, 360) as tab:
+                tab.page.goto(first.dashboard)
+                tab.page.get_by_role("link", name="Servers").click()
+                row = tab.page.get_by_role("row", name="second")
+                assert row.get_by_role("link").get_attribute("href") == second.dashboard
+                row.get_by_text("nothing", exact=True).wait_for()
+                tab.page.get_by_role("row", name="gone").get_by_text("unreachable", exact=True).wait_for()
+                second.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
+                row.locator("td.ready").get_by_text("2", exact=True).wait_for()
+                assert not is_too_wide(tab)
+                assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == []
+                assert (tab.console, tab.elsewhere) == ([], [])
