@@ -13,7 +13,6 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
-from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web.changes import operations
 from greenstalk_server.web.features.jobs.pages.actions import ACTIONS
@@ -59,23 +58,6 @@ def dead_letter(queue: Queue, ids: list[int]) -> int:
 UNTOUCHED = [READY, DELAYED, BURIED, RESERVED]
 
 
-def test_pause_and_resume(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
-    assert done(post(client, "/tube/pause", tube="mail", seconds="90")) == ("paused", 90)
-    assert queue.broker.tubes[b"mail"].paused_until == queue.now + 90 * SECOND
-    assert done(post(client, "/tube/resume", tube="mail")) == ("resumed", 0)
-    assert queue.broker.tubes[b"mail"].paused_until == 0
-    queue.broker.check()
-
-
-@pytest.mark.parametrize(("state", "count", "kicked"), [("buried", 3, 3), ("delayed", 2, 2), ("buried", 99, 5)])
-def test_kick_some(queue: Queue, client: FlaskClient, state: str, count: int, kicked: int) -> None:
-    for id in queue.put("mail", count=5, delay=0 if state == "buried" else 60):
-        if state == "buried":
-            queue.broker.bury_job(id, queue.now)
-    assert done(post(client, "/tube/kick", tube="mail", state=state, count=count)) == ("kicked", kicked)
-    assert queue.broker.tubes[b"mail"].ready.count == kicked
-
-
 def test_kick_all_lets_others_run(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3 * SLICE, delay=60)
     seen: list[int] = []
@@ -89,12 +71,6 @@ def test_kick_all_lets_others_run(queue: Queue, client: FlaskClient) -> None:
     assert done(post(client, "/tube/kick", tube="mail", state="delayed", all="1", confirm="1")) == ("kicked", 3 * SLICE)
     other.join()
     assert {SLICE, 2 * SLICE, 3 * SLICE} <= set(seen)
-
-
-@pytest.mark.parametrize(("state", "gone"), [("ready", 0), ("delayed", 1), ("buried", 2)])
-def test_clear_deletes_one_state(queue: Queue, client: FlaskClient, ids: list[int], state: str, gone: int) -> None:
-    assert done(post(client, "/tube/clear", tube="mail", state=state, confirm=" mail ")) == ("cleared", 1)
-    assert states(queue, ids) == [None if at == gone else was for at, was in enumerate(UNTOUCHED)]
 
 
 def test_clear_keeps_jobs_put_meanwhile(queue: Queue, client: FlaskClient) -> None:
@@ -171,20 +147,6 @@ def test_put_of_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClie
     assert "exceeds the dashboard's size limit" in refused(flood, 413)
 
 
-def test_put_is_refused_while_draining_and_without_room(queue: Queue, client: FlaskClient) -> None:
-    class Full(NullJournal):
-        def put(self, job: object) -> bool:
-            return False
-
-    form = {"tube": "new", "pri": "7", "delay": "0", "ttr": "30", "body": "x"}
-    queue.broker.journal = Full()
-    queue.broker.journal.trouble = "disk on fire"
-    assert "disk on fire. Nothing was put." in refused(post(client, "/tube/put", **form), 503)
-    queue.broker.drain()
-    assert "is draining" in refused(post(client, "/tube/put", **form), 503)
-    assert b"new" not in queue.broker.tubes
-
-
 def first_version() -> str:
     """Return the `version` in the edit form of the first of the jobs `ids`."""
     queue = Queue()
@@ -241,36 +203,6 @@ def test_every_change_waits_for_the_journal(
     assert len(seen) == 1
     assert seen != [before]
     assert "late=1" in response.headers["Location"]
-
-
-@pytest.mark.parametrize(
-    ("action", "changed", "field"),
-    [
-        (action, {field: bad}, field)
-        for action, bads in {
-            "tube/pause": {"tube": "a b", "seconds": "0"},
-            "tube/kick": {"tube": "", "state": "ready", "count": "-1"},
-            "tube/clear": {"tube": "\0", "state": "reserved"},
-            "tube/put": {"tube": "é", "pri": "4294967296", "delay": "x", "ttr": "0"},
-            "job/kick": {"id": "0"},
-            "job/bury": {"id": "1e3"},
-            "job/delete": {"id": ""},
-            "job/release": {"id": "x"},
-            "job/move": {"id": "-1", "tube": "a b"},
-            "job/edit": {"pri": "-1", "ttr": "0", "delay": "x"},
-            "job/copy": {"delay": ""},
-            "job/redrive": {"id": "two"},
-            "connection/close": {"number": "", "confirm": ""},
-        }.items()
-        for field, bad in bads.items()
-    ],
-)
-def test_error_names_the_invalid_field(
-    queue: Queue, client: FlaskClient, ids: list[int], action: str, changed: dict[str, str], field: str
-) -> None:
-    before = look(queue)
-    assert f"“{field}” " in refused(post(client, f"/{action}", **GOOD[action] | changed), 400)
-    assert look(queue) == before
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -38,7 +38,7 @@ from greenstalk_server.web.features.conditions.measures import (
 )
 from greenstalk_server.web.features.conditions.monitor import Attention
 from greenstalk_server.web.features.conditions.tracker import CLEAR_TIME, Tracker
-from greenstalk_server.web.features.conditions.trends import WINDOW, Growth, Trend, time_until
+from greenstalk_server.web.features.conditions.trends import WINDOW, Growth, Trend
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon
 from tests.support.log import Log
 from tests.support.peer import eventually
@@ -189,14 +189,6 @@ def test_one_sentence_explains_why_jobs_wait() -> None:
     assert set(found(tube(held_back="rate", **old))) == {"held_back"}
 
 
-def test_tube_whose_jobs_wait_longest_comes_first() -> None:
-    old, new = (tube(name=name, now=ready(1), watching=0, oldest=time) for name, time in ((b"b", HOUR), (b"a", 1)))
-    tracker = Tracker()
-    for second in (1, 301):
-        tracker.observe([*tube_measures(new, DEFAULTS), *tube_measures(old, DEFAULTS)], second * SECOND)
-    assert [one.measure.tube for one in sorted(tracker.active(), key=rank)] == [b"b", b"a"]
-
-
 def test_few_timeouts_among_many_reservations_are_no_condition() -> None:
     assert "timeouts" not in found(tube(TubeTrend(timeouts=40, reserves=1000)))
     assert "timeouts" in found(tube(TubeTrend(timeouts=50, reserves=1000)))
@@ -309,11 +301,6 @@ def test_condition_of_the_server_begins_at_its_threshold(
     assert kind not in of_server(**below)
 
 
-def test_connection_limit_links_to_the_connections() -> None:
-    measure = of_server(limits=(("--max-connections", "connection", 99, Growth(WINDOW, (0,)), 100),))["limit"]
-    assert measure.link == Link("connections", {})
-
-
 def test_healthy_server_has_no_measure() -> None:
     assert server_measures(ServerSample(), DEFAULTS) == []
 
@@ -328,22 +315,6 @@ def test_trend_measures_the_growth_since_the_beginning_of_the_window() -> None:
     for now in range(200, 500, 5):
         time, (grown,) = growths[now]
         assert time == 150 and 150 <= grown <= 170
-
-
-def test_trend_of_a_value_that_stays_is_one_row() -> None:
-    trend = Trend(0, (7,), window=150)
-    assert all(trend.note(now, (7,)).values == (0,) for now in range(0, 9000, 7))
-    assert trend.note(9000, (9,)).values == (2,)
-    assert trend.note(9140, (9,)).values == (2,)
-    assert trend.note(9160, (9,)).values == (0,), "older than the window"
-
-
-def test_time_until_a_limit() -> None:
-    assert time_until(100, 10, WINDOW) == 10 * WINDOW
-    assert time_until(-5, 10, WINDOW) == 0
-    assert time_until(100, 0, WINDOW) is None
-    assert time_until(100, -10, WINDOW) is None
-    assert time_until(100, 10, SECOND) is None, "a second is too short for a rate"
 
 
 # The tracker
@@ -402,20 +373,6 @@ def test_fact_begins_after_its_delay_and_ends_at_once() -> None:
     assert [rounds.pass_round(fact) for _ in range(3)] == [[], [], [("ratio 1.0", 100)]]
     assert rounds.pass_round() == []
     assert [len(rounds.pass_round(fact)) for _ in range(3)] == [0, 0, 1]
-
-
-def test_interrupted_fact_starts_its_delay_again() -> None:
-    rounds = Rounds()
-    fact = measure(1.0, NO_CONSUMERS, delay=10 * SECOND)
-    for _ in range(5):
-        assert rounds.pass_round(fact) == rounds.pass_round(fact) == rounds.pass_round() == []
-
-
-def test_condition_ends_with_its_tube() -> None:
-    rounds = Rounds()
-    assert len(rounds.pass_round(measure(1.0))) == 1
-    rounds.tubes.clear()
-    assert rounds.pass_round() == []
 
 
 def test_worst_condition_comes_first() -> None:
@@ -582,15 +539,6 @@ def test_monitor_sees_that_there_is_no_standby(queue: Queue) -> None:
     standbys.clear()
     assert watched.run(55) == {}
     assert set(watched.run(10)) == {("standby", "")}
-
-
-def test_thresholds_that_change_apply_at_the_next_round(queue: Queue) -> None:
-    in_force = ThresholdSet()
-    watched = Watched(queue, thresholds=lambda: in_force)
-    queue.put("mail")
-    assert watched.run(10) == {}
-    in_force = ThresholdSet({"no_consumers": 3})
-    assert set(watched.run(10)) == {("no_consumers", "mail")}
 
 
 def test_tube_that_is_gone_leaves_nothing(queue: Queue) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import os
 import re
 import stat
@@ -118,14 +117,6 @@ def test_long_texts_are_cut(queue: Queue) -> None:
     assert audit.entries[0].details == {"text": "a" * 300, "number": 7}
 
 
-def test_latest_entries_are_kept_in_memory(queue: Queue) -> None:
-    audit = Audit(queue.clock)
-    fill(audit, MAX_ENTRIES + 5)
-    assert numbers(audit) == list(range(MAX_ENTRIES + 5, 5, -1))
-    assert numbers(audit, 8) == [7, 6]
-    assert not audit.is_kept
-
-
 # On disk
 
 
@@ -148,12 +139,6 @@ def test_logging_does_not_wait_for_the_disk(audit: Audit, tmp_path: Path) -> Non
     path = tmp_path / "audit.jsonl"
     assert not path.exists()
     until(lambda: path.exists() and path.read_text().count("\n") == 1)
-
-
-def test_no_entries_leave_no_file(audit: Audit, tmp_path: Path) -> None:
-    audit.flush()
-    assert numbers(audit) == []
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_numbers_continue_after_a_restart(queue: Queue, audit: Audit, tmp_path: Path) -> None:
@@ -281,36 +266,6 @@ def test_lost_entries_are_reported(
     assert "audit log: 5 entries were lost while the disk failed" in [r.getMessage() for r in caplog.records]
 
 
-def test_half_written_line_is_truncated(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(audit, 1)
-    real, calls = os.write, iter((20, 0))
-
-    def write(handle: int, data: bytes) -> int:
-        return real(handle, data[: next(calls)]) or no_space()
-
-    with failing(monkeypatch, "write", write):
-        audit.note("tube/pause")
-        until(lambda: audit.trouble)
-    assert (tmp_path / "audit.jsonl").read_bytes().endswith(b"}\n")
-    audit.flush()
-    assert (tmp_path / "audit.jsonl").read_text().count("\n") == 2
-
-
-def test_directory_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
-    (tmp_path / "audit.jsonl").mkdir()
-    audit = Audit(queue.clock, str(tmp_path))
-    assert "the file cannot be read: [Errno 21] Is a directory" in audit.trouble
-    audit.note("tube/pause")
-    until(lambda: "the file cannot be written" in audit.trouble)
-    assert [entry.what for entry in audit.newest_first()] == ["tube/pause"]
-
-
-def test_fifo_in_place_of_the_file_is_reported(queue: Queue, tmp_path: Path) -> None:
-    """Opening a FIFO would block the start until another process writes to it."""
-    os.mkfifo(tmp_path / "audit.jsonl")
-    assert "cannot be read" in Audit(queue.clock, str(tmp_path)).trouble
-
-
 def test_symbolic_link_in_place_of_the_file_is_not_written_through(queue: Queue, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("precious")
@@ -387,27 +342,6 @@ def test_page_has_a_hundred_entries(queue: Queue) -> None:
     assert tubes == [f"t{number}" for number in range(249, -1, -1)]
 
 
-def test_exactly_full_page_has_no_next_link(queue: Queue) -> None:
-    app = queue.app()
-    fill(app.extensions["dashboard"].audit, 100)
-    assert "Older" not in links(app.test_client(), "/audit")
-
-
-def test_filters(queue: Queue) -> None:
-    queue.put("mail")
-    client = queue.app(password="x").test_client()  # noqa: S106
-    for name in ("Ada", "bob"):
-        do(client, "/tube/pause", basic(name, "x"), tube="mail", seconds=9)
-        do(client, "/tube/resume", basic(name, "x"), tube="mail")
-    ada = basic("Ada", "x")
-    assert [row[3] for row in rows(client, "/audit?who=ADA", **ada)] == ["tube/resume", "tube/pause"]
-    assert [row[1] for row in rows(client, "/audit?what=pause", **ada)] == ["bob", "Ada"]
-    assert len(rows(client, "/audit?what=Pause&who=bo", **ada)) == 1
-    nothing = client.get("/audit?who=eve", headers=ada).text
-    assert "No entry matches." in Page(nothing).text
-    assert "Show all entries" in nothing
-
-
 def test_filter_by_action_finds_the_action(queue: Queue) -> None:
     queue.put("mail", count=5)
     (id,) = queue.put("mail")
@@ -431,16 +365,6 @@ def test_filter_by_tube_finds_both_ends_of_a_move(queue: Queue) -> None:
     assert [row[3] for row in rows(client, "/audit?tube=mail")] == ["job/move"]
     assert [row[3] for row in rows(client, "/audit?tube=reports")] == ["bulk/end"]
     assert rows(client, "/audit?tube=other") == []
-
-
-def test_filter_by_job_finds_its_copy(queue: Queue) -> None:
-    one, two = queue.put("mail", count=2)
-    client = queue.app().test_client()
-    do(client, "/job/copy", id=one, delay=0)
-    do(client, "/job/bury", id=two)
-    do(client, "/job/bury", id=one)
-    assert [row[3] for row in rows(client, f"/audit?id={one}")] == ["job/bury", "job/copy"]
-    assert [row[3] for row in rows(client, f"/audit?id={two}")] == ["job/bury"]
 
 
 def test_filter_by_time_includes_both_minutes(queue: Queue) -> None:
@@ -484,16 +408,6 @@ def test_bulk_change_is_one_row_with_a_link_to_its_task(queue: Queue) -> None:
     assert rows(client)[0][4:] == ["mail", f"task {id}, {details}"]
 
 
-def test_unfinished_bulk_change_is_shown(queue: Queue) -> None:
-    app = queue.app()
-    app.extensions["dashboard"].audit.note("bulk/end", task="other", jobs=1)
-    app.extensions["dashboard"].audit.note("bulk/run", task="one", jobs=3)
-    assert [row[3:] for row in rows(app.test_client())] == [
-        ["bulk/run", "", "task one, jobs 3"],
-        ["bulk/end", "", "task other, jobs 1"],
-    ]
-
-
 def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
     """Change all matching jobs; return the address of the finished task."""
     preview = client.post("/bulk/preview", data={"scope": "all", "q": "", **form}, headers=SAME_ORIGIN)
@@ -526,16 +440,6 @@ def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytes
         path, seen = links(client, path)["Older"], seen + 1
     assert seen == 2
     assert [row[3] for row in rows(client, path)] == ["tube/kick"]
-
-
-def test_empty_log_says_so(client: FlaskClient) -> None:
-    text = Page(client.get("/audit").text).text
-    assert "Nothing has been changed through the dashboard yet." in text
-    assert "in memory only and lost at a restart" in text
-
-
-def test_page_of_a_kept_log_does_not_warn_about_memory(queue: Queue, tmp_path: Path) -> None:
-    assert "in memory only" not in queue.app(directory=str(tmp_path)).test_client().get("/audit").text
 
 
 def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -587,13 +491,6 @@ def test_csv_export_contains_no_formula(queue: Queue) -> None:
     assert {row[1] == row[2] for row in failed} == {True}
 
 
-def test_empty_export(client: FlaskClient) -> None:
-    assert client.get("/audit/export?format=jsonl").text == ""
-    assert client.get("/audit/export?format=csv").text == "at,who,address,what,tube,id,details\r\n"
-    assert client.get("/audit/export").status_code == 400
-    assert client.get("/audit/export?format=xml").status_code == 400
-
-
 def test_export_is_streamed_and_yields(queue: Queue, tmp_path: Path, short_steps: None) -> None:
     fill(Audit(queue.clock, str(tmp_path)), 3000)
     client = queue.app(directory=str(tmp_path)).test_client()
@@ -603,9 +500,3 @@ def test_export_is_streamed_and_yields(queue: Queue, tmp_path: Path, short_steps
     assert len(parts) > 10
     assert b"".join(parts).count(b"\n") == 3000
     assert turns.count >= 3000
-
-
-def test_entries_are_not_logged_elsewhere(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG):
-        Audit(queue.clock).note("tube/pause", tube="mail")
-    assert caplog.records == []

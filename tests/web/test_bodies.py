@@ -21,7 +21,7 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
-from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job import BURIED, SECOND, Job
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import recover
@@ -30,8 +30,7 @@ from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.web.features.jobs.export import LARGE_BODY
-from greenstalk_server.web.framework.fields import MAX_PUT
-from greenstalk_server.web.reads.jobs.bodies import BATCH_BYTES, BATCH_SIZE, ON_DISK
+from greenstalk_server.web.reads.jobs.bodies import BATCH_SIZE, ON_DISK
 from tests.support.daemon import TIMEOUT
 
 from .api.conftest import TOKEN, Program, problem
@@ -148,14 +147,6 @@ def test_edit_form_of_a_body_on_disk(queue: DiskQueue, client: FlaskClient) -> N
     assert "has changed since you opened the form" in refused(again, 409)
 
 
-def test_edit_detects_whether_the_body_changed(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
-    [id] = queue.put_on_disk("mail", body(7))
-    assert program.do("PATCH", f"/jobs/{id}", {"body": body(7).decode(), "pri": 2000})["events"] == []
-    assert queue.job(id).body is None
-    assert program.do("PATCH", f"/jobs/{id}", {"body": "other"})["body"] == "other"
-    assert queue.job(id).body == b"other"
-
-
 def test_job_with_body_on_disk_can_be_moved_copied_and_changed(
     queue: DiskQueue, client: FlaskClient, program: Program
 ) -> None:
@@ -171,14 +162,6 @@ def test_job_with_body_on_disk_can_be_moved_copied_and_changed(
     for id, (tube, n) in expected.items():
         assert queue.job(id).tube.name == tube.encode()
         assert program.ask("GET", f"/jobs/{id}/body").data == body(n)
-
-
-def test_api_returns_a_body_on_disk(queue: DiskQueue, program: Program) -> None:
-    [id] = queue.put_on_disk("mail", body(7))
-    assert program.get(f"/jobs/{id}")["body"] == body(7).decode()
-    assert program.do("POST", f"/jobs/{id}/bury")["body"] == body(7).decode()
-    assert program.do("POST", f"/jobs/{id}/kick")["state"] == "ready"
-    assert queue.job(id).body is None
 
 
 def test_hidden_bodies_are_not_read_from_disk(queue: DiskQueue) -> None:
@@ -201,27 +184,6 @@ def test_job_deleted_while_its_body_is_read(queue: DiskQueue, client: FlaskClien
         with_change_during_read(queue, move, lambda: queue.broker.delete_job(two, queue.now)), 404
     )
     assert b"moved" not in queue.broker.tubes
-
-
-def test_job_edited_while_its_body_is_read_is_shown_as_edited(queue: DiskQueue, client: FlaskClient) -> None:
-    one, two = queue.put_on_disk("mail", body(1), body(2))
-
-    def edit(id: int) -> None:
-        assert queue.broker.edit_job(id, queue.now, body=b"new") == 0
-
-    assert with_change_during_read(queue, lambda: client.get(f"/job/body?id={one}"), lambda: edit(one)).data == b"new"
-    moved = with_change_during_read(queue, lambda: post(client, "/job/move", id=two, tube="moved"), lambda: edit(two))
-    assert moved.status_code == 303
-    assert (queue.job(two).tube.name, queue.job(two).body) == (b"moved", b"new")
-
-
-def test_job_reserved_while_its_body_is_read_is_not_changed(queue: DiskQueue, client: FlaskClient) -> None:
-    [id] = queue.put_on_disk("mail", body(1))
-    worker = queue.connect()
-    move = partial(post, client, "/job/move", id=id, tube="moved")
-    response = with_change_during_read(queue, move, lambda: queue.broker.reserve_job(worker, id, queue.now))
-    assert "a client holds it" in refused(response, 409)
-    assert queue.job(id).tube.name == b"mail"
 
 
 # Lists
@@ -255,14 +217,6 @@ def test_lists_of_the_api_contain_bodies(queue: DiskQueue, program: Program, que
     assert all(queue.job(id).body is None for id in found)
 
 
-def test_large_bodies_end_a_page_of_the_api(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_on_disk("mail", *[b"x" * (MAX_PUT // 2 + n) for n in range(3)], b"y" * (MAX_PUT + 1))
-    first = program.get("/jobs", tube="mail")
-    assert [len(job["body"]) for job in first["jobs"]] == [MAX_PUT // 2, MAX_PUT // 2 + 1]
-    rest = program.get("/jobs", tube="mail", cursor=first["next_cursor"])["jobs"]
-    assert [(job["id"], len(job["body"] or "")) for job in rest] == [(found[2], MAX_PUT // 2 + 2), (found[3], 0)]
-
-
 # Bulk
 
 
@@ -275,15 +229,6 @@ def test_search_reads_bodies_in_batches_and_keeps_none(queue: DiskQueue, client:
     assert queue.bodies.in_memory == before
     page = find(client, "tube:mail -number")
     assert ids(page) == []
-
-
-def test_api_search_reads_bodies(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_on_disk("mail", *[body(n) for n in range(20)])
-    task = program.do("POST", "/searches", {"q": '"\\"number\\": 1"'}, status=202)
-    assert task["matched"] == 11
-    jobs = program.get(f"/tasks/{task['id']}/jobs")["jobs"]
-    assert [job["body"] for job in jobs] == [body(n).decode() for n in (1, *range(10, 20))]
-    assert [job["id"] for job in jobs] == [found[1], *found[10:]]
 
 
 def test_export_contains_bodies_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
@@ -312,13 +257,6 @@ def test_records_out_of_order_or_twice_in_a_file(queue: DiskQueue, client: Flask
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
     assert [line["body"] for line in lines] == [part.decode() for part in expected]
     assert all(queue.job(id).body is None for id in found)
-
-
-def test_size_of_a_batch_is_bounded(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_on_disk("mail", *[bytes([48 + n]) * (BATCH_BYTES // 2) for n in range(6)])
-    lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
-    assert [line["id"] for line in lines] == found
-    assert [line["size"] for line in lines] == [BATCH_BYTES // 2] * 6
 
 
 @pytest.mark.parametrize(
@@ -360,14 +298,6 @@ def test_http_reserve_returns_bodies(queue: DiskQueue, program: Program) -> None
     assert [(job["id"], job["body"]) for job in jobs] == [(id, body(n).decode()) for n, id in enumerate(found[:3])]
     program.do("POST", "/leases/delete", {"token": jobs[0]["token"]}, status=204)
     assert found[0] not in queue.broker.jobs
-
-
-def test_job_taken_while_its_body_is_read_for_an_http_worker(queue: DiskQueue, program: Program) -> None:
-    [id] = queue.put_on_disk("mail", body(1))
-    ask = partial(program.ask, "POST", "/reserve", json={"tubes": ["mail"]})
-    response = with_change_during_read(queue, ask, lambda: queue.broker.release_job(id, queue.now))
-    assert response.json["jobs"] == []
-    assert queue.job(id).state == READY
 
 
 # Unreadable bodies
@@ -464,14 +394,6 @@ def test_figures_count_bodies_in_memory_and_on_disk(queue: DiskQueue, client: Fl
         assert f"\n{line}\n" in metrics
 
 
-def test_without_a_memory_limit_there_are_no_figures() -> None:
-    app = Queue().app(api_token=TOKEN)
-    client = app.test_client()
-    assert client.get("/live?page=overview").json["fields"]["bodies_on_disk"] == "–"
-    assert Program(app).get("/server")["bodies"] is None
-    assert "greenstalk_bodies" not in client.get("/metrics").text
-
-
 def test_put_beyond_the_memory_limit_is_explained() -> None:
     queue = Queue()
     queue.broker.bodies = Bodies(2000, can_evict=False)
@@ -502,12 +424,3 @@ def test_errors_are_grouped_from_the_disk(queue: DiskQueue, client: FlaskClient,
     page = Page(client.get("/tube/errors?tube=mail&refresh=1").text)
     assert "1 could not be read: the journal cannot read their bodies back" in page.text
     assert all(queue.job(id).body is None for id in ids), "reading caches nothing"
-
-
-def test_fields_are_searched_and_listed_from_the_disk(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
-    first, second = queue.put_on_disk("mail", error_body("late 1"), error_body("quota"))
-    assert ids(find(client, "tube:mail body.error:quota")) == [second]
-    assert ids(find(client, 'tube:mail error:"late #"')) == [first]
-    listed = program.get("/jobs", tube="mail", fields="error", bodies="false")["jobs"]
-    assert [job["fields"] for job in listed] == [{"error": "late 1"}, {"error": "quota"}]
-    assert client.get("/tube?tube=mail&cols=error").text.count(ON_DISK) >= 4, "a list reads no bodies"

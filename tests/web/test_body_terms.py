@@ -211,20 +211,6 @@ def test_reason_of_a_dead_letter() -> None:
     assert not matches("reason:*") and matches("-reason:*") and matches("-reason:expired")
 
 
-def test_terms_about_fields_and_errors_need_bodies() -> None:
-    assert [parse(term).needs_bodies for term in ("body.a:1", "-error:*", "error.a:x", "reason:expired")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-
-
-def test_queries_about_errors() -> None:
-    texts = ("error:*", "-error.why:x", "reason:expired", "body.error:x", "error")
-    assert [text for text in texts if parse(text).is_about_errors] == ["error:*", "-error.why:x", "reason:expired"]
-
-
 @pytest.mark.parametrize(
     ("given", "canonical"),
     [

@@ -10,7 +10,6 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.changes import bulk
@@ -20,7 +19,6 @@ from tests.support.daemon import TIMEOUT
 from .conftest import Queue
 from .table import Page
 from .test_actions import SAME_ORIGIN, UNTOUCHED, refused, states
-from .test_search import put
 from .turns import LoopIterations
 
 
@@ -125,17 +123,6 @@ def test_force_includes_held_jobs(
         assert [queue.broker.jobs[id].pri for id in ids] == [7] * 4
 
 
-def test_move_and_edit_keep_other_values(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
-    job = queue.broker.jobs[ids[2]]
-    was = (job.id, job.created_at, job.buries, job.ttr, job.body)
-    queue.now += 500 * SECOND
-    run(client, preview(client, tube="mail", state="buried", action="move", to="//x;y"))
-    run(client, preview(client, tube="//x;y", action="pri", pri="3"))
-    job = queue.broker.jobs[ids[2]]
-    assert (job.id, job.created_at, job.buries, job.ttr, job.body) == was
-    assert (job.tube.name, job.pri, job.state) == (b"//x;y", 3, BURIED)
-
-
 def test_page_shows_the_query_and_the_effects(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
     message = words(page)
@@ -168,14 +155,6 @@ def test_only_selected_jobs_in_an_unchanged_state_are_changed(
     assert more[2] not in queue.broker.jobs and {kept, more[3], ids[2]} <= set(queue.broker.jobs)
 
 
-def test_jobs_put_after_the_dry_run_are_not_changed(queue: Queue, client: FlaskClient) -> None:
-    old = queue.put("mail", count=3)
-    id = preview(client, tube="mail", action="delete")
-    new = queue.put("mail", count=2)
-    assert run(client, id, confirm="mail").done == 3
-    assert list(queue.broker.jobs) == new and not set(old) & set(new)
-
-
 def test_jobs_put_during_the_run_are_not_changed(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=3000)
     id = preview(client, tube="mail", action="delete")
@@ -201,17 +180,6 @@ def test_ages_are_compared_as_of_the_dry_run(queue: Queue, client: FlaskClient) 
     queue.now += 1000 * SECOND
     assert run(client, id).done == 1
     assert states(queue, [old, young]) == [BURIED, READY]
-
-
-def test_hostile_names_and_bodies(queue: Queue, client: FlaskClient) -> None:
-    body = b"</td><script>document.title=1</script>"
-    [id] = put(queue, "$(reboot);//x", body)
-    response = client.get(f"/bulk?task={preview(client, tube='$(reboot);//x', q='document', action='bury')}")
-    assert "<script>document" not in response.text and "<script>document" in Page(response.text).text
-    form = {"scope": "all", "q": '"><script>alert(1)</script>', "action": "move", "to": "<b>"}
-    response = client.post("/bulk/preview", data=form, headers=SAME_ORIGIN)
-    assert response.status_code == 400 and "<script>alert" not in response.text and "<b>" not in response.text
-    assert states(queue, [id]) == [READY]
 
 
 # Refusals
@@ -243,19 +211,6 @@ def test_invalid_forms_are_refused(
     assert states(queue, ids) == UNTOUCHED
 
 
-@pytest.mark.parametrize(
-    ("action", "force", "confirm"), [("delete", "", ""), ("delete", "", "Mail"), ("kick", "1", ""), ("bury", "1", "x")]
-)
-def test_destructive_change_requires_the_tube_name(
-    queue: Queue, client: FlaskClient, ids: list[int], action: str, force: str, confirm: str
-) -> None:
-    id = preview(client, tube="mail", action=action)
-    response = client.post("/bulk/run", data={"task": id, "force": force, "confirm": confirm}, headers=SAME_ORIGIN)
-    assert "“confirm” must be “mail”" in refused(response, 400)
-    assert states(queue, ids) == UNTOUCHED
-    assert run(client, id, force=force, confirm=" mail ").done > 0
-
-
 def test_destructive_change_of_several_tubes_requires_the_number_of_jobs(
     queue: Queue, client: FlaskClient, ids: list[int]
 ) -> None:
@@ -276,16 +231,6 @@ def test_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[in
     assert run(client, id) is first and run(client, first.id) is first
     assert states(queue, ids)[0] == BURIED
     assert "This change has already been started" in words(look(client, id))
-
-
-def test_concurrent_submits_run_once(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=500)
-    id = preview(client, tube="mail", action="bury")
-    both = [gevent.spawn(client.post, "/bulk/run", data={"task": id}, headers=SAME_ORIGIN) for _ in range(2)]
-    gevent.joinall(both, raise_error=True)
-    assert len({greenlet.value.headers["Location"] for greenlet in both}) == 1
-    run(client, id)
-    assert all(job.buries == 1 for job in queue.broker.jobs.values())
 
 
 def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., FlaskClient], ids: list[int]) -> None:
@@ -345,15 +290,6 @@ def test_run_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClien
     page = Page(client.get(f"/task?id={done.id}").text)
     assert "The journal has no room for more records. 4 jobs were changed before that." in page.text
     queue.broker.check()
-
-
-def test_run_stops_when_the_journal_fails(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=10)
-    id = preview(client, tube="mail", action="delete")
-    queue.broker.journal.trouble = "No space left on device"
-    done = run(client, id, confirm="mail")
-    assert done.message == "The journal cannot be written: No space left on device. 0 jobs were changed before that."
-    assert len(queue.broker.jobs) == 10
 
 
 def test_run_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> None:
@@ -438,28 +374,6 @@ def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monk
     assert "The dry run was cancelled" in words(page) and page.text.count("Type the tube") == 0
     message = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=SAME_ORIGIN), 409)
     assert "did not finish" in message and len(queue.broker.jobs) == 50_000
-
-
-def test_waiting_workers_get_kicked_jobs(queue: Queue, client: FlaskClient) -> None:
-    found = queue.put("mail", count=3)
-    for id in found:
-        queue.broker.bury_job(id, queue.now)
-    worker: Client = queue.connect()
-    queue.broker.watch(worker, b"mail")
-    assert queue.broker.reserve(worker, queue.now) is None
-    queue.broker.wait(worker, None, queue.now)
-    run(client, preview(client, tube="mail", action="kick"))
-    assert list(worker.reserved) == found[:1]
-    assert states(queue, found) == [RESERVED, READY, READY]
-
-
-def test_back_link_works_if_the_tube_is_gone(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=2)
-    done = run(client, preview(client, tube="mail", action="delete"), confirm="mail")
-    assert b"mail" not in queue.broker.tubes
-    page = Page(client.get(f"/task?id={done.id}").text)
-    links = [str(a["href"]) for tag, a in page.elements if tag == "a" and a.get("class") == "button"]
-    assert [client.get(link).status_code for link in links] == [200] * len(links) and links
 
 
 def test_bulk_change_does_not_delay_workers(queue: Queue, client: FlaskClient, short_steps: None) -> None:

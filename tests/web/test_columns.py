@@ -12,11 +12,10 @@ from html import unescape
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.web.reads.jobs.job_list import JOB_COLUMNS, SUGGESTED_FROM, job_columns
+from greenstalk_server.web.reads.jobs.job_list import SUGGESTED_FROM
 
 from .conftest import Queue
 from .table import Page
-from .test_bidi import EVIL
 from .test_tube_errors import dead_letter, failing, put, settled
 
 ORDER = {"kind": "order", "customer": {"id": 12345678901234567890123}, "error": "no route " * 9}
@@ -52,25 +51,6 @@ def test_lists_of_dead_letters_have_the_error_in_every_state(queue: Queue, clien
     [id] = put(queue, ORDER, tube="mail.dead", is_buried=False)
     dead_letter(queue, id, 1)
     assert listed(client, "/tube?tube=mail.dead&state=ready")[0]["Error"] == WHOLE
-
-
-def test_matches_show_the_error_of_failed_jobs_and_the_body_of_others(queue: Queue, client: FlaskClient) -> None:
-    ids = put(queue, ORDER, ORDER, is_buried=False)
-    assert queue.broker.bury_job(ids[1], queue.now)
-    texts = [row["Error or body"] for row in listed(client, "/search?q=tube:mail")]
-    assert texts[0].startswith('{"kind": "order"') and texts[1] == WHOLE
-
-
-def test_whole_text_of_a_cell_is_in_its_title(queue: Queue, client: FlaskClient) -> None:
-    put(queue, ORDER)
-    html = client.get("/tube?tube=mail&state=buried").text
-    assert f'data-label="Error" data-whole title="{WHOLE}">{WHOLE}</td>' in html
-
-
-def test_error_escapes_control_characters(queue: Queue, client: FlaskClient) -> None:
-    put(queue, failing(EVIL, note=EVIL))
-    [row] = listed(client, "/tube?tube=mail&state=buried&cols=note")
-    assert "⟨U+202E⟩" in row["Error"] and "⟨U+202E⟩" in row["note"]
 
 
 @pytest.mark.parametrize(
@@ -168,10 +148,3 @@ def test_export_has_the_fields(queue: Queue, client: FlaskClient) -> None:
         {"customer.id": None, "kind": None, "error": None},
     ]
     assert all("fields" not in json.loads(line) for line in client.get("/export?format=jsonl").text.splitlines())
-
-
-def test_every_state_has_columns_without_the_body() -> None:
-    for state, columns in JOB_COLUMNS.items():
-        assert job_columns(state, sees_bodies=False) == columns
-        assert job_columns(state, sees_bodies=False, paths=[("a",)]) == columns
-        assert [column.label for column in job_columns(state, sees_bodies=True, paths=[("a", "b")])][-2] == "a.b"

@@ -14,7 +14,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.jobs.export import LARGE_BODY, MAX_EXPORTS, encode_body, escape_formulas
+from greenstalk_server.web.features.jobs.export import LARGE_BODY, MAX_EXPORTS, escape_formulas
 
 from .conftest import Queue
 from .test_actions import refused
@@ -141,18 +141,6 @@ def test_no_cell_is_a_formula_with_any_separator(
         assert not [cell for cell in cells if cell.startswith(tuple("=+-@\uff1d\uff0b\uff0d\uff20"))], body
 
 
-@pytest.mark.parametrize("cell", ["", "x=1", "1", " =1", "'=1", -5, 0, "{", "☃"])
-def test_other_text_is_unchanged(cell: str | int) -> None:
-    assert escape_formulas(cell) == cell
-
-
-@pytest.mark.parametrize(
-    ("body", "encoding"), [(b"", "utf-8"), ("☃".encode(), "utf-8"), (b"a\0", "base64"), (b"\xed\xa0\x80", "base64")]
-)
-def test_encoding(body: bytes, encoding: str) -> None:
-    assert encode_body(body)[0] == encoding
-
-
 def test_export_contains_all_matches(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=2500)
     queue.put("other", count=10)
@@ -191,15 +179,6 @@ def test_file_name_is_safe(client: FlaskClient, query: dict[str, str], name: str
 )
 def test_invalid_parameters_are_refused(client: FlaskClient, query: str, message: str) -> None:
     assert message in refused(client.get(f"/export?{query}"), 400)
-
-
-def test_hidden_bodies_are_omitted(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    put(queue, "mail", b"hunter2", b"hunter2" * LARGE_BODY)
-    client = visit(hides_bodies=True)
-    for form in ("csv", "jsonl"):
-        found = rows(client, form, tube="mail")
-        assert len(found) == 2 and "hunter2" not in client.get(f"/export?format={form}").text
-        assert not {"body", "encoding"} & set(found[0]) and int(found[0]["size"]) == 7
 
 
 def test_concurrent_exports_are_limited_and_abandoned_ones_do_not_count(queue: Queue, client: FlaskClient) -> None:

@@ -6,10 +6,9 @@ import base64
 import logging
 import re
 from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
 from itertools import product
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import pytest
 from flask import Flask
@@ -20,15 +19,12 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.runtime.clock import steady_clock
 from greenstalk_server.web.app import WebOptions, create_standby_app
 from greenstalk_server.web.auth.guard import SECURITY_HEADERS
-from greenstalk_server.web.changes.bulk import MAX_TICKED
 from greenstalk_server.web.features.tubes.pages.overview import OverviewBuilder
 from greenstalk_server.web.framework.assets import static_folder
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM
-from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue
 from .table import Page
-from .visit import FLAGS
 
 PASSWORD = "pa:ss wörd"  # noqa: S105
 
@@ -137,37 +133,12 @@ def test_invalid_host_name_is_refused(
     assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
 
 
-def test_invalid_host_name_is_accepted_with_a_password(visit: Callable[..., FlaskClient]) -> None:
-    client = visit(password=PASSWORD)
-    for host, path in product(INVALID_NAMES, ("/", "/api/v1/docs", "/api/v1/server", "/api/v1/openapi.json")):
-        assert client.get(path, headers={"Host": host, **basic("me", PASSWORD)}).status_code == 200, path
-        assert client.get(path, headers={"Host": host}).status_code == 401
-
-
 def test_standby_refuses_an_invalid_host_name() -> None:
     role = ClusterStatus(False, "default", "here", "there", 7, 0.25)
     client = create_standby_app(lambda: role, "here", steady_clock(), WebOptions()).test_client()
     statuses = {"/": 421, "/metrics": 421, "/elsewhere": 421, "/healthz": 200, "/readyz": 503}
     for host, path in product(INVALID_NAMES, statuses):
         assert client.get(path, headers={"Host": host}).status_code == statuses[path]
-
-
-def test_invalid_host_name_logs_no_error_on_a_real_server() -> None:
-    with Daemon(*FLAGS) as daemon:
-        for path, status in (("/", 421), ("/api/v1/server", 421), ("/metrics", 421), ("/healthz", 200)):
-            connection = HTTPConnection(urlsplit(daemon.dashboard).netloc, timeout=TIMEOUT)
-            connection.request("GET", path, headers={"Host": "a..b"})
-            assert connection.getresponse().status == status
-            connection.close()
-        code, message = daemon.stop()
-    assert code == 0
-    assert "Traceback" not in message and "ERROR" not in message
-
-
-def test_refusal_of_a_host_says_what_to_do(client: FlaskClient) -> None:
-    text = Page(client.get("/", headers={"Host": "evil.example"}).text).text
-    assert "does not answer to the name “evil.example”" in text
-    assert "Visit it by its IP address" in text
 
 
 def test_every_host_is_accepted_with_a_password(visit: Callable[..., FlaskClient]) -> None:
@@ -213,12 +184,6 @@ def test_response_without_the_password_shows_nothing(
             assert secret not in response.text
 
 
-def test_wrong_and_missing_password_get_different_messages(visit: Callable[..., FlaskClient]) -> None:
-    client = visit(password=PASSWORD)
-    assert "The password is wrong" in client.get("/", headers=basic("a", "b")).text
-    assert "The password is wrong" not in client.get("/").text
-
-
 def test_health_checks_and_static_files_need_no_password(visit: Callable[..., FlaskClient]) -> None:
     client = visit(password=PASSWORD)
     health = client.get("/healthz")
@@ -238,51 +203,6 @@ def test_not_ready_while_the_journal_cannot_be_written(queue: Queue, visit: Call
     assert client.get("/healthz").status_code == 200
     queue.broker.journal.trouble = None
     assert client.get("/readyz").status_code == 200
-
-
-def test_empty_password_means_none(visit: Callable[..., FlaskClient]) -> None:
-    assert visit(password="").get("/").status_code == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "same-origin"},
-        {"Sec-Fetch-Site": "same-origin", "Origin": "http://other"},
-        {"Origin": "http://localhost:8080"},
-        {"Origin": "https://localhost:8080"},
-    ],
-)
-def test_change_from_our_own_page_is_accepted(client: FlaskClient, headers: dict[str, str]) -> None:
-    for method in ("POST", "PUT", "PATCH", "DELETE"):
-        response = client.open("/", method=method, headers={"Host": "localhost:8080", **headers})
-        assert response.status_code == 405
-        assert "GET" in response.headers["Allow"]
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "none"},
-        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:8080"},
-        {"Origin": "null"},
-        {"Origin": ""},
-        {"Origin": "http://localhost"},
-        {"Origin": "http://localhost:8081"},
-        {"Origin": "http://localhost:8080.evil.example"},
-        {"Origin": "http://evil.example/localhost:8080"},
-        {"Origin": "localhost:8080"},
-        {"Origin": "http://["},
-    ],
-)
-def test_change_from_elsewhere_is_refused(client: FlaskClient, headers: dict[str, str]) -> None:
-    for method in ("POST", "PUT", "PATCH", "DELETE"):
-        response = client.open("/", method=method, headers={"Host": "localhost:8080", **headers})
-        assert response.status_code == 403
-        assert "came from elsewhere" in Page(response.text).text
 
 
 IMAGE = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
@@ -413,10 +333,3 @@ def test_longest_sign_in_form_is_accepted(queue: Queue) -> None:
     response = client.post("/login", data=form, headers={"Sec-Fetch-Site": "same-origin"})
     assert response.status_code == 303
     assert response.headers["Location"] == form["next"]
-
-
-def test_form_with_all_ticked_jobs_is_accepted(queue: Queue) -> None:
-    client = queue.app().test_client()
-    form = {"scope": "ticked", "action": "delete", "q": "", "id": [str(id) for id in range(1, MAX_TICKED + 1)]}
-    response = client.post("/bulk/preview", data=form, headers={"Sec-Fetch-Site": "same-origin"})
-    assert response.status_code == 303

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import sys
 import types
 import weakref
@@ -15,7 +14,7 @@ import pytest
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.core.tubes.durations import RELATIVE_ERROR, quantile
+from greenstalk_server.core.tubes.durations import RELATIVE_ERROR
 from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.features.history.rings import (
     DAY,
@@ -119,28 +118,6 @@ def test_rates_are_means_of_the_last_ten_seconds(driver: HistoryDriver) -> None:
     assert driver.history.rates(b"mail") == Rates(put=1)
 
 
-def test_rates_just_after_the_start(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-    assert driver.history.rates(b"mail") == Rates()
-    driver.put(mail, 6)
-    driver.advance(2)
-    assert driver.history.rates(b"mail").put == 3
-
-
-def test_rates_of_an_unknown_tube(driver: HistoryDriver) -> None:
-    assert driver.history.rates(b"nowhere") == Rates()
-    assert driver.history.spark(b"nowhere", "put") == []
-
-
-def test_events_before_the_history_do_not_count(queue: Queue) -> None:
-    queue.put("mail", count=500)
-    driver = HistoryDriver(queue)
-    queue.put("mail", count=10)
-    driver.advance(10)
-    assert driver.history.rates(b"mail").put == 1
-    assert driver.last("mail", "ready") == [510]
-
-
 def test_every_kind_of_event_counts(driver: HistoryDriver) -> None:
     mail, broker = driver.worker("mail"), driver.broker
     driver.advance(10)
@@ -207,19 +184,6 @@ def test_seconds_wrap_around(driver: HistoryDriver) -> None:
     assert driver.last("mail", "put", 60) == pytest.approx(
         [sum(puts[at : at + 10]) / 10 for at in range(900, 1500, 10)]
     )
-
-
-def test_ten_seconds_have_rates_only_for_whole_intervals(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-    driver.put(mail, 20)
-    driver.advance(10)
-    driver.put(mail, 5)
-    driver.advance(9)
-    assert loose(driver.last("mail", "put", 3)) == [None, None, 2]
-    driver.advance(1)
-    assert loose(driver.last("mail", "put", 3)) == [None, 2, 0.5]
-    driver.advance(10)
-    assert loose(driver.last("mail", "put", 3)) == [2, 0.5, 0]
 
 
 def test_minutes_of_the_hour(driver: HistoryDriver) -> None:
@@ -297,20 +261,6 @@ def test_memory_is_constant_once_the_blocks_are_full(driver: HistoryDriver) -> N
     assert later - day < 5 * 200, (day, later)
 
 
-def test_tube_used_once_takes_little_memory(driver: HistoryDriver) -> None:
-    def use_once(names: range) -> int:
-        for number in names:
-            client = driver.worker(f"once-{number}")
-            driver.put(client)
-            driver.delete(client)
-            driver.broker.disconnect(client, driver.queue.now)
-        driver.advance(300, step=2)
-        return driver.size()
-
-    before = use_once(range(100))
-    assert use_once(range(100, 200)) - before < 100 * 12_000
-
-
 def test_gap_is_unknown(driver: HistoryDriver) -> None:
     mail = driver.worker("mail")
     driver.put(mail, 10)
@@ -341,27 +291,6 @@ def test_gap_longer_than_the_day(driver: HistoryDriver) -> None:
         assert [isnan(value) for value in series] == [True] * (span.points - known) + [False] * known, span
     week = driver.history.columns(b"mail", NINETY_DAYS).series["put"]
     assert [at for at, value in enumerate(week) if value > 0] == [2160 - 73], "the ten minutes before the gap"
-
-
-def test_minute_with_a_gap_has_the_rate_of_its_known_seconds(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-    driver.put(mail, 60)
-    driver.advance(20)
-    driver.put(mail, 1000)
-    driver.skip(30)
-    driver.advance(10)
-    minute = driver.history.columns(b"mail", HOUR).series
-    assert minute["put"][-1] == 2
-    assert minute["ready"][-1] == 1060
-
-
-def test_late_sample_is_not_a_gap(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-    driver.advance(10)
-    driver.put(mail, 30)
-    driver.queue.now += 3 * SECOND
-    driver.history.tick()
-    assert driver.history.rates(b"mail").put == 3
 
 
 # Dropped tubes
@@ -396,24 +325,6 @@ def test_recreated_tube_continues_its_series(driver: HistoryDriver) -> None:
     assert driver.history.total_rates() == Rates(put=6, reserve=6, delete=6)
     assert driver.last("mail", "put") == [6]
     assert driver.last(None, "put") == [6]
-
-
-def test_idle_tube_leaves_nothing(driver: HistoryDriver) -> None:
-    client = driver.worker("idle")
-    driver.broker.disconnect(client, driver.queue.now)
-    driver.advance(10)
-    assert not driver.history.has(b"idle")
-
-
-def test_series_outlive_their_tube(driver: HistoryDriver) -> None:
-    client = driver.worker("mail")
-    driver.put(client, 10)
-    driver.advance(10)
-    driver.delete(client, 10)
-    driver.broker.disconnect(client, driver.queue.now)
-    driver.advance(50)
-    assert loose(driver.last("mail", "delete", 6)) == [0, 1, 0, 0, 0, 0]
-    assert loose(driver.last("mail", "ready", 6)) == [10, 0, 0, 0, 0, 0]
 
 
 def test_flood_of_tubes_is_bounded(driver: HistoryDriver) -> None:
@@ -465,37 +376,7 @@ def test_order_of_eviction(driver: HistoryDriver) -> None:
     assert all(driver.history.has(b"t%d" % at) for at in range(1, MAX_TUBES))
 
 
-def test_rates_of_a_tube_without_series(driver: HistoryDriver) -> None:
-    clients = [driver.worker(f"t{at}") for at in range(MAX_TUBES + 5)]
-    for _ in range(10):
-        for client in clients:
-            driver.put(client, 2)
-        driver.advance(1)
-    names = [b"t%d" % at for at in range(MAX_TUBES + 5)]
-    assert sum(driver.history.has(name) for name in names) == MAX_TUBES
-    assert all(driver.history.rates(name).put == 2 for name in names)
-    assert driver.last(None, "put") == [2 * len(names)]
-
-
 # Times
-
-
-@pytest.mark.parametrize("part", [0.5, 0.95])
-def test_quantiles_are_right_within_a_factor_of_two(part: float) -> None:
-    source = random.Random(part)  # noqa: S311
-    for _ in range(200):
-        count = source.randrange(1, 200)
-        durations = sorted(int(source.lognormvariate(source.uniform(0, 40), 2)) for _ in range(count))
-        lengths: dict[int, int] = {}
-        for duration in durations:
-            lengths[duration.bit_length()] = lengths.get(duration.bit_length(), 0) + 1
-        exact = durations[-int(-part * count // 1) - 1] / SECOND
-        assert exact / 2 <= quantile(lengths, part) <= exact * 2
-
-
-def test_quantile_of_nothing_and_of_zero_time() -> None:
-    assert isnan(quantile({}, 0.5))
-    assert quantile({0: 7}, 0.95) == 0
 
 
 def test_wait_and_run_times(driver: HistoryDriver) -> None:

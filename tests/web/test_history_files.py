@@ -330,15 +330,6 @@ def test_block_that_could_not_be_written_is_read_from_memory(tmp_path: Path) -> 
     assert archive.read(MINUTES, 0, 3, [b"mail"]) == {(0, b"mail"): b"chunk"}
 
 
-def test_pending_points_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greenstalk_server.web.features.history.archive.MAX_PENDING", 1000)
-    archive = Archive(HistoryFiles(str(tmp_path)))
-    for number in range(100):
-        archive.append(MINUTES, number, bytes(100))
-    assert len(archive._pending) == 10
-    assert archive._size == 1000
-
-
 # Bounds
 
 
@@ -363,15 +354,6 @@ def test_bytes_of_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(store.read(HOURS, 0, 99, [SERVER])) == 20, "the other tier has its own bound"
 
 
-def test_other_files_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / "history").mkdir()
-    for name in ("minutes-", "minutes-x.log", "hours-1.new", "days-3", "minutes-9999999999999.log", "notes.txt"):
-        (tmp_path / "history" / name).write_bytes(b"x")
-    assert HistoryFiles(str(tmp_path)).load(MINUTES) == []
-    HistoryFiles(str(tmp_path)).seal(HOURS, 500, {SERVER: b"x"})
-    assert len(list((tmp_path / "history").iterdir())) == 7
-
-
 def test_clock_that_was_set_back_changes_no_point(server: Server) -> None:
     server.work(10)
     before = server.series(HOUR)
@@ -382,15 +364,6 @@ def test_clock_that_was_set_back_changes_no_point(server: Server) -> None:
     later.work(10)
     after = later.series(HOUR)
     assert after[-15:-5] == before[-10:]
-
-
-@pytest.mark.parametrize("at", [2**63, 10**30, -1])
-def test_mark_at_an_impossible_time_is_left_out(server: Server, at: int) -> None:
-    known = Mark(server.queue.now, "deployed")
-    server.files.save_marks(f'[{{"at": {at}, "text": "x"}}, {encode([known]).decode()[1:]}'.encode())
-    marks = Marks(server.archive, server.queue.clock)
-    marks.restore()
-    assert marks.find(None, -(10**40), 10**40) == [known]
 
 
 def test_mark_that_is_added_before_the_restore_replaces_no_earlier_mark(server: Server) -> None:
@@ -405,13 +378,3 @@ def test_mark_that_is_added_before_the_restore_replaces_no_earlier_mark(server: 
     again = Marks(server.archive, server.queue.clock)
     again.restore()
     assert again.find(None, 0, now) == marks.find(None, 0, now)
-
-
-def test_link_in_place_of_the_directory_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "target").mkdir()
-    HistoryFiles(str(tmp_path))
-    assert not caplog.records
-    (tmp_path / "history").symlink_to(tmp_path / "target")
-    HistoryFiles(str(tmp_path))
-    [record] = caplog.records
-    assert f"{tmp_path}/history is a symbolic link" in record.getMessage()

@@ -6,7 +6,6 @@ import base64
 import re
 from collections.abc import Callable
 from html import unescape
-from typing import Any
 
 import pytest
 from flask.testing import FlaskClient
@@ -15,16 +14,13 @@ from hypothesis import strategies as st
 from werkzeug.test import TestResponse, encode_multipart
 
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.jobs.job import RESERVED, SECOND, Job
 from greenstalk_server.web.features.jobs.pages.edit import as_lines, from_lines, line_ends
 from greenstalk_server.web.framework.fields import MAX_PUT
 
 from .conftest import Queue
 from .table import Page
 from .test_actions import done, post, refused
-from .test_overview import HOSTILE_NAMES
 
 HELD = "reserved"
 SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
@@ -62,9 +58,6 @@ def jobs(queue: Queue) -> Jobs:
     return Jobs(queue)
 
 
-STATES = ("ready", "delayed", "buried", HELD)
-
-
 def edit(client: FlaskClient, id: int, **changed: str) -> TestResponse:
     """Load the edit form, change some fields, and submit it as a browser does, with CRLF line ends."""
     form = load(client, id) | changed
@@ -98,51 +91,6 @@ def form_of(html: str) -> dict[str, str]:
 
 
 # Kick, bury, release, delete
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_kick(client: FlaskClient, jobs: Jobs, state: str) -> None:
-    before, job = jobs.look(), jobs[state]
-    response = post(client, "/job/kick", id=job.id, **jobs.confirm(state))
-    if state in ("delayed", "buried"):
-        assert done(response, "/job") == ("kicked-job", job.id)
-        assert jobs[state].state == READY
-    else:
-        assert f"is {state}. Only a buried or delayed job" in refused(response, 409)
-        assert jobs.look() == before
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_bury(client: FlaskClient, jobs: Jobs, state: str) -> None:
-    before, job = jobs.look(), jobs[state]
-    response = post(client, "/job/bury", id=job.id, **jobs.confirm(state))
-    if state == "buried":
-        assert "is buried already" in refused(response, 409)
-        assert jobs.look() == before
-    else:
-        assert done(response, "/job") == ("buried-job", job.id)
-        assert jobs[state].state == BURIED
-        assert jobs[state].holder is None
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_release(client: FlaskClient, jobs: Jobs, state: str) -> None:
-    before, job = jobs.look(), jobs[state]
-    response = post(client, "/job/release", id=job.id, confirm="1")
-    if state == HELD:
-        assert done(response, "/job") == ("released-job", job.id)
-        assert (jobs[state].state, jobs.worker.reserved) == (READY, {})
-    else:
-        assert f"is {state}. Only a reserved job" in refused(response, 409)
-        assert jobs.look() == before
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_delete(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
-    id = jobs[state].id
-    assert done(post(client, "/job/delete", id=id, **jobs.confirm(state))) == ("deleted-job", id)
-    assert id not in queue.broker.jobs
-    queue.broker.check()
 
 
 FORCED: dict[str, dict[str, str]] = {
@@ -197,87 +145,7 @@ def test_edit_of_a_held_job_requires_confirmation(client: FlaskClient, jobs: Job
     jobs.look()
 
 
-# Move
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_move_changes_only_the_tube(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
-    was, holder = jobs[state], jobs[state].holder
-    queue.now += 5 * SECOND
-    assert done(post(client, "/job/move", id=was.id, tube="other", **jobs.confirm(state)), "/job")[0] == "moved-job"
-    job = jobs[state]
-    assert job.tube.name == b"other"
-    for fact in ("id", "pri", "ttr", "delay", "body", "created_at", "state", "reserves"):
-        assert getattr(job, fact) == getattr(was, fact), fact
-    assert job.holder is holder
-    if state in ("delayed", HELD):
-        assert job.deadline == was.deadline
-    jobs.look()
-
-
-def test_move_to_the_same_tube_is_refused(client: FlaskClient, jobs: Jobs) -> None:
-    assert "in the tube “mail” already" in refused(post(client, "/job/move", id=jobs["ready"].id, tube="mail"), 409)
-
-
-@pytest.mark.parametrize("name", [name for name in HOSTILE_NAMES if is_tube_name(name.encode())] + ["/;$().._-"])
-def test_move_to_any_name_and_back(queue: Queue, client: FlaskClient, jobs: Jobs, name: str) -> None:
-    id = jobs["ready"].id
-    response = post(client, "/job/move", id=id, tube=name)
-    assert done(response, "/job") == ("moved-job", id)
-    shown = Page(client.get(response.headers["Location"]).text)
-    links = [a["href"] for tag, a in shown.elements if tag == "a" and (a.get("href") or "").startswith("/tube?")]
-    listed = client.get(str(links[0])).text
-    assert f"/job?id={id}" in listed
-    assert queue.broker.jobs[id].tube.name == name.encode()
-    assert done(post(client, "/job/move", id=id, tube="mail"), "/job") == ("moved-job", id)
-    assert name.encode() not in queue.broker.tubes
-
-
-def test_move_and_copy_without_room_change_nothing(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
-    class Full(NullJournal):
-        trouble = "disk on fire"
-
-        def put(self, job: Job) -> bool:
-            return False
-
-        def replace(self, old: Job, new: Job) -> bool:
-            return False
-
-    before, id = jobs.look(), jobs["ready"].id
-    queue.broker.journal = Full()
-    queue.broker.journal.trouble = "disk on fire"
-    assert "disk on fire" in refused(post(client, "/job/move", id=id, tube="other"), 503)
-    assert "disk on fire" in refused(post(client, "/job/copy", id=id, delay="0"), 503)
-    assert "disk on fire" in refused(edit(client, id, pri="3"), 503)
-    assert jobs.look() == before
-    assert b"other" not in queue.broker.tubes
-
-
 # Copy
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_copy(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
-    was, before = jobs[state], jobs.look()
-    notice, id = done(post(client, "/job/copy", id=was.id, delay="0"), "/job")
-    assert notice == "copied-job"
-    assert id not in jobs.ids.values()
-    copy = queue.broker.jobs[id]
-    assert (copy.tube, copy.pri, copy.ttr, copy.body, copy.state) == (was.tube, was.pri, was.ttr, was.body, READY)
-    assert (copy.reserves, copy.delay, copy.events) == (0, 0, b"")
-    assert jobs.look()[:-1] == before
-
-
-def test_copy_with_a_delay(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
-    _, id = done(post(client, "/job/copy", id=jobs["buried"].id, delay="90"), "/job")
-    assert (queue.broker.jobs[id].state, queue.broker.jobs[id].deadline) == (DELAYED, queue.now + 90 * SECOND)
-
-
-def test_copy_is_refused_while_draining(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
-    before = jobs.look()
-    queue.broker.drain()
-    assert "is draining" in refused(post(client, "/job/copy", id=jobs["ready"].id, delay="0"), 503)
-    assert jobs.look() == before
 
 
 def test_job_deleted_before_the_redirect(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
@@ -299,35 +167,6 @@ def client_sees(client: FlaskClient, response: TestResponse) -> str:
 
 
 # Edit
-
-
-@pytest.mark.parametrize("state", ["ready", "delayed", "buried"])
-def test_edit_keeps_unchanged_values(queue: Queue, client: FlaskClient, jobs: Jobs, state: str) -> None:
-    was = jobs[state]
-    queue.now += 5 * SECOND
-    assert done(edit(client, was.id, pri="7", ttr="90", body="new é"), "/job") == ("edited-job", was.id)
-    job = jobs[state]
-    assert (job.pri, job.ttr, job.body) == (7, 90 * SECOND, "new é".encode())
-    for fact in ("id", "tube", "delay", "created_at", "state", "kicks", "buries"):
-        assert getattr(job, fact) == getattr(was, fact), fact
-    if state == "delayed":
-        assert job.deadline == was.deadline
-    jobs.look()
-
-
-@pytest.mark.parametrize(("state", "delay", "then"), [("ready", "30", DELAYED), ("delayed", "0", READY)])
-def test_edit_of_the_delay(queue: Queue, client: FlaskClient, jobs: Jobs, state: str, delay: str, then: int) -> None:
-    edit(client, jobs[state].id, delay=delay)
-    assert jobs[state].state == then
-    assert jobs[state].deadline == queue.now + int(delay) * SECOND
-
-
-@pytest.mark.parametrize("state", ["buried", HELD])
-def test_delay_is_refused_for_reserved_and_buried_jobs(client: FlaskClient, jobs: Jobs, state: str) -> None:
-    before = jobs.look()
-    assert "delay" not in load(client, jobs[state].id)
-    assert "“delay” can be changed" in refused(edit(client, jobs[state].id, delay="5", confirm="1"), 400)
-    assert jobs.look() == before
 
 
 def test_edit_that_changes_nothing(client: FlaskClient, jobs: Jobs) -> None:
@@ -362,12 +201,6 @@ def test_stale_edit_is_refused_and_shows_both_versions(
     response = client.post("/job/edit", data=again | jobs.confirm("reserved"), headers=SAME_ORIGIN)
     assert done(response, "/job") == ("edited-job", job.id)
     assert (jobs["delayed"].body, jobs["delayed"].pri) == (b"mine <b>", 77)
-
-
-def test_edit_without_a_version_is_stale(client: FlaskClient, jobs: Jobs) -> None:
-    form = load(client, jobs["ready"].id) | {"pri": "1"}
-    del form["version"]
-    refused(client.post("/job/edit", data=form, headers=SAME_ORIGIN), 409)
 
 
 def test_refused_edit_returns_the_input(client: FlaskClient, jobs: Jobs) -> None:
@@ -437,18 +270,6 @@ def test_body_is_text_only_if_the_form_returns_it_unchanged(
     assert ("Edit as text" in offer) == (encoding == "text")
 
 
-def test_line_ends_are_kept(queue: Queue, client: FlaskClient) -> None:
-    for body, message, then in (
-        (b"one\r\ntwo", "with CRLF line endings, as before", b"new\r\nlines\r\n"),
-        (b"one\ntwo", "with LF line endings", b"new\nlines\n"),
-        (b"one", "with LF line endings", b"new\nlines\n"),
-    ):
-        id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
-        assert message in Page(client.get("/job/form", query_string={"id": id}).text).text
-        edit(client, id, body="new\nlines\n")
-        assert queue.broker.jobs[id].body == then
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.binary() | st.text().map(str.encode) | st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"x"])).map(b"".join))
 def test_text_round_trips_or_is_not_offered(body: bytes) -> None:
@@ -464,16 +285,6 @@ def test_invalid_base64_is_refused(client: FlaskClient, jobs: Jobs, body: str) -
     before = jobs.look()
     assert "“body” is not valid base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
     assert jobs.look() == before
-
-
-def test_unknown_encoding_is_refused(client: FlaskClient, jobs: Jobs) -> None:
-    assert "“encoding” must be text or base64" in refused(edit(client, jobs["ready"].id, encoding="rot13"), 400)
-
-
-def test_binary_body_can_become_text(queue: Queue, client: FlaskClient) -> None:
-    id = queue.broker.put_into(b"mail", 5, 0, SECOND, b"\0\xff", queue.now)
-    assert done(edit(client, id, body="now text", encoding="text"), "/job") == ("edited-job", id)
-    assert queue.broker.jobs[id].body == b"now text"
 
 
 def test_edit_to_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
@@ -529,39 +340,3 @@ def test_version_does_not_depend_on_a_hidden_body(queue: Queue, visit: Callable[
     client = visit(hides_bodies=True)
     ids = [queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now) for body in (b"one", b"two")]
     assert len({load(client, id)["version"] for id in ids}) == 1
-
-
-def test_viewer_gets_no_forms(jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
-    client = visit(is_read_only=True)
-    for state in STATES:
-        shown = Page(client.get("/job", query_string={"id": jobs[state].id}).text).elements
-        actions = [a.get("action") or "" for tag, a in shown if tag == "form"]
-        assert not [action for action in actions if action.startswith("/job/")]
-        live = client.get("/live", query_string={"page": "job", "id": jobs[state].id}).get_json()
-        assert "facts" in live["parts"] and "<form" not in "".join(live["parts"].values())
-    refused(post(client, "/job/delete", id=jobs["ready"].id), 403)
-
-
-AUDITED: dict[str, dict[str, Any]] = {
-    "job/kick": {},
-    "job/bury": {},
-    "job/delete": {},
-    "job/move": {"tube": "other"},
-    "job/copy": {"delay": "0"},
-}
-
-
-@pytest.mark.parametrize("action", AUDITED)
-def test_audit_log_names_the_job(queue: Queue, jobs: Jobs, action: str) -> None:
-    app, id = queue.app(), jobs["delayed"].id
-    done(post(app.test_client(), f"/{action}", id=id, **AUDITED[action]), "/tube" if "delete" in action else "/job")
-    (entry,) = app.extensions["dashboard"].audit.entries
-    assert (entry.what, entry.details["tube"]) == (action, "mail")
-    assert id in (entry.details["id"], entry.details.get("of"))
-
-
-def test_audit_log_names_the_edited_values(queue: Queue, jobs: Jobs) -> None:
-    app, id = queue.app(), jobs["ready"].id
-    edit(app.test_client(), id, pri="1", body="x")
-    (entry,) = app.extensions["dashboard"].audit.entries
-    assert (entry.what, entry.details) == ("job/edit", {"id": id, "tube": "mail", "changed": "pri, body"})

@@ -10,7 +10,6 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
-from greenstalk_server.web.features.jobs.pages.details import EVENTS, UNNAMED_ORIGINS
 
 from .conftest import Queue
 from .table import Page
@@ -51,19 +50,6 @@ def test_history_lists_events_since_the_put(queue: Queue, client: FlaskClient) -
     assert "Buried for 1 s" in " ".join(Page(client.get(f"/job?id={id}").text).text.replace("\xa0", " ").split())
 
 
-def test_current_reservation_is_listed_at_its_start(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail")
-    worker = queue.connect()
-    queue.now += SECOND
-    queue.broker.reserve_job(worker, id, queue.now)
-    queue.now += SECOND
-    queue.broker.edit_job(id, queue.now, pri=9, is_forced=True)
-    assert [entry.split()[0] for entry in history_entries(client, id)] == ["Put", "Reserved", "Edited"]
-    queue.now += SECOND
-    queue.broker.release(worker, id, 9, 0, queue.now)
-    assert [entry.split()[0] for entry in history_entries(client, id)] == ["Put", "Reserved", "Edited", "Released"]
-
-
 def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     slow, gone = queue.connect(), queue.connect()
@@ -99,12 +85,6 @@ def test_events_beyond_the_history_are_counted(queue: Queue, client: FlaskClient
     assert "The last holder is no longer known" in client.get(f"/job?id={id}").text
 
 
-def test_new_job_has_its_whole_history(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail")
-    assert [entry.split()[0] for entry in history_entries(client, id)] == ["Put"]
-    assert "No worker has reserved this job yet." in client.get(f"/job?id={id}").text
-
-
 def test_live_history_and_hint_of_an_edit(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     html = client.get(f"/job?id={id}").text
@@ -116,8 +96,3 @@ def test_live_history_and_hint_of_an_edit(queue: Queue, client: FlaskClient) -> 
     assert "Edited" in live["parts"]["life"]
     again = unescape(re.findall(r'data-live-args="([^"]*)"', client.get(f"/job?id={id}").text)[0])
     assert client.get(f"/live?page=job&{again}").json["shown"] == {"edited": False}
-
-
-def test_every_kind_of_event_has_a_label() -> None:
-    assert set(EVENTS) == set(range(1, len(job_history.KINDS)))
-    assert set(EVENTS) > set(UNNAMED_ORIGINS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +17,6 @@ from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
 from greenstalk_server.web.features.leases import leases as module
 from greenstalk_server.web.features.leases.leases import (
     TOKEN_LENGTH,
@@ -141,12 +138,6 @@ def test_jobs_of_several_tubes_come_in_order_of_priority(queue: Queue, driver: L
     assert driver.reserve("a", "b") == []
 
 
-def test_default_tube_is_watched_only_if_requested(queue: Queue, driver: LeaseDriver) -> None:
-    (id,) = queue.put("default")
-    assert driver.reserve("mail") == []
-    assert ids(driver.reserve("mail", "default")) == [id]
-
-
 def test_reserve_returns_up_to_count_ready_jobs(queue: Queue, driver: LeaseDriver) -> None:
     all = queue.put("mail", count=5)
     assert ids(driver.reserve("mail", count=3)) == all[:3]
@@ -222,12 +213,6 @@ def test_reserves_wait_in_line_with_other_clients(queue: Queue, driver: LeaseDri
     assert ids(fourth.get(timeout=TIMEOUT)) == all[3:]
 
 
-def test_reserve_wakes_with_the_first_job_and_takes_the_other_ready_jobs(queue: Queue, driver: LeaseDriver) -> None:
-    greenlet = driver.begin("mail", count=3)
-    all = queue.put("mail", count=5)
-    assert ids(greenlet.get(timeout=TIMEOUT)) == all[:3]
-
-
 def test_reserve_leaves_jobs_for_clients_behind_it(queue: Queue, driver: LeaseDriver) -> None:
     greedy, next_one = driver.begin("mail", count=9), waiting(queue, "mail")
     all = queue.put("mail", count=3)
@@ -261,15 +246,6 @@ def test_client_that_closes_during_the_wait_takes_no_job(
     assert driver.broker.jobs[id].state == READY
 
 
-def test_client_that_shuts_down_its_sending_side_is_gone_too(
-    driver: LeaseDriver, line: tuple[socket.socket, Peer]
-) -> None:
-    theirs, peer = line
-    greenlet = driver.begin("mail", peer=peer)
-    theirs.shutdown(socket.SHUT_WR)
-    assert greenlet.get(timeout=TIMEOUT) == []
-
-
 def test_client_that_closes_when_its_job_arrives_returns_the_job(
     queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
 ) -> None:
@@ -282,17 +258,6 @@ def test_client_that_closes_when_its_job_arrives_returns_the_job(
     assert greenlet.get(timeout=TIMEOUT) == []
     assert job.state == READY
     assert [event.kind for event in job_history.unpack(job.events)] == [job_history.RESERVED, job_history.RETURNED]
-    assert driver.is_empty()
-
-
-def test_client_that_closed_before_the_wait_gets_nothing(
-    queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
-) -> None:
-    theirs, peer = line
-    (id,) = queue.put("mail")
-    theirs.close()
-    assert driver.reserve("mail", peer=peer) == []
-    assert driver.broker.jobs[id].reserves == 0
     assert driver.is_empty()
 
 
@@ -324,14 +289,6 @@ def test_client_that_sends_data_during_the_wait_stays(
     all = [queue.put("mail")[0] for _ in range(2)]
     assert ids(greenlet.get(timeout=TIMEOUT)) == all[:1]
     assert list(behind.reserved) == all[1:]
-
-
-def test_killed_greenlet_leaves_nothing(queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]) -> None:
-    greenlet = driver.begin("mail", peer=line[1])
-    greenlet.kill()
-    assert driver.is_empty()
-    (id,) = queue.put("mail")
-    assert driver.broker.jobs[id].state == READY
 
 
 # The ends of a lease
@@ -375,20 +332,6 @@ def test_ended_lease_leaves_nothing_and_its_token_is_invalid(queue: Queue, drive
     message = "deleted" if not state else "now"
     with pytest.raises(LeaseEnded, match=message):
         driver.leases.job(lease.token)
-
-
-@pytest.mark.parametrize("how", ENDINGS)
-def test_one_of_two_leases_ends_and_the_other_stays(queue: Queue, driver: LeaseDriver, how: str) -> None:
-    queue.put("mail", count=2)
-    first, second = driver.reserve("mail", count=2)
-    if how == "ttr":
-        queue.now += SECOND
-        driver.leases.touch(second.token)
-        queue.now -= SECOND
-    ENDINGS[how][0](driver, first)
-    driver.settle()
-    assert not driver.holds(first)
-    assert driver.holds(second) == (how not in ("admin hangs up", "stop"))
 
 
 FINISHERS: dict[str, Ending] = {
@@ -440,40 +383,6 @@ def test_invalid_token_is_refused(queue: Queue, driver: LeaseDriver, operation: 
     assert driver.holds(second)
 
 
-def test_token_is_not_in_the_repr(queue: Queue, driver: LeaseDriver) -> None:
-    queue.put("mail")
-    lease = driver.one("mail")
-    assert len(lease.token) == TOKEN_LENGTH
-    assert lease.token not in repr(lease)
-
-
-def test_touch_restarts_the_ttr(queue: Queue, driver: LeaseDriver) -> None:
-    queue.put("mail")
-    lease = driver.one("mail")
-    for _ in range(3):
-        driver.advance(TTR - 1)
-        assert driver.leases.touch(lease.token).deadline == queue.now + TTR * SECOND
-    driver.advance(TTR - 1)
-    assert driver.holds(lease)
-    driver.advance(1)
-    assert not driver.holds(lease)
-    assert driver.broker.jobs[lease.job.id].timeouts == 1
-
-
-def test_release_and_bury_keep_the_priority_by_default(queue: Queue, driver: LeaseDriver) -> None:
-    (id,) = queue.put("mail", pri=7)
-    job = driver.broker.jobs[id]
-    lease = driver.one("mail")
-    driver.leases.release(lease.token, None, 0)
-    assert job.pri == 7
-    lease = driver.one("mail")
-    driver.leases.release(lease.token, 0, 0)
-    assert job.pri == 0
-    lease = driver.one("mail")
-    driver.leases.bury(lease.token, 5)
-    assert (job.pri, job.state) == (5, BURIED)
-
-
 def test_forced_edit_keeps_the_lease(queue: Queue, driver: LeaseDriver) -> None:
     (id,) = queue.put("mail")
     lease = driver.one("mail")
@@ -482,14 +391,6 @@ def test_forced_edit_keeps_the_lease(queue: Queue, driver: LeaseDriver) -> None:
     driver.leases.delete(lease.token)
     assert driver.is_empty()
     assert list(driver.broker.tubes) == [b"default"]
-
-
-def test_hang_up_ends_a_wait(driver: LeaseDriver) -> None:
-    greenlet = driver.begin("mail")
-    (client,) = driver.broker.clients
-    client.hang_up()
-    assert greenlet.get(timeout=TIMEOUT) == []
-    assert driver.is_empty()
 
 
 # Bounds
@@ -506,19 +407,6 @@ def test_number_of_waiting_reserves_is_bounded(driver: LeaseDriver, monkeypatch:
     assert driver.is_empty()
 
 
-def test_number_of_clients_with_jobs_is_bounded(
-    queue: Queue, driver: LeaseDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_CLIENTS", 2)
-    queue.put("mail", count=3)
-    leases = [driver.one("mail") for _ in range(2)]
-    with pytest.raises(ReserveRefused, match="2 requests hold reserved jobs"):
-        driver.reserve("mail")
-    driver.leases.delete(leases[0].token)
-    driver.settle()
-    assert len(driver.reserve("mail")) == 1
-
-
 def test_stop_ends_all_leases_and_refuses_new_ones(queue: Queue, driver: LeaseDriver) -> None:
     (id,) = queue.put("mail")
     driver.one("mail")
@@ -533,31 +421,6 @@ def test_stop_ends_all_leases_and_refuses_new_ones(queue: Queue, driver: LeaseDr
     ]
     with pytest.raises(ReserveRefused, match="stopping"):
         driver.reserve("mail")
-
-
-def test_ended_leases_use_no_memory(queue: Queue, driver: LeaseDriver) -> None:
-    def reserve_and_finish(times: int) -> None:
-        for at in range(times):
-            queue.put("default")
-            lease = driver.one("default")
-            if at % 2:
-                driver.leases.delete(lease.token)
-            else:
-                driver.broker.delete_job(lease.job.id, queue.now, is_forced=True)
-            assert driver.reserve("default") == []
-            gevent.sleep(0)
-
-    reserve_and_finish(MAX_RECENT_WORKERS)  # the broker keeps the addresses of this many
-    gc.collect()
-    gc.disable()
-    blocks = sys.getallocatedblocks()
-    try:
-        reserve_and_finish(2000)
-        assert gc.collect() < 200  # cyclic garbage would stay until the next collection
-        assert sys.getallocatedblocks() - blocks < 1000
-    finally:
-        gc.enable()
-    assert driver.is_empty()
 
 
 # Durability

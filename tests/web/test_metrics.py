@@ -25,7 +25,6 @@ from prometheus_client.samples import Sample
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS
 from greenstalk_server.web.features.metrics import ledger
 from greenstalk_server.web.features.metrics.exporter import SAMPLE_BATCH
@@ -151,20 +150,6 @@ def test_jobs_of_a_tube_by_state(queue: Queue, scraper: Scraper) -> None:
     assert scraper.value("tube_jobs", tube="default", state="ready") == 0
 
 
-def test_bytes_follow_every_change_of_the_jobs(queue: Queue, scraper: Scraper) -> None:
-    client, broker = worker(queue, "mail"), queue.broker
-    worker(queue, "other")
-    ids = [put(queue, client, b"x" * size) for size in (1, 20, 300, 4000)]
-    broker.delete(client, ids[0], queue.now)
-    broker.edit_job(ids[1], queue.now, body=b"x" * 50)
-    broker.edit_job(ids[2], queue.now, tube=b"other", body=b"x" * 7)
-    assert broker.reserve_job(client, ids[3], queue.now) is not None
-    broker.edit_job(ids[3], queue.now, tube=b"other", is_forced=True)
-    scraper.scrape()
-    assert [scraper.value("tube_bytes", tube=tube) for tube in ("mail", "other")] == [50, 4007]
-    broker.check()
-
-
 def test_ages_pauses_and_waiting(queue: Queue, scraper: Scraper) -> None:
     client, broker = worker(queue, "mail"), queue.broker
     scraper.scrape()
@@ -251,18 +236,6 @@ def test_bounds_of_buckets_are_upper_bounds(queue: Queue, scraper: Scraper) -> N
     assert bucket(scraper, "job_wait_seconds", 2**21 / SECOND) == 5
 
 
-def test_server_without_a_journal(scraper: Scraper) -> None:
-    scraper.scrape()
-    names = ("journal_bytes", "journal_trouble", "journal_sync_seconds_count", "journal_sync_seconds_sum")
-    assert [scraper.value(name) for name in names] == [0, 0, 0, 0]
-
-
-def test_journal_in_trouble(queue: Queue, scraper: Scraper) -> None:
-    queue.broker.journal.trouble = "no space"
-    scraper.scrape()
-    assert scraper.value("journal_trouble") == 1
-
-
 def test_requests_by_endpoint_method_and_code(queue: Queue) -> None:
     client = queue.app(password=ADMIN).test_client()
     client.get("/healthz")
@@ -301,19 +274,6 @@ def test_hostile_names(queue: Queue, scraper: Scraper) -> None:
     assert all(scraper.value("tube_jobs_put_total", tube=name) == 1 for name in HOSTILE)
 
 
-def test_tube_named_other_is_counted_under_other(queue: Queue, scraper: Scraper) -> None:
-    client = worker(queue, OTHER.decode())
-    put(queue, client)
-    scraper.scrape()
-    scraper.scrape()
-    assert scraper.value("tube_jobs", tube=OTHER.decode(), state="ready") == 1
-    assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
-    finish(queue, client)
-    queue.broker.disconnect(client, queue.now)
-    scraper.scrape()
-    assert scraper.value("tube_jobs_put_total", tube=OTHER.decode()) == 1
-
-
 # Policies
 
 
@@ -340,11 +300,6 @@ def actions(scraper: Scraper, tube: str) -> dict[str, float]:
              if name == "greenstalk_tube_policy_total" and dict(labels)["tube"] == tube}  # fmt: skip
     assert not found or set(found) == set(POLICY_ACTIONS.values())
     return {action: value for action, value in found.items() if value}
-
-
-def test_every_counter_of_policies_has_an_action() -> None:
-    assert sorted(POLICY_ACTIONS) == [name for name in dir(PolicyCounts()) if not name.startswith("_")]
-    assert len(set(POLICY_ACTIONS.values())) == len(POLICY_ACTIONS)
 
 
 def test_actions_of_policies(queue: Queue, scraper: Scraper) -> None:
@@ -394,24 +349,6 @@ def test_held_tubes_by_reason(queue: Queue, scraper: Scraper) -> None:
     queue.now += 10 * SECOND
     scraper.scrape()
     assert scraper.value("tube_held", tube="slow", reason="rate") == 0
-
-
-def test_actions_of_policies_outlive_their_tube(queue: Queue, scraper: Scraper) -> None:
-    set_policies(queue, mail={"tubes": ["mail", "brief"], "max_attempts": 1, "dead_letter": "failed"})
-    scraper.scrape()
-    for round in range(1, 4):
-        for tube in ("mail", "brief")[: 2 if round == 3 else 1]:
-            client = worker(queue, tube)
-            if tube == "mail":
-                scraper.scrape()
-            put(queue, client)
-            fail(queue, client)
-            queue.broker.disconnect(client, queue.now)
-            assert tube.encode() not in queue.broker.tubes
-        scraper.scrape()
-        assert actions(scraper, "mail") == {"dead_lettered": round}
-    assert actions(scraper, OTHER.decode()) == {"dead_lettered": 1}, "of the tube brief, which no scrape has seen"
-    assert actions(scraper, "failed") == {"received": 4}
 
 
 # Dropped tubes
@@ -534,16 +471,6 @@ def test_events_during_a_scrape_do_not_tear_it(
     assert bucket(scraper, "job_wait_seconds", float("inf")) == total
 
 
-def test_history_and_metrics_both_see_dropped_tubes(queue: Queue) -> None:
-    history, client = queue.app().extensions["dashboard"].history, worker(queue, "brief")
-    put(queue, client)
-    finish(queue, client)
-    queue.broker.disconnect(client, queue.now)
-    queue.now += SECOND
-    history.tick()
-    assert history.total_rates().put == 1
-
-
 # More tubes than labels
 
 
@@ -596,39 +523,6 @@ def test_busier_tube_takes_the_label_of_another(queue: Queue, monkeypatch: pytes
     scraper.scrape()
     assert scraper.tubes() - first == {f"large-{number}" for number in range(15)}
     assert scraper.total("put") >= 30
-
-
-def test_label_of_a_dropped_tube_goes_to_an_existing_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MAX_LABELS", 3)
-    scraper = Scraper(queue.app().test_client())
-    clients = [worker(queue, name) for name in ("a", "b")]
-    for client in clients:
-        put(queue, client)
-        finish(queue, client)
-    scraper.scrape()
-    queue.broker.disconnect(clients[0], queue.now)
-    scraper.scrape()
-    assert scraper.tubes() == {"a", "b", "default", OTHER.decode()}
-    worker(queue, "c")
-    scraper.scrape()
-    assert scraper.tubes() == {"b", "c", "default", OTHER.decode()}
-
-
-def test_recreated_tube_keeps_its_label(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MAX_LABELS", 2)
-    scraper = Scraper(queue.app().test_client())
-    for round in (1, 2):
-        client = worker(queue, "a")
-        put(queue, client)
-        if round == 1:
-            finish(queue, client)
-            scraper.scrape()
-            queue.broker.disconnect(client, queue.now)
-    worker(queue, "b")
-    queue.now += 2 * LABEL_RETENTION
-    scraper.scrape()
-    assert scraper.tubes() == {"a", "default", OTHER.decode()}
-    assert scraper.value("tube_jobs_put_total", tube="a") == 2
 
 
 # Yielding
@@ -685,12 +579,6 @@ def test_with_a_token_the_metrics_are_never_open(queue: Queue) -> None:
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"].startswith("Bearer ")
     assert "greenstalk_" not in response.text
-    assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
-
-
-def test_password_works_beside_a_token(queue: Queue) -> None:
-    client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
-    assert client.get("/metrics", headers=basic("", ADMIN)).status_code == 200
     assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
 
 

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -328,13 +327,6 @@ def test_flow_uses_pkce_and_the_secret(app: Flask, provider: ScriptedProvider) -
     assert "Signed in as Bob, staff" in Page(client.get("/").text).text
 
 
-def test_two_flows_share_nothing(app: Flask) -> None:
-    first, second = begin(app.test_client()), begin(app.test_client())
-    for name in ("state", "nonce", "code_challenge"):
-        assert first[name] != second[name]
-    assert len({first["state"], first["nonce"], first["code_challenge"]}) == 3
-
-
 BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "nonce": {"nonce": "other"},
     "no nonce": {"nonce": None},
@@ -378,16 +370,6 @@ def test_token_with_another_key_is_refused(app: Flask, provider: ScriptedProvide
     assert "token is not valid" in response.text
 
 
-def test_new_key_is_accepted_soon_after_the_last(app: Flask, provider: ScriptedProvider) -> None:
-    for kid in ("k1", "k2"):
-        provider.key = provider.signing_key = RSAKey.generate_key(2048, {"kid": kid})
-        provider.header["kid"] = kid
-        client = app.test_client()
-        sent = begin(client)
-        provider.claims = good_claims(provider, sent)
-        assert finish(client, sent).status_code == 303
-
-
 def test_unsigned_token_is_refused(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     client = app.test_client()
     sent = begin(client)
@@ -420,13 +402,6 @@ def test_provider_with_an_unsafe_configuration_is_refused(
     response = app.test_client().get("/oidc/start")
     assert response.status_code == 502
     assert "The identity provider failed" in response.text
-
-
-def test_provider_that_is_down_is_reported(queue: Queue) -> None:
-    issuer = f"http://127.0.0.1:{free_ports(1)[0]}"
-    response = queue.app(oidc=Provider(issuer, "queue")).test_client().get("/oidc/start")
-    assert response.status_code == 502
-    assert "no response" in response.text
 
 
 def test_users_share_a_failure(app: Flask, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,14 +496,6 @@ def test_malformed_address_is_reported(app: Flask, provider: ScriptedProvider, m
     assert f"its {next(iter(metadata))} is not an address that begins with https://" in Page(response.text).text
 
 
-def test_configuration_with_malformed_methods_is_reported(app: Flask, provider: ScriptedProvider) -> None:
-    provider.metadata = {"token_endpoint_auth_methods_supported": 5}
-    client = app.test_client()
-    response = finish(client, begin(client))
-    assert response.status_code == 502
-    assert "malformed" in response.text
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_endless_response_is_cut(app: Flask, provider: ScriptedProvider, place: str) -> None:
     sent_parts = []
@@ -615,22 +582,6 @@ def test_unsafe_sign_out_address_is_not_linked(app: Flask, provider: ScriptedPro
     assert out.headers["Location"] == "/login?out=1"
 
 
-@pytest.mark.parametrize("signature", ["é", "\u20ac"])
-def test_cookie_with_a_signature_outside_ascii_is_refused(app: Flask, signature: str) -> None:
-    client = app.test_client()
-    sent = begin(client)
-    cookie = client.get_cookie("greenstalk-sign-in")
-    assert cookie is not None
-    forged = f"{cookie.value.rpartition('.')[0]}.{signature}"
-    response = app.test_client(use_cookies=False).get(
-        "/oidc/callback",
-        query_string={"code": "c", "state": sent["state"]},
-        headers={"Cookie": f"greenstalk-sign-in={forged}".encode().decode("latin-1")},
-    )
-    assert response.status_code == 403
-    assert "started in another browser" in response.text
-
-
 @pytest.mark.parametrize("cookie", ["", "x", ".", "e30=.x", "a" * 3000])
 def test_forged_cookie_is_refused(app: Flask, cookie: str) -> None:
     client = app.test_client()
@@ -645,8 +596,3 @@ def test_nested_claim_gives_the_groups() -> None:
     assert oidc._groups(oidc._claim(claims, "a.b")) == {"x"}
     assert oidc._groups(oidc._claim(claims, "nothing.there")) == frozenset()
     assert oidc._groups("one") == {"one"}
-
-
-def test_name_has_no_control_characters() -> None:
-    assert oidc._clean(" ad\u202emin\n ") == "admin"
-    assert re.fullmatch("x{200}", oidc._clean("x" * 500))

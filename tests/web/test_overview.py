@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.jobs.job import BURIED, SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
@@ -27,7 +27,6 @@ from greenstalk_server.web.features.tubes.pages.overview import (
     journal_texts,
     memory_texts,
 )
-from greenstalk_server.web.framework.access import Visitor
 
 from .conftest import Queue, visiting
 from .table import Page
@@ -145,23 +144,6 @@ def test_tube_without_consumers_is_marked_after_a_while(queue: Queue, client: Fl
     assert tubes(client)["mail"]["attention"] == ""
 
 
-def test_tubes_are_sorted_by_attention(queue: Queue, client: FlaskClient) -> None:
-    queue.put("a", delay=3600)
-    queue.put("b")
-    evaluate(queue, client, 310)
-    assert list(tubes(client, sort="attention", desc="1")) == ["b", "a", "default"]
-
-
-def test_pause_counts_down(queue: Queue, client: FlaskClient) -> None:
-    queue.broker.pause_tube(b"default", 3700 * SECOND, queue.now)
-    assert tubes(client)["default"]["pause"] == "1\xa0h 1\xa0min"
-    queue.now += 3695 * SECOND - 1
-    assert tubes(client)["default"]["pause"] == "5\xa0s"
-    queue.now += 5 * SECOND + 1
-    queue.broker.tick(queue.now)
-    assert tubes(client)["default"]["pause"] == "–"
-
-
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -257,47 +239,12 @@ def test_memory_and_journal(queue: Queue, client: FlaskClient) -> None:
     assert memory_texts((61_234_567, 999)) == {"memory": "61.2\xa0MB", "memory_private": "999\xa0bytes"}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (59, "59 s"),
-        (60, "1 min"),
-        (61, "1 min 1 s"),
-        (7260, "2 h 1 min"),
-        (86400, "1 d"),
-        (100_000, "1 d 3 h"),
-    ],
-)
-def test_uptime(queue: Queue, client: FlaskClient, seconds: int, text: str) -> None:
-    queue.now += seconds * SECOND
-    assert live(client)["fields"]["uptime"].replace("\xa0", " ") == text
-
-
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_name_is_shown_and_found(queue: Queue, client: FlaskClient, name: str) -> None:
-    queue.put(name)
-    queue.put("zzz")
-    shown = page(client, q=name)
-    assert name in [row[0] for row in shown.tubes]
-    assert shown.attribute("q", "value") == name
-    assert name in names(client)
-    assert name in [row[0] for row in live(client, q=name)["rows"]["tubes"]]
-
-
 @pytest.mark.parametrize("query", ['"><script>alert(1)</script>', "'onload=x", "&amp;", "<q", "\0", "é", "\ud800"])
 def test_filter_is_escaped(client: FlaskClient, query: str) -> None:
     encoded = query.encode("utf-8", "surrogatepass")
     shown = page(client, "/?q=" + "".join(f"%{byte:02x}" for byte in encoded))
     assert shown.tubes == []
     assert shown.runs_only_our_scripts()
-
-
-def test_invalid_names_from_a_journal_are_escaped(queue: Queue, client: FlaskClient) -> None:
-    queue.put("<img src=x onerror=alert(1)>")
-    shown = page(client)
-    assert shown.tubes[0][0] == "<img src=x onerror=alert(1)>"
-    assert [attributes["src"] for tag, attributes in shown.elements if tag == "img"] == ["/static/favicon.svg"]
 
 
 def links(shown: Page) -> dict[str, str]:
@@ -351,21 +298,6 @@ def test_scan_of_ten_thousand_tubes_lets_others_run(
     assert turns.count >= steps + MAX_TUBES + steps  # ranking, rendering the page, and the totals
 
 
-def test_tube_dropped_during_the_scan_is_omitted(queue: Queue, client: FlaskClient) -> None:
-    ids = queue.put("a") + queue.put("b")
-    builder = OverviewBuilder(queue.broker, client.application.extensions["dashboard"].history)
-    first = builder._page
-
-    def first_then_drop_one(*args: Any) -> Any:
-        found = first(*args)
-        queue.broker.delete(None, ids[1], queue.now)
-        return found
-
-    builder._page = first_then_drop_one  # type: ignore[assignment, method-assign]
-    with visiting(client.application):
-        assert [row[0] for row in builder.build("", Order(), queue.now, sees_all).tubes] == ["a", "default"]
-
-
 def test_filter_without_a_match_links_to_all_tubes(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     shown = page(client, q=" nowhere ")
@@ -400,47 +332,6 @@ def test_examples_name_an_address_to_connect_to(beanstalk: str, python: str, she
     assert python in put.code
     assert python in work.code
     assert put_from_shell.code.endswith(shell)
-
-
-def test_draining_is_shown(queue: Queue, client: FlaskClient) -> None:
-    assert not page(client).is_shown("draining")
-    queue.broker.drain()
-    assert page(client).is_shown("draining")
-
-
-def test_journal_trouble_is_shown(queue: Queue, client: FlaskClient) -> None:
-    evaluate(queue, client, 0)
-    assert "Nothing needs attention" in page(client).text
-    queue.broker.journal.trouble = "[Errno 28] No space left on device: <disk>"
-    evaluate(queue, client, 1)
-    shown = page(client)
-    assert "Needs attention 1 critical" in " ".join(shown.text.split())
-    assert "No space left on device: <disk>. Puts are refused" in shown.text
-    assert "No space left on device: &lt;disk&gt;. Puts are refused" in live(client)["parts"]["attention"]
-    queue.broker.journal.trouble = None
-    evaluate(queue, client, 1)
-    assert "Nothing needs attention" in page(client).text
-
-
-def test_overview_does_not_change_the_queue(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=3)
-    queue.put("mail", delay=9)
-    before = live(client)
-    for path in ("/", "/?q=mail", "/live?page=overview&q=x", "/healthz", "/readyz", "/static/style.css", "/nowhere"):
-        client.get(path, buffered=True)
-    assert live(client) == before
-    assert queue.broker.kick(queue.broker.tubes[b"mail"], BURIED, 1, queue.now) == 0
-    queue.broker.check()
-
-
-def test_tubes_that_the_visitor_does_not_see_are_left_out(
-    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for tube in ("mail", "secret"):
-        queue.put(tube)
-    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube == b"mail")
-    assert names(client) == ["mail"]
-    assert "1 tube" in page(client).text and "0 of 1 tube" in page(client, q="secret").text
 
 
 def test_tubes_that_need_attention_are_first(queue: Queue, client: FlaskClient) -> None:

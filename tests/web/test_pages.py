@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import sys
 import tracemalloc
 from collections import Counter
@@ -18,7 +17,7 @@ from jinja2.runtime import Context
 
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.transitions import SLICE
-from greenstalk_server.web.framework import cooperative, text
+from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
 
 from .conftest import Queue
@@ -64,29 +63,6 @@ def test_ready_jobs_are_listed_in_reserve_order(queue: Queue, client: FlaskClien
     assert "4 jobs, in the order they will be reserved" in shown.text
 
 
-def test_delayed_jobs_are_listed_by_end_of_delay(queue: Queue, client: FlaskClient) -> None:
-    (late,), (soon,) = queue.put("mail", delay=90), queue.put("mail", delay=30)
-    shown = page(client, "/tube", tube="mail", state="delayed")
-    assert ids(shown) == [soon, late]
-    assert "1\xa0min 29\xa0s" in shown.text
-
-
-def test_buried_jobs_are_listed_in_burial_order(queue: Queue, client: FlaskClient) -> None:
-    one, two, three = queue.put("mail", count=3)
-    for id in (two, three, one):
-        assert queue.broker.bury_job(id, queue.now)
-    assert ids(page(client, "/tube", tube="mail", state="buried")) == [two, three, one]
-
-
-def test_reserved_jobs_are_listed_by_deadline(queue: Queue, client: FlaskClient) -> None:
-    one, two, three = queue.put("mail", count=3)
-    (other,) = queue.put("other")
-    for id in (two, one, other, three):
-        assert queue.broker.reserve_job(queue.connect(), id, queue.now)
-        queue.now += SECOND
-    assert ids(page(client, "/tube", tube="mail", state="reserved")) == [two, one, three]
-
-
 def test_next_page_continues_after_jobs_are_deleted(queue: Queue, client: FlaskClient) -> None:
     put = queue.put("mail", count=2 * PAGE_SIZE + 30)
     shown = page(client, "/tube", tube="mail")
@@ -108,14 +84,12 @@ def test_next_page_continues_after_jobs_are_deleted(queue: Queue, client: FlaskC
     assert "No ready jobs follow the previous page." in page(client, link).text
 
 
-@pytest.mark.parametrize("state", ["ready", "delayed", "buried", "reserved"])
+@pytest.mark.parametrize("state", ["ready", "reserved"])
 def test_pages_end_at_max_listed(queue: Queue, client: FlaskClient, state: str) -> None:
-    put = queue.put("mail", count=MAX_LISTED + 50, delay=9 if state == "delayed" else 0)
+    put = queue.put("mail", count=MAX_LISTED + 50)
     worker = queue.connect()
     for id in put:
-        if state == "buried":
-            queue.broker.bury_job(id, queue.now)
-        elif state == "reserved":
+        if state == "reserved":
             queue.broker.reserve_job(worker, id, queue.now)
     link: str | None = f"/tube?tube=mail&state={state}"
     seen: list[int] = []
@@ -177,14 +151,6 @@ def test_first_page_costs_the_same_for_few_and_many_jobs(
 )
 def test_empty_list_explains_the_state(client: FlaskClient, state: str, message: str) -> None:
     assert message in page(client, "/tube", tube="default", state=state).text
-
-
-def test_empty_ready_list_links_to_other_states(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail", delay=9)
-    assert "1 delayed" in page(client, "/tube", tube="mail").text
-    queue.broker.reserve_job(worker := queue.connect(), id, queue.now)
-    queue.broker.bury(worker, id, 5, queue.now)
-    assert "1 buried" in page(client, "/tube", tube="mail").text
 
 
 def test_page_shows_pause_and_missing_consumers(queue: Queue, client: FlaskClient) -> None:
@@ -306,22 +272,6 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
 
 
 @pytest.mark.parametrize(
-    ("path", "section", "current"),
-    [
-        ("/", "Tubes", "page"), ("/tube?tube=mail", "Tubes", "true"), ("/tube/history?tube=mail", "Tubes", "true"),
-        ("/job?id=1", "Tubes", "true"), ("/job/form?id=1", "Tubes", "true"), ("/policies", "Policies", "page"),
-        ("/policy", "Policies", "true"), ("/search", "Search", "page"), ("/task", None, None), ("/nowhere", None, None),
-    ],
-)  # fmt: skip
-def test_navigation_marks_the_section_of_the_page(
-    queue: Queue, client: FlaskClient, path: str, section: str | None, current: str | None
-) -> None:
-    queue.put("mail")
-    links = re.findall(r'data-go="\w" aria-current=(\w+)>(\w+)</a>', client.get(path).text)
-    assert links == ([(current, section)] if section else [])
-
-
-@pytest.mark.parametrize(
     ("query", "message"),
     [
         ("notice=kicked&n=1", "1 job kicked."), ("notice=kicked&n=1234", "1,234 jobs kicked."),
@@ -333,13 +283,6 @@ def test_navigation_marks_the_section_of_the_page(
 def test_notice(client: FlaskClient, query: str, message: str) -> None:
     for path in ("/?", "/tube?tube=default&"):
         assert message in page(client, path + query).text
-
-
-@pytest.mark.parametrize(
-    "query", ["notice=<b>&n=1", "notice=kicked&n=x", "notice=put&n=-1", f"notice=put&n={'9' * 999}"]
-)
-def test_invalid_notice_is_ignored(client: FlaskClient, query: str) -> None:
-    assert not any(a.get("class") == "banner done" for _, a in page(client, f"/?{query}").elements)
 
 
 def test_pages_do_not_change_the_queue(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
@@ -374,11 +317,3 @@ def test_rendered_page_is_freed_without_the_garbage_collector(queue: Queue, clie
 def contexts() -> Counter[str | None]:
     """Return how many contexts of each template exist."""
     return Counter(one.name for one in gc.get_objects() if type(one) is Context)
-
-
-@pytest.mark.parametrize("name", ["a", "a" * 20, "a" * 21, "x" * 190 + ".last-part", "<b>" * 9])
-def test_name_that_is_cut_is_complete(name: str) -> None:
-    html = text.middle(name)
-    assert Page(html).text == name
-    assert Page(html).elements[0][1]["title"] == name
-    assert ("long" in html) == (len(name) > text.LONGEST_UNCUT)

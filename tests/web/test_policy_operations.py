@@ -10,7 +10,7 @@ import pytest
 from flask import Flask
 from werkzeug.exceptions import Conflict, NotFound
 
-from greenstalk_server.core.jobs.job import BURIED, READY, SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.policies.policy import PolicyError, parse_policy
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web.app import Dashboard
@@ -125,13 +125,6 @@ def test_policy_of_the_file_can_only_be_read(queue: Queue, dashboard: Dashboard)
         dashboard.policies.remove("mail")
 
 
-def test_unreadable_policy_is_listed_with_the_reason(queue: Queue, dashboard: Dashboard) -> None:
-    queue.broker.load_policies({"future": b'{"tubes":["a"],"new_setting":1}'}, {})
-    (listed,) = dashboard.policies.all()
-    assert (listed.document, listed.is_from_file) == ({}, False)
-    assert "unknown key new_setting" in listed.problem
-
-
 # Dry runs
 
 
@@ -192,22 +185,6 @@ def test_dry_run_counts_caps_and_holds(
     assert queue.broker.tubes[b"mail"].job_count == 10 - gone
 
 
-def test_dry_run_without_a_dead_letter_tube_counts_burials(queue: Queue, dashboard: Dashboard) -> None:
-    (id,) = queue.put("mail")
-    fail(queue, id, 2)
-    assert counts(effect(dashboard, max_attempts=2)) == {"buried": 1}
-    set_policy(queue, max_attempts=2)
-    assert queue.broker.jobs[id].state == BURIED
-
-
-def test_dry_run_considers_the_other_policies(queue: Queue, dashboard: Dashboard) -> None:
-    queue.put("mail", count=10)
-    set_policy(queue, "strict", priority=5, max_reserved=2)
-    found = effect(dashboard, max_reserved=9)
-    assert (found.tubes, found.changed_tubes) == (1, 0)
-    assert counts(found) == {"held": 8}
-
-
 def test_dry_run_of_narrower_patterns_includes_the_tubes_that_are_left_out(queue: Queue, dashboard: Dashboard) -> None:
     queue.put("mail")
     queue.put("post")
@@ -225,16 +202,6 @@ def test_dry_run_warns_of_a_loop(queue: Queue, dashboard: Dashboard) -> None:
     assert dashboard.policies.warnings() == []
     dashboard.policies.set(parse_policy("mail", {"tubes": ["mail"], "dead_letter": "failed"}))
     assert dashboard.policies.warnings() == [warning]
-
-
-def test_dry_run_scans_many_jobs_in_slices(queue: Queue, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policies, "MAX_COLLECTED_IDS", 10)
-    queue.put("other", count=20)
-    queue.put("mail", count=30)
-    queue.now += 10 * SECOND
-    task = dry_run(dashboard, expire_after=5)
-    assert isinstance(task.subject, Effect)
-    assert (task.scanned, task.matched, task.subject.expired) == (50, 30, 30)
 
 
 def test_dry_run_ends_in_bounded_time_and_says_so(
@@ -265,57 +232,12 @@ def new(body: bytes = b"hello", tube: bytes = b"mail") -> Put:
     return Put(tube, 1000, 0, 60, body)
 
 
-def test_duplicate_put_returns_the_first_job(queue: Queue, dashboard: Dashboard, operations: Operations) -> None:
-    set_policy(queue, unique="body")
-    first = operations.put(new())
-    second = operations.put(new())
-    assert (first.is_duplicate, second.is_duplicate, second.id) == (False, True, first.id)
-    outcomes = operations.put_all([new(), new(b"other"), new(b"other")])
-    assert [added.is_duplicate for added in outcomes] == [True, False, True]
-    assert outcomes[1].id == outcomes[2].id
-    assert len(queue.broker.jobs) == 2
-    assert [entry.what for entry in dashboard.audit.entries] == ["tube/put"] * 2
-
-
-def test_duplicate_of_a_finished_job_returns_its_id(queue: Queue, operations: Operations) -> None:
-    set_policy(queue, unique="body", unique_for=60)
-    first = operations.put(new())
-    worker = queue.connect()
-    assert queue.broker.reserve_job(worker, first.id, queue.now)
-    assert queue.broker.delete(worker, first.id, queue.now)
-    second = operations.put(new())
-    assert (second.id, second.is_duplicate) == (first.id, True)
-    assert b"mail" not in queue.broker.tubes
-
-
 def test_copy_of_a_unique_job_is_refused(queue: Queue, operations: Operations) -> None:
     set_policy(queue, unique="body")
     job = queue.broker.jobs[operations.put(new()).id]
     with pytest.raises(Conflict, match=f"job {job.id} has the same body"):
         operations.copy_job(job, b"hello", 0)
     assert len(queue.broker.jobs) == 1
-
-
-@pytest.mark.parametrize(
-    ("policy", "status", "message"),
-    [
-        ({"max_jobs": 1}, 507, "A policy limits the tube “mail” by max_jobs or max_bytes"),
-        ({"max_job_size": 3}, 413, "A policy limits the tube “mail” by max_job_size, and the body has 5 bytes"),
-        ({"max_jobs": 1, "copy_to": ["a"]}, 507, "the tube “mail”, or a tube to which its policy copies each job,"),
-    ],
-)
-def test_put_refused_by_a_policy_says_why(
-    queue: Queue, operations: Operations, policy: dict[str, Any], status: int, message: str
-) -> None:
-    queue.put("mail")
-    set_policy(queue, **policy)
-    with pytest.raises(PutRefused, match="Nothing was put") as refused:
-        operations.put(new())
-    assert refused.value.status == status
-    assert message in str(refused.value.description)
-    with pytest.raises(PutRefused) as refused:
-        operations.put_all([new(tube=b"x"), new(), new(tube=b"y")])
-    assert refused.value.ids is not None and len(refused.value.ids) == 1
 
 
 # Redrive
@@ -341,17 +263,6 @@ def redrive(changes: Bulk, query: str = "tube:failed", ids: tuple[int, ...] | No
     task = changes.start_run(changes.plan(Change("redrive"), parse(query), ids, rate), is_forced=False)
     task.wait(TIMEOUT)
     return task
-
-
-def test_redriven_job_is_ready_where_it_came_from(
-    queue: Queue, dashboard: Dashboard, operations: Operations, dead: list[int]
-) -> None:
-    job = queue.broker.jobs[dead[0]]
-    operations.redrive_job(job)
-    assert (job.tube.name, job.state, job.dead_letter) == (b"mail", READY, b"")
-    assert dashboard.audit.entries[-1].details == {"id": job.id, "tube": "failed", "to": "mail"}
-    with pytest.raises(Conflict, match="is not a dead letter"):
-        operations.redrive_job(job)
 
 
 def test_redrive_of_a_held_job_or_into_a_full_tube_is_refused(
@@ -382,11 +293,6 @@ def test_bulk_redrive_moves_all_dead_letters_and_counts_those_that_stay(
     )
     assert queue.broker.tubes[b"mail"].job_count == 3
     assert queue.broker.tubes[b"failed"].job_count == 3
-
-
-def test_bulk_redrive_of_selected_jobs(queue: Queue, changes: Bulk, dead: list[int]) -> None:
-    assert redrive(changes, "", tuple(dead[1:3])).done == 2
-    assert [queue.broker.jobs[id].tube.name for id in dead] == [b"failed", b"mail", b"mail", b"failed"]
 
 
 def test_bulk_redrive_keeps_to_its_rate(queue: Queue, changes: Bulk, dead: list[int]) -> None:

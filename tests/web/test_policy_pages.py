@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from html import unescape
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.web.changes import tasks
@@ -23,8 +22,7 @@ from tests.support.world import slots
 
 from .conftest import Queue, visiting
 from .table import Page
-from .test_access import ADMIN, SAME_ORIGIN, VIEWER
-from .test_guard import basic
+from .test_access import SAME_ORIGIN
 from .test_policy_operations import fail, set_policy, settle
 
 FORM = {"name": "mail", "tubes": "mail.*", "priority": "0"}
@@ -100,12 +98,6 @@ def dead_letter(queue: Queue, tube: str = "mail", **document: Any) -> int:
 # The list
 
 
-def test_list_without_policies_says_so(client: FlaskClient) -> None:
-    page = shown(client, "/policies")
-    assert "No policy is set" in page.text
-    assert ("a", "/policy") in [(tag, attributes.get("href")) for tag, attributes in page.elements]
-
-
 def test_list_shows_policies_of_both_sources_and_the_tubes_they_match(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail.high")
     queue.put("mail.low")
@@ -117,34 +109,6 @@ def test_list_shows_policies_of_both_sources_and_the_tubes_they_match(queue: Que
     assert "2 policies" in page
     assert "all * 4 -1 Expire after 1 d configuration file" in page.replace("\xa0", " ")  # with the tube `default`
     assert "mail mail.*, letters 2 0 Maximum attempts 5, Dead-letter tube failed run time" in page
-
-
-def test_list_is_filtered_by_name_and_pattern(queue: Queue, client: FlaskClient) -> None:
-    for name, pattern in (("alpha", "one"), ("beta", "two.*"), ("gamma", "three")):
-        set_policy(queue, name, tubes=[pattern])
-    assert "1 of 3 policies" in words(shown(client, "/policies", q="TWO"))
-    page = words(shown(client, "/policies", q="a"))
-    assert "3 of 3 policies" in page
-    assert "No policy has nothing in its name" in words(shown(client, "/policies", q="nothing"))
-
-
-def test_list_warns_of_loops_of_dead_letters(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "one", tubes=["a"], max_attempts=1, dead_letter="b")
-    set_policy(queue, "two", tubes=["b"], max_attempts=1, dead_letter="a")
-    assert "the dead letters of a go to b go to a" in words(shown(client, "/policies"))
-    queue.put("a")
-    settle(queue)
-    assert "so they are buried here instead" in words(shown(client, "/tube", tube="a"))
-
-
-def test_policy_that_the_file_overrides_is_shown_and_can_be_deleted(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "mail", max_jobs=1)
-    queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2})], queue.now)
-    page = words(shown(client, "/policies"))
-    assert "Maximum jobs 2 configuration file" in page
-    assert "No effect: A policy of the same name in the configuration file" in page
-    assert post(client, "/policy/remove", name="mail").status_code == 303
-    assert "No effect" not in words(shown(client, "/policies"))
 
 
 # The form
@@ -234,14 +198,6 @@ def test_invalid_values_are_kept_and_each_has_its_error_beside_it(queue: Queue, 
     assert not queue.broker.policies.policies
 
 
-def test_values_are_kept_if_too_many_tasks_run(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "MAX_RUNNING", 0)
-    response = post(client, "/policy/preview", **FORM | {"max_attempts": "7"})
-    assert response.status_code == 503
-    assert "which is the maximum" in response.text
-    assert field(response.text, "max_attempts") == "7"
-
-
 def test_preview_that_still_runs_reloads_itself(queue: Queue, client: FlaskClient) -> None:
     task, _ = preview(client, max_attempts="2")
     with visiting(client.application):
@@ -255,11 +211,6 @@ def test_preview_that_still_runs_reloads_itself(queue: Queue, client: FlaskClien
     html = client.get(f"/policy?task={task}").text
     assert "The preview failed, so the effect is not known." in html
     assert 'formaction="/policy/set"' not in html
-
-
-def test_invalid_name_is_reported_with_the_other_errors(client: FlaskClient) -> None:
-    response = post(client, "/policy/preview", **FORM | {"name": "no name", "rate": "fast"})
-    assert set(errors(response.text)) == {"name", "rate"}
 
 
 def test_new_policy_does_not_replace_one_of_the_same_name(queue: Queue, client: FlaskClient) -> None:
@@ -301,22 +252,6 @@ def test_policy_of_the_file_is_read_only_and_says_so(queue: Queue, client: Flask
     assert "mail" in queue.broker.policies.policies
 
 
-def test_removed_policy_no_longer_applies(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "mail", max_jobs=1)
-    response = post(client, "/policy/remove", name="mail")
-    assert "The policy was deleted." in shown(client, response.headers["Location"]).text
-    assert not queue.broker.policies.policies
-    assert post(client, "/policy/remove", name="mail").status_code == 404
-    assert client.get("/policy?name=mail").status_code == 404
-
-
-def test_pages_wait_for_the_journal(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    client = visit(commit=lambda: False)
-    response = save(client, max_jobs="1")
-    assert "late=1" in response.headers["Location"]
-    assert "The change is not on disk yet" in shown(client, response.headers["Location"]).text
-
-
 def test_audit_log_shows_changes_of_policies(queue: Queue, client: FlaskClient) -> None:
     save(client, max_jobs="7")
     post(client, "/policy/remove", name="mail")
@@ -326,26 +261,6 @@ def test_audit_log_shows_changes_of_policies(queue: Queue, client: FlaskClient) 
     assert json.dumps({"tubes": ["mail.*"], "priority": 0, "max_jobs": 7}, separators=(",", ":")) in text
     links = [attributes.get("href") for tag, attributes in page.elements if tag == "a"]
     assert links.count("/policy?name=mail") == 2
-
-
-def test_viewer_sees_policies_but_cannot_change_or_preview_them(queue: Queue) -> None:
-    id = dead_letter(queue)
-    queue.put("mail")
-    client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
-    viewer = basic("eve", VIEWER)
-    for path in ("/policies", "/policy?name=mail", "/tube?tube=failed", "/tube?tube=mail", f"/job?id={id}"):
-        response = client.get(path, headers=viewer)
-        assert response.status_code == 200, path
-        forms = [attributes for tag, attributes in Page(response.text).elements if tag == "form"]
-        assert {form["action"] for form in forms if form.get("method") == "post"} <= {"/theme", "/zone"}, path
-    assert "Maximum attempts" in client.get("/policy?name=mail", headers=viewer).text
-    assert client.get("/policy", headers=viewer).status_code == 403
-    for path in ("/policy/preview", "/policy/set", "/policy/remove", "/job/redrive", "/bulk/preview"):
-        response = client.post(path, data=FORM | {"id": str(id)}, headers=SAME_ORIGIN | viewer)
-        assert response.status_code == 403
-        assert "Nothing was changed." in response.text
-    assert "mail" in queue.broker.policies.policies
-    assert queue.broker.jobs[id].tube.name == b"failed"
 
 
 @pytest.mark.parametrize(
@@ -379,11 +294,6 @@ def test_tube_shows_each_value_with_the_policy_it_comes_from(queue: Queue, clien
     set_policy(queue, "mail", tubes=["mail.*"], max_attempts=5)
     page = words(shown(client, "/tube", tube="mail.high")).replace("\xa0", " ")
     assert "Maximum attempts 5 from mail Expire after 1 h from all" in page
-
-
-def test_tube_without_a_policy_says_so(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    assert "No policy applies to this tube." in shown(client, "/tube", tube="mail").text
 
 
 def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client: FlaskClient) -> None:
@@ -421,24 +331,6 @@ def test_exhausted_rate_is_shown_with_the_time_of_the_next_start(queue: Queue, c
     assert "at rate limit" in shown(client, "/").text
     queue.now += 8_000_000
     assert "next start" not in shown(client, "/tube", tube="mail").text
-
-
-def test_tube_that_only_waits_for_jobs_is_not_shown_as_held(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "mail", max_reserved=1)
-    queue.put("mail")
-    worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
-    assert queue.broker.reserve(worker, queue.now)
-    assert queue.broker.tubes[b"mail"].hold_reason(queue.now) == "max_reserved"
-    assert "Workers wait" not in shown(client, "/tube", tube="mail").text
-    assert "at max. reserved" not in shown(client, "/").text
-
-
-def test_counters_of_policies_are_shown(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "mail", unique="body")
-    queue.put("mail")
-    queue.broker.put_into(b"mail", 0, 0, SECOND, b"body", queue.now)
-    assert "Duplicate puts 1" in words(shown(client, "/tube", tube="mail"))
 
 
 # Dead letters
@@ -543,48 +435,8 @@ def test_all_dead_letters_of_a_tube_are_redriven(queue: Queue, client: FlaskClie
     assert [queue.broker.jobs[id].tube.name for id in [*ids, other]] == [b"mail"] * 3 + [b"failed"]
 
 
-def test_ticked_dead_letters_and_those_of_a_search_are_redriven(queue: Queue, client: FlaskClient) -> None:
-    ids = [dead_letter(queue) for _ in range(4)]
-    run(client, tube="failed", state="ready", scope="ticked", id=str(ids[0]))
-    assert [queue.broker.jobs[id].tube.name for id in ids] == [b"mail"] + [b"failed"] * 3
-    run(client, tube="failed", state="ready", scope="all", q=f"id:{ids[1]}..{ids[2]}", rate="1000.5")
-    assert [queue.broker.jobs[id].tube.name for id in ids] == [b"mail"] * 3 + [b"failed"]
-
-
-@pytest.mark.parametrize("rate", ["0", "-1", "fast", "0.0001", "99999999999", "1e3", "nan"])
-def test_invalid_rate_of_a_redrive_is_refused(queue: Queue, client: FlaskClient, rate: str) -> None:
-    dead_letter(queue)
-    response = post(client, "/bulk/preview", tube="failed", scope="all", action="redrive", rate=rate)
-    assert response.status_code == 400
-    assert "“rate” must be a number of jobs per second" in response.text
-
-
-def test_rate_of_a_redrive_is_shown_before_it_starts(queue: Queue, client: FlaskClient) -> None:
-    dead_letter(queue)
-    assert "At most 0.5 jobs per second." in run(client, tube="failed", scope="all", rate="0.5")
-
-
 def test_only_pages_of_dead_letter_tubes_offer_a_redrive(queue: Queue, client: FlaskClient) -> None:
     dead_letter(queue)
     queue.put("mail")
     assert 'value="redrive"' in client.get("/tube?tube=failed").text
     assert 'value="redrive"' not in client.get("/tube?tube=mail").text
-
-
-def test_edit_renews_the_expiry(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "mail", expire_after=100)
-    (id,) = queue.put("mail")
-    queue.now += 60 * SECOND
-    html = client.get(f"/job/form?id={id}").text
-    version = field(html, "version") or ""
-    assert field(html, "renew") == "1"
-    form = {"id": str(id), "version": version, "pri": "2000", "ttr": "60", "renew": "1"}
-    assert post(client, "/job/edit", **form).status_code == 303
-    job: Job = queue.broker.jobs[id]
-    assert job.expires_from == queue.now
-    assert job.state != BURIED
-
-
-def test_form_without_expiry_offers_no_renewal(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail")
-    assert 'name="renew"' not in client.get(f"/job/form?id={id}").text

@@ -112,33 +112,6 @@ def test_error_about_no_field_is_at_the_top(queue: Queue, client: FlaskClient) -
     assert shown(form, "to") == "archive" and '<option value="move" selected>' in form
 
 
-def test_selected_rows_stay_selected(client: FlaskClient) -> None:
-    html = client.post(
-        "/bulk/preview",
-        data={"tube": "mail", "state": "ready", "scope": "ticked", "action": "pri", "pri": "x", "id": ["1", "3"]},
-        headers=SAME_ORIGIN,
-    ).text
-    boxes = re.findall(
-        r'<input type="checkbox" form="bulk" name="id" value="(\d)"[^>]*?( checked)?(?: autocomplete="off")>', html
-    )
-    assert boxes == [("1", " checked"), ("2", ""), ("3", " checked")]
-
-
-def test_conflict_shows_the_current_job(queue: Queue, client: FlaskClient) -> None:
-    queue.broker.reserve_job(queue.connect(), 1, queue.now)
-    status, html = send(client, "job/move", {"id": "1", "tube": "archive"})
-    assert status == 409 and "Job 1 was not moved: a client holds it" in html
-    assert "Held by a client" in html
-    assert shown(form_of(html, "job/move"), "tube") == "archive"
-
-
-def test_form_of_a_deleted_tube_or_job_gets_an_error_page(client: FlaskClient) -> None:
-    assert send(client, "tube/pause", {"tube": "nowhere", "seconds": "x"})[0] == 404
-    assert send(client, "job/copy", {"id": "99", "delay": "x"})[0] == 404
-    status, html = send(client, "bulk/preview", {"scope": "ticked", "action": "kick"})
-    assert status == 400 and "No job was ticked" in html
-
-
 def test_wrong_confirmation_of_a_bulk_change_is_kept(queue: Queue, client: FlaskClient) -> None:
     response = client.post(
         "/bulk/preview", data={"tube": "mail", "scope": "all", "action": "delete"}, headers=SAME_ORIGIN
@@ -167,12 +140,6 @@ def test_large_kick_asks_for_confirmation(queue: Queue, client: FlaskClient) -> 
     sent = dict(re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', form))
     assert sent == {"tube": "mail", "state": "delayed", "count": "150", "confirm": "1"}
     assert done(client.post("/tube/kick", data=sent, headers=SAME_ORIGIN)) == ("kicked", 150)
-
-
-def test_small_kick_of_many_jobs_needs_no_confirmation(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=MAX_UNCONFIRMED + 50, delay=60)
-    form = {"tube": "mail", "state": "delayed", "count": str(MAX_UNCONFIRMED)}
-    assert done(client.post("/tube/kick", data=form, headers=SAME_ORIGIN)) == ("kicked", MAX_UNCONFIRMED)
 
 
 # Pauses

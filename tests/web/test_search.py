@@ -62,15 +62,6 @@ def test_matches_are_listed_by_id(queue: Queue, client: FlaskClient) -> None:
     assert two not in ids(find(client, "state:buried")) == [one]
 
 
-def test_tube_and_state_can_be_separate_fields(queue: Queue, client: FlaskClient) -> None:
-    for tube in ("mail", "//x", "a+b;c"):
-        [id] = put(queue, tube, b"x")
-        page = find(client, "", tube=tube)
-        assert ids(page) == [id] and page.attribute("q", "value") == f"tube:{tube}"
-    assert ids(find(client, "id:>0", tube="mail", state="buried")) == []
-    assert "“state” must be" in refused(client.get("/search?q=x&state=done"), 400)
-
-
 def test_without_a_query_the_page_shows_form_and_help(client: FlaskClient) -> None:
     page = find(client, "")
     assert "Search syntax" in page.text and "Matches" not in page.text
@@ -83,16 +74,6 @@ def test_malformed_query_stays_in_the_form(client: FlaskClient, q: str) -> None:
     assert response.status_code == 400
     assert page.attribute("q", "value") == q and page.attribute("q-error", "role") == "alert"
     assert "<script>document" not in response.text
-
-
-def test_hostile_bodies_and_queries_are_shown_as_text(queue: Queue, client: FlaskClient) -> None:
-    [id] = put(queue, "mail", HOSTILE.encode())
-    quoted = '"{}"'.format(HOSTILE.replace('"', '\\"'))
-    response = client.get("/search", query_string={"q": quoted})
-    page = Page(response.text)
-    assert ids(page) == [id]
-    assert "<script>document" not in response.text and "<script>document" in page.text
-    assert page.attribute("q", "value") == f"body:{HOSTILE}" or page.attribute("q", "value") == f"body:{quoted}"
 
 
 def test_matches_show_the_current_state_without_deleted_jobs(queue: Queue, client: FlaskClient) -> None:
@@ -127,14 +108,6 @@ def test_same_query_joins_the_running_search(queue: Queue, app: Flask, client: F
     assert task_id(find(client, "pri:7")) not in {
         task_id(page) for page in pages
     }  # the previous task had ended, so this is a new one
-
-
-def test_search_changes_nothing_and_refuses_post(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=3)
-    before = [(job.id, job.state) for job in queue.broker.jobs.values()]
-    find(client, "tube:mail")
-    assert [(job.id, job.state) for job in queue.broker.jobs.values()] == before
-    assert client.post("/search?q=x", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 405
 
 
 def test_task_of_another_kind_is_not_a_search(queue: Queue, app: Flask, client: FlaskClient) -> None:
@@ -195,14 +168,6 @@ def test_malformed_filter_of_a_list_is_explained(queue: Queue, client: FlaskClie
     assert ids(page) == [id] and "“pri:x” must be a comparison" in page.text and page.attribute("q", "value") == "pri:x"
 
 
-def test_filtered_list_of_reserved_jobs(queue: Queue, client: FlaskClient) -> None:
-    held, other = put(queue, "mail", b"a", b"b")
-    worker = queue.connect()
-    for id in (held, other):
-        queue.broker.reserve_job(worker, id, queue.now)
-    assert ids(Page(client.get("/tube?tube=mail&state=reserved&q=b").text)) == [other]
-
-
 MANY = b'{"a":[0%s]}' % (b",0" * MAX_VALUES)
 LARGE = b'{"b":"%s"}' % (b"x" * MAX_PARSED)
 
@@ -244,14 +209,6 @@ def test_candidates_of_one_id_of_a_missing_tube_and_of_a_large_tube(queue: Queue
     assert places(queue.broker, "tube:nowhere") == []
     assert places(queue.broker, "tube:small") == [small]
     assert places(queue.broker, "tube:mail") == places(queue.broker, "pri:1") == list(queue.broker.jobs)
-
-
-def test_candidates_start_at_the_least_matching_id(queue: Queue) -> None:
-    ids = queue.put("mail", count=MAX_COLLECTED_IDS + 1)
-    for query in (f"tube:mail id:>{ids[-3]}", f"id:{ids[-2]}..{MAX_ID}"):
-        total, found = candidate_ids(queue.broker, parse(query), who=ADMIN)
-        assert list(found) == ids[-2:] and total >= 2
-    assert list(candidate_ids(queue.broker, parse("id:>5"), above=ids[-2], who=ADMIN)[1]) == ids[-1:]
 
 
 # Large queues

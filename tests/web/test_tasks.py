@@ -15,7 +15,6 @@ from werkzeug.exceptions import ServiceUnavailable
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.changes.tasks import (
     CANCELLED,
-    DONE,
     FAILED,
     MAX_KEPT,
     MAX_RUNNING,
@@ -115,28 +114,6 @@ def test_cancelled_task_ends_at_its_next_rest(tasks: Tasks, client: FlaskClient)
     assert task.state == CANCELLED
 
 
-def test_cancel_is_audited_once_with_the_title(app: Flask, tasks: Tasks, client: FlaskClient) -> None:
-    work = BlockingWork()
-    task = tasks.start("Count to ten", object(), work)
-    gevent.spawn(continue_once_cancelled, task, work)
-    for _ in range(2):
-        client.post("/task/cancel", data={"id": task.id}, headers=SAME_ORIGIN)
-    noted = [entry for entry in app.extensions["dashboard"].audit.entries if entry.what == "task/cancel"]
-    assert [entry.details for entry in noted] == [{"task": task.id, "title": "Count to ten"}]
-
-
-def test_cancel_is_accepted_from_our_own_pages_only(tasks: Tasks, client: FlaskClient) -> None:
-    work = BlockingWork()
-    task = tasks.start("x", object(), work)
-    assert client.get(f"/task/cancel?id={task.id}").status_code == 405
-    assert (
-        client.post("/task/cancel", data={"id": task.id}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-    )
-    work.may_continue.set()
-    settle(task)
-    assert task.state == DONE
-
-
 def test_failed_task_shows_the_reason(tasks: Tasks, client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     def stop(task: Task) -> None:
         raise TaskFailed("There is no <room>.")
@@ -178,14 +155,6 @@ def test_number_of_kept_tasks_is_bounded_and_running_tasks_are_kept(tasks: Tasks
     settle(oldest)
 
 
-def test_tasks_of_one_kind_do_not_evict_those_of_another(tasks: Tasks) -> None:
-    counted = tasks.start("a dry run", object(), nothing, endpoint="bulk")
-    settle(counted)
-    for n in range(MAX_KEPT + 5):
-        settle(tasks.start(str(n), object(), nothing, endpoint="search"))
-    assert counted in tasks.all() and len(tasks.all()) == MAX_KEPT + 1
-
-
 def test_viewers_do_not_evict_or_block_tasks_of_admins(tasks: Tasks) -> None:
     counted = tasks.start("counted by an admin", object(), nothing)
     settle(counted)
@@ -201,22 +170,6 @@ def test_viewers_do_not_evict_or_block_tasks_of_admins(tasks: Tasks) -> None:
     running.append(tasks.start("an admin's", object(), work))
     work.may_continue.set()
     settle(*running)
-
-
-def test_unknown_task_is_not_found(client: FlaskClient) -> None:
-    for response in (
-        client.get("/task?id=0123456789abcdef"),
-        client.get("/live?page=task&id=no"),
-        client.post("/task/cancel", data={"id": "no"}, headers=SAME_ORIGIN),
-    ):
-        assert response.status_code == 404
-    assert "There is no such task" in refused(client.get("/task?id=no"), 404)
-
-
-def test_list_of_tasks(tasks: Tasks, client: FlaskClient) -> None:
-    assert "No search or bulk change has run" in Page(client.get("/task").text).text
-    settle(tasks.start("Search for <b>", object(), nothing))
-    assert "Search for <b>" in Page(client.get("/task").text).text
 
 
 def test_tasks_that_need_bodies_are_hidden_with_the_bodies(queue: Queue, app: Flask, tasks: Tasks) -> None:

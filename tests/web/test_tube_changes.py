@@ -107,14 +107,6 @@ def test_kick_is_limited_to_the_jobs_that_were_counted(
     queue.broker.check()
 
 
-def test_tube_created_after_the_dry_run_is_not_changed(queue: Queue, client: FlaskClient) -> None:
-    queue.put("billing.a")
-    id = preview(client, "billing.*", "pause", seconds="60")
-    queue.put("billing.b")
-    assert run(client, id).done == 1
-    assert paused(queue) == {"billing.a"}
-
-
 def test_tube_deleted_after_the_dry_run_is_skipped(queue: Queue, client: FlaskClient) -> None:
     (gone,) = queue.put("billing.a")
     queue.put("billing.b")
@@ -123,40 +115,6 @@ def test_tube_deleted_after_the_dry_run_is_skipped(queue: Queue, client: FlaskCl
     done = run(client, id)
     assert (done.done, done.skipped) == (1, 1)
     assert "1 tube skipped" in done.message
-
-
-def test_change_runs_at_most_once(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
-    id = preview(client, "other", "kick")
-    first = run(client, id)
-    assert run(client, id) is first
-    assert "already been started" in words(client, f"/tubes/change?task={id}")
-
-
-@pytest.mark.parametrize(
-    ("form", "field"),
-    [
-        ({"pattern": "", "action": "resume"}, "“pattern”"),
-        ({"pattern": "a b", "action": "resume"}, "“pattern”"),
-        ({"pattern": "*" * 201, "action": "resume"}, "“pattern”"),
-        ({"pattern": "*", "action": "delete"}, "“action”"),
-        ({"pattern": "*", "action": "pause"}, "“seconds”"),
-        ({"pattern": "*", "action": "pause", "seconds": "0"}, "“seconds”"),
-        ({"pattern": "*", "action": "pause", "seconds": "5", "reason": "x" * 201}, "“reason”"),
-        ({"pattern": "*", "action": "kick", "state": "ready"}, "“state”"),
-    ],
-)
-def test_bad_form_is_refused(client: FlaskClient, form: dict[str, str], field: str) -> None:
-    response = client.post("/tubes/preview", data=form, headers=SAME_ORIGIN)
-    assert response.status_code == 400
-    shown = Page(response.text)
-    assert field in shown.text
-    assert shown.attribute("act-pattern", "value") == form["pattern"], "the form has lost its values"
-    assert shown.attribute("act-seconds", "value") == form.get("seconds", "3600")
-
-
-def test_no_tube_matches(client: FlaskClient) -> None:
-    shown = words(client, f"/tubes/change?task={preview(client, 'none.*', 'resume')}")
-    assert "Resume 0 tubes?" in shown and "Go back" in shown
 
 
 def test_audit_merges_start_and_end(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
@@ -180,15 +138,6 @@ def test_only_tubes_that_the_visitor_operates(
     done = run(client, everything)  # the dry run of another visitor
     assert (done.done, done.skipped) == (2, 1)
     assert paused(queue) == {"billing.mail", "billing.sms"}
-
-
-def test_tube_that_the_visitor_does_not_see_is_not_listed(
-    client: FlaskClient, buried: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    id = preview(client, "*", "pause", seconds="60")
-    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube != b"other")
-    assert '"other"' not in client.get(f"/tubes/change?task={id}").text
-    assert '"billing"' in client.get(f"/tubes/change?task={id}").text
 
 
 def test_cancelled_change_keeps_the_changes_so_far(
@@ -219,25 +168,6 @@ def test_too_many_tubes_are_refused(queue: Queue, client: FlaskClient, monkeypat
     response = client.post("/tubes/run", data={"task": id}, headers=SAME_ORIGIN)
     assert response.status_code == 409
     assert paused(queue) == set()
-
-
-def test_sample_has_the_tubes_with_the_most_jobs(
-    queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tube_changes, "SAMPLE_SIZE", 2)
-    for count in (3, 9, 1, 5):
-        queue.put(f"tube.{count}", count=count)
-    id = preview(client, "tube.*", "pause", seconds="60")
-    shown = words(client, f"/tubes/change?task={id}")
-    assert "2 of 4 tubes, those with the most jobs first" in shown
-    assert shown.index("tube. 9" if "tube. 9" in shown else "tube.9") < shown.index("5")
-
-
-def test_other_task_is_not_a_change_of_tubes(client: FlaskClient, queue: Queue) -> None:
-    queue.put("mail")
-    client.get("/search?q=pri:1")
-    (search,) = client.application.extensions["dashboard"].tasks.all()
-    assert client.get(f"/tubes/change?task={search.id}").status_code == 404
 
 
 def test_failing_journal_stops_the_change(visit: Callable[..., FlaskClient], queue: Queue) -> None:
@@ -275,11 +205,3 @@ def test_tubes_are_counted_by_pattern(client: FlaskClient, buried: dict[str, lis
 
     assert (count("billing*"), count("other"), count("none")) == ("3 tubes match", "1 tube matches", "0 tubes match")
     assert client.get("/tubes/find?pattern=a b").status_code == 400
-
-
-def test_tubes_that_the_visitor_does_not_see_are_not_found(
-    client: FlaskClient, buried: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube != b"billing")
-    assert client.get("/tubes/find?q=billing").json == {"tubes": ["billing.sms", "billing.mail"]}
-    assert client.get("/tubes/find?pattern=billing*").json == {"text": "2 tubes match"}

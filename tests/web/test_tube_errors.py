@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, STATE_NAMES
+from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.web.changes.tasks import CANCELLED, Task
 from greenstalk_server.web.features.errors import groups as error_groups
@@ -120,15 +120,6 @@ def test_errors_are_grouped_most_common_first(queue: Queue, client: FlaskClient)
     assert page.runs_only_our_scripts()
 
 
-def test_first_and_last_time_are_those_of_the_burials(queue: Queue, client: FlaskClient) -> None:
-    put(queue, failing("late"))
-    queue.now += 3600 * SECOND
-    put(queue, failing("late"))
-    queue.now += 60 * SECOND
-    text = " ".join(read(client).text.split())
-    assert "First 2027-01-15 08:00:00 UTC, 1 h 1 min ago Last 2027-01-15 09:00:00 UTC, 1 min ago" in text
-
-
 def test_visitor_chooses_the_field_and_the_state(queue: Queue, client: FlaskClient) -> None:
     put(queue, *[failing(f"e{number}", job={"why": "quota"}) for number in "abc"])
     put(queue, failing("waits", job={"why": "later"}), is_buried=False)
@@ -141,22 +132,6 @@ def test_visitor_chooses_the_field_and_the_state(queue: Queue, client: FlaskClie
     assert options == ["buried", "ready", "delayed", "kind", "error", "job.why"]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("tube=mail&field=a..b", "is not a path of a field"),
-        ("tube=mail&state=reserved", "must be one of buried, ready, delayed"),
-        ("tube=mail&state=x", "must be one of buried, ready, delayed"),
-        ("tube=a,b", "must be a tube name"),
-    ],
-)
-def test_bad_input_is_refused(queue: Queue, client: FlaskClient, args: str, message: str) -> None:
-    put(queue, failing("late"))
-    response = client.get(f"/tube/errors?{args}")
-    assert response.status_code == 400
-    assert message in unescape(response.text)
-
-
 def test_missing_tube_and_foreign_task_are_not_found(queue: Queue, client: FlaskClient) -> None:
     put(queue, failing("late"))
     assert client.get("/tube/errors?tube=gone").status_code == 404
@@ -164,12 +139,6 @@ def test_missing_tube_and_foreign_task_are_not_found(queue: Queue, client: Flask
     client.get("/search?q=tube:mail")
     task = client.get("/task").text.partition('href="/task?id=')[2].partition('"')[0]
     assert client.get(f"/tube/errors?task={task}").status_code == 404
-
-
-def test_empty_tube_says_so(queue: Queue, client: FlaskClient) -> None:
-    put(queue, "x", is_buried=False)
-    page = read(client)
-    assert "No errors" in page.text and "No job is buried." in page.text
 
 
 def dead_letter(queue: Queue, id: int, reason: int, at: int = 0) -> None:
@@ -223,13 +192,6 @@ def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (groups.total, groups.others, groups.other_groups) == (MAX_GROUPS + 31, 30, 10)
 
 
-def test_other_errors_are_counted_on_the_page(queue: Queue, client: FlaskClient) -> None:
-    words = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(MAX_GROUPS + 2)]
-    put(queue, *[failing(word) for word in words])
-    assert len(shown(client)) == MAX_GROUPS
-    assert "2 jobs have other, less common errors." in read(client).text
-
-
 # Requests that share a grouping
 
 
@@ -247,13 +209,6 @@ def test_finished_grouping_is_reused_for_ten_times_its_duration(queue: Queue, cl
     for _ in range(100):
         queue.clock()
     assert shown(client) == [("late", "3")]
-
-
-def test_quick_grouping_is_repeated_by_each_visit(queue: Queue, client: FlaskClient) -> None:
-    put(queue, failing("late"))
-    assert shown(client) == [("late", "1")]
-    put(queue, failing("late"))
-    assert shown(client) == [("late", "2")]
 
 
 def test_long_grouping_shows_its_progress_and_can_be_cancelled(
@@ -301,22 +256,6 @@ def test_retry_kicks_exactly_the_jobs_of_the_group(queue: Queue, client: FlaskCl
     assert states == dict.fromkeys(ids, "ready") | dict.fromkeys(others, "buried")
 
 
-def test_jobs_without_an_error_are_a_group(queue: Queue, client: FlaskClient) -> None:
-    ids = put(queue, "a", {"kind": "x"}, [1], b"\xff")
-    other = put(queue, failing("late"))[0]
-    carry_out(client, hidden_fields(read(client), "kick"))
-    assert [queue.broker.jobs[id].state for id in ids] == [READY] * 4
-    assert queue.broker.jobs[other].state == BURIED
-
-
-def test_group_is_deleted_and_moved(queue: Queue, client: FlaskClient) -> None:
-    late, quota = put(queue, failing("late 1"), failing("late 2")), put(queue, failing("quota"))
-    carry_out(client, hidden_fields(read(client), "move", 1), to="later")
-    assert queue.broker.jobs[quota[0]].tube.name == b"later"
-    carry_out(client, hidden_fields(read(client), "delete"))
-    assert [id in queue.broker.jobs for id in (*late, *quota)] == [False, False, True]
-
-
 def test_links_list_and_export_the_group(queue: Queue, client: FlaskClient) -> None:
     put(queue, failing("late 1"), failing("late 2"), failing("quota"))
     links = [attributes["href"] for tag, attributes in read(client).elements if tag == "a" and attributes.get("href")]
@@ -325,15 +264,6 @@ def test_links_list_and_export_the_group(queue: Queue, client: FlaskClient) -> N
     listed = client.get(str(jobs))
     assert listed.status_code == 200 and "2 matching, among all 3" in listed.text
     assert client.get(str(csv)).text.count("buried") == 2
-
-
-def test_viewer_sees_errors_but_no_actions(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    put(queue, failing("late"))
-    page = read(visit(is_read_only=True))
-    assert "late" in page.text
-    assert not [
-        attributes for tag, attributes in page.elements if tag == "button" and attributes.get("name") == "action"
-    ]
 
 
 def test_visitor_who_sees_no_bodies_gets_the_list_of_jobs(queue: Queue, visit: Callable[..., FlaskClient]) -> None:

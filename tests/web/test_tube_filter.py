@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -12,11 +11,9 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.search import pages as search
-from greenstalk_server.web.features.search.pages import MAX_MATCHES
 from greenstalk_server.web.features.tubes.pages import tube_filter
 from greenstalk_server.web.reads.jobs import matching
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, PAGE_SIZE
-from greenstalk_server.web.reads.jobs.json_fields import MAX_VALUES
 from greenstalk_server.web.reads.jobs.matching import MIN_LIST_JOBS, list_matching
 from greenstalk_server.web.reads.jobs.query import parse
 from tests.support.daemon import TIMEOUT
@@ -84,13 +81,6 @@ def test_match_at_the_end_of_a_long_list_is_found(queue: Queue, app: Flask, clie
     assert [task.title for task in tasks(app)] == ["Search for tube:mail state:ready body:needle"]
 
 
-def test_short_list_needs_no_task(queue: Queue, app: Flask, client: FlaskClient) -> None:
-    [id] = put(queue, b"needle")
-    queue.put("mail", count=20)
-    assert ids(Page(client.get("/tube?tube=mail&q=needle").text)) == [id]
-    assert tasks(app) == []
-
-
 def test_invalid_filter_can_be_cleared_and_not_exported(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail")
     shown = client.get("/tube?tube=mail&q=pri:x").text
@@ -112,15 +102,6 @@ def test_matches_are_paged(queue: Queue, client: FlaskClient) -> None:
     assert f"201 to 230 of {len(found)} matching" in html
     assert ">Next</a>" not in html
     assert ids(Page(client.get(link(Page(html), "First page", html)).text)) == found[:PAGE_SIZE]
-
-
-def test_list_of_matches_is_bounded_but_their_count_is_not(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=MAX_MATCHES + 500)
-    html = client.get("/tube?tube=mail&q=pri:2000").text
-    for _ in range(MAX_MATCHES // PAGE_SIZE - 1):
-        html = client.get(link(Page(html), "Next", html)).text
-    assert "901 to 1,000 of 1,500 matching" in html
-    assert "Only the first 1,000 matches are listed" in html
 
 
 def test_jobs_that_left_the_state_are_not_listed(queue: Queue, client: FlaskClient) -> None:
@@ -177,22 +158,6 @@ def test_cancel_returns_to_the_page(queue: Queue, app: Flask, client: FlaskClien
     assert outside.headers["Location"] == "/"
 
 
-def test_live_update_starts_no_task(queue: Queue, app: Flask, client: FlaskClient) -> None:
-    queue.put("mail", count=MAX_LISTED + 500)
-    state = client.get("/live?page=tube&tube=mail&state=ready&q=-body:body").json
-    assert state is not None and state["rows"]["jobs"] == []
-    assert tasks(app) == []
-
-
-def test_forgotten_or_foreign_task_is_replaced(queue: Queue, app: Flask, client: FlaskClient) -> None:
-    queue.put("mail", count=MAX_LISTED + 1)
-    put(queue, b"needle", b"other")
-    assert len(ids(Page(client.get("/tube?tube=mail&q=needle&task=0123456789abcdef").text))) == 1
-    (task,) = tasks(app)
-    assert len(ids(Page(client.get(f"/tube?tube=mail&q=body:other&task={task.id}").text))) == 1
-    assert len(tasks(app)) == 2
-
-
 def test_list_is_partial_while_too_many_tasks_run(
     queue: Queue, app: Flask, client: FlaskClient, endless: Endless
 ) -> None:
@@ -207,23 +172,9 @@ def test_list_is_partial_while_too_many_tasks_run(
         until(lambda task=task: not task.is_running)  # type: ignore[misc]
 
 
-def test_hidden_bodies_are_not_filtered(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    queue.put("mail", count=MAX_LISTED + 1)
-    client = visit(hides_bodies=True)
-    assert client.get("/tube?tube=mail&q=needle").status_code == 403
-
-
 def test_list_stops_early_if_the_first_bodies_are_slow(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "MAX_FIRST_TIME", 0.0)
     put(queue, *[b'{"a":1}'] * MIN_LIST_JOBS)
     found = list_matching(queue.broker, queue.broker.tubes[b"mail"], READY, parse("body.a:1"), queue.now, ())
     assert len(found.rows) == 1 and not found.is_complete
     assert f"among the first 1 of {MIN_LIST_JOBS}" in found.summary
-
-
-def test_list_counts_the_jobs_that_are_searched_in_part(queue: Queue, client: FlaskClient) -> None:
-    put(queue, b'{"a":[1%s]}' % (b",1" * MAX_VALUES))
-    [id] = put(queue, b'{"a":2}')
-    page = Page(client.get("/tube?tube=mail&q=-body.a:7").text)
-    assert ids(page) == [id]
-    assert "1 matching, among all 2. 1 job may match, but can be searched only in part" in page.text

@@ -13,7 +13,7 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import INTERVAL, KEPT, WorkerRates
 from greenstalk_server.web.features.tubes.pages.overview import TubeView
-from greenstalk_server.web.features.tubes.pages.tube_summary import MAX_WORKERS, drain_text, find_workers
+from greenstalk_server.web.features.tubes.pages.tube_summary import drain_text, find_workers
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 from .conftest import Queue
@@ -68,14 +68,6 @@ def test_throughput_is_that_of_the_last_minute(queue: Queue) -> None:
     assert rates.per_minute(client, queue.now) == 8
 
 
-def test_throughput_of_a_new_worker_has_no_peak(queue: Queue) -> None:
-    rates = WorkerRates(queue.broker, queue.clock)
-    queue.now += 3600 * SECOND
-    client = worker(queue, "mail")
-    finish(queue, client, "mail", 1)
-    assert rates.per_minute(client, queue.now) == 6
-
-
 def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
     rates = WorkerRates(queue.broker, queue.clock)
     waiting, busy, stuck, other = (worker(queue, "mail") for _ in range(4))
@@ -96,15 +88,6 @@ def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
     ]
     assert found.summary == "4 (2 working, 1 waiting)"
     assert found.more == ""
-
-
-def test_other_workers_are_counted(queue: Queue) -> None:
-    rates = WorkerRates(queue.broker, queue.clock)
-    for _ in range(MAX_WORKERS + 12):
-        worker(queue, "mail")
-    found = find_workers(queue.broker, queue.broker.tubes[b"mail"], rates, queue.now)
-    assert len(found.rows) == MAX_WORKERS
-    assert found.more == "12 others"
 
 
 def test_producers_are_not_workers_of_the_default_tube(queue: Queue) -> None:
