@@ -6,6 +6,7 @@ import pytest
 from flask.testing import FlaskClient
 from markupsafe import Markup
 
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.reads.jobs.body_format import describe_body, row_preview
 
