@@ -43,54 +43,11 @@ def test_tour_sends_six_commands_per_job_and_visits_all_tubes(port: int) -> None
     drain_tubes(port, 9)
 
 
-@pytest.mark.parametrize("mode", ["cycle", "fan"])
-def test_watch_option_sets_the_number_of_watched_tubes(port: int, mode: str) -> None:
-    before = stats(port)
-    measured(port, "--mode", mode, "--connections", "4", "--watch", "25", "--jobs", "40")
-    after = stats(port)
-    assert after["cmd-watch"] == before["cmd-watch"] + 4 * 25
-    assert after["cmd-ignore"] == before["cmd-ignore"] + 4
-    assert after["current-jobs-ready"] == before["current-jobs-ready"]
-
-
-def test_probe_ends_when_the_backlog_is_ready(port: int) -> None:
-    outcome = measured(port, "--mode", "probe", "--watch", "1", "--due", "--backlog", "500")
-    assert outcome["ops"] > 0
-    left = stats(port)
-    assert left["current-jobs-delayed"] == 0 and left["current-jobs-ready"] == 500 + 25
-    with greenstalk.Client(("127.0.0.1", port), watch="default") as client:
-        for _ in range(525):
-            client.delete(client.reserve(timeout=0))
-
-
-def test_varied_bodies_are_all_different(port: int) -> None:
-    measured(port, "--mode", "preload", "--vary", "--jobs", "30", "--body", "20")
-    with greenstalk.Client(("127.0.0.1", port), watch="default", encoding=None) as client:
-        jobs = [client.reserve(timeout=0) for _ in range(30)]
-        assert len({job.body for job in jobs}) == 30 and {len(job.body) for job in jobs} == {20}
-        for job in jobs:
-            client.delete(job)
-    measured(port, "--mode", "cycle", "--vary", "--jobs", "30", "--body", "20")
-
-
-def test_all_connections_use_the_chosen_tube(port: int) -> None:
-    before = stats(port)
-    measured(port, "--mode", "put", "--connections", "3", "--watch", "2", "--use", "0", "--jobs", "12")
-    assert stats(port)["current-jobs-ready"] == before["current-jobs-ready"] + 12
-    with greenstalk.Client(("127.0.0.1", port), watch="tube-000000") as client:
-        for _ in range(12):
-            client.delete(client.reserve(timeout=0))
-
-
 @pytest.fixture
 def floor() -> Iterator[int]:
     contender = Contender("floor", f"{build('floor')} {{port}} {{body}}", is_floor=True)
     with running_server(contender, FLOOR, "", None, has_dashboard=False) as server:
         yield server.port
-
-
-def test_floor_server_supports_cycle(floor: int) -> None:
-    assert measured(floor, "--mode", "cycle", "--body", "100", "--jobs", "20")["ops"] == 60
 
 
 def test_unexpected_body_is_an_error(floor: int) -> None:

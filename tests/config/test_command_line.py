@@ -646,7 +646,7 @@ def test_bad_option_of_config_is_refused() -> None:
     assert str(refusal("config", "--jsn")) == "unknown flag --jsn: greenstalk-server -h lists the flags"
 
 
-# Units: core/units.py parses them, and each option has its type
+# Units
 
 
 def sources(row: Definition, text: str, path: Path) -> list[Callable[[], Options]]:
@@ -668,6 +668,12 @@ def test_size_may_have_a_unit(row: Definition, tmp_path: Path) -> None:
             get()
 
 
+@pytest.mark.parametrize("text", ["+268435456", "262144K", "262144KB", "262144KiB", "256m", "256M"])
+def test_units_of_sizes(text: str) -> None:
+    assert options("-z", text).max_job_size == 2**28
+    assert options("-z", "1g") == options("-z", "1GB") == options("-z", "1GiB")
+
+
 @pytest.mark.parametrize("text", ["1.5G", "10 M", "M", "1kk", "10b", "10ki", "1e3", "9" * 5000 + "k", "-1k"])
 def test_size_with_a_wrong_unit_is_refused(text: str) -> None:
     assert ": must be a whole number of bytes, " in str(refusal("-z", text))
@@ -685,6 +691,11 @@ def test_time_may_have_units(row: Definition, tmp_path: Path) -> None:
     for text, value in (("7", 7 * plain), ("90s", 90 * 10**9 // unit), ("59m60s", 3600 * 10**9 // unit)):
         assert [get().value_of(row.field) for get in sources(row, text, tmp_path / "file")] == [value] * 3
     assert "as in 50ms, 90s or 1h30m" in str(refusal(row.flags[0], "1.5s"))
+
+
+@pytest.mark.parametrize(("text", "ms"), [("2m", 120_000), ("1h", 3_600_000), ("2000ms", 2000), ("1m1s1ms", 61_001)])
+def test_units_of_times(text: str, ms: int) -> None:
+    assert options("-f", text).sync_interval_ns == ms * 10**6
 
 
 @pytest.mark.parametrize("text", ["1 s", "s", "30s1m", "1s1s", "1M", "1w", "-1s", "1us", ""])

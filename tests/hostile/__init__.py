@@ -1,1 +1,1 @@
-"""Clients that mean ill or know no better: what others notice, and what is left. See docs/testing.md."""
+"""Clients that flood, stall, or make the server work: others are served, and resources are freed."""
