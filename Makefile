@@ -81,7 +81,7 @@ fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),1200) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak
-	$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tools.soak --seconds $(or $(SECONDS),3600) $(if $(SEED),--seed $(SEED))
 
 usability: need-usability $(VENV)/.installed-dev  ## set up, then do ten tasks of an operator in a browser: time, clicks and keys of each
 	$(BIN)/python -m tools.usability

@@ -9,13 +9,14 @@ from typing import Final
 
 import greenstalk
 
-from tests.soak.clients import TUBES
+from tools.soak.clients import TUBES
 
 JOBS_PER_SECOND: Final = 200
 """So that the kicker restores buried jobs faster than a victim buries them, and the number of jobs becomes steady."""
 
 
 def main() -> None:
+    """Reserve jobs until the end."""
     rng = random.Random()  # noqa: S311
     with greenstalk.Client(("127.0.0.1", int(sys.argv[1])), encoding=None, watch=TUBES) as client:
         while True:

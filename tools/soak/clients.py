@@ -25,7 +25,7 @@ from typing import Any, Final
 import greenstalk
 
 import greenstalk_client
-from tests.soak.ledger import Ledger, body_of, token_of
+from tools.soak.ledger import Ledger, body_of, token_of
 
 TUBES: Final = tuple(f"work-{number}" for number in range(8))
 DEAD: Final = "dead"

@@ -1,6 +1,6 @@
 """`make soak`: a server under mixed load of real clients for a long time, and an audit of every job.
 
-    python -m tests.soak [--seconds N] [--seed N] [--directory DIR]
+    python -m tools.soak [--seconds N] [--seed N] [--directory DIR]
 
 The results in DIR are `report.json`, `report.html` with a chart of every figure over time, and the server's log. The
 exit code is 1 if there was any error. After a quarter of the time the server is stopped in order and started again. The
@@ -31,11 +31,11 @@ from typing import Final
 
 import psutil
 
-from tests.soak import clients, plot
-from tests.soak.ledger import Ledger, audit
-from tests.soak.server import CHECKED
 from tests.support.daemon import REPOSITORY, environment
 from tests.support.ports import free_ports
+from tools.soak import clients, plot
+from tools.soak.ledger import Ledger, audit
+from tools.soak.server import CHECKED
 
 PROCESSES: Final = (
     ("producer", "producer", "worker", "worker", "leaver", "bulk"),
@@ -98,7 +98,7 @@ class Server:
         begins = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.server", "-l", "127.0.0.1", "-p", str(self.port), "-f", "50",
+                [sys.executable, "-m", "tools.soak.server", "-l", "127.0.0.1", "-p", str(self.port), "-f", "50",
                  "--web-port", str(self.web_port), "-b", str(self.journal), "-s", str(SEGMENT_SIZE),
                  "--config", str(self.policies)],
                 cwd=REPOSITORY, env=environment(), stdout=log, stderr=log,
@@ -183,7 +183,7 @@ class Sampler(threading.Thread):
 
 def main() -> int:
     """Run the soak test that the arguments describe."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser = argparse.ArgumentParser(prog="python -m tools.soak")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     parser.add_argument("--directory", type=Path, default=REPOSITORY / "build" / "soak")
@@ -273,7 +273,7 @@ def _kill_workers(server: Server, until: float, on_poll: Callable[[], None]) -> 
     kills = 0
     while time.time() < until:
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.soak.victim", str(server.port)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "tools.soak.victim", str(server.port)], cwd=REPOSITORY, stderr=subprocess.DEVNULL
         ) as victim:
             time.sleep(min(KILL_EVERY, max(0.0, until - time.time())))
             victim.kill()
