@@ -7,12 +7,14 @@ from collections.abc import Callable
 from flask import Flask, Response, make_response, render_template
 
 from greenstalk_server.cluster.status import ClusterStatus
+from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
 from greenstalk_server.web.features.metrics.exporter import exposition, role_metrics
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.assets import static_folder, template_folder
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
 
@@ -38,6 +40,7 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     def metrics() -> Response:
         return exposition(role_metrics(role()))
 
+    @open_to(ADMIN)
     def elsewhere(path: str) -> Response:
         return _plain(status_line(role()), 503)
 

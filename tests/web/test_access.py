@@ -15,6 +15,9 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.web.auth.guard import SAFE_METHODS
+from greenstalk_server.web.framework.api.endpoint import endpoint
+from greenstalk_server.web.framework.rights import least_role
 
 from .conftest import Queue
 from .table import Page
@@ -98,6 +101,18 @@ def test_wrong_name_and_wrong_password_look_the_same(queue: Queue) -> None:
 
 
 # Viewers and read-only dashboards
+
+
+def test_every_endpoint_that_changes_something_declares_a_role(queue: Queue) -> None:
+    app = queue.app()
+    changes = [rule for rule in app.url_map.iter_rules() if (rule.methods or set()) - SAFE_METHODS]
+    assert [rule.rule for rule in changes if least_role(app.view_functions[rule.endpoint]) is None] == []
+
+
+def test_endpoint_of_the_api_that_declares_no_role_is_an_error() -> None:
+    with pytest.raises(TypeError, match="POST /things declares no role"):
+        endpoint("POST", "/things")
+
 
 NOT_ADMINS: dict[str, tuple[dict[str, Any], str, str]] = {
     "viewer": ({"password": ADMIN, "viewer_password": VIEWER}, VIEWER, "You are signed in as a viewer"),

@@ -7,7 +7,8 @@ The checks, in this order:
 3. A request that changes nothing does not load a subresource, such as an image or a frame, of a page of another site.
 4. The visitor has a session, or sends the right password.
 5. The path is under the prefix.
-6. A request that changes something comes from an admin, or from an operator if the endpoint is open to operators.
+6. A request that changes something comes from a visitor with the role that the endpoint declares
+   (web.framework.rights).
 
 The guard does not check rights to tubes. Views, operations and tasks check them with `sees` and `operates` of the
 Visitor (web.framework.access).
@@ -34,7 +35,7 @@ from ipaddress import ip_address
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
-from flask import Flask, Request, Response, abort, g, redirect, request, url_for
+from flask import Flask, Request, Response, abort, current_app, g, redirect, request, url_for
 from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import BadHost, Forbidden, MisdirectedRequest, NotFound, TooManyRequests, Unauthorized
 from werkzeug.routing import MapAdapter
@@ -49,6 +50,7 @@ from greenstalk_server.web.auth.sessions import Session, Sessions
 from greenstalk_server.web.framework.access import NOBODY, Visitor, is_api_request, visitor
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
 from greenstalk_server.web.framework.fields import own_path
+from greenstalk_server.web.framework.rights import least_role
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
 
@@ -87,30 +89,6 @@ ANY_HOST: Final = frozenset({"healthz", "readyz"})
 
 WITHOUT_PREFIX: Final = ANY_HOST | {"metrics"}
 """Endpoints that are also served outside the prefix, where platforms and monitoring expect them."""
-
-OPEN_TO_VIEWERS: Final = frozenset({"theme", "zone", "sign_in", "logout", "api_search_jobs", "api_dry_run_policy"})
-"""Endpoints whose POST requests viewers may send too: they set a cookie, or start a search or a dry run."""
-
-OPEN_TO_OPERATORS: Final = frozenset(
-    {
-        *("tube_pause", "tube_resume", "tube_kick", "tube_clear", "tube_put"),
-        *("job_kick", "job_bury", "job_release", "job_delete", "job_move", "job_edit", "job_copy", "job_redrive"),
-        *("sample_save", "sample_delete", "task_cancel", "bulk_preview", "bulk_run"),
-        *("api_pause_tube", "api_resume_tube", "api_kick_tube", "api_clear_tube", "api_flush_tube"),
-        *("api_put_jobs", "api_change_job", "api_delete_job", "api_kick_job", "api_bury_job", "api_release_job"),
-        *("api_redrive_job", "api_move_job", "api_copy_job", "api_save_sample", "api_delete_sample"),
-        *("mark_add", "api_add_mark"),
-        *("alerts_silence", "alerts_silence_end", "api_silence_conditions", "api_end_silence"),
-        *("tubes_preview", "tubes_run", "api_pause_tubes", "api_resume_tubes", "api_kick_tubes"),
-        *("api_change_jobs", "api_redrive_jobs", "api_cancel_task", "api_run_task"),
-        *("api_reserve_jobs", "api_show_lease", "api_touch_lease", "api_delete_leased", "api_delete_batch_leased"),
-        *("api_release_leased", "api_bury_leased"),
-    }
-)
-"""Endpoints that change jobs, or pause tubes, and refuse a visitor who may not operate the tube concerned.
-
-Admins alone may use every other endpoint that changes something.
-"""
 
 FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""
@@ -210,8 +188,8 @@ class Guard:
             self._check_page(is_change)
         if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
             raise NotFound(f"This dashboard is at {request.script_root}/. There is nothing outside that path.")
-        if is_change and not visitor().is_admin and request.endpoint not in OPEN_TO_VIEWERS:
-            self._check_operator()
+        if is_change and not visitor().is_admin:
+            self._check_role(least_role(current_app.view_functions.get(request.endpoint or "")))
 
     def _check_page(self, is_change: bool) -> None:
         takes_token = request.endpoint == "metrics" and self._metrics_token is not None
@@ -454,10 +432,10 @@ class Guard:
             role=", ".join(role.name for role in known),
         )
 
-    def _check_operator(self) -> None:
-        """Raise Forbidden unless the visitor is an operator, and the endpoint is open to operators."""
+    def _check_role(self, role: str | None) -> None:
+        """Raise Forbidden unless the visitor, who is no admin, may use an endpoint that is open to *role*."""
         who = visitor()
-        if who.operates_any and request.endpoint in OPEN_TO_OPERATORS:
+        if role == VIEWER or (role == OPERATOR and who.operates_any):
             return
         self._audit.note_refusal("refused/change", path=request.path)
         if self._options.is_read_only:

@@ -20,6 +20,7 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.jobs.job_attributes import DeadLetter
@@ -31,6 +32,7 @@ from greenstalk_server.web.features.search.pages import INITIAL_WAIT, match_rows
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import Visitor, require_operator, visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.reads.jobs.query import Query, QueryError
@@ -337,6 +339,7 @@ class Bulk:
         app.add_url_rule("/bulk/preview", "bulk_preview", self.preview, methods=["POST"])
         app.add_url_rule("/bulk/run", "bulk_run", self.run, methods=["POST"])
 
+    @open_to(OPERATOR)
     def preview(self) -> Response:
         """Start a dry run. Switches.
 
@@ -373,6 +376,7 @@ class Bulk:
             is_forced=request.form.get("force") == "1",
         )
 
+    @open_to(OPERATOR)
     def run(self) -> Response:
         """Carry out a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch.
 

@@ -18,12 +18,14 @@ from gevent.event import Event
 from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Visitor, visitor
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields, own_path
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.store.audit import Audit
 
@@ -242,6 +244,7 @@ class Tasks:
         """Return the live state of `/task?id=`."""
         return live_state(self.find(args, "id"), now)
 
+    @open_to(OPERATOR)
     def cancel(self) -> Response:
         """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
 

@@ -13,7 +13,9 @@ from flask import Flask, redirect, request, url_for
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import VIEWER
 from greenstalk_server.web.framework import fields
+from greenstalk_server.web.framework.rights import open_to
 
 COOKIE_LIFETIME: Final = 365 * 86400
 """Seconds."""
@@ -37,6 +39,7 @@ class Preference:
         value = request.cookies.get(self.name, "")
         return value if value in self.values else ""
 
+    @open_to(VIEWER)
     def set(self) -> Response:
         """Serve the form: set the cookie, or delete it for the default, and redirect to the path in `back`."""
         wanted = request.form.get(self.name, "")

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS
+from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.jobs.job import MAX_ID
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.web.features.alerts.changes import AlertChanges, require_alerts
@@ -144,7 +145,12 @@ class Alerts:
             trouble=alerts.trouble,
         )
 
-    @endpoint("POST", "/alerts/test", errors={404: "The receiver is not configured.", 429: "Other tests are running."})
+    @endpoint(
+        "POST",
+        "/alerts/test",
+        role=ADMIN,
+        errors={404: "The receiver is not configured.", 429: "Other tests are running."},
+    )
     def test_receiver(self, body: TestReceiver) -> Delivery:
         """Send a test to a receiver, and return whether it accepted it.
 
@@ -158,7 +164,7 @@ class Alerts:
         require_alerts()
         return SilenceList(silences=[_silence_model(silence) for silence in self._changes.alerts.silences.all()])
 
-    @endpoint("POST", "/alerts/silences", status=201, errors={409: "There are too many silences."})
+    @endpoint("POST", "/alerts/silences", role=OPERATOR, status=201, errors={409: "There are too many silences."})
     def silence_conditions(self, body: NewSilence) -> Silence:
         """Silence conditions: they are not sent until the silence ends.
 
@@ -171,7 +177,13 @@ class Alerts:
         reason = " ".join(body.reason.split())
         return _silence_model(self._changes.silence(body.tubes, body.condition, body.seconds, reason))
 
-    @endpoint("DELETE", "/alerts/silences", status=204, errors={404: "The silence has ended or does not exist."})
+    @endpoint(
+        "DELETE",
+        "/alerts/silences",
+        role=OPERATOR,
+        status=204,
+        errors={404: "The silence has ended or does not exist."},
+    )
     def end_silence(self, query: BySilence) -> None:
         """End a silence. Conditions that still hold are sent within seconds."""
         self._changes.end_silence(query.id)

@@ -12,6 +12,7 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS, SEVERITIES, Receiver
+from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
@@ -22,6 +23,7 @@ from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MA
 from greenstalk_server.web.features.conditions.measures import KINDS, Condition, Measure
 from greenstalk_server.web.features.conditions.monitor import Attention
 from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
 MAX_CONDITIONS: Final = 100
@@ -123,12 +125,14 @@ class AlertPages:
         require_alerts()
         return {"parts": render_blocks("alerts.html", PARTS, self._values(now))}
 
+    @open_to(ADMIN)
     def test(self) -> Response:
         """Serve `/alerts/test`: send a test to `receiver`. Switches."""
         delivery = self._changes.test(request.form.get("receiver", ""))
         notice, number = ("test-failed", 0) if delivery.error else ("tested", round(delivery.seconds * 1000))
         return redirect(url_for("alerts", notice=notice, n=number), 303)
 
+    @open_to(OPERATOR)
     def silence(self) -> Response:
         """Serve `/alerts/silence`: silence conditions of `kind` and `tubes` for `seconds`. Switches."""
         require_alerts()
@@ -140,6 +144,7 @@ class AlertPages:
         silence = self._changes.silence(tubes, kind, seconds, reason)
         return redirect(url_for("alerts", notice="silenced", n=silence.id), 303)
 
+    @open_to(OPERATOR)
     def end_silence(self) -> Response:
         """Serve `/alerts/silence/end`: end the silence `id`. Switches."""
         self._changes.end_silence(fields.number(request.form, "id", 1, MAX_ID))

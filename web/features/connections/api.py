@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
@@ -177,7 +178,7 @@ class Connections:
         fields = {name: getattr(connection, name) for name in connection.__struct_fields__}
         return ConnectionWithJobs(**fields, jobs=jobs)
 
-    @endpoint("DELETE", "/connections/{number}", status=204, errors=NO_CONNECTION)
+    @endpoint("DELETE", "/connections/{number}", role=ADMIN, status=204, errors=NO_CONNECTION)
     def close_connection(self, number: ConnectionNumber) -> None:
         """Close a connection. The jobs that it holds become ready."""
         self._operations.close(self._find(number))

@@ -15,6 +15,7 @@ from flask import request
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden, Gone, NotFound, ServiceUnavailable
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import to_nanoseconds
@@ -164,7 +165,7 @@ class Leases:
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
 
-    @endpoint("POST", "/reserve", errors=REFUSED)
+    @endpoint("POST", "/reserve", role=OPERATOR, errors=REFUSED)
     def reserve_jobs(self, body: Reserve = DEFAULT_RESERVE) -> Reserved:
         """Reserve jobs, as soon as one is ready.
 
@@ -189,7 +190,7 @@ class Leases:
             pace.yield_if_due()
         return Reserved(jobs=jobs)
 
-    @endpoint("POST", "/leases/show", errors=NO_LEASE)
+    @endpoint("POST", "/leases/show", role=OPERATOR, errors=NO_LEASE)
     def show_lease(self, body: Leased) -> Job:
         """Check whether a lease is still valid.
 
@@ -200,7 +201,7 @@ class Leases:
         wait_before_report(self._commit)
         return response
 
-    @endpoint("POST", "/leases/touch", errors=NO_LEASE)
+    @endpoint("POST", "/leases/touch", role=OPERATOR, errors=NO_LEASE)
     def touch_lease(self, body: Leased) -> Job:
         """Restart the ttr of the job.
 
@@ -212,7 +213,7 @@ class Leases:
         wait_before_report(self._commit)
         return response
 
-    @endpoint("POST", "/leases/delete", status=204, errors=NO_LEASE)
+    @endpoint("POST", "/leases/delete", role=OPERATOR, status=204, errors=NO_LEASE)
     def delete_leased(self, body: Leased) -> None:
         """Delete the job once its work is done."""
         with _lease_errors():
@@ -220,7 +221,7 @@ class Leases:
             self._leases.delete(body.token)
         wait_until_durable(self._commit)
 
-    @endpoint("POST", "/leases/delete-batch")
+    @endpoint("POST", "/leases/delete-batch", role=OPERATOR)
     def delete_batch_leased(self, body: LeaseBatch) -> DeletedBatch:
         """Delete several jobs once their work is done.
 
@@ -237,7 +238,7 @@ class Leases:
         wait_until_durable(self._commit)
         return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
 
-    @endpoint("POST", "/leases/release", status=204, errors=NO_LEASE)
+    @endpoint("POST", "/leases/release", role=OPERATOR, status=204, errors=NO_LEASE)
     def release_leased(self, body: Release) -> None:
         """Release the job, so that it becomes ready, at once or after a delay.
 
@@ -248,7 +249,7 @@ class Leases:
             self._leases.release(body.token, body.pri, to_nanoseconds(body.delay))
         wait_until_durable(self._commit)
 
-    @endpoint("POST", "/leases/bury", status=204, errors=NO_LEASE)
+    @endpoint("POST", "/leases/bury", role=OPERATOR, status=204, errors=NO_LEASE)
     def bury_leased(self, body: Bury) -> None:
         """Bury the job. It stays buried until it is kicked.
 

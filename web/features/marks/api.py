@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.marks.changes import add_mark, visible_marks
 from greenstalk_server.web.features.marks.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
@@ -88,6 +89,7 @@ class Marks:
     @endpoint(
         "POST",
         "/marks",
+        role=OPERATOR,
         status=201,
         errors={403: "You may not add marks to the tube or to the whole server."},
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from msgspec import UNSET, Meta, UnsetType, convert
 from werkzeug.exceptions import Conflict
 
+from greenstalk_server.config.tables.roles import ADMIN, VIEWER
 from greenstalk_server.core.policies.policy import MAX_PRIORITY, Policy, PolicyError, parse_policy
 from greenstalk_server.web.features.policies.changes import ListedPolicy
 from greenstalk_server.web.features.policies.changes import Policies as PolicyOperations
@@ -169,7 +170,7 @@ class Policies:
         """Get one policy."""
         return _policy_model(self._policies.get(name))
 
-    @endpoint("PUT", "/policies/{name}", errors=OF_FILE)
+    @endpoint("PUT", "/policies/{name}", role=ADMIN, errors=OF_FILE)
     def set_policy(self, name: PolicyName, body: Document) -> PolicySaved:
         """Set a policy, or replace it as a whole.
 
@@ -184,7 +185,7 @@ class Policies:
         wait_until_durable(self._commit)
         return response
 
-    @endpoint("DELETE", "/policies/{name}", status=204, errors=NO_POLICY | OF_FILE)
+    @endpoint("DELETE", "/policies/{name}", role=ADMIN, status=204, errors=NO_POLICY | OF_FILE)
     def remove_policy(self, name: PolicyName) -> None:
         """Remove a policy. Its past effects on jobs remain."""
         try:
@@ -193,7 +194,7 @@ class Policies:
             raise Conflict(f"{error}.") from error
         wait_until_durable(self._commit)
 
-    @endpoint("POST", "/policies/{name}/dry-run", status=202, errors=OF_FILE | BUSY, is_change=False)
+    @endpoint("POST", "/policies/{name}/dry-run", role=VIEWER, status=202, errors=OF_FILE | BUSY)
     def dry_run_policy(self, name: PolicyName, body: Document) -> Task:
         """Count what a policy would do to existing jobs, as a task that changes nothing.
 

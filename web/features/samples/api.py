@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.web.features.samples.pages import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
 from greenstalk_server.web.features.samples.pages import Samples as SamplePages
 from greenstalk_server.web.framework.access import visitor
@@ -74,7 +75,14 @@ class Samples:
         samples = sorted(visible_samples(self._store).values(), key=lambda sample: sample.name.casefold())
         return SampleList(samples=[_sample_model(sample) for sample in samples], trouble=self._store.trouble)
 
-    @endpoint("POST", "/samples", status=201, errors={409: "There is no room for another sample."}, has_bodies=True)
+    @endpoint(
+        "POST",
+        "/samples",
+        role=OPERATOR,
+        status=201,
+        errors={409: "There is no room for another sample."},
+        has_bodies=True,
+    )
     def save_sample(self, body: NewSample) -> Sample:
         """Save a sample. It replaces a sample of the same name."""
         name = " ".join(body.name.split())
@@ -84,7 +92,7 @@ class Samples:
         self._samples.keep(sample)
         return _sample_model(sample)
 
-    @endpoint("DELETE", "/samples", status=204, errors={404: "The sample does not exist."})
+    @endpoint("DELETE", "/samples", role=OPERATOR, status=204, errors={404: "The sample does not exist."})
     def delete_sample(self, query: ByName) -> None:
         """Delete a sample."""
         self._samples.forget(query.name)

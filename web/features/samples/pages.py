@@ -9,9 +9,11 @@ from flask import Flask, redirect, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, NotFound
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.access import require_operator, visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.store import Sample, SampleLimitExceeded, Store
 
@@ -52,6 +54,7 @@ class Samples:
         app.add_url_rule("/sample/save", "sample_save", self.save, methods=["POST"])
         app.add_url_rule("/sample/delete", "sample_delete", self.delete, methods=["POST"])
 
+    @open_to(OPERATOR)
     def save(self) -> Response:
         """Serve `/sample/save`: save the put form's values under `name` for `tube`. Switches."""
         form = request.form
@@ -69,6 +72,7 @@ class Samples:
         self.keep(sample)
         return _redirect(sample.tube, "saved-sample", name)
 
+    @open_to(OPERATOR)
     def delete(self) -> Response:
         """Serve `/sample/delete`: delete the sample `name`, and redirect to `tube`. Switches."""
         tube = fields.tube_name(request.form).decode()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.web.features.saved_searches.pages import MAX_NAME_LENGTH
 from greenstalk_server.web.features.saved_searches.pages import SavedSearches as SavedSearchPages
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -67,7 +68,7 @@ class SavedSearches:
         found = [SavedSearch(name=search.name, q=search.query) for search in self._searches.visible()]
         return SavedSearchList(searches=found, trouble=self._searches.trouble)
 
-    @endpoint("POST", "/saved-searches", status=201, errors={409: "There is no room for another search."})
+    @endpoint("POST", "/saved-searches", role=ADMIN, status=201, errors={409: "There is no room for another search."})
     def save_search(self, body: NewSavedSearch) -> SavedSearch:
         """Save a search. It replaces a search of the same name."""
         name = " ".join(body.name.split())
@@ -82,7 +83,7 @@ class SavedSearches:
         saved = self._searches.keep(name, query)
         return SavedSearch(name=saved.name, q=saved.query)
 
-    @endpoint("DELETE", "/saved-searches", status=204, errors={404: "The search does not exist."})
+    @endpoint("DELETE", "/saved-searches", role=ADMIN, status=204, errors={404: "The search does not exist."})
     def delete_saved_search(self, query: BySearchName) -> None:
         """Delete a saved search."""
         self._searches.forget(query.name)

@@ -8,8 +8,10 @@ from flask import Flask, redirect, request, url_for
 from werkzeug.exceptions import BadRequest, Conflict, NotFound
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import Query, QueryError, TextMatch, parse
 from greenstalk_server.web.store.audit import Audit
@@ -32,6 +34,7 @@ class SavedSearches:
         app.add_url_rule("/search/delete", "search_delete", self.delete, methods=["POST"])
         app.jinja_env.globals["saved_searches"] = self.visible
 
+    @open_to(ADMIN)
     def save(self) -> Response:
         """Form `name`, `q`, and `tube` and `state` if the query is the filter of a tube: save the query. Switches."""
         name = fields.line(request.form, "name", MAX_NAME_LENGTH)
@@ -44,6 +47,7 @@ class SavedSearches:
         saved = self.keep(name, query)
         return redirect(url_for("search", q=saved.query, notice="saved-search", n=0), 303)
 
+    @open_to(ADMIN)
     def delete(self) -> Response:
         """Form `name`: delete the search. Switches."""
         self.forget(request.form.get("name", ""))

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.web.auth.sessions import Session as StoredSession
 from greenstalk_server.web.features.sessions.pages.signin import (
     MAX_FILTER_LENGTH,
@@ -75,12 +76,12 @@ class Sessions:
         found = matching_sessions(self._sign_in.sessions, query.q.strip())
         return SessionList(total=len(found), sessions=[_model(session) for session in found[: query.limit]])
 
-    @endpoint("DELETE", "/sessions/{number}", status=204, errors={404: "The session does not exist."})
+    @endpoint("DELETE", "/sessions/{number}", role=ADMIN, status=204, errors={404: "The session does not exist."})
     def end_session(self, number: SessionNumber) -> None:
         """End a session: its user must sign in again. Its streams and tasks end."""
         self._sign_in.end_session(number)
 
-    @endpoint("DELETE", "/sessions")
+    @endpoint("DELETE", "/sessions", role=ADMIN)
     def end_sessions(self) -> SessionsEnded:
         """End all sessions except that of the request."""
         return SessionsEnded(sessions=self._sign_in.end_others())

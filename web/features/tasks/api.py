@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from greenstalk_server.config.tables.roles import OPERATOR, VIEWER
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan
@@ -218,7 +219,7 @@ class Tasks:
         self._bulk: Bulk = bulk
         self._tube_changes: TubeChanges = tube_changes
 
-    @endpoint("POST", "/searches", status=202, errors=HIDDEN | BUSY, is_change=False)
+    @endpoint("POST", "/searches", role=VIEWER, status=202, errors=HIDDEN | BUSY)
     def search_jobs(self, body: NewSearch) -> Task:
         """Search all jobs, as a task.
 
@@ -228,7 +229,7 @@ class Tasks:
         task = self._searches.start(parse_selector(body))
         return self._started(task)
 
-    @endpoint("POST", "/bulk", status=202, errors=HIDDEN | BUSY)
+    @endpoint("POST", "/bulk", role=OPERATOR, status=202, errors=HIDDEN | BUSY)
     def change_jobs(
         self, body: Annotated[BulkChange, Meta(examples=[{"action": "kick", "tube": "mail", "state": "buried"}])]
     ) -> Task:
@@ -241,7 +242,7 @@ class Tasks:
         task = self._bulk.dry_run(plan) if body.dry_run else self._bulk.start_run(plan, body.force)
         return self._started(task)
 
-    @endpoint("POST", "/redrive", status=202, errors=HIDDEN | BUSY)
+    @endpoint("POST", "/redrive", role=OPERATOR, status=202, errors=HIDDEN | BUSY)
     def redrive_jobs(self, body: Annotated[Redrive, Meta(examples=[{"tube": "mail.failed", "rate": 10.0}])]) -> Task:
         """Move dead letters back to the tubes that they came from, as a task.
 
@@ -261,14 +262,20 @@ class Tasks:
         """Get a task and its progress."""
         return task_model(self._find(task))
 
-    @endpoint("DELETE", "/tasks/{task}", errors=NO_TASK)
+    @endpoint("DELETE", "/tasks/{task}", role=OPERATOR, errors=NO_TASK)
     def cancel_task(self, task: TaskId) -> Task:
         """Cancel a task. Changes that it has already made stay."""
         found = self._find(task)
         self._tasks.stop(found)
         return task_model(found)
 
-    @endpoint("POST", "/tasks/{task}/run", status=202, errors=NO_TASK | BUSY | {409: "The dry run did not finish."})
+    @endpoint(
+        "POST",
+        "/tasks/{task}/run",
+        role=OPERATOR,
+        status=202,
+        errors=NO_TASK | BUSY | {409: "The dry run did not finish."},
+    )
     def run_task(self, task: TaskId, body: CarryOut = DEFAULT_RUN) -> Task:
         """Carry out a dry run: make the change that it counted.
 

@@ -18,6 +18,8 @@ from typing import Any, Final, TypeVar, get_type_hints
 
 from msgspec import Struct
 
+from greenstalk_server.config.tables.roles import VIEWER
+
 JSON: Final = "application/json"
 
 _MARK: Final = "api_mark"
@@ -34,7 +36,7 @@ class _Mark:
     status: int
     content: tuple[str, ...]
     errors: Mapping[int, str]
-    is_change: bool
+    role: str
     has_bodies: bool
 
 
@@ -53,7 +55,7 @@ class Endpoint:
     is_body_needed  the body is required.
     path_types      types of the path parameters, by name.
     answer          type of the response: None for an empty one, Response for content other than JSON.
-    is_change       changes something, so only admins may use it.
+    role            the least role that may use it: VIEWER, unless it changes something.
     has_bodies      the request contains job bodies, so it may be large.
     """
 
@@ -71,9 +73,14 @@ class Endpoint:
     is_body_needed: bool
     path_types: Mapping[str, Any]
     answer: Any
-    is_change: bool
+    role: str
     has_bodies: bool
     handler: Callable[..., Any]
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the endpoint changes something."""
+        return self.role != VIEWER
 
     @property
     def names_job(self) -> bool:
@@ -90,20 +97,21 @@ def endpoint(
     method: str,
     path: str,
     *,
+    role: str | None = None,
     status: int = 200,
     content: tuple[str, ...] = (JSON,),
     errors: Mapping[int, str] | None = None,
-    is_change: bool | None = None,
     has_bodies: bool = False,
 ) -> Callable[[Function], Function]:
     """Mark a method of a group as an endpoint.
 
-    An endpoint that is not a GET but changes nothing (*is_change* is False) must also be in `guard.OPEN_TO_VIEWERS`.
+    *role* is the least role that may use it (web.framework.rights). Only a GET may omit it: a GET is for all viewers.
     """
-    changes = method != "GET" if is_change is None else is_change
+    if role is None and method != "GET":
+        raise TypeError(f"{method} {path} declares no role")
 
     def mark(function: Function) -> Function:
-        setattr(function, _MARK, _Mark(method, path, status, content, errors or {}, changes, has_bodies))
+        setattr(function, _MARK, _Mark(method, path, status, content, errors or {}, role or VIEWER, has_bodies))
         return function
 
     return mark
@@ -142,7 +150,7 @@ def _endpoint(group: object, name: str, function: Callable[..., Any], mark: _Mar
         is_body_needed=body is not None and parameters["body"].default is inspect.Parameter.empty,
         path_types=hints,
         answer=None if answer is type(None) else answer,
-        is_change=mark.is_change,
+        role=mark.role,
         has_bodies=mark.has_bodies,
         handler=getattr(group, name),
     )

@@ -21,6 +21,7 @@ from greenstalk_server.web.framework.api.reading import read_body, read_path, re
 from greenstalk_server.web.framework.api.schema import Schema
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_PUT
+from greenstalk_server.web.framework.rights import open_to
 
 ROOT: Final = "/api/v1"
 
@@ -81,6 +82,7 @@ class Api:
     def _view(self, endpoint: Endpoint) -> Callable[..., Response]:
         """Return the Flask view of *endpoint*."""
 
+        @open_to(endpoint.role)
         def view(**path: str) -> Response:
             most = max_request_size(self._broker, endpoint.has_bodies)
             _refuse_large(request.content_length or 0, most)

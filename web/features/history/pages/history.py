@@ -11,6 +11,7 @@ from flask import Flask, make_response, redirect, render_template, request, url_
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.history.history import Columns, History
@@ -38,6 +39,7 @@ from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import require_full_view, visitor
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.store.audit import Audit
 
 
@@ -85,6 +87,7 @@ class HistoryPages:
         """Return the charts of the whole server for the current request. Switches."""
         return self._panel(SERVER_CHARTS, self._history.columns(None, _span()), None)
 
+    @open_to(OPERATOR)
     def add_mark(self) -> Response:
         """`text`, `tube`: add a mark, of the whole server if `tube` is empty."""
         tube = fields.tube_name(request.form).decode() if request.form.get("tube") else ""

@@ -12,6 +12,7 @@ from gevent.lock import BoundedSemaphore
 from msgspec import UNSET, Meta, UnsetType
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_attributes, job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED
@@ -324,6 +325,7 @@ class Jobs:
     @endpoint(
         "POST",
         "/jobs",
+        role=OPERATOR,
         status=201,
         errors={503: "The server is draining, or the journal cannot be written.", **NO_ROOM},
         has_bodies=True,
@@ -380,7 +382,7 @@ class Jobs:
         wait_before_report(self._commit)
         return response
 
-    @endpoint("PATCH", "/jobs/{id}", errors=STATE_CONFLICT | NO_ROOM, has_bodies=True)
+    @endpoint("PATCH", "/jobs/{id}", role=OPERATOR, errors=STATE_CONFLICT | NO_ROOM, has_bodies=True)
     def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
         """Change the priority, delay, ttr, body and expiry of a job in one step.
 
@@ -392,25 +394,25 @@ class Jobs:
             self._operations.edit_job(job, old, changes, body.force)
         return self._model_when_durable(id)
 
-    @endpoint("DELETE", "/jobs/{id}", status=204, errors=STATE_CONFLICT)
+    @endpoint("DELETE", "/jobs/{id}", role=OPERATOR, status=204, errors=STATE_CONFLICT)
     def delete_job(self, id: JobId, query: Forced) -> None:
         """Delete a job. This cannot be undone."""
         self._operations.delete_job(self._find(id), query.force)
         wait_until_durable(self._commit)
 
-    @endpoint("POST", "/jobs/{id}/kick", errors=STATE_CONFLICT)
+    @endpoint("POST", "/jobs/{id}/kick", role=OPERATOR, errors=STATE_CONFLICT)
     def kick_job(self, id: JobId) -> JobWithEvents:
         """Kick a buried or delayed job, so that it becomes ready."""
         self._operations.kick_job(self._find(id))
         return self._model_when_durable(id)
 
-    @endpoint("POST", "/jobs/{id}/bury", errors=STATE_CONFLICT)
+    @endpoint("POST", "/jobs/{id}/bury", role=OPERATOR, errors=STATE_CONFLICT)
     def bury_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
         """Bury a job. It stays buried until it is kicked."""
         self._operations.bury_job(self._find(id), body.force)
         return self._model_when_durable(id)
 
-    @endpoint("POST", "/jobs/{id}/release", errors=STATE_CONFLICT)
+    @endpoint("POST", "/jobs/{id}/release", role=OPERATOR, errors=STATE_CONFLICT)
     def release_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
         """Take a reserved job from the client that holds it, and make it ready. Needs `force`."""
         self._operations.release_job(self._find(id), body.force)
@@ -419,6 +421,7 @@ class Jobs:
     @endpoint(
         "POST",
         "/jobs/{id}/redrive",
+        role=OPERATOR,
         errors=STATE_CONFLICT | {507: "The tube that it came from is full, or a limit of the server is reached."},
     )
     def redrive_job(self, id: JobId) -> JobWithEvents:
@@ -429,13 +432,13 @@ class Jobs:
         self._operations.redrive_job(self._find(id))
         return self._model_when_durable(id)
 
-    @endpoint("POST", "/jobs/{id}/move", errors=STATE_CONFLICT | NO_ROOM)
+    @endpoint("POST", "/jobs/{id}/move", role=OPERATOR, errors=STATE_CONFLICT | NO_ROOM)
     def move_job(self, id: JobId, body: Move) -> JobWithEvents:
         """Move a job to another tube. Its state stays."""
         self._operations.move_job(*self._find_with_body(id), body.tube.encode(), body.force)
         return self._model_when_durable(id)
 
-    @endpoint("POST", "/jobs/{id}/copy", status=201, errors=NO_JOB | NO_ROOM)
+    @endpoint("POST", "/jobs/{id}/copy", role=OPERATOR, status=201, errors=NO_JOB | NO_ROOM)
     def copy_job(self, id: JobId, body: Copy = DEFAULT_COPY) -> JobPut:
         """Put a copy of a job into its tube, with a new id."""
         job, job_body = self._find_with_body(id)

@@ -16,6 +16,7 @@ from flask import Flask, make_response, redirect, render_template, request, url_
 from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
@@ -26,6 +27,7 @@ from greenstalk_server.web.features.jobs.pages.edit import Changes, edit_page, r
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.connections import find_client
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
@@ -116,6 +118,7 @@ class Actions:
 
     # Tubes
 
+    @open_to(OPERATOR)
     def tube_pause(self) -> Response:
         """`tube`, `seconds` or `preset`, `reason`: pause reserves from the tube for that time. May switch.
 
@@ -127,12 +130,14 @@ class Actions:
         self._operations.pause(tube, seconds, reason)
         return self._to_tube(tube.name, "", "paused", seconds)
 
+    @open_to(OPERATOR)
     def tube_resume(self) -> Response:
         """`tube`: end the pause of the tube. May switch."""
         tube = self._tube()
         self._operations.resume(tube)
         return self._to_tube(tube.name, "", "resumed", 0)
 
+    @open_to(OPERATOR)
     def tube_kick(self) -> Response:
         """`tube`, `state`, and `count` or `all`: kick that many buried or delayed jobs of the tube. May switch.
 
@@ -161,6 +166,7 @@ class Actions:
         )
         return make_response(page)
 
+    @open_to(OPERATOR)
     def tube_clear(self) -> Response:
         """`tube`, `state`, `confirm`: delete the current ready, delayed or buried jobs of the tube. May switch."""
         tube = self._tube()
@@ -173,6 +179,7 @@ class Actions:
         cleared = self._operations.clear(tube, state)
         return self._to_tube(tube.name, STATE_NAMES[state], *_bulk_notice("cleared", cleared, tube, state, bound))
 
+    @open_to(OPERATOR)
     def tube_put(self) -> Response:
         """`tube`, `pri`, `delay`, `ttr`, `body`, and optional tags: put a job. CRLF in the body becomes LF."""
         new = Put(
@@ -193,24 +200,28 @@ class Actions:
 
     # Jobs
 
+    @open_to(OPERATOR)
     def job_kick(self) -> Response:
         """`id`: kick the job."""
         job = self._job()
         self._operations.kick_job(job)
         return self._to_job(job, "kicked-job")
 
+    @open_to(OPERATOR)
     def job_bury(self) -> Response:
         """`id`, and `confirm` if the job is reserved: bury the job."""
         job = self._job()
         self._operations.bury_job(job, self._is_forced(job, "buried"))
         return self._to_job(job, "buried-job")
 
+    @open_to(OPERATOR)
     def job_release(self) -> Response:
         """`id`, `confirm`: take the job from its client and make it ready."""
         job = self._job()
         self._operations.release_job(job, self._is_forced(job, "released"))
         return self._to_job(job, "released-job")
 
+    @open_to(OPERATOR)
     def job_delete(self) -> Response:
         """`id`, and `confirm` if the job is reserved: delete the job."""
         job = self._job()
@@ -218,6 +229,7 @@ class Actions:
         self._operations.delete_job(job, self._is_forced(job, "deleted"))
         return self._to_tube(name, state, "deleted-job", job.id)
 
+    @open_to(OPERATOR)
     def job_move(self) -> Response:
         """`id`, `tube`, and `confirm` if the job is reserved: move the job to `tube`, in its current state."""
         job, body = load_job_with_body(self._broker, self._job)
@@ -227,6 +239,7 @@ class Actions:
         self._operations.move_job(job, body, name, is_forced)
         return self._to_job(job, "moved-job")
 
+    @open_to(OPERATOR)
     def job_edit(self) -> Response:
         """`id`, `version`, `pri`, `ttr`, `delay`, `encoding`, `body`, and `confirm` if reserved: edit the job.
 
@@ -239,12 +252,14 @@ class Actions:
             return make_response(self._refused_form(job, body, error), error.code)
         return self._to_job(job, "edited-job" if changes.names() else "unchanged-job")
 
+    @open_to(OPERATOR)
     def job_copy(self) -> Response:
         """`id`, `delay`: put a copy of the job, with an id of its own, into the same tube."""
         job, body = load_job_with_body(self._broker, self._job)
         id = self._operations.copy_job(job, body, fields.number(request.form, "delay", 0, MAX_NUMBER))
         return self._to_job(self._broker.jobs[id], "copied-job")
 
+    @open_to(OPERATOR)
     def job_redrive(self) -> Response:
         """`id`: move the dead-lettered job back to the tube that it came from."""
         job = self._job()
@@ -253,6 +268,7 @@ class Actions:
 
     # Connections
 
+    @open_to(ADMIN)
     def connection_close(self) -> Response:
         """`number`, `confirm`: close the connection; the jobs that it holds become ready. Switches."""
         client = find_client(self._broker, request.form)

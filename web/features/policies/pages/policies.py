@@ -13,6 +13,7 @@ from flask import Flask, make_response, redirect, render_template, request, url_
 from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.policies.policy import SETTINGS, Policy, PolicyError
 from greenstalk_server.web.changes.tasks import Task, Tasks
@@ -30,6 +31,7 @@ from greenstalk_server.web.features.policies.pages.policy_texts import GROUPS, S
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.rights import open_to
 
 MAX_SHOWN: Final = 200
 """Maximum number of policies on the page. The filter finds the others."""
@@ -110,11 +112,13 @@ class PolicyPages:
             raise Forbidden("You cannot add policies. Only admins can, and only if the dashboard is not read-only.")
         return self._form_page(PolicyForm("", {PATTERNS: request.args.get("tube", ""), PRIORITY: "0"}))
 
+    @open_to(ADMIN)
     def preview(self) -> Response:
         """Form with a policy: start a dry run and redirect to its page. Switches."""
         form, policy = submitted_form(request.form)
         return self._refused(form) if policy is None else self._preview(form, policy)
 
+    @open_to(ADMIN)
     def save(self) -> Response:
         """Form with a policy, and the `task` of its preview: save the policy.
 
@@ -134,6 +138,7 @@ class PolicyPages:
             return self._refused(form, error.problem, status=409)
         return self._to_list("saved-policy")
 
+    @open_to(ADMIN)
     def remove(self) -> Response:
         """`name`: remove the policy. May switch."""
         name = request.form.get("name", "")

@@ -14,6 +14,7 @@ from flask import Flask, g, make_response, redirect, render_template, request, u
 from werkzeug.exceptions import Forbidden, HTTPException, NotFound, ServiceUnavailable, TooManyRequests
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import ADMIN, VIEWER
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.auth.accounts import Account
@@ -23,6 +24,7 @@ from greenstalk_server.web.auth.sessions import Session, Sessions
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Visitor, visitor
 from greenstalk_server.web.framework.fields import Fields, own_path
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.store.audit import Audit
 
 MAX_ROWS: Final = 200
@@ -80,6 +82,7 @@ class SignIn:
             return redirect(where, 303)
         return self._page(where, has_ended=request.args.get("ended") == "1", is_out=request.args.get("out") == "1")
 
+    @open_to(VIEWER)
     def sign_in(self) -> Response:
         """Form `name`, `password`, `next`: start a session, and redirect to the path `next`. May switch."""
         form = request.form
@@ -111,6 +114,7 @@ class SignIn:
         set_cookie(response, SESSION, token, self.sessions.lifetime // SECOND)
         return response
 
+    @open_to(VIEWER)
     def sign_out(self) -> Response:
         """End the session, and redirect to the sign-in page. Does not switch."""
         session, at_provider = self._guard.current_session(), ""
@@ -189,6 +193,7 @@ class SignIn:
             trouble=self.sessions.trouble,
         )
 
+    @open_to(ADMIN)
     def end(self) -> Response:
         """Form `number`, or `all`: end a session, or all except that of the request. Does not switch."""
         if request.form.get("all") == "1":

@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange
 from greenstalk_server.web.changes.tube_changes import TubeChanges as Changes
 from greenstalk_server.web.features.search.pages import INITIAL_WAIT
@@ -52,7 +53,7 @@ class TubeChanges:
     def __init__(self, changes: Changes) -> None:
         self._changes: Changes = changes
 
-    @endpoint("POST", "/tubes/pause", status=202, errors=BUSY)
+    @endpoint("POST", "/tubes/pause", role=OPERATOR, status=202, errors=BUSY)
     def pause_tubes(self, query: ByPattern, body: Pause) -> Task:
         """Pause all tubes that match a pattern, or count them.
 
@@ -60,12 +61,12 @@ class TubeChanges:
         """
         return self._start(TubeChange(PAUSE, body.seconds, " ".join(body.reason.split())), query)
 
-    @endpoint("POST", "/tubes/resume", status=202, errors=BUSY)
+    @endpoint("POST", "/tubes/resume", role=OPERATOR, status=202, errors=BUSY)
     def resume_tubes(self, query: ByPattern) -> Task:
         """End the pauses of all tubes that match a pattern, or count them."""
         return self._start(TubeChange(RESUME), query)
 
-    @endpoint("POST", "/tubes/kick", status=202, errors=BUSY)
+    @endpoint("POST", "/tubes/kick", role=OPERATOR, status=202, errors=BUSY)
     def kick_tubes(self, query: ByPattern, body: KickState = DEFAULT_KICK) -> Task:
         """Kick the buried or delayed jobs of all tubes that match a pattern, or count them.
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.tubes.tube import Tube as CoreTube
@@ -397,7 +398,7 @@ class Tubes:
             tube_of(self._broker, query.tube)
         return found
 
-    @endpoint("POST", "/tube/pause", errors=NO_TUBE)
+    @endpoint("POST", "/tube/pause", role=OPERATOR, errors=NO_TUBE)
     def pause_tube(self, query: OfTube, body: Pause) -> Tube:
         """Pause a tube: none of its jobs can be reserved for a while.
 
@@ -407,14 +408,14 @@ class Tubes:
         self._operations.pause(tube, body.seconds, " ".join(body.reason.split()))
         return self._model_when_durable(tube)
 
-    @endpoint("POST", "/tube/resume", errors=NO_TUBE)
+    @endpoint("POST", "/tube/resume", role=OPERATOR, errors=NO_TUBE)
     def resume_tube(self, query: OfTube) -> Tube:
         """End the pause of a tube."""
         tube = tube_of(self._broker, query.tube)
         self._operations.resume(tube)
         return self._model_when_durable(tube)
 
-    @endpoint("POST", "/tube/kick", errors=NO_TUBE)
+    @endpoint("POST", "/tube/kick", role=OPERATOR, errors=NO_TUBE)
     def kick_tube(self, query: OfTube, body: Kick = DEFAULT_KICK) -> Outcome:
         """Kick buried or delayed jobs of a tube, so that they become ready."""
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
@@ -422,7 +423,7 @@ class Tubes:
         wait_until_durable(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count_jobs(tube, state))
 
-    @endpoint("POST", "/tube/clear", errors=NO_TUBE)
+    @endpoint("POST", "/tube/clear", role=OPERATOR, errors=NO_TUBE)
     def clear_tube(self, query: OfTube, body: Clear) -> Outcome:
         """Delete all jobs of a tube that are in one state now.
 
@@ -433,7 +434,7 @@ class Tubes:
         wait_until_durable(self._commit)
         return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count_jobs(tube, state))
 
-    @endpoint("POST", "/tube/flush", errors=NO_TUBE)
+    @endpoint("POST", "/tube/flush", role=OPERATOR, errors=NO_TUBE)
     def flush_tube(self, query: OfTube) -> Flushed:
         """Delete all jobs that a tube has now, in every state, including those that clients hold.
 

@@ -9,6 +9,7 @@ from flask import Flask, jsonify, redirect, render_template, request, url_for
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
+from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
@@ -27,6 +28,7 @@ from greenstalk_server.web.features.search.pages import INITIAL_WAIT
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
+from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.tubes import count_tubes, find_tubes
 from greenstalk_server.web.store.store import MAX_REASONS
 
@@ -60,6 +62,7 @@ class TubeChangePages:
         app.add_url_rule("/tubes/preview", "tubes_preview", self.preview, methods=["POST"])
         app.add_url_rule("/tubes/run", "tubes_run", self.run, methods=["POST"])
 
+    @open_to(OPERATOR)
     def preview(self) -> Response:
         """Form `pattern`, `action`, and `seconds` and `reason`, or `state`: start a dry run. Switches."""
         task = self._changes.dry_run(read_tube_change(request.form), read_pattern(request.form))
@@ -98,6 +101,7 @@ class TubeChangePages:
         query = request.args.get("q", "").strip()[:MAX_PATTERN_LENGTH]
         return jsonify({"tubes": find_tubes(self._broker, query, MAX_SUGGESTED)[0] if query else []})
 
+    @open_to(OPERATOR)
     def run(self) -> Response:
         """Form `task`: carry out a dry run, at most once. Does not switch."""
         return redirect(url_for("task", id=self._changes.start_run(self._tasks.find(request.form)).id), 303)
