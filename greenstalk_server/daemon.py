@@ -51,6 +51,7 @@ from greenstalk_server.preflight import (
     with_provider,
 )
 from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.arguments import mode
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import StartError
@@ -90,7 +91,7 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
     hide_secrets([*hidden, *secret_variables(options.alerts, options.servers)])
     options = with_provider(with_password(options))
     codec.set_strict(options.strict_protocol)
-    codec.mode.extends_stats = options.extended_stats
+    mode.extends_stats = options.extended_stats
     certificates = Certificates(options) if options.tls_cert is not None else None
     max_files = raise_file_limit()
     with ExitStack() as at_exit:

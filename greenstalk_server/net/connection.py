@@ -34,7 +34,6 @@ from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.listeners import describe_peer
 from greenstalk_server.net.poller import COMMAND_QUANTUM, Handler, Poller
-from greenstalk_server.protocol.extended_session import ExtendedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
 
@@ -140,7 +139,7 @@ class Connection(Handler):
         poller: Poller,
         committer: Committer | None,
         refused: Callable[[Client, bytes, bytes], None],
-        make_session: Callable[[Broker, Callable[[], None]], Session] = ExtendedSession,
+        make_session: Callable[[Broker, Callable[[], None]], Session] = Session,
         output_limit: int = 0,
     ) -> None:
         """Connect a client to *broker*. *refused* is `Session.refused`; *output_limit* is `Limits.output`."""

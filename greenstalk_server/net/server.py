@@ -33,9 +33,7 @@ from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.net.tls import Certificates, TlsSocket, reason_of, shake_hands
-from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Rule, grants
-from greenstalk_server.protocol.extended_session import ExtendedSession
 from greenstalk_server.protocol.restricted_session import RestrictedSession
 from greenstalk_server.protocol.session import Session
 from greenstalk_server.runtime.clock import Clock
@@ -317,7 +315,7 @@ class Server:
         """Return the constructor of a connection's session: a RestrictedSession if a rule or limit applies."""
         limits = self._limits
         if not (self._rules or limits.rate or limits.idle_timeout or limits.command_timeout):
-            return Session if codec.mode.is_strict else ExtendedSession
+            return Session
         granted = grants(self._rules, listener.name, names) if self._rules else None
         return partial(RestrictedSession, grants=granted, rate=limits.rate, now=self.clock())
 

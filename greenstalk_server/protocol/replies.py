@@ -1,4 +1,4 @@
-"""The replies of the wire format as bytes. `codec` parses the commands."""
+"""The replies of the wire format as bytes. `arguments` parses the commands; no other module knows the format."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from greenstalk_server.protocol.stats import JobStats, ServerStats, Snapshot, Tu
 
 CRLF: Final = b"\r\n"
 
+BAD_FORMAT: Final = b"BAD_FORMAT\r\n"
 BURIED: Final = b"BURIED\r\n"
 DEADLINE_SOON: Final = b"DEADLINE_SOON\r\n"
 DELETED: Final = b"DELETED\r\n"
@@ -38,6 +39,7 @@ ALREADY_RESERVED: Final = b"ALREADY_RESERVED\r\n"
 RELEASED: Final = b"RELEASED\r\n"
 TIMED_OUT: Final = b"TIMED_OUT\r\n"
 TOUCHED: Final = b"TOUCHED\r\n"
+UNKNOWN_COMMAND: Final = b"UNKNOWN_COMMAND\r\n"
 
 
 def inserted(id: int) -> bytes:
@@ -63,17 +65,7 @@ def found(id: int, body: bytes) -> bytes:
 
 def job_line(word: bytes, id: int, body: bytes, values: list[bytes]) -> bytes:
     """Return the first line of a RESERVED or FOUND reply, as *word* says, with *values* after the size."""
-    return b"%b %d %d %b\r\n" % (word, id, len(body), b" ".join(values))
-
-
-def reserved_line(id: int, body: bytes) -> bytes:
-    """Return the first line of the reply to a reserve of the job *id*."""
-    return b"RESERVED %d %d\r\n" % (id, len(body))
-
-
-def found_line(id: int, body: bytes) -> bytes:
-    """Return the first line of the reply to a peek that found the job *id*."""
-    return b"FOUND %d %d\r\n" % (id, len(body))
+    return b" ".join((word, b"%d %d" % (id, len(body)), *values)) + CRLF
 
 
 def ok_line(size: int) -> bytes:

@@ -1,323 +1,379 @@
-"""The commands of the published protocol: one method for each.
+"""The conversation of one connection, without I/O: bytes in, commands to their handlers, replies out as bytes.
 
-`Framing` cuts the input into commands, and describes the states of a session.
+A session is in one of these states:
+
+- at a command line: `_rest` holds the beginning of the line, if some of it has arrived;
+- in the body of a put: `_put` is the command, `_partial` has the bytes so far, `_missing` is the number of bytes
+  still to come;
+- in the body of a put that is refused: `_skip` bytes are still to be discarded, then `_refusal` is sent;
+- in a line that is too long: `_long_line` has its first MAX_PUT_LINE bytes;
+- parked in a reserve: `is_waiting`; input that arrives during the wait is kept in `_rest`, from `_position` on;
+- parked because the body of the job `awaited` is on disk: `is_waiting` too;
+- at the end of a slice, with input or work left: `has_more`, and `_rest` as above;
+- in the middle of a large reply: `has_more`, and `stream` holds the rest of the reply, to be sent before `resume`;
+- closing: `is_closing`; the caller closes the connection once it has sent what was returned.
+
+One call serves what has arrived, up to a slice, and returns the replies as one piece. A slice bounds the cost of a
+call. The returned replies have at most 2 * OUTPUT_SLICE bytes, plus at most 208 bytes for each command: short
+replies, and the first line of a reply with a body, do not add to the cost. With extensions, the replies of one
+reserve-batch have at most 1000 first lines of at most 400 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, Job
-from greenstalk_server.core.outcomes import WaitOutcome
-from greenstalk_server.core.tubes.name_list import NameList, list_of
-from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.protocol import codec, replies, stats
-from greenstalk_server.protocol.codec import Command
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.outcomes import Refusal, WaitOutcome
+from greenstalk_server.core.tags.tags import Duplicate
+from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.protocol import codec, replies
+from greenstalk_server.protocol.arguments import MAX_PUT_LINE, TAGGED_LENGTH, BadFormat, ProtocolError, mode
 from greenstalk_server.protocol.costs import (
-    EXAMINE_COST,
-    NAME_COST,
-    NEW_TUBE_COST,
+    CLOSE_COST,
+    COMMAND_COST,
+    COMMAND_SLICE,
+    DISCONNECT_COST,
     OUTPUT_SLICE,
-    SHORT_LIST,
-    UNPAUSE_COST,
-    WATCHED_BATCH,
-    WATCHED_COST,
 )
-from greenstalk_server.protocol.framing import Framing, Handler
-from greenstalk_server.protocol.streams import BodyStream, NameStream
-from greenstalk_server.protocol.work import Kick, Work
+from greenstalk_server.protocol.replies import CRLF
+from greenstalk_server.protocol.reserve_commands import awaited_reply, ended_wait_reply, wait_reply
+from greenstalk_server.protocol.session_state import SessionState
+from greenstalk_server.protocol.verb import MAX_LINE, Command, Verb
+
+PUT_LENGTH: Final = 6
+"""Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""
+
+INPUT_LIMIT: Final = 65536
+"""Bytes of input kept while parked at which the caller should stop reading. The last read may exceed it."""
+
+GROWN_BODY: Final = 2**20
+"""Size in bytes above which the buffer of a body is allocated whole when the put begins. A buffer that grows is copied,
+which takes 15 ms for 30 MB. The system provides the pages of such a large buffer when they are written, so a put whose
+body does not arrive takes no memory."""
+
+TOO_LONG: Final = -1
+INCOMPLETE: Final = -2
+"""Results of `_end_of_long_line`, which are no positions."""
+
+TOO_BIG: Final = 0
+FORBIDDEN: Final = 1
+NO_MEMORY: Final = 2
+REFUSALS: Final = (replies.JOB_TOO_BIG, replies.UNKNOWN_COMMAND, replies.OUT_OF_MEMORY)
+"""Replies to a put after its body is discarded. TOO_BIG, FORBIDDEN and NO_MEMORY are the indices."""
+
+REPLIED: Final = -1
+"""Value of `_refusal` if the reply was sent before the body is discarded."""
 
 
-class Session(Framing):
-    """The conversation of one connection with the broker; `Framing` describes the attributes."""
+class Session(SessionState):
+    """The conversation of one connection with the broker.
 
-    __slots__ = ()
+    pause       seconds to wait before `resume`; see `has_more`.
+    reports     a reply of the current or last slice waits for the journal; see `Verb.awaits_journal`.
+    refused     called with the client, a command, and the error reply that the command gets.
+
+    `RestrictedSession` overrides `_handle` and `_may_put`.
+    """
+
+    __slots__ = (
+        "_long_line",
+        "_missing",
+        "_partial",
+        "_position",
+        "_put",
+        "_put_id",
+        "_refusal",
+        "_rest",
+        "_skip",
+        "pause",
+        "refused",
+        "reports",
+    )
 
     def __init__(self, broker: Broker, wake: Callable[[], None]) -> None:
-        """See Framing."""
-        super().__init__(broker, wake)
-        self._handlers = HANDLERS
+        """See SessionState."""
+        super().__init__(broker, wake, mode.extends_stats and not mode.is_strict)
+        self.pause: float = 0.0
+        self.reports: bool = False
+        self.refused: Callable[[Client, bytes, bytes], None] = _ignore_refused
+        self._long_line: bytes = b""
+        self._rest: bytes = b""
+        self._position: int = 0
+        self._put: Command | None = None
+        self._put_id: int = 0
+        self._partial: BytesIO | None = None
+        self._missing: int = 0
+        self._skip: int = 0
+        self._refusal: int = TOO_BIG  # index of REFUSALS: reply to the put whose body is discarded
 
-    # Verbs: each returns its reply, or None if the commands after it have to wait
+    @property
+    def wants_input(self) -> bool:
+        """Whether to read more: no slice is left to do, the peer may still send, and less than INPUT_LIMIT is kept."""
+        return not self.has_more and not self.is_eof and len(self._rest) - self._position < INPUT_LIMIT
 
-    def _reserve(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_reserve += 1
-        return self._reserve_until(None, now)
+    def receive(self, data: bytes, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Serve up to len(*limit*) commands of *data*, which is not empty, and return their replies."""
+        if self.is_waiting:
+            self._rest = self._rest[self._position :] + data
+            self._position = 0
+            return b""
+        self.cost = 0
+        self.reports = False
+        out: list[bytes] = []
+        pos = 0
+        if self._put is not None:
+            pos = self._continue_body(self._put, data, out, now)
+        elif self._skip:
+            pos = self._continue_skip(data, 0, out)
+        elif self._rest:
+            data = self._rest + data
+            self._rest = b""
+        return self._serve(data, pos, out, now, limit)
 
-    def _reserve_with_timeout(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_reserve_with_timeout += 1
-        _, timeout = command
-        return self._reserve_until(None if timeout is None else now + timeout, now)
+    def receive_eof(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Note that the peer has closed its side. Input that has arrived is still served."""
+        self.is_eof = True
+        if self.is_woken:
+            return self.resume(now, limit)
+        out: list[bytes] = []
+        if self.awaited is not None:
+            return b""  # the input is served once the body is read
+        if self.is_waiting:
+            self.broker.cancel_wait(self.client)
+            self.is_waiting = False
+            out.append(ended_wait_reply(self, WaitOutcome.TIMED_OUT))
+        self.cost = 0
+        self.reports = False
+        return self._serve(self._rest, self._position, out, now, limit)
 
-    def _reserve_until(self, until: int | None, now: int) -> bytes | None:
-        broker, client = self._broker, self.client
-        if not client.is_worker:
-            broker.note_worker(client)
-        if self._reserve_cost:
-            self._add_reserve_cost()
-        job = broker.reserve(client, now)
-        if job is not None:
-            return self._job_reply(job, False, now)
-        outcome = broker.wait(client, now if self._is_eof else until, now)
-        if outcome == WaitOutcome.WAITING:
-            self.is_waiting = True
-            return None
-        return self._ended_wait_reply(outcome)
+    def resume(self, now: int, limit: range = COMMAND_SLICE) -> bytes:
+        """Continue after `wake`, or after a call that left `has_more` and whose stream, if any, has been sent."""
+        out: list[bytes] = []
+        self.cost = 0
+        self.reports = self.is_waiting or self.sliced is not None
+        if self.is_waiting:
+            self.is_waiting = False
+            reply = wait_reply(self, now) if self.awaited is None else awaited_reply(self, now)
+            if reply is None:
+                return b""
+            out.append(reply)
+        elif self.sliced is not None:
+            reply = self.do_slice(self.sliced, now)
+            if reply is None:
+                return b""
+            out.append(reply)
+        if self.stream is not None:
+            self.has_more = True
+            return out[0]
+        return self._serve(self._rest, self._position, out, now, limit)
 
-    def _wait_reply(self, now: int) -> bytes | None:
-        """Return the reply that ends the client's wait."""
-        outcome, self.client.outcome = self.client.outcome, None  # else a deleted job would stay in memory
-        return self._job_reply(outcome, False, now) if isinstance(outcome, Job) else self._ended_wait_reply(outcome)
+    def close(self, now: int) -> None:
+        """Disconnect the client, and set `cost`. Call it exactly once, last."""
+        client = self.client
+        left = min(len(client.reserved) + len(client.watched), 2 * SLICE)
+        self.cost = CLOSE_COST + self.reserve_cost + DISCONNECT_COST * left
+        self.awaited = None
+        self.end_stream()
+        self.broker.disconnect(self.client, now)
 
-    def _ended_wait_reply(self, outcome: int | None) -> bytes:
-        """Return the reply to a wait that ended without a job."""
-        return replies.DEADLINE_SOON if outcome == WaitOutcome.DEADLINE_SOON else replies.TIMED_OUT
+    def end_stream(self) -> None:
+        """Close the stream, if there is one. Call this when the stream has been sent or is abandoned."""
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
 
-    def _job_reply(self, job: Job, is_peek: bool, now: int) -> bytes | None:
-        """Return the reply with *job*, RESERVED or, if *is_peek*, FOUND; None if it has to wait for the body."""
-        body = job.body
-        if body is None:
-            self._await_body(job, is_peek)
-            return None
-        return self._body_reply(job, body, is_peek, now)
+    # Lines
 
-    def _body_reply(self, job: Job, body: bytes, is_peek: bool, now: int) -> bytes:
-        self.cost += len(body)
-        if len(body) > OUTPUT_SLICE:
-            self.stream = BodyStream(body)
-            return replies.found_line(job.id, body) if is_peek else replies.reserved_line(job.id, body)
-        return replies.found(job.id, body) if is_peek else replies.reserved(job.id, body)
+    def _serve(self, data: bytes, pos: int, out: list[bytes], now: int, limit: range) -> bytes:
+        """Serve the lines of *data* from *pos* on, up to a slice; keep the rest; return the joined *out*."""
+        known = codec.known
+        self.has_more = False
+        if self._long_line:
+            pos = self._continue_long_line(data, pos, out)
+        size = len(data)
+        for _ in limit:
+            if pos == size:
+                break
+            end = data.find(CRLF, pos, pos + MAX_LINE)
+            if end < 0:
+                end = INCOMPLETE if size - pos < MAX_LINE else self._end_of_long_line(data, pos)
+                if end == INCOMPLETE:
+                    break
+                if end == TOO_LONG:
+                    self._long_line = data[pos : pos + MAX_PUT_LINE]
+                    pos = self._continue_long_line(data, pos, out)
+                    continue
+            line = data[pos:end]
+            pos = end + 2
+            try:
+                command = known.get(line) or codec.parse(line)
+                verb: Verb = command[0]
+                if verb.handle is None:
+                    pos = self._begin_put(command, data, pos, out, now)
+                    continue
+                self.reports |= verb.awaits_journal
+                reply = self._handle(verb, command, now)
+            except ProtocolError as error:
+                reply = error.reply
+                self.refused(self.client, line, reply)
+                pos = self._skip_announced(line + b" ", data, pos, out)
+            if reply is None:
+                break
+            out.append(reply)
+            if self.cost > OUTPUT_SLICE:
+                self.has_more = True
+                break
+        else:
+            self.has_more = pos < size
+            self.cost += COMMAND_COST * len(limit)
+        self._keep_from(data, pos)
+        if self.is_eof and not self.has_more and self.awaited is None:
+            self.is_closing = True
+        return out[0] if len(out) == 1 else b"".join(out)
 
-    def _await_body(self, job: Job, is_peek: bool) -> None:
-        """Park until the body of *job* is read back."""
-        bodies = self._broker.bodies
-        assert bodies is not None
-        self.is_waiting = True
-        self._awaited, self._is_peek = job, is_peek
-        self._is_body_here = False
-        bodies.fetch(job, self._take_body)
+    def _keep_from(self, data: bytes, pos: int) -> None:
+        """Keep *data* from *pos* on, without a copy if the next slice follows soon and the rest is large."""
+        if pos < len(data) - pos and (self.has_more or self.is_waiting):
+            self._rest, self._position = data, pos
+        else:
+            self._rest, self._position = data[pos:], 0
 
-    def _take_body(self, body: bytes | None) -> None:
-        """Take the body that the session waits for, None if it is lost, and have `resume` called."""
-        if self._awaited is not None:
-            self._body = body
-            self._is_body_here = True
-            self.client.wake()
+    def _handle(self, verb: Verb, command: Command, now: int) -> bytes | None:
+        """Return the reply to *command*, or None if the commands after it have to wait."""
+        assert verb.handle is not None
+        return verb.handle(self, command, now)
 
-    def _awaited_reply(self, now: int) -> bytes:
-        """Return the reply that waited for a body."""
-        job, body = self._awaited, self._body
-        assert job is not None
-        self._awaited = self._body = None
-        if body is not None:
-            return self._body_reply(job, body, self._is_peek, now)
-        if self._is_peek:
-            return replies.INTERNAL_ERROR if job.id in self._broker.jobs else replies.NOT_FOUND
-        self._broker.bury(self.client, job.id, job.pri, now)  # else later reserves would fail on the same job
-        return replies.INTERNAL_ERROR
+    def _end_of_long_line(self, data: bytes, pos: int) -> int:
+        """Return the end of the line at *pos*, which is longer than MAX_LINE; or INCOMPLETE or TOO_LONG."""
+        limit = codec.max_line(data, pos)
+        end = data.find(CRLF, pos, pos + limit)
+        return end if end >= 0 else INCOMPLETE if len(data) - pos < limit else TOO_LONG
 
-    def _reserve_job(self, command: Command, now: int) -> bytes | None:
-        _, id = command
-        job = self._broker.reserve_job(self.client, id, now)
-        if job is None:
-            return replies.NOT_FOUND
-        self._broker.note_worker(self.client)
-        return self._job_reply(job, False, now)
+    def _continue_long_line(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        end = data.find(CRLF, pos)
+        if end < 0:
+            return len(data) - data.endswith(b"\r")
+        line, self._long_line = self._long_line, b""
+        out.append(BadFormat.reply)
+        if codec.hides_size(line):
+            return self._close_early(data)
+        return self._skip_announced(line, data, end + 2, out)
 
-    def _delete(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_delete += 1
-        _, id = command
-        return replies.DELETED if self._broker.delete(self.client, id, now) else replies.NOT_FOUND
+    def _close_early(self, data: bytes) -> int:
+        """Close the connection, because the rest of the stream may be part of a body; return the next position."""
+        self.is_closing = True
+        return len(data)
 
-    def _release(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_release += 1
-        _, id, pri, delay = command
-        is_released = self._broker.release(self.client, id, pri, delay, now)
-        return replies.RELEASED if is_released else replies.NOT_FOUND
+    # Put
 
-    def _bury(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_bury += 1
-        _, id, pri = command
-        return replies.BURIED if self._broker.bury(self.client, id, pri, now) else replies.NOT_FOUND
-
-    def _touch(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_touch += 1
-        _, id = command
-        return replies.TOUCHED if self._broker.touch(self.client, id, now) else replies.NOT_FOUND
-
-    def _peek(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_peek += 1
-        _, id = command
-        return self.peek_reply(self._broker.jobs.get(id), now)
-
-    def _peek_ready(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_peek_ready += 1
-        return self.peek_reply(self.client.used.ready.peek(), now)
-
-    def _peek_delayed(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_peek_delayed += 1
-        return self.peek_reply(self.client.used.delayed.first(), now)
-
-    def _peek_buried(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_peek_buried += 1
-        return self.peek_reply(self.client.used.first_buried(), now)
-
-    def _begin_kick(self, command: Command, now: int) -> bytes | None:
-        self._broker.counters.cmd_kick += 1
-        _, bound = command
-        tube = self.client.used
-        state = BURIED if tube.buried else DELAYED
-        present = len(tube.buried) or tube.delayed.count
-        return self._do_work(Kick(tube, state, min(bound, present)), now)
-
-    def _do_work(self, work: Work, now: int) -> bytes | None:
-        """Do a slice of *work*; return the reply when it is done, else None, with `has_more` or `is_waiting` set."""
-        reply = work.do_slice(self, self._broker, now)
-        self.has_more = reply is None and not self.is_waiting
-        self._work = work if self.has_more else None
-        return reply
-
-    def may_delete(self, id: int) -> bool:
-        """Whether the client may delete the job *id*; True if there is no such job."""
+    def _may_put(self, command: Command) -> bool:
+        """Whether an access rule allows the put."""
         return True
 
-    def peek_reply(self, job: Job | None, now: int) -> bytes | None:
-        """Return the reply to a peek; None if it has to wait for the body."""
-        return replies.NOT_FOUND if job is None else self._job_reply(job, True, now)
+    def _begin_put(self, command: Command, data: bytes, pos: int, out: list[bytes], now: int) -> int:
+        """Begin the put whose line ends before *pos*; finish it if its body has arrived; return the next position."""
+        broker = self.broker
+        verb: Verb = command[0]
+        size: int = command[4]
+        if not verb.is_extension:
+            broker.counters.cmd_put += 1
+        if not self._may_put(command):
+            return self._begin_skip(size, FORBIDDEN if size <= broker.max_job_size else TOO_BIG, data, pos, out)
+        if size > broker.max_job_size:
+            return self._begin_skip(size, TOO_BIG, data, pos, out)
+        if not command[5]:
+            raise BadFormat  # as in beanstalkd, the body is served as commands
+        if not self.client.is_producer:
+            broker.note_producer(self.client)
+        id = broker.allocate_id()
+        end = pos + size
+        if len(data) < end + 2:
+            try:
+                self._partial = BytesIO(bytes(size + 2)) if size > GROWN_BODY else BytesIO()
+            except MemoryError:
+                return self._begin_skip(size, NO_MEMORY, data, pos, out)
+            self._put = command
+            self._put_id = id
+            self._partial.write(memoryview(data)[pos:])
+            self._missing = end + 2 - len(data)
+            return len(data)
+        if not data.startswith(CRLF, end):
+            return self._refuse_unterminated(command, data, end + 2, out)
+        out.append(self._end_put(command, id, data[pos:end], now))
+        return end + 2
 
-    def _kick_job(self, command: Command, now: int) -> bytes:
-        _, id = command
-        return replies.KICKED if self._broker.kick_job(id, now) else replies.NOT_FOUND
+    def _continue_body(self, command: Command, data: bytes, out: list[bytes], now: int) -> int:
+        partial, taken = self._partial, min(self._missing, len(data))
+        assert partial is not None
+        partial.write(memoryview(data)[:taken])
+        self._missing -= taken
+        if not self._missing:
+            self._put = self._partial = None
+            size: int = command[4]
+            partial.seek(size)
+            if partial.read() != CRLF:
+                return self._refuse_unterminated(command, data, taken, out)
+            partial.truncate(size)  # then `getvalue` returns the buffer itself, not a copy
+            out.append(self._end_put(command, self._put_id, partial.getvalue(), now))
+        return taken
 
-    def _use(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_use += 1
-        _, name = command
-        self._add_tube_cost(name)
-        return replies.using(name) if self._broker.use(self.client, name) else replies.OUT_OF_MEMORY
+    def _refuse_unterminated(self, command: Command, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Refuse a put whose body, with two more bytes, ends before *pos* without CRLF; return the next position.
 
-    def _watch(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_watch += 1
-        name = command[1]
-        self._add_tube_cost(name)
-        count = self._broker.watch(self.client, name)
-        self._note_watched()
-        return replies.watching(count) if count > 0 else replies.OUT_OF_MEMORY
+        The client has announced a wrong size, so what follows may be the rest of the body.
+        """
+        self.refused(self.client, b"put of %d bytes" % command[4], replies.EXPECTED_CRLF)
+        out.append(replies.EXPECTED_CRLF)
+        return pos if mode.is_strict else self._close_early(data)
 
-    def _ignore(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_ignore += 1
-        _, name = command
-        count = self._broker.ignore(self.client, name)
-        self._add_tube_cost(name)
-        self._note_watched()
-        return replies.watching(count) if count else replies.NOT_IGNORED
+    def _end_put(self, command: Command, id: int, body: bytes, now: int) -> bytes:
+        if self.broker.is_draining:
+            return replies.DRAINING
+        if len(command) == PUT_LENGTH:
+            _, pri, delay, ttr, _, _ = command
+            result = self.broker.put(self.client, id, pri, delay, ttr, body, now)
+        elif len(command) < TAGGED_LENGTH:
+            _, pri, delay, ttr, _, _, name = command
+            result = self.broker.put_in_tube(self.client, name, id, pri, delay, ttr, body, now)
+        else:
+            _, pri, delay, ttr, _, _, name, tags = command
+            outcome = self.broker.put_tagged(self.client, name, id, pri, delay, ttr, body, tags, now)
+            if isinstance(outcome, Duplicate):
+                self.reports = True
+                return replies.duplicate(outcome.id, outcome.state, outcome.pri)
+            result = outcome
+        if result > 0:
+            self.reports = True  # by a policy, the job may be an earlier one
+            return replies.inserted(result)
+        return replies.JOB_TOO_BIG if result == Refusal.TOO_BIG else replies.OUT_OF_MEMORY
 
-    def _note_watched(self) -> None:
-        """Update the cost of a reserve, which depends on the number of watched tubes."""
-        self._reserve_cost = len(self.client.watched) // WATCHED_BATCH * WATCHED_COST
+    def _begin_skip(self, size: int, refusal: int, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Discard the body of a put, *size* bytes from *pos* on, then reply *refusal*; return the next position."""
+        self._skip = size + 2
+        self._refusal = refusal
+        self.refused(self.client, b"put of %d bytes" % size, REFUSALS[refusal])
+        return self._continue_skip(data, pos, out)
 
-    def _add_reserve_cost(self) -> None:
-        """Add the cost of a reserve, without that of its job."""
-        self.cost += self._reserve_cost
-        if self.client.tube_set is None:
-            self.cost += EXAMINE_COST * len(self.client.watched)
+    def _skip_announced(self, line: bytes, data: bytes, pos: int, out: list[bytes]) -> int:
+        """Discard the body that the refused *line* announces (see `announced_size`); return the next position."""
+        size = codec.announced_size(line)
+        if size == codec.NO_BODY:
+            return pos
+        self._skip = size + 2
+        self._refusal = REPLIED
+        return self._continue_skip(data, pos, out)
 
-    def _pause_tube(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_pause_tube += 1
-        _, name, delay, is_valid_name = command
-        if not is_valid_name:
-            raise codec.BadFormat
-        if not delay:
-            self.cost += UNPAUSE_COST
-        return replies.PAUSED if self._broker.pause_tube(name, delay, now) else replies.NOT_FOUND
-
-    def _stats(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_stats += 1
-        return self._stats_reply(stats.server_stats(self._broker, now), None, now)
-
-    def _stats_job(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_stats_job += 1
-        _, id = command
-        job = self._broker.jobs.get(id)
-        return replies.NOT_FOUND if job is None else self._stats_reply(stats.job_stats(job, now), job, now)
-
-    def _stats_tube(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_stats_tube += 1
-        _, name = command
-        tube = self._broker.tubes.get(name)
-        return replies.NOT_FOUND if tube is None else self._stats_reply(stats.tube_stats(tube, now), tube, now)
-
-    def _stats_reply(self, snapshot: stats.Snapshot, subject: Tube | Job | None, now: int) -> bytes:
-        """Return the reply with *snapshot*, which is about *subject*, or about the server if that is None."""
-        return self._count_reply(replies.stats(snapshot))
-
-    def _list_tubes(self, command: Command, now: int) -> bytes:
-        broker = self._broker
-        broker.counters.cmd_list_tubes += 1
-        if len(broker.tubes) <= SHORT_LIST:
-            return self._count_reply(replies.name_list(broker.tubes))
-        return self.list_names(broker.name_list())
-
-    def _list_tube_used(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_list_tube_used += 1
-        return replies.using(self.client.used.name)
-
-    def _list_tubes_watched(self, command: Command, now: int) -> bytes:
-        self._broker.counters.cmd_list_tubes_watched += 1
-        watched = self.client.watched
-        if len(watched) <= SHORT_LIST:
-            return self._count_reply(replies.name_list(watched))
-        self.cost += NAME_COST * len(watched)
-        return self.list_names(list_of(watched, self._broker.listed_names))
-
-    def list_names(self, names: NameList) -> bytes:
-        """Return the reply that lists *names*. If it is long, return its first line, and set `stream` to the rest."""
-        if names.size <= OUTPUT_SLICE:
-            return self._count_reply(replies.name_list(names.names()))
-        self.cost += OUTPUT_SLICE + len(names.chunks)  # ends the slice
-        if not names.acquire():
-            self._broker.limit_counters.note("listings", self.client.address)
-            return replies.OUT_OF_MEMORY
-        self.stream = NameStream(names)
-        return replies.ok_line(names.size)
-
-    def _add_tube_cost(self, tube: bytes) -> None:
-        """Add the cost of the tube that is about to be created, or was dropped, if there is none of this name."""
-        if tube not in self._broker.tubes:
-            self.cost += NEW_TUBE_COST
-
-    def _count_reply(self, reply: bytes) -> bytes:
-        self.cost += len(reply)
-        return reply
-
-    def _quit(self, command: Command, now: int) -> None:
-        self.is_closing = True
+    def _continue_skip(self, data: bytes, pos: int, out: list[bytes]) -> int:
+        skipped = min(self._skip, len(data) - pos)
+        self._skip -= skipped
+        if not self._skip and self._refusal != REPLIED:
+            out.append(REFUSALS[self._refusal])
+        return pos + skipped
 
 
-HANDLERS: Final[dict[bytes, Handler]] = {
-    codec.PEEK: Session._peek,
-    codec.PEEK_READY: Session._peek_ready,
-    codec.PEEK_DELAYED: Session._peek_delayed,
-    codec.PEEK_BURIED: Session._peek_buried,
-    codec.RESERVE: Session._reserve,
-    codec.RESERVE_WITH_TIMEOUT: Session._reserve_with_timeout,
-    codec.RESERVE_JOB: Session._reserve_job,
-    codec.DELETE: Session._delete,
-    codec.RELEASE: Session._release,
-    codec.BURY: Session._bury,
-    codec.KICK: Session._begin_kick,
-    codec.KICK_JOB: Session._kick_job,
-    codec.TOUCH: Session._touch,
-    codec.STATS: Session._stats,
-    codec.STATS_JOB: Session._stats_job,
-    codec.STATS_TUBE: Session._stats_tube,
-    codec.USE: Session._use,
-    codec.WATCH: Session._watch,
-    codec.IGNORE: Session._ignore,
-    codec.LIST_TUBES: Session._list_tubes,
-    codec.LIST_TUBE_USED: Session._list_tube_used,
-    codec.LIST_TUBES_WATCHED: Session._list_tubes_watched,
-    codec.QUIT: Session._quit,
-    codec.PAUSE_TUBE: Session._pause_tube,
-}
+def _ignore_refused(client: Client, command: bytes, reply: bytes) -> None:
+    """Stand in for `Session.refused` where errors are not logged."""

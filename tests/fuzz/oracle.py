@@ -14,8 +14,10 @@ from typing import Final
 from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol import replies as wire
-from greenstalk_server.protocol.codec import BadFormat, Command, ProtocolError
+from greenstalk_server.protocol.arguments import MAX_PUT_LINE, TAGGED_LENGTH, BadFormat, ProtocolError
 from greenstalk_server.protocol.costs import OUTPUT_SLICE
+from greenstalk_server.protocol.verb import Command
+from greenstalk_server.protocol.verbs import VERBS
 from tests.core.model import DEFAULT, SECOND, ModelClient, ModelJob
 from tests.core.tag_model import TagJob, TagModel
 
@@ -23,8 +25,8 @@ CRLF: Final = b"\r\n"
 LONGEST: Final = 222
 """Bytes of a line without its end."""
 
-LONGEST_BY_VERB: Final = {b"delete-batch": codec.MAX_BATCH_LINE - 2, b"put": 1198, b"put-in-tube": 1198}
-"""The same of verbs that may have a longer line; of a put only if it has tags."""
+LONGEST_BY_VERB: Final = {verb.name: verb.max_line - 2 for verb in VERBS}
+"""The same by verb; a put may only have a longer line if it has tags."""
 
 TAG: Final = re.compile(rb"(?:idp|grp|aft|con):")
 
@@ -33,6 +35,7 @@ MODELLED: Final = 300
 
 LEGAL: Final = {
     b"put": (b"INSERTED", b"DRAINING", b"OUT_OF_MEMORY"),
+    b"put-in-tube": (b"INSERTED", b"DRAINING", b"OUT_OF_MEMORY"),
     b"reserve": (b"RESERVED", b"TIMED_OUT", b"DEADLINE_SOON"),
     b"reserve-with-timeout": (b"RESERVED", b"TIMED_OUT", b"DEADLINE_SOON"),
     b"reserve-job": (b"RESERVED", b"NOT_FOUND"),
@@ -72,7 +75,7 @@ LEGAL: Final = {
     b"reserve-mode": (b"USING",),
     b"stats-mode": (b"USING",),
 }
-"""The words with which the reply of each verb may begin."""
+"""The words with which the reply of each verb may begin; any word for a verb that is missing."""
 
 WITH_DATA: Final = re.compile(rb"(?:RESERVED [0-9]+|FOUND [0-9]+|OK) ([0-9]+)((?: [^ \r]+)*)\r\n")
 BATCH: Final = re.compile(rb"RESERVED_BATCH ([0-9]+)\r\n")
@@ -129,16 +132,17 @@ class Reading:
             try:
                 if len(line) > (LONGEST_BY_VERB.get(verb, LONGEST) if space else LONGEST):
                     raise BadFormat
-                command = codec.parse(line)
+                parsed, *rest = codec.parse(line)
             except ProtocolError as error:
                 yield error.reply
                 if space and verb in (b"put", b"put-in-tube"):
                     yield from self._drop_body(verb, line)
                 continue
-            if command[0] == b"put":
+            command = (parsed.name, *rest)
+            if parsed.handle is None:
                 yield from self._cut_put(command)
             else:
-                self.has_quit = command[0] == b"quit"
+                self.has_quit = parsed.name == b"quit"
                 yield command
 
     def _cut_put(self, command: Command) -> Iterator[Command | Put | bytes | None]:
@@ -158,8 +162,8 @@ class Reading:
     def _drop_body(self, verb: bytes, line: bytes) -> Iterator[None]:
         """Drop the body of the refused put *line*, if its size can be read and it is an extension."""
         at = 4 if verb == b"put" else 5
-        words = re.split(rb" +", line[: codec.MAX_PUT_LINE])
-        is_cut = len(line) + 2 > codec.MAX_PUT_LINE
+        words = re.split(rb" +", line[:MAX_PUT_LINE])
+        is_cut = len(line) + 2 > MAX_PUT_LINE
         digits = re.match(rb"[0-9]+", words[at]) if len(words) > at + is_cut else None
         if verb == b"put":
             has_body = digits is not None and any(TAG.match(word) for word in words[at + 1 :])
@@ -284,7 +288,7 @@ class Oracle:
         self._check_legal(put.command, reply)
         assert (reply == wire.DRAINING) == self.is_draining
         if reply.startswith(b"INSERTED "):
-            tags = put.command[7] if len(put.command) == codec.TAGGED_LENGTH else Tags()
+            tags = put.command[7] if len(put.command) == TAGGED_LENGTH else Tags()
             expected = self._put_in_model(number, put.command, tags, int(reply.split()[1]))
             if len(reply.split()) > 2:
                 assert tags.idempotency_key
@@ -316,7 +320,8 @@ class Oracle:
 
     def _check_legal(self, command: Command, reply: bytes) -> None:
         first, *jobs = _parts(reply)
-        assert first.split(None, 1)[0] in LEGAL[command[0]], f"{command!r} got {reply[:80]!r}"
+        word = first.split(None, 1)[0]
+        assert word in LEGAL.get(command[0], (word,)), f"{command!r} got {reply[:80]!r}"
         for part in (first, *jobs):
             words = part.split(None, 3)
             assert not jobs or part is first or words[0] == b"RESERVED"
@@ -343,8 +348,8 @@ class Oracle:
         model = self._model
         assert model is not None
         verb = command[0].decode().replace("-", "_")
-        handler: Callable[[FuzzModel, int, Command, bytes], bytes] = getattr(self, f"_on_{verb}")
-        return handler(model, number, command, reply)
+        handler: Callable[[FuzzModel, int, Command, bytes], bytes] | None = getattr(self, f"_on_{verb}", None)
+        return reply if handler is None else handler(model, number, command, reply)
 
     def _found(self, word: bytes, id: int) -> bytes:
         return b"%b %d %d\r\n%b\r\n" % (word, id, len(self.bodies[id]), self.bodies[id])

@@ -21,15 +21,16 @@ from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.net.connection import RECEIVE_SIZE
 from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.codec import MAX_BATCH, MAX_BATCH_LINE
+from greenstalk_server.protocol.arguments import MAX_BATCH, MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import COMMAND_SLICE, OUTPUT_SLICE
-from greenstalk_server.protocol.extended_session import ExtendedSession
-from greenstalk_server.protocol.framing import INPUT_LIMIT
+from greenstalk_server.protocol.session import INPUT_LIMIT, Session
+from greenstalk_server.protocol.verbs import VERBS
 from tests.core.model import Tie
 from tests.fuzz.oracle import Oracle
 from tests.fuzz.source import Source
 from tests.journal.disk import Chance, Disk, Fault, seeded
 from tests.journal.workload import Bench
+from tests.support.grammar import arguments
 from tests.support.talk import buffered_bytes, stream_of
 from tests.support.world import EDITS, START, make_broker
 
@@ -68,23 +69,27 @@ TIMEOUTS: Final = (b"0", b"1", b"2", b"4", b"2147483647", b"2147483648", b"-1", 
 SECONDS: Final = (0.0, 0.000001, 0.5, 1.0, 1.5, 2.0, 4.0, 40.0, 1000.0, 2.0**32)
 COUNTS: Final = (2, 3, 16, 250, 300, 1001, 2500)
 
-BARE: Final = (
-    b"reserve", b"peek-ready", b"peek-delayed", b"peek-buried", b"stats", b"list-tubes", b"list-tube-used",
-    b"list-tubes-watched", b"quit", b"", b"reserve ", b"statsx", b"quit now", b"\0", b"a" * 222, b"a" * 223, b"a" * 500,
-)  # fmt: skip
-WITH_ID: Final = (b"delete", b"touch", b"peek", b"kick-job", b"reserve-job", b"stats-job")
-WITH_NAME: Final = (b"use", b"watch", b"ignore", b"stats-tube")
-EXTENSIONS: Final = (
-    b"reserve-batch 3", b"reserve-batch 1000 0.5", b"reserve-batch 2 4", b"delete-batch 1 2 3 4 5 6 7 8 9 10",
-    b"delete-batch" + b" 9" * 500, b"touch-all", b"flush-tube a", b"flush-tube default", b"flush-buried default",
-    b"truncate a", b"truncate default", b"watch a 9", b"watch b 2", b"watch a 0", b"reserve-mode fifo",
-    b"reserve-mode weighted", b"reserve-mode weighted-fair", b"stats-mode standard", b"drain", b"undrain",
-    b"stats-group g", b"stats-group h", b"stats-mode extended",
-    b"peek-reserved", b"reprioritize 2 5", b"reprioritize 3 0", b"wait 1", b"wait 2 0.5", b"wait 3 4", b"meta",
-    b"meta tube pri age ttr reserves timeouts releases attempts", b"meta attempts", b"put-in-tube a 1 0.5 0.25 1\r\nx",
-    b"put-in-tube b 0 0 2.5 1\r\nx", b"put-in-tube -a 0 0 9 6\r\nquit\r\n", b"put-in-tube a x 0 9 1\r\nx",
-    b"put-in-tube a 0 0 9 300\r\nx", b"put 1 0.25 1.5 1\r\nx", b"pause-tube default 0.5",
-    b"reserve-with-timeout 0.25", b"delete-batch" + b" 9" * 1001,
+PUBLISHED: Final = tuple(verb for verb in VERBS if verb.handle is not None and not verb.is_extension)
+EXTENSIONS: Final = tuple(verb for verb in VERBS if verb.handle is not None and verb.is_extension)
+VALUES: Final = {
+    "id": IDS,
+    "tube": NAMES,
+    "key": (b"g", b"h", b"a:"),
+    "pri": PRIS,
+    "delay": (*DELAYS, b"0.5"),
+    "bound": BOUNDS,
+    "timeout": (*TIMEOUTS, b"0.25", b"0.5"),
+    "n": (b"1", b"2", b"3", b"1000", b"1001"),
+    "weight": (b"1", b"2", b"9", b"0"),
+    "field": (b"tube", b"pri", b"age", b"ttr", b"reserves", b"timeouts", b"releases", b"attempts", b"pri", b"x"),
+}
+"""Values of the arguments of `Verb.arguments`. A name that is missing here is a value itself."""
+
+ODD: Final = (
+    b"", b"reserve ", b"statsx", b"quit now", b"\0", b"a" * 222, b"a" * 223, b"a" * 500, b"pause-tubedefault 0",
+    b"delete-batch 1 2 3 4 5 6 7 8 9 10", b"delete-batch" + b" 9" * 500, b"delete-batch" + b" 9" * 1001,
+    b"meta tube pri age ttr reserves timeouts releases attempts", b"put-in-tube -a 0 0 9 6\r\nquit\r\n",
+    b"put-in-tube a x 0 9 1\r\nx", b"put-in-tube a 0 0 9 300\r\nx", b"put 1 0.25 1.5 1\r\nx",
     b"put-in-tube " + b"n" * 1200 + b" 0 0 9 6\r\nquit\r\n",
 )  # fmt: skip
 
@@ -124,7 +129,7 @@ class Talker:
         self.outbox = b""
         self.line = b""
         self.has_ended = False
-        self.session = ExtendedSession(broker, self._on_wake)
+        self.session = Session(broker, self._on_wake)
 
     def _on_wake(self) -> None:
         assert self.session.is_woken
@@ -416,28 +421,21 @@ def line(source: Source) -> bytes:
     kind = source.byte()
     if kind < 80:
         return _put(source)
-    if kind < 130:
-        return source.pick(WITH_ID) + b" " + source.pick(IDS) + b"\r\n"
-    if kind < 160:
-        return source.pick(WITH_NAME) + b" " + source.pick(NAMES) + b"\r\n"
-    if kind < 200:
-        return source.pick(BARE) + b"\r\n"
-    if kind < 220:
-        return b"reserve-with-timeout %b\r\n" % source.pick(TIMEOUTS)
-    if kind < 232:
-        return b"release %b %b %b\r\n" % (source.pick(IDS), source.pick(PRIS), source.pick(DELAYS))
-    if kind < 240:
-        return b"bury %b %b\r\n" % (source.pick(IDS), source.pick(PRIS))
-    if kind < 248:
-        return b"kick %b\r\n" % source.pick(BOUNDS)
-    if kind < 251:
-        return b"pause-tube %b %b\r\n" % (source.pick(NAMES), source.pick(DELAYS))
-    return source.pick(EXTENSIONS) + b"\r\n"
+    if kind < 90:
+        return source.pick(ODD) + b"\r\n"
+    verb = source.pick(PUBLISHED if kind < 210 else EXTENSIONS)
+    words = [verb.name]
+    for each in arguments(verb):
+        values = VALUES.get(each.name) or tuple(each.name.encode().split(b"|"))
+        count = source.byte() % 4 if each.is_optional or each.is_repeated else 1
+        words += [source.pick(values) for _ in range(count if each.is_repeated else min(count, 1))]
+    return b" ".join(words) + b"\r\n"
 
 
 def _put(source: Source) -> bytes:
     shape, size = source.byte(), source.pick(SIZES)
-    head = b"put %b %b %b %d" % (source.pick(PRIS), source.pick(DELAYS), source.pick(TTRS), size)
+    verb = b"put-in-tube " + source.pick(NAMES) if shape % 8 == 7 else b"put"
+    head = b"%b %b %b %b %d" % (verb, source.pick(PRIS), source.pick(DELAYS), source.pick(TTRS), size)
     if shape < 8:
         return head + b" x\r\n"
     body = bytes([shape]) * min(size, 70_000)

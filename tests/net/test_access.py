@@ -17,10 +17,8 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.access import Grants, grants, read_rules
-from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS
-from greenstalk_server.protocol.restricted_session import _CHECKED, _NEED_NO_GRANT, RestrictedSession, guard
+from greenstalk_server.protocol.restricted_session import RestrictedSession
 from tests.support.daemon import TIMEOUT, Daemon, environment, run
 from tests.support.talk import CUTS, Talk
 from tests.support.tls import PAGE, connect, context, make_certificates
@@ -249,37 +247,6 @@ def test_rule_with_a_wrong_key_pattern_is_refused() -> None:
         read_rules([{"produce": ["mail"], "keys": ["a:b"]}])
     with pytest.raises(ValueError, match="rule 1: keys: must be an array of keys"):
         read_rules([{"produce": ["mail"], "keys": "all"}])
-
-
-def test_verb_without_a_row_in_the_access_table_is_refused(broker: Broker) -> None:
-    talk = Guarded(broker, produce="*", consume="*", inspect="*")
-    handlers = guard({**EXTENDED_HANDLERS, codec.KICK_JOB + b"s": EXTENDED_HANDLERS[codec.QUIT]})
-    assert handlers[b"kick-jobs"](talk.session, (b"kick-jobs",), START) == REFUSED
-    assert refusals(broker) == 1
-
-
-def test_every_verb_has_a_row_in_the_access_table() -> None:
-    """A verb is checked, or is named as one that needs no grant; never neither, never both."""
-    in_both, with_a_row = _CHECKED.keys() & _NEED_NO_GRANT, {*_CHECKED, *_NEED_NO_GRANT}
-    assert not in_both, f"in _CHECKED and in _NEED_NO_GRANT of restricted_session.py: {in_both}"
-    missing, stale = EXTENDED_HANDLERS.keys() - with_a_row, with_a_row - EXTENDED_HANDLERS.keys()
-    assert not missing, f"neither in _CHECKED nor in _NEED_NO_GRANT of restricted_session.py: {missing}"
-    assert not stale, f"in restricted_session.py, but not in EXTENDED_HANDLERS: {stale}"
-
-
-def test_every_parsed_verb_has_a_handler() -> None:
-    parsed = codec._WITH_ARGUMENTS.keys() | {prefix for prefix, _ in codec._PREFIXES} | codec._EXTENSIONS.keys()
-    missing = parsed - EXTENDED_HANDLERS.keys() - {codec.PUT, codec.PUT_IN_TUBE}
-    assert not missing, f"parsed by codec.py, but not in EXTENDED_HANDLERS: {missing}"
-
-
-def test_every_verb_is_in_the_documented_access_table() -> None:
-    table = PAGE.read_text().partition("| command | wants |")[2].partition("\n\n")[0]
-    verbs = [verb for row in table.splitlines() for verb in re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1:2]))]
-    handled = {verb.decode() for verb in (codec.PUT, codec.PUT_IN_TUBE, *EXTENDED_HANDLERS)}
-    missing, stale = handled - set(verbs), set(verbs) - handled
-    assert not missing, f"without a row in the table of {PAGE.name} (Who may use which tube): {missing}"
-    assert not stale, f"in the table of {PAGE.name}, but not in EXTENDED_HANDLERS: {stale}"
 
 
 @pytest.mark.parametrize("cut", CUTS)

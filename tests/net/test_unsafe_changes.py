@@ -19,12 +19,13 @@ from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.server import Server
-from greenstalk_server.protocol import codec
-from greenstalk_server.protocol.extended_session import EXTENDED_HANDLERS
+from greenstalk_server.protocol.verb import Verb
+from greenstalk_server.protocol.verbs import VERBS
 from greenstalk_server.runtime.clock import steady_clock
 from tests.journal.disk import Disk
 from tests.net.in_process import is_readable, listen, wait_until
 from tests.support.daemon import TIMEOUT
+from tests.support.grammar import example
 from tests.support.world import make_broker
 
 PUT: Final = b"put 0 0 60 1\r\nx"
@@ -129,71 +130,24 @@ def test_duplicate_waits_for_the_change_that_makes_it_one(slow: SlowServer, kind
     assert slow.read(slow.reader) == reply
 
 
-HELD: Final = {
-    codec.PEEK: b"peek 1",
-    codec.PEEK_READY: b"peek-ready",
-    codec.PEEK_DELAYED: b"peek-delayed",
-    codec.PEEK_BURIED: b"peek-buried",
-    codec.RESERVE_JOB: b"reserve-job 9",
-    codec.DELETE: b"delete 9",
-    codec.RELEASE: b"release 9 0 0",
-    codec.BURY: b"bury 9 0",
-    codec.KICK: b"kick 9",
-    codec.KICK_JOB: b"kick-job 9",
-    codec.TOUCH: b"touch 9",
-    codec.STATS_JOB: b"stats-job 1",
-    codec.PAUSE_TUBE: b"pause-tube nowhere 9",
-    codec.DELETE_BATCH: b"delete-batch 9",
-    codec.TOUCH_ALL: b"touch-all",
-    codec.FLUSH_TUBE: b"flush-tube nowhere",
-    codec.FLUSH_BURIED: b"flush-buried nowhere",
-    codec.TRUNCATE: b"truncate nowhere",
-    codec.PEEK_RESERVED: b"peek-reserved",
-    codec.REPRIORITIZE: b"reprioritize 9 0",
-    codec.WAIT: b"wait 9 0",
-}
-"""A command of each verb whose reply waits, even if the command changes nothing."""
-
-UNHELD: Final = {
-    codec.RESERVE: b"reserve",
-    codec.RESERVE_WITH_TIMEOUT: b"reserve-with-timeout 0",
-    codec.RESERVE_BATCH: b"reserve-batch 9 0",
-    codec.STATS: b"stats",
-    codec.STATS_TUBE: b"stats-tube default",
-    codec.STATS_GROUP: b"stats-group g",
-    codec.LIST_TUBES: b"list-tubes",
-    codec.LIST_TUBE_USED: b"list-tube-used",
-    codec.LIST_TUBES_WATCHED: b"list-tubes-watched",
-    codec.USE: b"use other",
-    codec.WATCH: b"watch other",
-    codec.IGNORE: b"ignore other",
-    codec.RESERVE_MODE: b"reserve-mode weighted",
-    codec.STATS_MODE: b"stats-mode extended",
-    codec.META: b"meta age",
-    codec.DRAIN: b"drain",
-    codec.UNDRAIN: b"undrain",
-    codec.QUIT: b"quit",
-}
-"""A command of each verb whose reply does not wait. The first reserves a job that is safe."""
+COMMANDS: Final = [verb for verb in VERBS if verb.handle is not None]
+HELD: Final = [verb for verb in COMMANDS if verb.awaits_journal]
 
 
-def test_every_verb_is_tried() -> None:
-    assert HELD.keys() | UNHELD.keys() == EXTENDED_HANDLERS.keys()
-
-
-@pytest.mark.parametrize("verb", HELD, ids=bytes.decode)
-def test_reply_that_reports_on_a_job_waits(slow: SlowServer, verb: bytes) -> None:
+@pytest.mark.parametrize("verb", HELD, ids=lambda verb: verb.name.decode())
+def test_reply_that_reports_on_a_job_waits_even_if_the_command_changes_nothing(slow: SlowServer, verb: Verb) -> None:
     slow.change(PUT)
-    assert slow.is_held(HELD[verb])
+    assert slow.is_held(example(verb).removesuffix(b"\r\n"))
     slow.unblock()
     assert slow.read(slow.reader)
 
 
 def test_replies_with_counts_and_lists_and_about_the_connection_do_not_wait(slow: SlowServer) -> None:
+    """The first command reserves a job that is safe; quit comes last."""
     assert slow.ask(slow.writer, PUT) == b"INSERTED 1\r\n"
     slow.change(b"put 0 60 60 1\r\nx")
-    for command in UNHELD.values():
-        assert not slow.is_held(command), command
+    for verb in sorted((verb for verb in COMMANDS if not verb.awaits_journal), key=lambda verb: verb.name == b"quit"):
+        assert not slow.is_held(example(verb).removesuffix(b"\r\n")), verb.name
         slow.reader.recv(65_536)
 
 

@@ -11,7 +11,7 @@ from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
-from greenstalk_server.protocol.codec import MAX_BATCH_LINE
+from greenstalk_server.protocol.arguments import MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST, WEIGHTED_COST
 from tests.support.talk import MARK, MARKED, Talk, buffered_bytes, stream_of
 from tests.support.world import make_broker

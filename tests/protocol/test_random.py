@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from greenstalk_server.protocol.codec import MAX_LINE, MAX_PUT_LINE
+from greenstalk_server.protocol.arguments import MAX_PUT_LINE
+from greenstalk_server.protocol.verb import MAX_LINE
 from tests.support.talk import MARK, Talk, buffered_bytes
 
 IDS = st.integers(0, 6).map(lambda id: b"%d" % id)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.protocol import codec
+from greenstalk_server.protocol.arguments import MAX_PUT_LINE
 from tests.support.talk import CUTS, MARK, MARKED, Talk
 from tests.support.world import FullJournal, make_broker
 
@@ -19,7 +19,7 @@ BIGGEST = b"b" * 65535
 
 NAME = b"n" * 200 + b" "
 LONGEST_PUT = b"put-in-tube %b0 0 60 1 idp:%bgrp:%baft:%bcon:%b" % (NAME, NAME, NAME, NAME.upper(), NAME)
-LONGEST_PUT += b" " * (codec.MAX_PUT_LINE - len(LONGEST_PUT) - 2)
+LONGEST_PUT += b" " * (MAX_PUT_LINE - len(LONGEST_PUT) - 2)
 
 CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     # put

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.protocol.framing import INPUT_LIMIT
+from greenstalk_server.protocol.session import INPUT_LIMIT
 from tests.support.talk import MARK, MARKED, Talk, buffered_bytes
 
 PUT = b"put 0 0 60 1\r\nx\r\n"

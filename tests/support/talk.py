@@ -8,7 +8,6 @@ from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.protocol.extended_session import ExtendedSession
 from greenstalk_server.protocol.session import Session
 from tests.support.world import START, make_broker, slots
 
@@ -25,7 +24,7 @@ class Talk:
         self.broker: Broker = broker if broker is not None else make_broker()
         self.now = START
         self.woken = 0
-        self.session = ExtendedSession(self.broker, self._on_wake)
+        self.session = Session(self.broker, self._on_wake)
 
     def send(self, data: bytes) -> bytes:
         """Send *data* in one piece; return the replies of all its slices.

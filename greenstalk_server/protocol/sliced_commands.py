@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -14,22 +13,10 @@ from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import COPIED_IDS, JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
-
-if TYPE_CHECKING:
-    from greenstalk_server.protocol.session import Session
+from greenstalk_server.protocol.session_state import SessionState, SlicedCommand
 
 
-class Work:
-    """Unfinished work: a command that takes several slices."""
-
-    __slots__ = ()
-
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
-        """Do the next slice, and add its cost to the session's; return the reply when the work is done, else None."""
-        raise NotImplementedError
-
-
-class Kick(Work):
+class Kick(SlicedCommand):
     """A kick of up to *bound* jobs of *tube* in *state*."""
 
     __slots__ = ("_bound", "_done", "_state", "_tube")
@@ -40,7 +27,7 @@ class Kick(Work):
         self._bound: int = bound
         self._done: int = 0
 
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+    def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Kick one slice of jobs."""
         done = broker.kick(self._tube, self._state, self._bound - self._done, now)
         session.cost += KICK_COST * done
@@ -48,7 +35,7 @@ class Kick(Work):
         return None if done and self._done < self._bound else replies.kicked(self._done)
 
 
-class DeleteBatch(Work):
+class DeleteBatch(SlicedCommand):
     """A deletion of the jobs *ids*."""
 
     __slots__ = ("_deleted", "_done", "_ids")
@@ -58,7 +45,7 @@ class DeleteBatch(Work):
         self._done: int = 0
         self._deleted: int = 0
 
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+    def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Delete one slice of jobs."""
         ids = self._ids[self._done : self._done + SLICE]
         self._done += len(ids)
@@ -71,7 +58,7 @@ class DeleteBatch(Work):
         return replies.deleted_batch(self._deleted, len(self._ids) - self._deleted)
 
 
-class TouchAll(Work):
+class TouchAll(SlicedCommand):
     """A touch of the jobs *ids*, which the client holds."""
 
     __slots__ = ("_done", "_ids", "_touched")
@@ -81,7 +68,7 @@ class TouchAll(Work):
         self._done: int = 0
         self._touched: int = 0
 
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+    def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Touch one slice of jobs."""
         ids = self._ids[self._done : self._done + SLICE]
         self._done += len(ids)
@@ -91,7 +78,7 @@ class TouchAll(Work):
         return None if self._done < len(self._ids) else replies.counted(b"TOUCHED_ALL", self._touched)
 
 
-class Flush(Work):
+class Flush(SlicedCommand):
     """A deletion of all jobs, or of all buried jobs, that the tube *name* has when it begins.
 
     A deletion of all jobs first frees the idempotency keys that have outlived their jobs.
@@ -113,7 +100,7 @@ class Flush(Work):
         self._found: int = 0
         self._found_before: int = -1
 
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+    def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Delete one slice of jobs."""
         limit = session.cost + OUTPUT_SLICE // 2
         reply = None
@@ -121,7 +108,7 @@ class Flush(Work):
             reply = self._do_step(session, broker, now)
         return reply
 
-    def _do_step(self, session: Session, broker: Broker, now: int) -> bytes | None:
+    def _do_step(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Free up to SLICE keys, or delete up to SLICE jobs of one state; return the reply when nothing is left."""
         if self._keys > 0:
             freed = broker.forget_keys(self._name, min(self._keys, SLICE))
@@ -174,7 +161,7 @@ class Truncate(Flush):
         return replies.counted(b"TRUNCATED", self._deleted)
 
 
-class FindReserved(Work):
+class FindReserved(SlicedCommand):
     """A search for the reserved job of *tube* with the lowest id."""
 
     __slots__ = ("_first", "_jobs", "_tube")
@@ -184,7 +171,7 @@ class FindReserved(Work):
         self._jobs: Iterator[Job | None] = reserved_jobs(broker)
         self._first: int = 0
 
-    def do_slice(self, session: Session, broker: Broker, now: int) -> bytes | None:
+    def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Examine one slice of jobs."""
         tube = self._tube
         jobs = list(islice(self._jobs, SLICE)) if tube.reserved_count else []

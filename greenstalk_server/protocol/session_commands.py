@@ -1,0 +1,59 @@
+"""Commands about the connection or the whole server."""
+
+from __future__ import annotations
+
+from greenstalk_server.protocol import replies
+from greenstalk_server.protocol.arguments import UnknownCommand
+from greenstalk_server.protocol.extended_stats import group_stats
+from greenstalk_server.protocol.session_state import SessionState
+from greenstalk_server.protocol.stats import server_stats
+from greenstalk_server.protocol.verb import Command
+
+
+def quit(session: SessionState, command: Command, now: int) -> None:
+    """Close the connection."""
+    session.is_closing = True
+
+
+def stats(session: SessionState, command: Command, now: int) -> bytes:
+    """Show the statistics of the server."""
+    session.broker.counters.cmd_stats += 1
+    return session.stats_reply(server_stats(session.broker, now), None, now)
+
+
+# Extensions
+
+
+def stats_group(session: SessionState, command: Command, now: int) -> bytes:
+    """Count the jobs of a group."""
+    _, key = command
+    group = session.broker.groups.get(key)
+    return replies.NOT_FOUND if group is None else session.count_reply(replies.stats(group_stats(group)))
+
+
+def stats_mode(session: SessionState, command: Command, now: int) -> bytes:
+    """Select the keys of statistics."""
+    _, name = command
+    session.extends_stats = name == b"extended"
+    return replies.using(name)
+
+
+def meta(session: SessionState, command: Command, now: int) -> bytes:
+    """Select the fields that follow the size of each job."""
+    _, session.meta = command
+    return replies.counted(b"META", len(session.meta))
+
+
+def drain(session: SessionState, command: Command, now: int) -> bytes:
+    """Refuse puts."""
+    if not session.may_administer:
+        raise UnknownCommand
+    session.broker.drain_for(session.client)
+    return replies.DRAINING
+
+
+def undrain(session: SessionState, command: Command, now: int) -> bytes:
+    """Accept puts again, if a client has begun the drain."""
+    if not session.may_administer:
+        raise UnknownCommand
+    return replies.NOT_DRAINING if session.broker.undrain_for(session.client) else replies.DRAINING
