@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from greenstalkctl.server import MAX_STATS
-from tests.ctl.world import COMMAND, Done, ctl, receive_request, run
+from tests.ctl.world import COMMAND, ctl, receive_request, run
+from tests.support import forking
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon
 from tests.support.processes import join
 from tests.support.servers import Server
@@ -47,19 +47,6 @@ def hostile_server(*pieces: bytes, pause: float = 0, repeats: bool = True) -> It
         join(thread)
 
 
-def bounded(*args: str) -> Done:
-    """Run the command as a process whose memory is limited to MEMORY_LIMIT."""
-    script = f'ulimit -v {MEMORY_LIMIT // 1024}; exec "$@"'
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", *COMMAND, *args],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=False,
-        timeout=TIMEOUT,
-    )
-    return Done(done.returncode, done.stdout, done.stderr.decode())
-
-
 def of(port: int, is_http: bool) -> tuple[str, str]:
     return ("--api", f"http://127.0.0.1:{port}") if is_http else ("--server", f"127.0.0.1:{port}")
 
@@ -82,7 +69,7 @@ def of(port: int, is_http: bool) -> tuple[str, str]:
 )
 def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> None:
     with hostile_server(*pieces, repeats=bool(pieces[-1])) as port:
-        done = bounded("--server", f"127.0.0.1:{port}", *command.split())
+        done = run("--server", f"127.0.0.1:{port}", *command.split())
     assert (done.code, done.out) == (3, b"")
     (line,) = done.err.splitlines()
     assert f"127.0.0.1:{port} is not a beanstalk server (it " in line
@@ -105,7 +92,7 @@ def test_too_large_reply_is_exit_code_3(command: str, pieces: list[bytes]) -> No
 )
 def test_too_large_http_response_is_exit_code_3(pieces: list[bytes]) -> None:
     with hostile_server(*pieces) as port:
-        done = bounded("--api", f"http://127.0.0.1:{port}", "stats")
+        done = run("--api", f"http://127.0.0.1:{port}", "stats")
     assert (done.code, done.out) == (3, b"")
     (line,) = done.err.splitlines()
     assert "is not the API of Greenstalk Server (it" in line or "does not speak HTTP" in line
@@ -159,9 +146,11 @@ def test_timeout_applies_to_a_slow_reader() -> None:
 def test_out_of_memory_is_one_line() -> None:
     """A body of 1 GiB is allowed, but this process has less memory."""
     reply = b"FOUND 1 1073741824\r\n"
+    limited = ("prlimit", f"--as={MEMORY_LIMIT}", *COMMAND)
     with hostile_server(reply, b"x" * 65536) as port:
-        done = bounded("--server", f"127.0.0.1:{port}", "peek", "1")
-    assert (done.code, done.err) == (1, "greenstalkctl: out of memory\n")
+        command = (*limited, "--server", f"127.0.0.1:{port}", "peek", "1")
+        done = forking.run(command, cwd=REPOSITORY, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (1, b"greenstalkctl: out of memory\n")
 
 
 def test_largest_api_page_is_accepted() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.ctl.test_drain import fill_many
 from tests.ctl.world import COMMAND, Terminal, address, connect, ctl, finish, jobs, run
+from tests.support import forking
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
 from tests.support.processes import ending
 from tests.support.servers import Server
@@ -37,12 +38,6 @@ def test_ctrl_c_at_the_confirmation_deletes_nothing(one: Server) -> None:
         terminal.interrupt()
         assert terminal.end()[0] == 130
     assert len(jobs(one, "mail")) == 1
-
-
-def test_yes_skips_the_confirmation(one: Server) -> None:
-    ctl(one, "put", "x", "--tube", "mail")
-    with Terminal("--server", address(one), "clear", "mail", "--yes") as terminal:
-        assert terminal.end()[0] == 0
 
 
 def test_long_command_shows_a_progress_bar(one: Server) -> None:
@@ -119,7 +114,7 @@ sys.exit(program.run())
 """Run the program, and write a byte once it has installed its SIGINT handler."""
 
 
-@pytest.mark.parametrize("milliseconds", [0, 5, 20, 50, 100, 150, 200, 300])
+@pytest.mark.parametrize("milliseconds", [0, 20, 100, 200])
 def test_ctrl_c_during_imports_is_one_line(milliseconds: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         server = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -164,10 +159,8 @@ def complete(one: Server, words: str) -> list[str]:
         "COMP_CWORD": str(len(f"greenstalkctl {words}".split(" ")) - 1),
         "GREENSTALKCTL_SERVER": address(one),
     }
-    done = subprocess.run(
-        COMMAND, cwd=REPOSITORY, env=os.environ | environ, capture_output=True, text=True, check=True, timeout=TIMEOUT
-    )
-    assert done.stderr == ""
+    done = forking.run(COMMAND, cwd=REPOSITORY, env=os.environ | environ, text=True, timeout=TIMEOUT)
+    assert (done.returncode, done.stderr) == (0, "")
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
