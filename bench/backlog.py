@@ -7,13 +7,13 @@ duplicated ends the run with a message.
 
 import argparse
 import random
-import re
 import shlex
 import socket
 import sys
+import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,13 +31,9 @@ MIN_BODY: Final = 16
 """Minimum bytes of a body, which hold the job's number."""
 
 _BATCH: Final = 500
-_MAX_UNREAD_BATCHES: Final = 3  # batches sent before their replies are read, so that the server always has work
 _NOISE: Final = random.Random(1).randbytes(1 << 20)  # noqa: S311  not a secret
 _STRIDE: Final = 7_919  # a prime number, so that bodies start at every offset of the noise
-_REPLY_SECONDS: Final = 120.0
-_RECEIVE_BYTES: Final = 1 << 20
-_RESERVED: Final = re.compile(rb"RESERVED (\d+) (\d+)")
-_SAMPLE_INTERVAL: Final = 100  # batches
+_SAMPLE_INTERVAL: Final = 50_000  # jobs
 
 
 @dataclass(frozen=True)
@@ -57,114 +53,64 @@ class Throughput:
         )
 
 
-class Bodies:
-    """Generates bodies of *size* bytes: the job's number, then noise that starts at a different offset for each."""
+def put(sock: socket.socket, jobs: int, size: int, sample: Callable[[], None]) -> None:
+    """Put all jobs; return once every put is acknowledged."""
+    head = b"put 0 0 600 %d\r\n" % size
+    requests = [(b"%b%b\r\n" % (head, body_of(number, size)) for number in batch) for batch in _batches(jobs)]
+    with sock.makefile("rb") as replies, _sending(sock, requests):
+        for id in range(1, jobs + 1):
+            _expect(replies.readline(), b"INSERTED %d\r\n" % id)
+            if id % _SAMPLE_INTERVAL == 0:
+                sample()
 
-    def __init__(self, size: int) -> None:
-        self._noise_size = size - MIN_BODY
-        self._starts = len(_NOISE) - self._noise_size
 
-    def of(self, number: int) -> bytes:
-        start = number * _STRIDE % self._starts
-        return b"%016d" % number + _NOISE[start : start + self._noise_size]
+def drain(sock: socket.socket, jobs: int, size: int, sample: Callable[[], None]) -> None:
+    """Reserve and delete all jobs; raise BenchError unless they arrive in order and unchanged."""
+    deletes = [(b"reserve-with-timeout 0\r\ndelete %d\r\n" % (n + 1) for n in batch) for batch in _batches(jobs)]
+    with sock.makefile("rb") as replies, _sending(sock, [*deletes, [b"reserve-with-timeout 0\r\n"]]):
+        for id in range(1, jobs + 1):
+            _expect(replies.readline(), b"RESERVED %d %d\r\n" % (id, size))
+            _expect(replies.read(size + 2), body_of(id - 1, size) + b"\r\n")
+            _expect(replies.readline(), b"DELETED\r\n")
+            if id % _SAMPLE_INTERVAL == 0:
+                sample()
+        _expect(replies.readline(), b"TIMED_OUT\r\n")
 
 
-class Client:
-    """One connection that puts, then drains *jobs* jobs of *body* bytes, and calls *sample* periodically."""
+def body_of(number: int, size: int) -> bytes:
+    """Return the job's number, then noise that starts at a different offset for each job."""
+    start = number * _STRIDE % (len(_NOISE) - size)
+    return b"%016d" % number + _NOISE[start : start + size - MIN_BODY]
 
-    def __init__(self, port: int, jobs: int, body: int, sample: Callable[[], None]) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", port), timeout=_REPLY_SECONDS)
-        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._body, self._bodies = body, Bodies(body)
-        self._batches = [range(first, min(first + _BATCH, jobs)) for first in range(0, jobs, _BATCH)]
-        self._sample = sample
-        self._received, self._at = b"", 0
 
-    def close(self) -> None:
-        self._sock.close()
+def _batches(jobs: int) -> list[range]:
+    return [range(first, min(first + _BATCH, jobs)) for first in range(0, jobs, _BATCH)]
 
-    def put(self) -> None:
-        """Put all jobs; return once every put is acknowledged."""
-        head, of = b"put 0 0 600 %d\r\n" % self._body, self._bodies.of
-        unread: deque[range] = deque()
-        for index, batch in enumerate(self._batches):
-            self._send(b"".join([b"%b%b\r\n" % (head, of(number)) for number in batch]))
-            unread.append(batch)
-            if len(unread) == _MAX_UNREAD_BATCHES:
-                self._expect_lines(b"INSERTED ", unread.popleft())
-            if index % _SAMPLE_INTERVAL == 0:
-                self._sample()
-        for batch in unread:
-            self._expect_lines(b"INSERTED ", batch)
-        self._sample()
 
-    def drain(self) -> None:
-        """Reserve and delete all jobs; raise BenchError unless they arrive in order and unchanged."""
-        to_come = iter(self._batches[_MAX_UNREAD_BATCHES:])
-        unread: deque[tuple[bytes, range]] = deque()
-        for batch in self._batches[:_MAX_UNREAD_BATCHES]:
-            self._reserve(batch, unread)
-        while unread:
-            expected, batch = unread.popleft()
-            if expected == b"RESERVED":
-                ids = [self._next_job(number) for number in batch]
-                self._send(b"".join([b"delete %b\r\n" % job for job in ids]))
-                unread.append((b"DELETED", batch))
-                self._reserve(next(to_come, range(0)), unread)
-            else:
-                self._expect_lines(expected, batch)
-            if batch.start // _BATCH % _SAMPLE_INTERVAL == 0:
-                self._sample()
-        self._send(b"reserve-with-timeout 0\r\n")
-        self._expect_lines(b"TIMED_OUT", range(1))
+@contextmanager
+def _sending(sock: socket.socket, requests: Iterable[Iterable[bytes]]) -> Iterator[None]:
+    """Send *requests* in a thread during the block, a batch at a time, while the block reads the replies."""
 
-    def _reserve(self, batch: range, unread: deque[tuple[bytes, range]]) -> None:
-        if batch:
-            self._send(b"reserve-with-timeout 0\r\n" * len(batch))
-            unread.append((b"RESERVED", batch))
+    def run() -> None:
+        with suppress(OSError):  # the block reports a lost connection
+            for batch in requests:
+                sock.sendall(b"".join(batch))
 
-    def _next_job(self, number: int) -> bytes:
-        """Return the id of the next job; raise BenchError unless it is job *number*, unchanged."""
-        line = self._line()
-        match = _RESERVED.fullmatch(line)
-        if match is None:
-            raise BenchError(f"job {number:,}: the server replied {line[:80]!r}")
-        size = int(match[2])
-        while len(self._received) - self._at < size + 2:
-            self._receive()
-        body = self._received[self._at : self._at + size]
-        self._at += size + 2
-        if body != self._bodies.of(number):
-            raise BenchError(f"expected job {number:,}, got {body[:MIN_BODY]!r}: out of order, or damaged")
-        return match[1]
+    sender = threading.Thread(target=run)
+    sender.start()
+    try:
+        yield
+    except OSError as error:
+        raise BenchError(f"no reply: {error}") from error
+    finally:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)  # ends the thread after an error
+        sender.join()
 
-    def _expect_lines(self, start: bytes, batch: range) -> None:
-        for number in batch:
-            line = self._line()
-            if not line.startswith(start):
-                raise BenchError(f"job {number:,}: expected {start.decode()}, but the server replied {line[:80]!r}")
 
-    def _line(self) -> bytes:
-        while (end := self._received.find(b"\r\n", self._at)) < 0:
-            self._receive()
-        line = self._received[self._at : end]
-        self._at = end + 2
-        return line
-
-    def _send(self, data: bytes) -> None:
-        try:
-            self._sock.sendall(data)
-        except OSError as error:
-            raise BenchError(f"cannot send to the server: {error}") from error
-
-    def _receive(self) -> None:
-        try:
-            data = self._sock.recv(_RECEIVE_BYTES)
-        except OSError as error:
-            raise BenchError(f"no reply: {error}") from error
-        if not data:
-            raise BenchError("the server closed the connection")
-        self._received, self._at = self._received[self._at :] + data, 0
+def _expect(reply: bytes, expected: bytes) -> None:
+    if reply != expected:
+        raise BenchError(f"expected {expected[:80]!r}, got {reply[:80]!r}: out of order, damaged, or a lost connection")
 
 
 class Footprint:
@@ -244,26 +190,30 @@ def _body_size(text: str) -> int:
 
 
 def _measure(server: Server, footprint: Footprint, jobs: int, body: int) -> None:
-    client = Client(server.port, jobs, body, footprint.sample)
     empty = footprint.memory()
-    try:
-        print(f"  put      {_timed(server, jobs, client.put)}")
-        print(
-            f"  full     {_megabytes(footprint.memory())} resident, {_megabytes(footprint.on_disk())} on disk",
-            flush=True,
-        )
-        print(f"  drain    {_timed(server, jobs, client.drain)}")
-    finally:
-        client.close()
+    print(f"  put      {_timed(server, jobs, body, put, footprint)}")
+    print(
+        f"  full     {_megabytes(footprint.memory())} resident, {_megabytes(footprint.on_disk())} on disk", flush=True
+    )
+    print(f"  drain    {_timed(server, jobs, body, drain, footprint)}")
     print("           every job arrived once, in order, with its body unchanged")
     print(f"  peak     {_megabytes(footprint.peak_memory())} resident, {_megabytes(footprint.peak_on_disk)} on disk")
     print(f"  after    {_megabytes(footprint.memory())} resident, {_megabytes(footprint.on_disk())} on disk; before:"
           f" {_megabytes(empty)} resident")  # fmt: skip
 
 
-def _timed(server: Server, jobs: int, do: Callable[[], None]) -> Throughput:
+def _timed(
+    server: Server,
+    jobs: int,
+    body: int,
+    do: Callable[[socket.socket, int, int, Callable[[], None]], None],
+    footprint: Footprint,
+) -> Throughput:
     began, cpu_ns, client_seconds = time.monotonic(), server.cpu_ns(), time.process_time()
-    do()
+    with server.connect() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        do(sock, jobs, body, footprint.sample)
+    footprint.sample()
     seconds = time.monotonic() - began
     return Throughput(jobs, seconds, (server.cpu_ns() - cpu_ns) / 1e9, time.process_time() - client_seconds)
 
