@@ -28,7 +28,7 @@ from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS
 from greenstalk_server.web.features.metrics import ledger
 from greenstalk_server.web.features.metrics.exporter import SAMPLE_BATCH
-from greenstalk_server.web.features.metrics.ledger import LABEL_RETENTION, MAX_LABELS, MAX_SWAPS, OTHER, TUBE_BATCH
+from greenstalk_server.web.features.metrics.ledger import LABEL_RETENTION, MAX_LABELS, OTHER, TUBE_BATCH
 from greenstalk_server.web.framework.cooperative import Pace
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
@@ -398,7 +398,7 @@ class Churn:
         if client is None:
             client = self.clients[name] = worker(queue, name)
         tube = queue.broker.tubes[name.encode()]
-        for _ in range(dice.choice((0, 1, 1, 50))):
+        for _ in range(dice.choice((0, 1, 1, 9))):
             put(queue, client)
         while tube.ready.count and dice.random() < 0.95:
             queue.now += dice.randrange(SECOND)
@@ -431,7 +431,7 @@ def test_no_counter_decreases_or_loses_events(queue: Queue, monkeypatch: pytest.
             ended = queue.broker.counters.total_jobs - len(queue.broker.jobs)
             assert scraper.value("job_wait_seconds_count") == scraper.value("job_run_seconds_count") == ended
     queue.broker.check()
-    assert len(labels) == 12 + 2, "each tube has had a label"
+    assert len(labels) > 5 + 1, "no label was given to another tube"
 
 
 @pytest.mark.parametrize(("labels", "scrapers"), [(10, 1), (MAX_LABELS, 2)])
@@ -478,22 +478,20 @@ def test_at_most_a_thousand_labels(queue: Queue, scraper: Scraper) -> None:
     client = queue.connect()
     for number in range(MAX_LABELS + 500):
         queue.broker.use(client, b"tube-%d" % number)
-        for _ in range(1 + (number % 3 == 0)):  # 500 tubes have two jobs
-            put(queue, client, b"12345")
+        put(queue, client, b"12345")
     scraper.scrape()
     first = scraper.tubes()
     assert len(first) == MAX_LABELS + 1
-    assert first >= {f"tube-{number}" for number in range(0, MAX_LABELS + 500, 3)} | {OTHER.decode()}
     others = MAX_LABELS + 500 - (MAX_LABELS - ("default" in first))
     assert scraper.value("tube_jobs", tube=OTHER.decode(), state="ready") == others
     assert scraper.value("tube_bytes", tube=OTHER.decode()) == 5 * others
-    assert scraper.total("put") == 2000
+    assert scraper.total("put") == MAX_LABELS + 500
     scraper.scrape()
     assert scraper.tubes() == first
 
 
 def test_other_has_sums_but_the_longest_age_and_pause(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MAX_LABELS", 1)
+    monkeypatch.setattr(ledger, "MAX_LABELS", 2)  # default, and the first tube
     scraper = Scraper(queue.app().test_client())
     queue.put("large", count=9)
     for age in range(3):
@@ -501,28 +499,25 @@ def test_other_has_sums_but_the_longest_age_and_pause(queue: Queue, monkeypatch:
         queue.broker.pause_tube(b"small-%d" % age, (10 + age) * SECOND, queue.now)
         queue.now += SECOND
     scraper.scrape()
-    assert scraper.tubes() == {"large", OTHER.decode()}
+    assert scraper.tubes() == {"default", "large", OTHER.decode()}
     names = ("tube_paused", "tube_pause_remaining_seconds", "tube_oldest_ready_age_seconds")
     assert [scraper.value(name, tube=OTHER.decode()) for name in names] == [3, 11, 3]
 
 
-def test_busier_tube_takes_the_label_of_another(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MAX_LABELS", 30)
+def test_label_of_a_dropped_tube_goes_to_an_existing_one(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_LABELS", 3)
     scraper = Scraper(queue.app().test_client())
-    for number in range(30):
-        queue.put(f"first-{number}", count=4)
+    clients = [worker(queue, name) for name in ("a", "b")]
+    for client in clients:
+        put(queue, client)
+        finish(queue, client)
     scraper.scrape()
-    first = scraper.tubes()
-    queue.put("as-large", count=4)
+    queue.broker.disconnect(clients[0], queue.now)
     scraper.scrape()
-    assert scraper.tubes() == first
-    for number in range(15):
-        queue.put(f"large-{number}", count=100)
+    assert scraper.tubes() == {"a", "b", "default", OTHER.decode()}
+    worker(queue, "c")
     scraper.scrape()
-    assert len(scraper.tubes() - first) == MAX_SWAPS
-    scraper.scrape()
-    assert scraper.tubes() - first == {f"large-{number}" for number in range(15)}
-    assert scraper.total("put") >= 30
+    assert scraper.tubes() == {"b", "c", "default", OTHER.decode()}
 
 
 # Yielding

@@ -1,18 +1,12 @@
 """The counters of tubes for the metrics, by label. Invariant: the counters of a label never decrease.
 
 A tube's counters are deleted with the tube, and a new tube of the same name counts from zero. A monitoring system would
-take each decrease for a restart of the server. So each label has an account, which outlives its tube for a while and
-continues its counters. At most MAX_LABELS tubes have a label of their own. The events of all other tubes are counted
-under OTHER. The counters of a new label start at zero, and OTHER keeps the tube's earlier events.
-
-A tube keeps its label while it exists. If there are more tubes than labels, free labels go to the tubes with the most
-jobs and activity, and each scrape takes at most MAX_SWAPS labels from tubes with far less activity.
+take each decrease for a restart of the server. So a label outlives its tube for a while and continues its counters. The
+first MAX_LABELS tubes have a label of their own. The events of all other tubes are counted under OTHER.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from heapq import heappush, heappushpop, nsmallest
 from operator import add, sub
 from typing import Final, NamedTuple
 
@@ -28,10 +22,6 @@ MAX_LABELS: Final = 1000
 
 OTHER: Final = b"__other__"
 """The label of all tubes without one, and of a tube of that name."""
-
-MAX_SWAPS: Final = 10
-SWAP_RATIO: Final = 2
-"""A tube must weigh more than this many times as much as another to take its label."""
 
 LABEL_RETENTION: Final = 3600 * SECOND
 """Nanoseconds that a label outlives its tube, unless another tube needs the label."""
@@ -110,34 +100,14 @@ class Totals:
         self.run_time += run_time
 
 
-class _Account:
-    """One label.
-
-    carried         offset added to the tube's counters: counts of earlier tubes of this name, minus counts in OTHER.
-    shown           the counters at the last scrape.
-    weight          recent weight of the tube. Invariant: a scrape reduces it by half at most.
-    """
-
-    __slots__ = ("carried", "shown", "weight")
-
-    def __init__(self, carried: Counts, weight: int) -> None:
-        self.carried: Counts = carried
-        self.shown: Counts = NO_COUNTS
-        self.weight: int = weight
-
-    def value(self, tube: Tube | None) -> Counts:
-        """Return the counters; *tube* is the tube of the label, or None if it does not exist."""
-        return self.carried if tube is None else tuple(map(add, self.carried, all_counters(tube)))
-
-
 class Ledger(BrokerListener):
     """The accounts of one broker's tubes."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._accounts: dict[bytes, _Account] = {}
-        self._gone: OrderedDict[bytes, int] = OrderedDict()  # labels without a tube, and since when
+        self._carried: dict[bytes, Counts] = {}  # for each label: the counts of earlier tubes of this name
+        self._gone: dict[bytes, int] = {}  # labels without a tube, since the first scrape that showed all their counts
         self._other: Counts = NO_COUNTS
         self._in_other: dict[bytes, Counts] = {}  # for each existing tube: its counts that OTHER includes
         self._gone_totals: Totals = Totals()
@@ -150,7 +120,7 @@ class Ledger(BrokerListener):
 
         Only one scrape may run at a time. Each tube is read in one step, but different tubes at different times.
         """
-        self._give_labels()
+        self._remove_old_labels()
         other, totals = NOTHING, Totals()
         rows: dict[bytes, Row] = {}
         try:
@@ -159,107 +129,52 @@ class Ledger(BrokerListener):
                 self._read.add(name)
                 totals.add_tube(tube)
                 gauges = _gauges(tube, self._broker, self._clock())
-                if name in self._accounts:
-                    rows[name] = Row(name.decode(), gauges, self._read_account(name, tube, gauges))
+                if self._has_label(name):
+                    rows[name] = Row(name.decode(), gauges, tuple(map(add, self._carried[name], all_counters(tube))))
                 else:
-                    self._read_other(name, tube)
+                    self._read_other(tube)
                     other = _sum_gauges(other, gauges)
             totals.add(self._gone_totals)
         finally:
             self._read.clear()
             self._gone_totals.add(self._late_totals)
             self._late_totals = Totals()
-        for name in self._gone.keys() - rows.keys():
-            rows[name] = Row(name.decode(), NOTHING, self._read_gone(name))
+        for name in self._carried.keys() - rows.keys():
+            rows[name] = Row(name.decode(), NOTHING, self._carried[name])
+            self._gone.setdefault(name, self._clock())
         return [*rows.values(), Row(OTHER.decode(), other, self._other)], totals
-
-    # Reading
-
-    def _read_account(self, name: bytes, tube: Tube, gauges: Gauges) -> Counts:
-        account = self._accounts[name]
-        value = account.value(tube)
-        account.weight = max(_weight(gauges, value, account.shown), account.weight // 2)
-        account.shown = value
-        return value
-
-    def _read_other(self, name: bytes, tube: Tube) -> None:
-        counts = all_counters(tube)
-        self._other = _add_growth(self._other, counts, self._in_other.get(name, NO_COUNTS))
-        self._in_other[name] = counts
-
-    def _read_gone(self, name: bytes) -> Counts:
-        """Return the counters of a label without a tube. A tube created during the scrape counts at the next one."""
-        account = self._accounts[name]
-        account.weight //= 2
-        account.shown = account.carried
-        return account.carried
 
     def on_tube_dropped(self, tube: Tube) -> None:
         """Keep the counts of *tube*. The broker calls this before it drops *tube*. Does not switch."""
-        counts, account = all_counters(tube), self._accounts.get(tube.name)
-        if account is not None:
-            account.carried = account.value(tube)
-            self._gone[tube.name] = self._clock()
-            self._gone.move_to_end(tube.name)
-        elif counts != (before := self._in_other.pop(tube.name, NO_COUNTS)):
-            self._other = _add_growth(self._other, counts, before)
-        (self._late_totals if tube.name in self._read else self._gone_totals).add_tube(tube)
+        name = tube.name
+        if name in self._carried:
+            self._carried[name] = tuple(map(add, self._carried[name], all_counters(tube)))
+            self._gone.pop(name, None)
+        else:
+            self._read_other(tube)
+            del self._in_other[name]
+        (self._late_totals if name in self._read else self._gone_totals).add_tube(tube)
 
-    # Labels
+    def _read_other(self, tube: Tube) -> None:
+        """Add to OTHER the events of *tube* since the last call."""
+        counts, before = all_counters(tube), self._in_other.get(tube.name, NO_COUNTS)
+        self._other = tuple(map(add, self._other, map(sub, counts, before)))
+        self._in_other[tube.name] = counts
 
-    def _give_labels(self) -> None:
-        """Give free labels to the heaviest tubes, and swap a few labels of light tubes. May switch."""
-        self._remove_old_labels()
-        waiting = self._without_label()
-        free = MAX_LABELS - len(self._accounts)
-        while free < len(waiting) and self._gone:
+    def _has_label(self, name: bytes) -> bool:
+        """Whether the tube *name* has a label. A tube that is read for the first time gets one if one is free."""
+        if name in self._carried or name in self._in_other or name == OTHER:
+            return name in self._carried
+        if len(self._carried) >= MAX_LABELS:
+            if not self._gone:
+                return False
             self._remove_label(next(iter(self._gone)))
-            free += 1
-        for weight, name in waiting[:free]:
-            self._add_label(name, weight)
-        self._swap(waiting[free : free + MAX_SWAPS])
-
-    def _without_label(self) -> list[tuple[int, bytes]]:
-        """Return the weights and names of the tubes without a label, the heaviest first. May switch.
-
-        Only as many are returned as could get a label.
-        """
-        heaviest: list[tuple[int, bytes]] = []
-        limit = MAX_LABELS - len(self._accounts) + len(self._gone) + MAX_SWAPS
-        for tube in each_tube(self._broker, TUBE_BATCH):
-            name = tube.name
-            if name not in self._accounts and name != OTHER:
-                before = self._in_other.get(name, NO_COUNTS)
-                entry = (_weight(_gauges(tube, self._broker, 0), all_counters(tube), before), name)
-                if len(heaviest) < limit:
-                    heappush(heaviest, entry)
-                else:
-                    heappushpop(heaviest, entry)
-        return sorted(heaviest, reverse=True)
-
-    def _swap(self, waiting: list[tuple[int, bytes]]) -> None:
-        """Give the labels of far lighter tubes to the tubes in *waiting*, heaviest first."""
-        light = nsmallest(len(waiting), ((account.weight, name) for name, account in self._accounts.items()))
-        for (weight, name), (light_weight, light_name) in zip(waiting, light, strict=False):
-            if weight <= SWAP_RATIO * light_weight:
-                return
-            self._remove_label(light_name)
-            self._add_label(name, weight)
-
-    def _add_label(self, name: bytes, weight: int) -> None:
-        """Give a label to the tube *name*, if the tube still exists."""
-        tube = self._broker.tubes.get(name)
-        if tube is not None:
-            in_other = self._in_other.pop(name, NO_COUNTS)
-            self._accounts[name] = _Account(tuple(map(sub, NO_COUNTS, in_other)), weight)
+        self._carried[name] = NO_COUNTS
+        return True
 
     def _remove_label(self, name: bytes) -> None:
-        """Remove the label of *name*. Its events since the last scrape, and later ones, are counted under OTHER."""
-        account, tube = self._accounts.pop(name), self._broker.tubes.get(name)
-        self._gone.pop(name, None)
-        self._other = _add_growth(self._other, account.value(tube), account.shown)
-        if tube is not None:
-            self._in_other[name] = all_counters(tube)
+        """Remove a label without a tube. An earlier scrape has shown all of its counts."""
+        del self._carried[name], self._gone[name]
 
     def _remove_old_labels(self) -> None:
         for name in [name for name in self._gone if name in self._broker.tubes]:
@@ -297,13 +212,3 @@ def _gauges(tube: Tube, broker: Broker, now: int) -> Gauges:
 def _sum_gauges(one: Gauges, other: Gauges) -> Gauges:
     """Return the sum of two Gauges; for `pause_left` and `oldest_age`, the maximum."""
     return Gauges(*map(add, one[:-2], other[:-2]), *map(max, one[-2:], other[-2:]))
-
-
-def _weight(gauges: Gauges, counts: Counts, before: Counts) -> int:
-    """Return the weight of a tube: its jobs, plus its events since its counters were at *before*."""
-    return gauges.ready + gauges.reserved + gauges.delayed + gauges.buried + sum(counts) - sum(before)
-
-
-def _add_growth(total: Counts, counts: Counts, before: Counts) -> Counts:
-    """Return *total* plus the increase of a tube's counters from *before* to *counts*."""
-    return tuple(map(add, total, map(sub, counts, before)))
