@@ -181,3 +181,16 @@ def test_soonest_deadline_is_right_after_edits_and_forced_operations(world: Worl
         assert world.release_job(ids[3])
     world.advance(104)
     assert {id for id in ids if world.state(id) == "ready"} == {ids[3], ids[4]}
+
+
+def test_holder_keeps_an_edited_job_and_its_deadline(world: World) -> None:
+    client = world.client()
+    first, second, third = (put_in(world, client, "reserved") for _ in range(3))
+    assert world.edit(second, ttr=2, body=b"new", tube=b"other", is_forced=True) == "DONE"
+    assert client.reserved == [first, second, third]
+    assert world.stats_job(second).time_left == 3599
+    assert (world.stats_tube().current_jobs_reserved, world.stats_tube(b"other").current_jobs_reserved) == (2, 1)
+    assert client.touch(second)
+    world.advance(2)
+    assert (world.state(second), world.ready(b"other")) == ("ready", [second])
+    assert world.broker.tubes[b"other"].total_timeouts == 1

@@ -67,6 +67,19 @@ def test_waiting_client_does_not_get_a_job_that_expired_before_its_move(world: W
     assert id not in world.broker.jobs
 
 
+# Limits of reservations
+
+
+def test_max_reserved_lets_workers_wait_until_a_slot_is_free(world: World) -> None:
+    set_policies(world, few={"tubes": ["mail"], "max_reserved": 1})
+    first, second = put(world), put(world)
+    one, two = world.client(watch=[b"mail"]), world.client(watch=[b"mail"])
+    assert one.reserve() == first
+    assert two.reserve() == "WAITING"
+    world.broker.delete(one.client, first, world.now)
+    assert two.client.outcome is job_of(world, second)
+
+
 # Caps
 
 
