@@ -43,8 +43,7 @@ def waited(peer: Peer, started_at: float, replies: int = 1) -> tuple[list[bytes]
     return lines, time.monotonic() - started_at
 
 
-@pytest.mark.parametrize("jumps", [(HOUR,), (-HOUR, HOUR, -HOUR)], ids=["forward", "back-and-forward"])
-def test_clock_jump_does_not_change_pending_deadlines(server: Daemon, wall: WallClock, jumps: tuple[int, ...]) -> None:
+def test_clock_jumps_do_not_change_pending_deadlines(server: Daemon, wall: WallClock) -> None:
     with Peer(server) as delays, Peer(server) as holds, Peer(server) as waits, Peer(server) as pauses:
         delays.ask(b"use delayed")
         delays.ask(b"watch delayed")
@@ -61,7 +60,7 @@ def test_clock_jump_does_not_change_pending_deadlines(server: Daemon, wall: Wall
         assert delays.read_line().startswith(b"INSERTED")
         waits.send(b"watch never\r\nignore default\r\nreserve-with-timeout 2\r\n")
         pauses.send(b"pause-tube paused 2\r\nreserve\r\n")
-        for jump in jumps:
+        for jump in (HOUR, -HOUR, HOUR):
             time.sleep(0.3)
             wall.set(jump)
             assert wall_clock_of(server) == pytest.approx(time.time() + jump, abs=TIMEOUT)
