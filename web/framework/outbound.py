@@ -128,7 +128,7 @@ def send(
             if error is not timeout:
                 raise
             call.abort()
-            raise RequestFailed(f"no complete response within {target.timeout / SECOND:g} s") from None
+            raise RequestFailed(call.late) from None
         except BaseException:
             call.abort()
             raise
@@ -214,6 +214,11 @@ class _Call:
         self._is_aborted: bool = False
         self._handle: socket.socket | None = None
 
+    @property
+    def late(self) -> str:
+        """The reason for a failure at the deadline, which may end the request in either thread."""
+        return f"no complete response within {self._target.timeout / SECOND:g} s"
+
     def abort(self) -> None:
         """Shut the connection down, so that `run` ends. Does not block."""
         self._is_aborted = True
@@ -226,12 +231,13 @@ class _Call:
         try:
             return self._run()
         except RequestFailed as error:
-            return str(error)
+            reason = str(error)
         except (OSError, HTTPError, http.client.HTTPException, ValueError) as error:
-            return _reason(error)
+            reason = _reason(error)
         finally:
             if self._handle is not None:
                 self._handle.close()
+        return reason if time.monotonic() < self._until else self.late
 
     def _run(self) -> Response:
         target = self._target
@@ -308,7 +314,7 @@ class _Call:
     def _left(self) -> float:
         left = self._until - time.monotonic()
         if left <= 0:
-            raise RequestFailed("no complete response in time")
+            raise TimeoutError
         return left
 
 
