@@ -580,7 +580,9 @@ class Broker(PutControl):
         """Do what is due in *tube*; return the cost, at most *limit* for the jobs handed out."""
         cost = search = 0
         if tube.paused_until <= now:
-            tube.pause = tube.paused_until = 0
+            if tube.paused_until:
+                tube.pause = tube.paused_until = 0
+                self.journal.pause(tube)
             self._update_hold(tube, now)
         rules = tube.rules
         if rules is not None:

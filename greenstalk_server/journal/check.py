@@ -195,7 +195,7 @@ def _files(report: Report) -> Iterator[str]:
     used = {segment.file: segment.records for segment in recovery.segments}
     bad = {damage.file for damage in recovery.damage}
     live = sum([record.recorded_size(job) for job in recovery.jobs.values()])
-    entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
+    entries: list[record.Entry] = [*recovery.policies, *recovery.pauses, *recovery.keys]
     live += sum([recovery.entries[entry][1] for entry in entries])
     yield f"journal: {_counted(len(report.sizes), 'file')}, {_counted(recovery.records, 'record')}"
     for name in sorted(report.sizes, key=lambda name: numbers([name])):

@@ -1,7 +1,7 @@
-"""Compaction: copies the live jobs, policies and keys of the oldest segment to the newest, so that it can be removed.
+"""Compaction: copies the live records of the oldest segment to the newest, so that it can be removed.
 
-It is due when more bytes are dead than live. The committer paces it: it copies at most three bytes for each byte
-written or deleted.
+The live records are the newest ones of each job, policy, pause and key. Compaction is due when more bytes are dead than
+live. The committer paces it: it copies at most three bytes for each byte written or deleted.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Compaction:
     def _copy_next(self, oldest: Segment) -> int:
         """Copy the next job of *oldest* to the newest segment, or skip it if it is gone; return the cost in bytes.
 
-        After the jobs, copy the policies and keys. Return 0 if the body of the job has to be read back first.
+        After the jobs, copy the policies, pauses and keys. Return 0 if the body of the job has to be read back first.
         """
         if oldest.cursor == len(oldest.ids):
             return self._copy_entry(oldest)
@@ -101,7 +101,7 @@ class Compaction:
         return self._note_copied(oldest, self._log.add_copy(job))
 
     def _copy_entry(self, oldest: Segment) -> int:
-        """Copy the next policy or key of *oldest*, or skip it if it is gone; return the cost in bytes."""
+        """Copy the next policy, pause or key of *oldest*, or skip it if it is gone; return the cost in bytes."""
         entry = oldest.entries.pop()
         if not self._log.is_newest(entry, oldest):
             return SKIP_COST

@@ -18,7 +18,6 @@ from greenstalk_server.core.jobs.body_cache import held_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.jobs.job_history import RESERVED
 from greenstalk_server.core.tags.tags import TaggedJob
-from greenstalk_server.core.tubes.tube import Tube
 
 try:
     from greenstalk_server.journal._seal import seal
@@ -76,8 +75,9 @@ The scope is the name of the tube; for an idempotency key, a colon follows the n
 
 JOB_KINDS: Final = (JOB, JOB_WITH_EVENTS, JOB_WITH_ATTRIBUTES)
 
-Entry: TypeAlias = str | tuple[bytes, bytes]
-"""A policy by its name, or a key that outlives its job by its scope and its bytes."""
+Entry: TypeAlias = str | bytes | tuple[bytes, bytes]
+"""A policy by its name, the pause of a tube by the tube's name, or a key that outlives its job by its scope and its
+bytes."""
 
 _U32: Final = 2**32 - 1
 
@@ -295,9 +295,9 @@ def key_size(tube: bytes, key: bytes) -> int:
     return HEADER_SIZE + KEY_FIELDS.size + len(tube) + len(key)
 
 
-def pause_size(tube: Tube) -> int:
-    """Return the size in bytes of a PAUSE record of *tube*."""
-    return HEADER_SIZE + PAUSE_FIELDS.size + len(tube.name)
+def pause_size(tube: bytes) -> int:
+    """Return the size in bytes of a PAUSE record."""
+    return HEADER_SIZE + PAUSE_FIELDS.size + len(tube)
 
 
 class Encoder:
@@ -463,10 +463,9 @@ class Encoder:
         """Return a DELETE record of the job *id*."""
         return self.seal(_DELETE_RECORD.pack(_DELETE_LENGTH, sequence, DELETE, id))
 
-    def pause(self, tube: Tube, sequence: int) -> bytes:
-        """Return a PAUSE record of *tube* as it is now."""
-        payload = PAUSE_FIELDS.pack(tube.paused_until, tube.pause) + tube.name
-        return self._other(PAUSE, sequence, payload)
+    def pause(self, tube: bytes, until: int, length: int, sequence: int) -> bytes:
+        """Return a PAUSE record."""
+        return self._other(PAUSE, sequence, PAUSE_FIELDS.pack(until, length) + tube)
 
     def ids(self, next_id: int, sequence: int) -> bytes:
         """Return an IDS record."""

@@ -65,7 +65,7 @@ class Recovery:
     pauses      end and length of each pause in nanoseconds, by tube name.
     policies    documents of policies by name.
     keys        job id and end in nanoseconds of each unique key that outlives its job, by tube name and key.
-    entries     number of the segment with the newest record of each policy and key, and bytes of the record.
+    entries     number of the segment with the newest record of each policy, pause and key, and bytes of the record.
     highest_number  highest number of a segment file, whatever it contains.
     sequence    number of the last record.
     is_readable all segments are of a version that this server reads.
@@ -151,9 +151,9 @@ class Recovery:
             self._tubes.pop(name, None)
 
     def forget_segment(self, segment: ReplayedSegment) -> None:
-        """Forget *segment*, which the leader has removed, and the keys whose newest records were in it.
+        """Forget *segment*, which the leader has removed, and the pauses and keys whose newest records were in it.
 
-        These keys have expired: the leader has copied all others.
+        These have ended: the leader has copied all others.
         """
         self.segments.remove(segment)
         for entry in segment.entries:
@@ -161,6 +161,8 @@ class Recovery:
                 del self.entries[entry]
                 if isinstance(entry, str):
                     self.policies.pop(entry, None)
+                elif isinstance(entry, bytes):
+                    self.pauses.pop(entry, None)
                 else:
                     self.keys.pop(entry, None)
 
@@ -552,6 +554,7 @@ class Recovery:
     def _pause(self, data: bytes, at: int, stop: int, segment: ReplayedSegment) -> None:
         until, length = record.PAUSE_FIELDS.unpack_from(data, at + _JOB_AT)
         name = data[at + _JOB_AT + record.PAUSE_FIELDS.size : stop]
+        self._note_entry(name, at, stop, segment)
         if until and is_tube_name(name):
             self.pauses[name] = (until, length)
         else:

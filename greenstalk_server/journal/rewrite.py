@@ -19,7 +19,6 @@ from typing import Final
 
 from greenstalk_server.core.jobs import job_attributes
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import no_space_error
 from greenstalk_server.journal.eviction import Eviction
@@ -53,7 +52,7 @@ class Step:
 
     copies      jobs that get a JOB record.
     groups      lists of jobs that get JOB records too, all or none of a list.
-    entries     policies and keys that get a record.
+    entries     policies, pauses and keys that get a record.
     changes     jobs whose JOB record is on disk; they get a MOVE or RESERVE record with their last event. An UPDATE
                 lacks the tube and the attributes, which may have changed too.
     deletes     ids of jobs that were deleted.
@@ -118,7 +117,6 @@ class Rewrite:
         self._eviction: Eviction = eviction
         self._failed: deque[Segment] = deque()
         self._ids: dict[int, None] = {}
-        self._tubes: set[bytes] = set()
         self._entries: dict[record.Entry, None] = {}
         self._recorded: set[record.Entry] = set()
         self._steps_left: int = 0
@@ -170,7 +168,7 @@ class Rewrite:
             self.is_planning = False
 
     def _gather(self, meter: Meter) -> Generator[None, None, None]:
-        """List the jobs, tubes and entries of the failed segments, and those that have changed since.
+        """List the jobs and entries of the failed segments, and those that have changed since.
 
         A failed segment with no bytes in its file is used again.
         """
@@ -183,10 +181,8 @@ class Rewrite:
         yield from self._gather_from(self._log.current, meter)
 
     def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
-        """List the jobs, tubes and entries of the records in *segment*."""
+        """List the jobs and entries of the records in *segment*."""
         touched, segment.touched = segment.touched or (), array("Q")
-        self._tubes |= segment.touched_tubes
-        segment.touched_tubes = set()
         entries, segment.entries = segment.entries, []
         for begin in range(0, len(entries), GATHER_BATCH):
             self._entries.update(dict.fromkeys(entries[begin : begin + GATHER_BATCH]))
@@ -319,13 +315,12 @@ class Rewrite:
         """
         ahead, left = [segment.capacity for segment in self._log.ahead], -1
         allowed = free = self._log.free - required_free
-        header = self._log.header_size()
         for size in self._sizes_of(step):
             if size > left:
                 planned = ahead.pop(0) if ahead else 0
-                capacity = capacity_for(planned or self._log.new_capacity(free), header, size)
+                capacity = capacity_for(planned or self._log.new_capacity(free), size)
                 free -= on_disk(capacity) - on_disk(planned)
-                left = capacity - header
+                left = capacity - record.SEGMENT_HEADER_SIZE
             left -= size
             if meter.spend(PLAN_COST):
                 yield
@@ -336,8 +331,6 @@ class Rewrite:
 
     def _sizes_of(self, step: Step) -> Iterator[int]:
         """Yield the size of each record of *step*, then a 0 for the segment that a step without records begins."""
-        for tube in self._listed_tubes():
-            yield record.pause_size(tube)
         for _ in step.deletes:
             yield record.DELETE_SIZE
         for entry in step.entries:
@@ -349,10 +342,6 @@ class Rewrite:
         for job in step.changes:
             yield record.move_size(job, job_attributes.encode(job)) + record.RESERVE_SIZE
         yield 0
-
-    def _listed_tubes(self) -> list[Tube]:
-        """Return the tubes for which a pause, or the end of a pause, is to be rewritten."""
-        return [self._log.tubes.get(name) or Tube(name, self._log.jobs) for name in sorted(self._tubes)]
 
     def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
         """Record *step*, in slices.
@@ -383,10 +372,6 @@ class Rewrite:
 
         A later step handles jobs that were deleted since the step was planned.
         """
-        for tube in self._listed_tubes():
-            self._log.add_pause(tube, self._log.room_for(record.pause_size(tube)))
-            self._tubes.discard(tube.name)
-            yield ENCODE_COST
         for id in step.deletes:
             self._log.add_delete(id)
             self._ids.pop(id, None)
@@ -440,8 +425,8 @@ class Rewrite:
     def complete_step(self) -> None:
         """Handle that a step, not the last one, is on disk: remove the segments that it has evacuated.
 
-        Invariant: each step copies all jobs with no JOB record on disk, and all policies and keys that have changed
-        since the failure, except those that a former step has recorded. So each of them has a record on disk
+        Invariant: each step copies all jobs with no JOB record on disk, and all policies, pauses and keys that have
+        changed since the failure, except those that a former step has recorded. So each of them has a record on disk
         afterwards.
         """
         self._release_removals(self._log.on_disk)

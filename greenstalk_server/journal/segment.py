@@ -99,8 +99,7 @@ class Segment:
     is_begun    a write to it was attempted.
     is_proven   a batch that wrote to it has succeeded, so clients may depend on its records.
     touched     job ids of all its records until it is known to be fully on disk; then None.
-    touched_tubes   names of the tubes for which it records a pause or the end of a pause.
-    entries     policies and keys of its records, in order, except those that compaction has examined.
+    entries     policies, pauses and keys of its records, in order, except those that compaction has examined.
     growth      at least the bytes by which copies of its jobs exceed their JOB records: moves and kicks add attributes
                 and change names.
     """
@@ -128,7 +127,6 @@ class Segment:
         "pending_copies",
         "starts",
         "touched",
-        "touched_tubes",
         "unsealed",
         "used",
         "written",
@@ -157,7 +155,6 @@ class Segment:
         self.is_begun: bool = False
         self.is_proven: bool = False
         self.touched: array[int] | None = array("Q")
-        self.touched_tubes: set[bytes] = set()
         self.entries: list[record.Entry] = []
         self.growth: int = 0
         self.encoder: record.Encoder = record.Encoder(b"\0\0\0\0")
@@ -210,11 +207,6 @@ class Segment:
         self.chunks.append(data)
         self.used += len(data)
 
-    def add_pause(self, data: bytes, name: bytes) -> None:
-        """Append *data*, a record of the tube *name*."""
-        self.touched_tubes.add(name)
-        self.add_bare(data)
-
     def add_entry(self, data: bytes, entry: record.Entry) -> None:
         """Append *data*, a record of *entry*."""
         self.entries.append(entry)
@@ -231,7 +223,7 @@ class Segment:
 
 
 class DiscardingSegment(Segment):
-    """Replaces the current segment until a rewrite: discards records, but collects their jobs, tubes and entries."""
+    """Replaces the current segment until a rewrite: discards records, but collects their jobs and entries."""
 
     __slots__ = ()
 

@@ -41,8 +41,7 @@ class SegmentLog:
     tubes           the broker's table of tubes.
     policies        the broker's documents of policies, by name.
     keys            the broker's unique keys that outlive their jobs: job id and end, by tube and key.
-    pauses          the tubes that are paused, by name, and some whose pause has ended since the segment was begun.
-    entries         number of the segment with the newest record of each policy and key, and bytes of the record.
+    entries         number of the segment with the newest record of each policy, pause and key, and bytes of the record.
     groups          groups of jobs that may not be on disk yet: number of the last record and ids of the jobs.
     sequence        number of the last record.
     recovered_sequence  number of the last record found at startup; new records have higher numbers.
@@ -101,7 +100,6 @@ class SegmentLog:
         "on_disk",
         "orphaned",
         "outstanding",
-        "pauses",
         "pending_removal",
         "policies",
         "recovered_sequence",
@@ -118,7 +116,6 @@ class SegmentLog:
         self._reserves_ids: bool = reserves_ids
         self.jobs: Mapping[int, Job] = {}
         self.tubes: dict[bytes, Tube] = {}
-        self.pauses: dict[bytes, Tube] = {}
         self.policies: Mapping[str, bytes] = {}
         self.keys: Mapping[tuple[bytes, bytes], tuple[int, int]] = {}
         self.entries: dict[record.Entry, tuple[int, int]] = {}
@@ -167,7 +164,7 @@ class SegmentLog:
             self.live_bytes += size
             if job.cold is not DEFAULT_COLD_STATE:
                 self._note_growth(job, job_attributes.encode(job))
-        entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
+        entries: list[record.Entry] = [*recovery.policies, *recovery.pauses, *recovery.keys]
         for entry in entries:
             number, size = recovery.entries[entry]
             self._note_live(entry, self.segments[number], size)
@@ -220,7 +217,7 @@ class SegmentLog:
         return self.current
 
     def begin_segment(self, size: int, first_sequence: int = 0) -> None:
-        """Make the next segment the current one, with room for *size* bytes after the records that it begins with.
+        """Make the next segment the current one, with room for *size* bytes.
 
         *first_sequence*: number of the first record that it rewrites, 0 if it rewrites none.
         """
@@ -240,19 +237,8 @@ class SegmentLog:
         self.unsafe.append(segment)
         self.current = segment
         self.newest = segment.number
-        paused, self.pauses = self._paused(), {}
-        for tube in paused:
-            self.add_pause(tube, segment)
-        segment.capacity = capacity_for(segment.capacity, segment.used, size)
+        segment.capacity = capacity_for(segment.capacity, size)
         self.free -= segment.unallocated
-
-    def header_size(self) -> int:
-        """Return the size in bytes of the start of a segment: its header, and the pauses of tubes."""
-        return record.SEGMENT_HEADER_SIZE + sum([record.pause_size(tube) for tube in self._paused()])
-
-    def _paused(self) -> list[Tube]:
-        """Return the paused tubes. A search among all tubes would take 25 ms with 50,000 of them."""
-        return [tube for tube in self.pauses.values() if tube.paused_until]
 
     def new_capacity(self, free: int) -> int:
         """Return the capacity of a new segment for which *free* bytes are left."""
@@ -351,15 +337,6 @@ class SegmentLog:
         self.sequence += 1
         segment.add(segment.encoder.delete(id, self.sequence), id)
 
-    def add_pause(self, tube: Tube, segment: Segment) -> None:
-        """Record the pause of *tube*, or the end of the pause, in *segment*."""
-        self.sequence += 1
-        segment.add_pause(segment.encoder.pause(tube, self.sequence), tube.name)
-        if tube.paused_until:
-            self.pauses[tube.name] = tube
-        else:
-            self.pauses.pop(tube.name, None)
-
     def add_policy(self, name: str, document: bytes) -> int:
         """Record the policy *name*, or its deletion if *document* is empty; return the bytes of the record."""
         size = record.policy_size(name, document)
@@ -369,6 +346,17 @@ class SegmentLog:
         self.mark_entry_dead(name)
         if document:
             self._note_live(name, segment, size)
+        return size
+
+    def add_pause(self, tube: bytes, until: int, length: int) -> int:
+        """Record the pause of *tube*, or its end if *until* is 0; return the bytes of the record."""
+        size = record.pause_size(tube)
+        segment = self.room_for(size)
+        self.sequence += 1
+        segment.add_entry(segment.encoder.pause(tube, until, length, self.sequence), tube)
+        self.mark_entry_dead(tube)
+        if until:
+            self._note_live(tube, segment, size)
         return size
 
     def add_key(self, tube: bytes, key: bytes, id: int, until: int) -> int:
@@ -386,18 +374,23 @@ class SegmentLog:
         """Record the present value of *entry*, or its deletion; return the bytes of the record."""
         if isinstance(entry, str):
             return self.add_policy(entry, self.policies.get(entry, b""))
-        tube, key = entry
+        if isinstance(entry, bytes):
+            tube = self.tubes.get(entry)
+            return self.add_pause(entry, 0, 0) if tube is None else self.add_pause(entry, tube.paused_until, tube.pause)
+        scope, key = entry
         id, until = self.keys.get(entry, (0, 0))
-        return self.add_key(tube, key, id, until)
+        return self.add_key(scope, key, id, until)
 
     def entry_size(self, entry: record.Entry) -> int:
         """Return the size in bytes of the record that `add_entry` appends."""
         if isinstance(entry, str):
             return record.policy_size(entry, self.policies.get(entry, b""))
-        return record.key_size(*entry)
+        return record.pause_size(entry) if isinstance(entry, bytes) else record.key_size(*entry)
 
     def has_entry(self, entry: record.Entry) -> bool:
         """Whether *entry* exists: the broker has it in its table."""
+        if isinstance(entry, bytes):
+            return entry in self.tubes and self.tubes[entry].paused_until > 0
         return entry in self.policies if isinstance(entry, str) else entry in self.keys
 
     def is_newest(self, entry: record.Entry, segment: Segment) -> bool:
@@ -504,6 +497,6 @@ class SegmentLog:
         return len(self.segments) - without_file + others
 
 
-def capacity_for(capacity: int, header: int, size: int) -> int:
-    """Return the capacity of a segment with *header* bytes and room for *size* more, at least *capacity*."""
-    return max(capacity, header + max(size, capacity // 4))
+def capacity_for(capacity: int, size: int) -> int:
+    """Return the capacity of a segment with room for a record of *size* bytes, at least *capacity*."""
+    return max(capacity, record.SEGMENT_HEADER_SIZE + size)

@@ -230,7 +230,7 @@ class Space:
         """
         copied = self._log.outstanding - pending
         largest = max(self._log.max_size, self._log.largest) + self._log.growth
-        return max(0, on_disk(largest + self._log.header_size()) + BLOCK - copied)
+        return max(0, on_disk(largest + record.SEGMENT_HEADER_SIZE) + BLOCK - copied)
 
     def measure_free(self) -> int:
         """Return the free bytes of the disk that a rewrite may use."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.archive import BadLine, Count, Key, Pause, Policy, Reader, Writer
 from greenstalk_server.journal.check import Report, inspect
@@ -224,9 +223,7 @@ class _Segments:
         elif isinstance(entry, Key):
             self._add(self._encoder.key(entry.tube, entry.key, entry.id, entry.until, self._sequence))
         else:
-            tube = Tube(entry.tube, {})
-            tube.paused_until, tube.pause = entry.until, entry.length
-            self._add(self._encoder.pause(tube, self._sequence))
+            self._add(self._encoder.pause(entry.tube, entry.until, entry.length, self._sequence))
 
     def add_mark(self, kind: int) -> None:
         self._sequence += 1

@@ -112,7 +112,6 @@ class Binlog:
         """
         log = self._log
         log.jobs, log.tubes, log.policies, log.keys = jobs, tubes, policies, keys
-        log.pauses = {name: tube for name, tube in tubes.items() if tube.paused_until}
         log.keeps_positions = bodies is not None
         log.adopt(recovery)
         self._written = self.safe = self.promised = log.sequence
@@ -197,9 +196,8 @@ class Binlog:
         self.promised = self._log.sequence
 
     def pause(self, tube: Tube) -> None:
-        log = self._log
-        log.add_pause(tube, log.room_for(record.pause_size(tube)))
-        self.promised = log.sequence
+        self._log.add_pause(tube.name, tube.paused_until, tube.pause)
+        self.promised = self._log.sequence
 
     def policy(self, name: str, document: bytes) -> None:
         self._log.add_policy(name, document)

@@ -352,32 +352,48 @@ def test_directory_stays_small_under_large_jobs() -> None:
         assert bench.disk.used <= 2.5 * bench.live_bytes + 3 * 4 * SMALL_SEGMENT
 
 
-def test_new_segment_examines_only_paused_tubes() -> None:
-    """A search among all tubes would hold the event loop for 25 ms with 50,000 of them."""
-    bench = PacedBench(max_size=SMALL_SEGMENT)
-    for number in range(100):
-        bench.broker.watch(bench.client, b"%d" % number)
-    for number in range(5):
-        assert bench.broker.pause_tube(b"%d" % number, (number + 1) * SECOND, bench.now)
-    assert len(bench.binlog._log.pauses) == 5
-    bench.now += 2 * SECOND
-    bench.broker.tick(bench.now)
-    assert bench.broker.pause_tube(b"4", 0, bench.now)
-    bench.binlog._log.begin_segment(0)
-    assert [*bench.binlog._log.pauses] == [b"2", b"3"]
-
-
-def test_pauses_that_exceed_a_segment_are_recovered() -> None:
-    bench = PacedBench(max_size=SMALL_SEGMENT)
-    for number in range(60):
+def pause_tubes(bench: PacedBench, count: int) -> None:
+    """Pause *count* tubes for 300 to 300 + *count* seconds; every other one has no job, and no client watches it."""
+    for number in range(count):
         bench.broker.watch(bench.client, b"%0200d" % number)
-        assert bench.broker.pause_tube(b"%0200d" % number, 300 * SECOND, bench.now)
+        assert bench.broker.pause_tube(b"%0200d" % number, (300 + number) * SECOND, bench.now)
         if number % 2:
-            bench.broker.ignore(bench.client, b"%0200d" % number)  # empty tubes keep their pauses too
-    for _ in range(100):
-        bench.put_job(500)
-        bench.commit()
-        bench.run_upkeep()
+            bench.broker.ignore(bench.client, b"%0200d" % number)
+
+
+def churn(bench: PacedBench, segments: int) -> None:
+    """Put and delete jobs until the oldest *segments* segments are removed."""
+    until = bench.binlog.stats().oldest_index + segments
+    while bench.binlog.stats().oldest_index < until:
+        assert bench.broker.delete(None, bench.put_job(500), bench.now)
+        bench.settle(2)
+
+
+def test_new_segment_repeats_no_pause() -> None:
+    """With 50,000 paused tubes, their records would hold the event loop for 30 ms."""
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    pause_tubes(bench, 10)
+    records = bench.binlog.stats().records_written
+    bench.binlog._log.begin_segment(0)
+    assert bench.binlog.stats().records_written == records
+
+
+def test_pauses_survive_the_removal_of_their_segments() -> None:
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    pause_tubes(bench, 60)
+    churn(bench, 20)
+    bench.check_after_crash(bench.disk.crash(Chance(seeded(0), 0.0)))
+
+
+def test_ended_pauses_are_not_copied() -> None:
+    bench = PacedBench(max_size=SMALL_SEGMENT)
+    pause_tubes(bench, 60)
+    assert bench.binlog.stats().bytes_live > 60 * 200
+    assert bench.broker.pause_tube(b"%0200d" % 0, 0, bench.now)
+    bench.now += 400 * SECOND
+    bench.broker.tick(bench.now)
+    assert bench.binlog.stats().bytes_live == 0
+    churn(bench, 20)
     bench.check_after_crash(bench.disk.crash(Chance(seeded(0), 0.0)))
 
 

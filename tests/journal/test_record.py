@@ -240,13 +240,10 @@ def test_delete_round_trip(salt: bytes, job: Job) -> None:
 
 @given(SALTS, NAMES, st.integers(1, 2**64 - 1), U64)
 def test_pause_round_trip(salt: bytes, name: bytes, until: int, length: int) -> None:
-    tube = Tube(name, {})
-    tube.paused_until, tube.pause = until, length
-    data = Encoder(salt).pause(tube, 1)
-    assert len(data) == record.pause_size(tube)
+    data = Encoder(salt).pause(name, until, length, 1)
+    assert len(data) == record.pause_size(name)
     assert replay(salt, data).pauses == {name: (until, length)}
-    tube.paused_until = tube.pause = 0
-    assert replay(salt, data, Encoder(salt).pause(tube, 2)).pauses == {}
+    assert replay(salt, data, Encoder(salt).pause(name, 0, 0, 2)).pauses == {}
 
 
 def test_counts_are_limited_to_32_bits() -> None:

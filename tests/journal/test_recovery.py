@@ -100,7 +100,7 @@ class SampleJournal:
         self._add(self._encoder.delete(job.id, self._next()))
 
     def pause(self, tube: Tube) -> None:
-        self._add(self._encoder.pause(tube, self._next()))
+        self._add(self._encoder.pause(tube.name, tube.paused_until, tube.pause, self._next()))
 
     def mark(self, kind: int) -> None:
         self._add(self._encoder.mark(kind, self._next()))

@@ -212,7 +212,7 @@ def test_report_names_moves_groups_policies_and_keys(tmp_path: Path) -> None:
 
 
 def record_bytes(recovery: Recovery) -> int:
-    entries: list[record.Entry] = [*recovery.policies, *recovery.keys]
+    entries: list[record.Entry] = [*recovery.policies, *recovery.pauses, *recovery.keys]
     return sum(map(record.recorded_size, recovery.jobs.values())) + sum(recovery.entries[one][1] for one in entries)
 
 
