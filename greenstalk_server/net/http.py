@@ -5,8 +5,8 @@ the application does not want, and the loop serves no other client during that t
 
 This handler reads `READ_SIZE` bytes at a time. In each iteration of the event loop, the server does one step for all
 HTTP connections together: it does one read, or answers one request. So other clients wait for one such step at most,
-and `Readiness` bounds the number of connections that are woken. Slow clients are disconnected, those that connected
-together within some seconds. A request that a proxy and this server could interpret differently is rejected.
+and `Readiness` bounds the number of connections that are woken. Slow clients are disconnected. A request that a proxy
+and this server could interpret differently is rejected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import random
 import re
 import select
 import struct
@@ -28,7 +27,7 @@ from gevent.event import Event
 from gevent.pywsgi import Input, _InvalidClientInput
 
 from greenstalk_server.runtime import logs
-from greenstalk_server.runtime.scheduling import FairQueue
+from greenstalk_server.runtime.scheduling import YIELD_DELAY, FairQueue
 
 READ_SIZE: Final = 4096
 """Maximum bytes per read. Processing them takes 3 ms if the body is in chunks of one byte."""
@@ -42,11 +41,12 @@ IDLE_TIMEOUT: Final = 75.0
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds from the first byte of a request to its last; see `MIN_RATE`."""
 
-SPREAD: Final = 0.1
-"""Greatest part by which these two are longer, at random for each request: thousands may have begun together."""
+TIMEOUT_CHECK_INTERVAL: Final = 0.5
+"""Seconds between two searches for connections whose time is over."""
 
 MAX_WAKES: Final = 8
-"""Maximum connections that are woken in an iteration of the event loop because they have input."""
+"""Maximum connections that are woken in an iteration of the event loop because they have input, and maximum of those
+whose time is over."""
 
 MIN_RATE: Final = 1024
 """Bytes per second. A request has one second more for each MIN_RATE bytes that have arrived."""
@@ -217,32 +217,48 @@ class _Lines:
 
 
 class Readiness:
-    """Wakes greenlets whose sockets have input, MAX_WAKES in each iteration of the event loop.
+    """Wakes greenlets whose sockets have input, or whose time is over: MAX_WAKES in each iteration of the event loop.
 
     gevent's loop wakes all of them in one iteration: three thousand take 50 ms.
     """
 
     def __init__(self) -> None:
         self._epoll: select.epoll = select.epoll()
-        self._waiting: dict[int, Event] = {}
-        self._watcher: Any = get_hub().loop.io(self._epoll.fileno(), 1, ref=False)
+        self._waiting: dict[int, tuple[Event, float]] = {}  # with the times at which their waits end
+        loop = get_hub().loop
+        self._watcher: Any = loop.io(self._epoll.fileno(), 1, ref=False)
         self._watcher.start(self._wake)
+        self._timer: Any = loop.timer(TIMEOUT_CHECK_INTERVAL, TIMEOUT_CHECK_INTERVAL)
+        self._timer.start(self._end_late)
+        self._soon: Any = loop.timer(YIELD_DELAY)
 
     def wait(self, descriptor: int, seconds: float) -> None:
-        """Wait until the socket *descriptor* has input; raise TimeoutError after *seconds*. Switches."""
-        ready = self._waiting[descriptor] = Event()
+        """Wait until the socket *descriptor* has input; raise TimeoutError soon after *seconds*. Switches."""
+        ready = Event()
+        self._waiting[descriptor] = ready, time.monotonic() + seconds
         self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLRDHUP)
         try:
-            if not ready.wait(seconds):
+            ready.wait()
+            if descriptor not in self._waiting:
                 raise TimeoutError
         finally:
-            del self._waiting[descriptor]
+            self._waiting.pop(descriptor, None)
             with suppress(OSError):  # already closed
                 self._epoll.unregister(descriptor)
 
     def _wake(self) -> None:
         for descriptor, _ in self._epoll.poll(0, MAX_WAKES):
-            self._waiting[descriptor].set()
+            if descriptor in self._waiting:
+                self._waiting[descriptor][0].set()
+
+    def _end_late(self) -> None:
+        """Remove up to MAX_WAKES waits whose time is over, and wake their greenlets."""
+        now = time.monotonic()
+        late = [descriptor for descriptor, (_, until) in self._waiting.items() if until <= now]
+        for descriptor in late[:MAX_WAKES]:
+            self._waiting.pop(descriptor)[0].set()
+        if len(late) > MAX_WAKES:
+            self._soon.start(self._end_late)
 
 
 class _Incoming(io.RawIOBase):
@@ -256,7 +272,6 @@ class _Incoming(io.RawIOBase):
         self._sock: Any = sock
         self._turns: FairQueue = turns
         self._readiness: Readiness = readiness
-        self._spread: float = 1.0
         self._received: int = 0  # bytes of this request
         self._began: float = 0.0  # time of its first byte
         self._is_head: bool = True
@@ -265,7 +280,6 @@ class _Incoming(io.RawIOBase):
     def begin(self) -> None:
         """Expect a new request."""
         self._received, self._is_head = 0, True
-        self._spread = random.uniform(1.0, 1.0 + SPREAD)  # noqa: S311
 
     def end_head(self) -> None:
         """Note that all headers have been read."""
@@ -299,10 +313,9 @@ class _Incoming(io.RawIOBase):
         return size
 
     def _receive(self, buffer: Any) -> Any:
-        left = IDLE_TIMEOUT * self._spread
+        left = IDLE_TIMEOUT
         if self._received:
-            timeout = REQUEST_TIMEOUT * self._spread + self._received / MIN_RATE
-            left = self._began + timeout - time.monotonic()
+            left = self._began + REQUEST_TIMEOUT + self._received / MIN_RATE - time.monotonic()
         if left <= 0:
             raise TimeoutError
         self._readiness.wait(self._sock.fileno(), left)

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +20,6 @@ from greenstalk_server.core.limits import LimitCounters
 from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.http import MAX_HEAD, MAX_WAKES, RequestHandler
-from greenstalk_server.runtime.scheduling import FairQueue
 from greenstalk_server.web.live.peer import descriptor_of
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
@@ -185,20 +184,22 @@ def test_idle_http_connection_is_closed_and_not_counted(served: Served, monkeypa
     assert served.limited.counts()["request_timeout"] == 0
 
 
-def test_a_bounded_number_of_connections_is_woken_per_iteration() -> None:
-    """A hundred sockets get input at the same moment; the loop never wakes more than MAX_WAKES greenlets at once."""
+@pytest.mark.parametrize("have_input", [True, False])
+def test_a_bounded_number_of_connections_is_woken_per_iteration(have_input: bool) -> None:
+    """A hundred sockets get input, or time out, at once; the loop never wakes more than MAX_WAKES greenlets at once."""
     readiness, woken, waiting = http.Readiness(), 0, 0
     pairs = [socket.socketpair() for _ in range(100)]
 
     def wait(ours: socket.socket) -> None:
         nonlocal woken, waiting
         waiting += 1
-        readiness.wait(ours.fileno(), TIMEOUT)
+        with nullcontext() if have_input else pytest.raises(TimeoutError):
+            readiness.wait(ours.fileno(), TIMEOUT if have_input else 0)
         woken += 1
 
     greenlets = [gevent.spawn(wait, ours) for ours, _ in pairs]
     until(lambda: waiting == len(pairs))
-    for _, theirs in pairs:
+    for _, theirs in pairs if have_input else ():
         theirs.send(b"x")
     with LoopIterations(lambda: woken) as loop:
         gevent.joinall(greenlets, timeout=TIMEOUT, raise_error=True)
@@ -217,24 +218,6 @@ def test_wait_for_input_times_out_and_leaves_nothing_behind() -> None:
                 readiness.wait(ours.fileno(), 0.001)
         theirs.close()
         readiness.wait(ours.fileno(), TIMEOUT)
-
-
-def test_timeouts_of_requests_that_begin_together_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    timeouts = set[float]()
-
-    class Recorded(http.Readiness):
-        def wait(self, descriptor: int, seconds: float) -> None:
-            timeouts.add(seconds)
-
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for _ in range(20):
-            incoming = http._Incoming(ours, FairQueue(), Recorded())
-            incoming.begin()
-            theirs.send(b"x")
-            incoming.readinto(bytearray(1))
-    assert len(timeouts) == 20
-    assert all(http.IDLE_TIMEOUT <= timeout <= (1 + http.SPREAD) * http.IDLE_TIMEOUT for timeout in timeouts)
 
 
 def test_request_that_trickles_times_out(

@@ -7,7 +7,7 @@ while something takes long does not depend on how fast the machine is, nor on wh
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -22,13 +22,14 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.net.acceptor import DescriptorBudget
-from greenstalk_server.net.idle import find_idle
+from greenstalk_server.net.idle import TimedConnection, find_idle
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.poller import BATCH_SIZE, BUDGET
-from greenstalk_server.net.server import CLOSE_BATCH, Server
+from greenstalk_server.net.server import CLOSE_BATCH, TIMEOUT_CHECK_BATCH, Server
 from greenstalk_server.protocol.costs import CLOSE_COST
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import TIMEOUT
+from tests.web.turns import LoopIterations
 
 TUBES = 2000
 SLICES = 100
@@ -149,6 +150,20 @@ def test_connections_that_are_idle_too_long_together_do_not_starve_others(here: 
     closing = gevent.spawn(here.server._close_found, find_idle)
     assert most_closed_in_a_turn(here) <= CLOSE_BATCH
     closing.get()
+
+
+def test_checks_of_many_connections_do_not_starve_others(here: Here) -> None:
+    others = [here.connect() for _ in range(3 * TIMEOUT_CHECK_BATCH)]
+    assert others[-1].ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
+    checked = [0]
+
+    def find(connections: Sequence[TimedConnection], limits: Limits, now: int) -> Iterator[tuple[TimedConnection, str]]:
+        checked.append(checked[-1] + len(connections))
+        return iter(())
+
+    with LoopIterations(lambda: checked[-1]) as loop:
+        here.server._close_found(find)
+    assert checked[-1] >= len(others) and loop.max_progress <= 2 * TIMEOUT_CHECK_BATCH
 
 
 def test_handshakes_that_time_out_together_do_not_starve_others(here: Here) -> None:

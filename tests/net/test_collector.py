@@ -13,10 +13,12 @@ import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime import gc_tuning
-from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, collect_old, tune_gc
+from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, MIN_TRIM, Upkeep, collect_old, resident_bytes, tune_gc
+from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import REPOSITORY, TIMEOUT
 
 JOBS = 10_000
+BATCH = 100
 
 
 UNTRACKED = f"""
@@ -84,6 +86,42 @@ def test_old_garbage_is_freed() -> None:
     assert seen() is not None
     collect_old()
     assert seen() is None
+
+
+@pytest.fixture
+def upkeep(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Upkeep in each iteration of the event loop."""
+    monkeypatch.setattr(gc_tuning, "COLLECTION_INTERVAL", 0)
+    monkeypatch.setattr(gc_tuning, "CHECK_SHARE", 0)
+    running = Upkeep()
+    running.start()
+    yield
+    running.stop()
+
+
+@pytest.mark.usefixtures("tuned", "upkeep")
+def test_young_objects_are_collected_even_if_as_many_old_ones_are_freed() -> None:
+    cycles = [Cycle() for _ in range(10 * BATCH)]
+    yield_to_loop()
+    for at in range(0, len(cycles), BATCH):
+        cycles[at : at + BATCH] = [Cycle() for _ in range(BATCH)]
+        yield_to_loop()
+        assert sum(type(one) is Cycle for one in gc.get_objects(0)) == 0
+
+
+@pytest.mark.usefixtures("upkeep")
+def test_memory_is_returned_in_portions_while_it_becomes_free() -> None:
+    size, kept = 1000, 0
+    blocks = [bytes(size) for _ in range(20 * MIN_TRIM // size // 4)]
+    above = bytes(size)  # else glibc returns the memory at the end of the heap itself
+    yield_to_loop()
+    used = resident_bytes() - size * len(blocks)
+    while blocks:
+        del blocks[-(MIN_TRIM // size // 4) :]
+        yield_to_loop()
+        kept = max(kept, resident_bytes() - size * len(blocks) - used)
+    assert MIN_TRIM / 2 < kept < 2 * MIN_TRIM
+    assert above
 
 
 @pytest.mark.usefixtures("tuned")
