@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import click
@@ -12,21 +14,30 @@ from greenstalkctl.api import PAGE_SIZE
 from greenstalkctl.errors import CommandError
 from greenstalkctl.policy_document import POLICY_NAME
 from greenstalkctl.queue import MAX_NUMBER, STATES, TUBE_NAME, TUBE_PATTERN
-from greenstalkctl.settings import Settings
+from greenstalkctl.settings import Parsed, Settings
 
 _COMPLETION_SECONDS: Final = 1.0
 
 
-class TubeName(click.ParamType[str]):
+def _matching(what: str, pattern: re.Pattern[str], allowed: str) -> Callable[[str], str]:
+    """Return a function that returns a text that matches *pattern*, and raises ValueError for another."""
+
+    def read(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{text!r} is not a valid {what}: it has {allowed}")
+        return text
+
+    return read
+
+
+_NAME_CHARACTERS: Final = "1 to 200 letters, digits and -+/;.$_(), and must not start with -"
+
+
+class TubeName(Parsed[str]):
     """A tube name as the protocol allows; shell completion offers the tubes of the server."""
 
-    name = "tube"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not TUBE_NAME.fullmatch(value):
-            allowed = "1 to 200 letters, digits and -+/;.$_(), and must not start with -"
-            self.fail(f"{value!r} is not a valid tube name: it has {allowed}.", param, ctx)
-        return value
+    def __init__(self, name: str = "tube") -> None:
+        super().__init__(name, _matching("tube name", TUBE_NAME, _NAME_CHARACTERS))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         settings = ctx.ensure_object(Settings)
@@ -41,125 +52,42 @@ class TubeName(click.ParamType[str]):
 class JobOrTube(TubeName):
     """A job id, if it is a number, else a tube name."""
 
-    name = "job or tube"
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return JOB_ID(value, param, ctx) if str(value).isdecimal() else super().convert(value, param, ctx)
 
 
-class TubePattern(click.ParamType[str]):
-    """A pattern of tube names, in which `*` matches any characters."""
-
-    name = "pattern"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not TUBE_PATTERN.fullmatch(value):
-            allowed = "1 to 200 letters, digits and -+/;.$_()*"
-            self.fail(f"{value!r} is not a valid pattern of tube names: it has {allowed}.", param, ctx)
-        return value
+def _duration(text: str) -> float:
+    seconds = units.seconds(text)
+    if seconds != round(seconds, 3) or seconds > MAX_NUMBER:
+        raise ValueError(f"{text!r} is not a whole number of milliseconds, up to {MAX_NUMBER} seconds")
+    return int(seconds) if seconds.is_integer() else seconds
 
 
-class Key(click.ParamType[str]):
-    """The key of a tag, which has the syntax of a tube name."""
-
-    name = "key"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not TUBE_NAME.fullmatch(value):
-            allowed = "1 to 200 letters, digits and -+/;.$_(), and must not start with -"
-            self.fail(f"{value!r} is not a valid key: it has {allowed}.", param, ctx)
-        return value
+def _whole_duration(text: str) -> int:
+    seconds = _duration(text)
+    if not isinstance(seconds, int):
+        raise ValueError(f"{text!r} is not a whole number of seconds")  # noqa: TRY004  as for all wrong values
+    return seconds
 
 
-class Duration(click.ParamType[float]):
-    """Seconds with at most three digits after the point, or numbers with units: 90, 0.25, 50ms, 5m, 1h30m, 2d."""
+def size_at_most(max_bytes: int) -> Parsed[int]:
+    """Return the type of a size in bytes, or with a unit: 65535, 64K, 10MB, 1GiB."""
 
-    name = "duration"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if not isinstance(value, str):
-            return value
-        try:
-            seconds = units.seconds(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-        if seconds != round(seconds, 3) or seconds > MAX_NUMBER:
-            self.fail(f"{value!r} is not a whole number of milliseconds, up to {MAX_NUMBER} seconds.", param, ctx)
-        return int(seconds) if seconds.is_integer() else seconds
-
-
-class WholeDuration(Duration):
-    """Like Duration, but whole seconds only."""
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        seconds = super().convert(value, param, ctx)
-        if not isinstance(seconds, int):
-            self.fail(f"{value!r} is not a whole number of seconds.", param, ctx)
-        return seconds
-
-
-class Size(click.ParamType[int]):
-    """A size in bytes, or with a unit: 65535, 64K, 10MB, 1GiB; at most *max_bytes*."""
-
-    name = "size"
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            size = units.size(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-        if size > self._max_bytes:
-            self.fail(f"{value!r} is more than {self._max_bytes} bytes.", param, ctx)
+    def read(text: str) -> int:
+        size = units.size(text)
+        if size > max_bytes:
+            raise ValueError(f"{text!r} is more than {max_bytes} bytes")
         return size
 
-
-class ServerAddress(click.ParamType[address.Address]):
-    """HOST:PORT, tls:HOST:PORT or unix:PATH."""
-
-    name = "address"
-
-    def convert(
-        self, value: str | address.Address, param: click.Parameter | None, ctx: click.Context | None
-    ) -> address.Address:
-        if isinstance(value, address.Address):
-            return value
-        try:
-            return address.parse(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+    return Parsed("size", read)
 
 
-class PolicyName(click.ParamType[str]):
-    """The name of a policy."""
-
-    name = "name"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not POLICY_NAME.fullmatch(value):
-            allowed = "1 to 100 letters, digits and -_. and begins with a letter or a digit"
-            self.fail(f"{value!r} is not a valid name of a policy: it has {allowed}.", param, ctx)
-        return value
-
-
-class JobIds(click.ParamType[tuple[int, ...]]):
-    """Job ids separated by commas, at most PAGE_SIZE."""
-
-    name = "ids"
-
-    def convert(
-        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        ids = [int(JOB_ID(word.strip(), param, ctx)) for word in value.split(",")]
-        if len(ids) > PAGE_SIZE:
-            self.fail(f"{len(ids)} ids are more than {PAGE_SIZE}.", param, ctx)
-        return tuple(dict.fromkeys(ids))
+def _job_ids(text: str) -> tuple[int, ...]:
+    """Return the ids in *text*, which are separated by commas."""
+    ids = [int(JOB_ID(word.strip())) for word in text.split(",")]
+    if len(ids) > PAGE_SIZE:
+        raise ValueError(f"{len(ids)} ids are more than {PAGE_SIZE}")
+    return tuple(dict.fromkeys(ids))
 
 
 class Rate(click.FloatRange):
@@ -176,15 +104,22 @@ class Rate(click.FloatRange):
 
 
 TUBE: Final = TubeName()
-JOB_OR_TUBE: Final = JobOrTube()
-PATTERN: Final = TubePattern()
-KEY: Final = Key()
-POLICY: Final = PolicyName()
-JOB_IDS: Final = JobIds()
+JOB_OR_TUBE: Final = JobOrTube("job or tube")
+PATTERN: Final = Parsed(
+    "pattern", _matching("pattern of tube names", TUBE_PATTERN, "1 to 200 letters, digits and -+/;.$_()*")
+)
+KEY: Final = Parsed("key", _matching("key", TUBE_NAME, _NAME_CHARACTERS))
+POLICY: Final = Parsed(
+    "name",
+    _matching("name of a policy", POLICY_NAME, "1 to 100 letters, digits and -_. and begins with a letter or a digit"),
+)
+JOB_IDS: Final = Parsed("ids", _job_ids)
 RATE: Final = Rate()
-DURATION: Final = Duration()
-WHOLE_DURATION: Final = WholeDuration()
-ADDRESS: Final = ServerAddress()
+DURATION: Final = Parsed("duration", _duration)
+"""Seconds with at most three digits after the point, or numbers with units: 90, 0.25, 50ms, 5m, 1h30m, 2d."""
+
+WHOLE_DURATION: Final = Parsed("duration", _whole_duration)
+ADDRESS: Final = Parsed("address", address.parse)
 PRI: Final = click.IntRange(0, MAX_NUMBER)
 JOB_ID: Final = click.IntRange(1, 2**64 - 1)
 COUNT: Final = click.IntRange(1, MAX_NUMBER)

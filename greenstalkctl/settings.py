@@ -147,24 +147,34 @@ class Settings:
         )
 
 
-class Seconds(click.ParamType[float]):
-    """A duration such as 0.5, 50ms or 1m, from *min_seconds* to *max_seconds*; never 0."""
+class Parsed(click.ParamType[T]):
+    """An argument that *read* parses, which raises ValueError with a message for the user. A default stays as it is."""
 
-    name = "duration"
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name = name
+        self._read = read
 
-    def __init__(self, min_seconds: float, max_seconds: float) -> None:
-        self._min = min_seconds
-        self._max = max_seconds
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):
+            parsed: T = value
+            return parsed
         try:
-            seconds = units.seconds(value) if isinstance(value, str) else value
+            return self._read(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
-        if not self._min <= seconds <= self._max or not seconds:
-            lower = f"at least {self._min:g} s" if self._min else "more than 0 s"
-            self.fail(f"{value!r} is not {lower} and at most {self._max:g} s.", param, ctx)
+
+
+def seconds_between(least: float, most: float) -> Parsed[float]:
+    """Return the type of a duration such as 0.5, 50ms or 1m, from *least* to *most* seconds; never 0."""
+
+    def read(text: str) -> float:
+        seconds = units.seconds(text)
+        if not least <= seconds <= most or not seconds:
+            lower = f"at least {least:g} s" if least else "more than 0 s"
+            raise ValueError(f"{text!r} is not {lower} and at most {most:g} s")
         return seconds
+
+    return Parsed("duration", read)
 
 
 class Command(click.Command):
@@ -293,7 +303,7 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
         option("--yes", is_flag=True, sets="assumes_yes", to=bool, help="Delete or move jobs without confirmation."),
         option(
             "--timeout",
-            type=Seconds(0, 86400),
+            type=seconds_between(0, 86400),
             metavar="DURATION",
             sets="timeout",
             to=float,

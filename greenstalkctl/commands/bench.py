@@ -14,7 +14,7 @@ import click
 from greenstalkctl.errors import NoResult
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Advance
-from greenstalkctl.params import COUNT, Size
+from greenstalkctl.params import COUNT, size_at_most
 from greenstalkctl.queue import MAX_BODY, READY
 from greenstalkctl.server import DEFAULT_PRI, Server
 from greenstalkctl.settings import Command, Settings
@@ -27,7 +27,9 @@ TTR: Final = 3600
 
 @click.command(cls=Command, short_help="Measure put, reserve and delete.")
 @click.option("--jobs", type=COUNT, default=2000, show_default=True, help="Number of jobs.")
-@click.option("--size", type=Size(MAX_BODY), default=100, show_default=True, help="Size of each body, such as 64K.")
+@click.option(
+    "--size", type=size_at_most(MAX_BODY), default=100, show_default=True, help="Size of each body, such as 64K."
+)
 @click.pass_obj
 def bench(settings: Settings, jobs: int, size: int) -> None:
     """Measure put, reserve and delete: commands per second, and the latency of a command in microseconds.

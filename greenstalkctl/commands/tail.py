@@ -16,9 +16,9 @@ from greenstalkctl.output import Output
 from greenstalkctl.queue import MAX_NUMBER, RESERVED, JobView
 from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Command, Seconds, Settings
+from greenstalkctl.settings import Command, Settings, seconds_between
 
-INTERVAL: Final = Seconds(0.05, 60)
+INTERVAL: Final = seconds_between(0.05, 60)
 NUMBER: Final = click.IntRange(0, MAX_NUMBER)
 
 

@@ -18,7 +18,7 @@ from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.keyboard import Keyboard
 from greenstalkctl.output import Output
 from greenstalkctl.queue import Queue
-from greenstalkctl.settings import Command, Seconds, Settings
+from greenstalkctl.settings import Command, Settings, seconds_between
 from greenstalkctl.snapshot import Snapshot, rows, take_snapshot
 from greenstalkctl.text import printable
 
@@ -64,7 +64,7 @@ class Order:
 
 
 @click.command(cls=Command, short_help="Show the tubes live.")
-@click.option("--interval", type=Seconds(0.1, 3600), default=1.0, help="Time between two updates. Default: 1s.")
+@click.option("--interval", type=seconds_between(0.1, 3600), default=1.0, help="Time between two updates. Default: 1s.")
 @click.option("--once", is_flag=True, help="Print one table and exit.")
 @click.option(
     "--sort",
