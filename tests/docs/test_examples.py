@@ -53,27 +53,6 @@ def _ports() -> dict[str, str]:
     return {port: str(free) for port, free in zip(ports, free_ports(len(ports)), strict=True)}
 
 
-# Tests of examples.py
-
-
-def test_failing_command_is_detected(tmp_path: Path) -> None:
-    page = examples("```sh\ntrue\n```\n\n```sh\nfalse\ntrue\n```\n")
-    with pytest.raises(AssertionError, match="line 6"):
-        run(page, tmp_path, {})
-
-
-def test_http_error_status_is_detected(tmp_path: Path) -> None:
-    with Daemon(*LOOPBACK) as server:
-        page = examples(f"```sh\ncurl {server.dashboard}api/v1/jobs/1\n```\n")
-        with pytest.raises(AssertionError, match="status-404"):
-            run(page, tmp_path, {})
-
-
-def test_marked_blocks_run_last_or_not_at_all() -> None:
-    text = "<!-- run last -->\n```sh\na\n```\n\n```sh\nb\n```\n\n<!-- not run: no -->\n```sh\nc\n```\n"
-    assert [one.commands for one in examples(text)] == ["b\n", "a\n"]
-
-
 def test_different_output_is_detected() -> None:
     assert not matches(Example(1, "", "text", "one\n", ""), "two\n")
     assert matches(Example(1, "", "text", "one … three\n", ""), "one two three\n")

@@ -208,13 +208,6 @@ def test_every_command_of_the_page_is_run_or_excluded_with_a_reason() -> None:
         assert f"`{command}" in PAGE
 
 
-def test_servers_need_the_password_of_the_role(site: Site) -> None:
-    wrong = site.url.replace(PASSWORD, "wrong")
-    for url, code in ((site.url, 0), (wrong, 2)):
-        done = subprocess.run(["psql", "-qd", url, "-c", "SELECT 1"], capture_output=True, check=False)
-        assert done.returncode == code, done.stderr
-
-
 def test_two_servers_hand_over_and_the_queries_show_who_leads(site: Site, tmp_path: Path) -> None:
     with site.two_servers(tmp_path) as nodes:
         first = nodes.wait_for_roles()

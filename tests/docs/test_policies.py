@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.policies.policy import SETTINGS, PolicySet, parse_policy
 from greenstalk_server.core.policies.tube_rules import TubeRules
 from tests.support.daemon import REPOSITORY, Daemon
-from tests.support.peer import Peer, eventually
+from tests.support.peer import Peer
 from tests.support.world import World
 
 PAGE = (REPOSITORY / "docs" / "policies.md").read_text()
@@ -141,59 +140,6 @@ def test_job_has_five_attempts_with_growing_delays(file: Path, recipes: str) -> 
         assert (job["tube"], job["state"]) == ("mail.failed", "ready"), "the policy does not apply to this tube"
 
 
-def test_twenty_jobs_are_reserved_at_a_time(file: Path, recipes: str) -> None:
-    with serve(file, recipes) as server, Peer(server) as peer, Peer(server) as waiting:
-        ids = ids_of(peer, b"reports", 23)
-        for each in (peer, waiting):
-            each.ask(b"watch reports")
-        assert [reserve(peer) for _ in range(21)] == [*ids[:20], b"TIMED_OUT"]
-        assert reserve(peer) == b"TIMED_OUT"
-        assert peer.stats(b"stats-tube reports")["current-jobs-ready"] == "3"
-        waiting.send(b"reserve\r\n")
-        eventually(lambda: peer.stats()["current-waiting"] == "1", "a waiting worker")
-        assert peer.ask(b"delete %d" % ids[0]) == b"DELETED"
-        assert waiting.read_line() == b"RESERVED %d 4" % ids[20]
-        assert peer.ask(b"reserve-job %d" % ids[22]) == b"RESERVED %d 4" % ids[22], "reserve-job ignores the limit"
-        peer.read(6)
-        assert peer.ask(b"delete %d" % ids[1]) == b"DELETED"
-        assert reserve(peer) == b"TIMED_OUT", "and counts: 20 are reserved still"
-        assert peer.ask(b"delete %d" % ids[2]) == b"DELETED"
-        assert reserve(peer) == ids[21]
-
-
-def test_a_hundred_jobs_start_each_second_after_a_burst_of_ten(file: Path, recipes: str) -> None:
-    with serve(file, recipes) as server, Peer(server) as peer:
-        ids = ids_of(peer, b"partner-api", 40)
-        peer.ask(b"watch partner-api")
-        began = time.monotonic()
-        assert [reserve(peer, 60) for _ in range(40)] == ids
-        assert time.monotonic() - began >= 0.29, "30 jobs beyond the burst, 10 ms each"
-
-
-def test_equal_body_is_put_once(file: Path, recipes: str) -> None:
-    with serve(file, recipes) as server, Peer(server) as peer:
-        peer.ask(b"use index")
-        assert peer.ask(b"put 9 0 60 2\r\nhi") == b"INSERTED 1"
-        assert peer.ask(b"put 3 0 60 2\r\nhi") == b"INSERTED 1"
-        assert peer.stats(b"stats-job 1")["pri"] == "3", "the smaller priority"
-        assert peer.ask(b"put 0 0 60 2\r\nho") == b"INSERTED 3"
-        assert peer.stats(b"stats-tube index")["current-jobs-ready"] == "2"
-        assert peer.ask(b"delete 1") == b"DELETED"
-        assert peer.ask(JOB) == b"INSERTED 4"
-
-
-def test_job_expires_unless_a_worker_finishes_it(file: Path) -> None:
-    text = '[policies.news]\ntubes = ["news"]\nexpire_after = 0.5\n'
-    with serve(file, text) as server, Peer(server) as peer:
-        ids = ids_of(peer, b"news", 3)
-        peer.ask(b"watch news")
-        assert [reserve(peer) for _ in range(2)] == ids[:2]
-        eventually(lambda: peer.stats(b"stats-tube news")["current-jobs-ready"] == "0", "the ready job has expired")
-        assert peer.ask(b"delete %d" % ids[0]) == b"DELETED"
-        assert peer.ask(b"release %d 0 0" % ids[1]) == b"RELEASED"
-        assert peer.ask(b"delete %d" % ids[1]) == b"NOT_FOUND"
-
-
 # The other sections
 
 
@@ -212,30 +158,6 @@ def test_crash_of_the_server_ends_an_attempt(file: Path, tmp_path: Path) -> None
         assert peer.stats(b"stats-job %d" % ids[0])["state"] == "ready"
 
 
-def test_job_is_copied_to_all_tubes_or_refused(file: Path) -> None:
-    text = """
-[policies.orders]
-tubes = ["orders"]
-copy_to = ["audit", "search"]
-
-[policies.audit]
-tubes = ["audit"]
-copy_to = ["never"]
-
-[policies.search]
-tubes = ["search"]
-max_jobs = 1
-"""
-    with serve(file, text) as server, Peer(server) as peer:
-        peer.ask(b"use orders")
-        assert peer.ask(JOB) == b"INSERTED 1"
-        tubes = [peer.stats(b"stats-job %d" % id)["tube"] for id in (1, 2, 3)]
-        assert tubes == ["orders", "audit", "search"]
-        assert peer.ask(JOB) == b"OUT_OF_MEMORY"
-        assert peer.stats()["total-jobs"] == "3"
-        assert peer.ask(b"stats-tube never") == b"NOT_FOUND", "a copy is not copied again"
-
-
 def test_replies_to_clients(file: Path) -> None:
     text = '[policies.mail]\ntubes = ["mail"]\nmax_jobs = 1\nmax_job_size = 2\nttr_min = 5\nttr_max = 9\n'
     with serve(file, text) as server, Peer(server) as peer:
@@ -244,34 +166,3 @@ def test_replies_to_clients(file: Path) -> None:
         assert peer.ask(JOB).startswith(b"INSERTED")
         assert peer.ask(JOB) == b"OUT_OF_MEMORY"
         assert peer.stats(b"stats-job 2")["ttr"] == "9"
-
-
-def test_finished_job_is_unique_until_its_time_has_passed(file: Path) -> None:
-    text = '[policies.index]\ntubes = ["index"]\nunique = "body"\nunique_for = "1h"\n'
-    with serve(file, text) as server, Peer(server) as peer:
-        peer.ask(b"use index")
-        peer.ask(b"watch index")
-        assert peer.ask(JOB) == b"INSERTED 1"
-        assert reserve(peer) == 1 and peer.ask(b"delete 1") == b"DELETED"
-        assert peer.ask(JOB) == b"INSERTED 1"
-        assert peer.ask(b"put 0 0 60 2\r\nho") == b"INSERTED 3"
-        assert peer.ask(b"delete 3") == b"DELETED", "by hand, without a reservation"
-        assert peer.ask(b"put 0 0 60 2\r\nho") == b"INSERTED 4"
-
-
-def test_oldest_jobs_make_room(file: Path) -> None:
-    text = """
-[policies.mail]
-tubes = ["mail"]
-max_jobs = 2
-overflow = "dead-letter-oldest"
-dead_letter = "failed"
-
-[policies.failed]
-tubes = ["failed"]
-max_jobs = 1
-"""
-    with serve(file, text) as server, Peer(server) as peer:
-        ids = ids_of(peer, b"mail", 3)
-        assert [peer.stats(b"stats-job %d" % id)["tube"] for id in ids] == ["failed", "mail", "mail"]
-        assert peer.ask(JOB) == b"OUT_OF_MEMORY", "the dead-letter tube is full"
