@@ -98,12 +98,6 @@ def test_server_without_a_dashboard_has_one_listener() -> None:
         assert len(psutil.Process(daemon.process.pid).net_connections()) == 1
 
 
-@pytest.mark.parametrize("flags", [["-v"], ["--version"], ["-Vv"]])
-def test_version_is_printed(flags: list[str]) -> None:
-    done = run_here(*flags)
-    assert (done.stdout, done.stderr, done.returncode) == (f"greenstalk-server {__version__} ({BUILD.name})\n", "", 0)
-
-
 def test_help_is_printed() -> None:
     done = run("--help")
     assert done.stdout.startswith("Usage: greenstalk-server [OPTIONS]\n")
@@ -186,12 +180,6 @@ def test_dashboard_port_in_use_is_named(taken_port: int) -> None:
     assert f"cannot listen on 127.0.0.1:{taken_port}: Address already in use" in done.stderr
     assert "--web-port" in done.stderr
     assert done.returncode == 111
-
-
-def test_dashboard_on_the_network_needs_a_password() -> None:
-    done = run(*LOOPBACK, "--web-host", "0.0.0.0", "--web-port", "0")
-    assert "GREENSTALK_WEB_PASSWORD" in done.stderr
-    assert done.returncode == 5
 
 
 # Passwords and addresses of the dashboard
@@ -277,12 +265,6 @@ def test_url_prefix_is_in_the_first_lines() -> None:
             assert answer.status == 200
 
 
-def test_viewer_password_without_admin_password_warns() -> None:
-    environ = environment(GREENSTALK_WEB_VIEWER_PASSWORD="look")  # noqa: S106
-    with Daemon(*LOOPBACK, "--web-port", "0", environ=environ) as daemon:
-        assert "WARNING GREENSTALK_WEB_VIEWER_PASSWORD is set without GREENSTALK_WEB_PASSWORD" in daemon.stop()[1]
-
-
 def test_audit_log_is_complete_on_disk_after_a_stop(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         daemon.ask(PUT)
@@ -318,11 +300,6 @@ def test_warnings_are_logged() -> None:
     assert exit_code == 0
     assert "WARNING -c has no effect" in stderr
     assert "WARNING the maximum job size (-z) was reduced to 1073741824" in stderr
-
-
-def test_put_above_the_maximum_job_size_is_refused() -> None:
-    with Daemon(*QUIET, "-z", "1") as daemon:
-        assert daemon.ask(PUT) == b"JOB_TOO_BIG"
 
 
 # Privileges and limits

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from greenstalk_server.journal.record import VERSION
-from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run, run_here
+from tests.cli.test_command import as_nobody
+from tests.support.daemon import COMMAND, Daemon, run, run_here
 from tests.support.peer import eventually
 from tests.support.tls import make_certificates
 
@@ -41,25 +39,6 @@ def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
     """Return the bytes and the time of each file in *directory* and below."""
     files = [path for path in directory.rglob("*") if path.is_file()]
     return {str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
-
-
-def write_later_journal(directory: Path) -> None:
-    """Write a journal of a later format version to *directory*."""
-    from zlib import crc32  # noqa: PLC0415
-
-    with Daemon(*LOOPBACK, "-b", str(directory)) as daemon:
-        assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
-    first = min(directory.glob("journal.*"))
-    data = bytearray(first.read_bytes())
-    offset = data.index(VERSION.to_bytes(4, "little"))
-    data[offset : offset + 4] = (VERSION + 1).to_bytes(4, "little")
-    size = next(n for n in range(offset + 4, 100) if crc32(first.read_bytes()[:n]) == _number(first.read_bytes(), n))
-    data[size : size + 4] = crc32(data[:size]).to_bytes(4, "little")
-    first.write_bytes(data)
-
-
-def _number(data: bytes, offset: int) -> int:
-    return int.from_bytes(data[offset : offset + 4], "little")
 
 
 def test_valid_configuration_passes_and_nothing_is_changed(certificates: Path, tmp_path: Path) -> None:
@@ -126,14 +105,6 @@ def blocked_path(directory: Path) -> tuple[str, ...]:
     return ("-l", f"unix:{directory}/server.pem")
 
 
-def later_version(directory: Path) -> tuple[str, ...]:
-    queue = directory / "later"
-    if not queue.exists():
-        queue.mkdir()
-        write_later_journal(queue)
-    return ("-b", str(queue))
-
-
 @pytest.mark.parametrize(
     "flags_for",
     [
@@ -158,7 +129,6 @@ def later_version(directory: Path) -> tuple[str, ...]:
         no_authority,
         rule_of_unknown_listener,
         blocked_path,
-        later_version,
     ],
 )
 def test_check_reports_the_error_of_the_start(certificates: Path, flags_for: Callable[[Path], tuple[str, ...]]) -> None:
@@ -168,6 +138,13 @@ def test_check_reports_the_error_of_the_start(certificates: Path, flags_for: Cal
     assert started.returncode != 0
     assert (checked.returncode, checked.stdout) == (started.returncode, "")
     assert checked.stderr.splitlines()[-1] == started.stderr.splitlines()[-1]
+
+
+def test_check_and_start_refuse_the_journal_of_a_later_version(later_journal: Path) -> None:
+    flags = (*LOOPBACK, "-b", str(later_journal))
+    started, checked = run(*flags), run_here("config", "--check", *flags)
+    assert (started.returncode, checked.returncode) == (10, 10)
+    assert checked.stderr == started.stderr.splitlines(keepends=True)[-1]
 
 
 def test_each_problem_is_reported_on_a_line(tmp_path: Path) -> None:
@@ -219,16 +196,8 @@ def test_each_mistake_in_each_policy_is_reported_on_a_line(tmp_path: Path) -> No
 def test_check_before_the_start_of_a_unit_ignores_the_sockets(tmp_path: Path) -> None:
     flags = ["-l", "192.0.2.1", "--web-port", "0", *rule_of_unknown_listener(tmp_path)]
     assert run_here("config", "--check", *flags).returncode == 111
-    script = 'SYSTEMD_EXEC_PID=$$ exec "$@"'
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", *COMMAND, "config", "--check", *flags],
-        cwd=REPOSITORY,
-        env=environment(GREENSTALK_WEB_PASSWORD="x"),  # noqa: S106
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    before_start = ("sh", "-c", 'SYSTEMD_EXEC_PID=$$ exec "$@"', "sh", *COMMAND)
+    done = run("config", "--check", *flags, command=before_start, GREENSTALK_WEB_PASSWORD="x")  # noqa: S106
     assert (done.returncode, done.stdout, done.stderr) == (0, VALID, "")
 
 
@@ -247,21 +216,8 @@ def test_directory_is_checked_with_the_permissions_of_the_user(closed_directory:
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root can become another user")
 def test_only_root_may_become_another_user(closed_directory: Path) -> None:
-    script = (
-        "import encodings.idna, os, pwd, sys\nfrom greenstalk_server.cli import main\n"
-        "nobody = pwd.getpwnam('nobody')\nos.setgroups([]); os.setgid(nobody.pw_gid); os.setuid(nobody.pw_uid)\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
     for user, code in (("root", 34), ("nobody", 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", script, "config", "--check", *LOOPBACK, "--no-web", "-u", user],
-            cwd=REPOSITORY,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
+        done = as_nobody("config", "--check", *LOOPBACK, "--no-web", "-u", user)
         assert done.returncode == code, done.stderr
 
 

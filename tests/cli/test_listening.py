@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
-from zlib import crc32
 
 import pytest
 
-from greenstalk_server.journal.record import VERSION, SegmentHeader
-from greenstalk_server.journal.segment import name_of
+from greenstalk_server.config.command_line import parse
+from greenstalk_server.config.options import Options
+from greenstalk_server.net.listeners import open_listeners
+from greenstalk_server.runtime.exit_codes import StartError
 from tests.cli.test_command import PUT, QUIET
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon, ask, environment, run
 from tests.support.ports import free_ports
@@ -56,59 +59,46 @@ def has_ipv6() -> bool:
 # Addresses that are equal, or cover one another
 
 
-def listening(*addresses: str) -> tuple[str, str]:
-    """Serve on *addresses*; return the addresses in the first lines, and the warnings."""
-    with Daemon(*[word for address in addresses for word in ("-l", address)], "--no-web") as daemon:
-        where = daemon.first_lines.partition("beanstalk protocol: ")[2].partition("\n")[0]
-        _, stderr = daemon.stop()
-    return where, "\n".join(line.partition("WARNING ")[2] for line in stderr.splitlines() if "WARNING" in line)
-
-
-@pytest.mark.parametrize(
-    ("addresses", "where", "ignored"),
-    [
-        (["127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
-        (["127.0.0.1:{}", "127.0.0.1:{}", "127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}", "127.0.0.1:{}"]),
-        (["127.0.0.1:{}", "plain:127.0.0.1:{}"], "127.0.0.1:{}", ["127.0.0.1:{}"]),
-        (["0.0.0.0:{}", "127.0.0.1:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
-        (["127.0.0.1:{}", "0.0.0.0:{}"], "0.0.0.0:{}", ["127.0.0.1:{}"]),
-        (["127.0.0.1:{}", "127.0.0.2:{}"], "127.0.0.1:{}, 127.0.0.2:{}", []),
-    ],
-)
-def test_address_covered_by_another_is_ignored(addresses: list[str], where: str, ignored: list[str]) -> None:
-    (port,) = free_ports(1)
-    found, warnings = listening(*[address.format(port) for address in addresses])
-    assert found == where.replace("{}", str(port))
-    assert warnings.splitlines() == [f"-l {name.format(port)} is ignored: {found} covers it" for name in ignored]
+def listening(caplog: pytest.LogCaptureFixture, *addresses: str) -> tuple[str, list[str]]:
+    """Open listeners on *addresses*; return their names, and the addresses that warnings say are ignored."""
+    words = [word for address in addresses for word in ("-l", address)]
+    options = parse([*words, "--no-web"], {})
+    assert isinstance(options, Options)
+    caplog.clear()
+    with ExitStack() as stack:
+        opened = [stack.enter_context(listener) for listener in open_listeners(options, {})]
+        return ", ".join(listener.described() for listener in opened), [
+            record.getMessage() for record in caplog.records
+        ]
 
 
 @pytest.mark.parametrize(
     ("addresses", "where"),
     [
-        (["[::1]:{}", "[::1]:{}"], "[::1]:{}"),
-        (["[::1]:{}", "[::]:{}"], "[::]:{}"),
-        (["0.0.0.0:{}", "[::]:{}"], "[::]:{}"),
-        (["[::]:{}", "127.0.0.1:{}"], "[::]:{}"),
-        (["[::ffff:127.0.0.1]:{}", "0.0.0.0:{}"], "0.0.0.0:{}"),
-        (["[::1]:{}", "127.0.0.1:{}"], "[::1]:{}, 127.0.0.1:{}"),
+        ("127.0.0.1 127.0.0.1 127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1 plain:127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0 127.0.0.1", "0.0.0.0"),
+        ("127.0.0.1 0.0.0.0", "0.0.0.0"),
+        ("127.0.0.1 127.0.0.2", "127.0.0.1 127.0.0.2"),
+        ("127.0.0.1 localhost localhost", "127.0.0.1"),
+        ("[::1] [::1]", "[::1]"),
+        ("[::1] [::]", "[::]"),
+        ("0.0.0.0 [::]", "[::]"),
+        ("[::] 127.0.0.1", "[::]"),
+        ("[::ffff:127.0.0.1] 0.0.0.0", "0.0.0.0"),
+        ("[::1] 127.0.0.1", "[::1] 127.0.0.1"),
     ],
 )
-def test_ipv6_address_covered_by_another_is_ignored(addresses: list[str], where: str) -> None:
-    if not has_ipv6():
+def test_address_covered_by_another_is_ignored(addresses: str, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    if "::" in addresses and not has_ipv6():
         pytest.skip("this machine has no IPv6")
+    if "localhost" in addresses and socket.gethostbyname("localhost") != "127.0.0.1":
+        pytest.skip("localhost is another address")
     (port,) = free_ports(1)
-    found, warnings = listening(*[address.format(port) for address in addresses])
-    assert found == where.replace("{}", str(port))
-    assert len(warnings.splitlines()) == len(addresses) - len(where.split(", "))
-
-
-def test_host_name_of_another_address_is_ignored() -> None:
-    (port,) = free_ports(1)
-    host = socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM)[0][4][0]
-    address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    found, warnings = listening(address, f"localhost:{port}", f"localhost:{port}")
-    assert found == address
-    assert warnings.splitlines() == [f"-l localhost:{port} is ignored: {address} covers it"] * 2
+    found, warnings = listening(caplog, *[f"{address}:{port}" for address in addresses.split()])
+    assert found == ", ".join(f"{name}:{port}" for name in where.split())
+    assert len(warnings) == len(addresses.split()) - len(where.split())
+    assert all(warning.endswith(f":{port} is ignored: {found} covers it") for warning in warnings)
 
 
 def test_address_may_be_repeated_with_a_separate_port() -> None:
@@ -119,18 +109,17 @@ def test_address_may_be_repeated_with_a_separate_port() -> None:
         daemon.stop()
 
 
-def test_repeated_unix_socket_is_ignored(tmp_path: Path) -> None:
+def test_repeated_unix_socket_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     path = tmp_path / "socket"
-    found, warnings = listening(f"unix:{path}", f"unix:{tmp_path}/link/socket")
+    found, warnings = listening(caplog, f"unix:{path}", f"unix:{tmp_path}/link/socket")
     assert found == f"unix:{path}"
-    assert warnings == f"-l unix:{tmp_path}/link/socket is ignored: unix:{path} covers it"
+    assert warnings == [f"-l unix:{tmp_path}/link/socket is ignored: unix:{path} covers it"]
 
 
-def test_repeated_address_with_port_0_gets_two_ports() -> None:
-    found, warnings = listening("127.0.0.1:0", "127.0.0.1:0")
-    assert len(set(found.split(", "))) == 2
-    assert warnings == ""
+def test_repeated_address_with_port_0_gets_two_ports(caplog: pytest.LogCaptureFixture) -> None:
+    found, warnings = listening(caplog, "127.0.0.1:0", "127.0.0.1:0")
+    assert (len(set(found.split(", "))), warnings) == (2, [])
 
 
 def test_repeated_address_and_port_of_another_server_is_in_use(taken_port: int) -> None:
@@ -149,47 +138,35 @@ def test_server_listens_on_a_unix_socket(tmp_path: Path) -> None:
         assert ask_unix(path) == b"INSERTED 1"
 
 
-def test_stale_unix_socket_is_replaced_with_a_warning(tmp_path: Path) -> None:
+def test_stale_unix_socket_is_replaced_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
-    with Daemon("-l", f"unix:{path}", "--no-web") as daemon:
-        assert ask_unix(path) == b"INSERTED 1"
-        _, stderr = daemon.stop()
-    assert f"WARNING removing the stale socket at {path}: no server listens on it" in stderr
+    assert listening(caplog, f"unix:{path}") == (
+        f"unix:{path}",
+        [f"removing the stale socket at {path}: no server listens on it"],
+    )
 
 
-def test_unix_socket_of_a_running_server_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with Daemon("-l", f"unix:{path}", "--no-web"):
-        done = run("-l", f"unix:{path}", "--no-web")
-        assert (done.returncode, done.stderr) == (
-            111,
-            f"greenstalk-server: cannot listen on unix:{path}: a server listens there already\n",
-        )
-        assert ask_unix(path) == b"INSERTED 1"
-
-
-def test_unix_socket_of_a_starting_server_is_not_replaced(tmp_path: Path) -> None:
+def test_unix_socket_of_a_starting_or_running_server_is_not_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A server binds its socket at once, and listens when it has read its journal."""
     path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as starting:
-        starting.bind(str(path))
-        done = run("-l", f"unix:{path}", "--no-web")
-        assert done.stderr == f"greenstalk-server: cannot listen on unix:{path}: a server listens there already\n"
-        starting.listen()
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(path))
+    with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as client:
+        other.bind(str(path))
+        for _ in range(2):
+            with pytest.raises(StartError, match=f"cannot listen on unix:{path}: a server listens there already"):
+                listening(caplog, f"unix:{path}")
+            other.listen()
+        client.connect(str(path))
 
 
-def test_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path) -> None:
+def test_file_that_is_not_a_socket_is_not_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "file"
     path.write_text("data")
-    done = run("-l", f"unix:{path}", "--no-web")
-    assert done.stderr == (
-        f"greenstalk-server: cannot listen on unix:{path}: a file that is not a socket exists there\n"
-    )
-    assert done.returncode == 111
+    with pytest.raises(StartError, match=f"cannot listen on unix:{path}: a file that is not a socket exists there"):
+        listening(caplog, f"unix:{path}")
     assert path.read_text() == "data"
 
 
@@ -265,10 +242,10 @@ def test_socket_activation_needs_a_listening_stream_socket(beanstalkd: str, kind
 
 @pytest.mark.parametrize("count", ["0", "many", "-1"])
 def test_socket_activation_with_a_bad_count_is_refused(count: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        done = run(command=activation_command(listener, count), pass_fds=[listener.fileno()])
-    assert f"LISTEN_FDS {count!r}: must be the number of inherited sockets, at least 1" in done.stderr
-    assert done.returncode == 111
+    options = parse(["--no-web"], {})
+    assert isinstance(options, Options)
+    with pytest.raises(StartError, match=f"LISTEN_FDS {count!r}: must be the number of inherited sockets, at least 1"):
+        next(open_listeners(options, {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count}))
 
 
 # The moment at which the server begins to listen
@@ -304,20 +281,18 @@ FLAGS = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
 
 
 def test_server_listens_when_the_journal_is_read_and_the_dashboard_is_loaded(tmp_path: Path) -> None:
-    for jobs in (0, 1):
-        with Daemon(*FLAGS, "-b", str(tmp_path), command=listening_command()) as daemon:
-            assert daemon.ask(PUT) == b"INSERTED %d" % (jobs + 1)
-            _, stderr = daemon.stop()
-        listens = [line for line in stderr.splitlines() if line.startswith("listening")]
-        assert listens == ["listening, dashboard loaded"] * 2
+    with Daemon(*FLAGS, "-b", str(tmp_path)) as daemon:
+        assert daemon.ask(PUT) == b"INSERTED 1"
+    with Daemon(*FLAGS, "-b", str(tmp_path), command=listening_command()) as daemon:
+        assert daemon.ask(PUT) == b"INSERTED 2"
+        _, stderr = daemon.stop()
+    listens = [line for line in stderr.splitlines() if line.startswith("listening")]
+    assert listens == ["listening, dashboard loaded"] * 2
     assert stderr.index("records read in") < stderr.index("listening")
 
 
-def test_server_that_refuses_its_journal_never_listens(tmp_path: Path) -> None:
-    header = bytearray(SegmentHeader(b"salt", 1, 1, 1).encode()[:-4])
-    header[8:10] = (VERSION + 1).to_bytes(2, "little")
-    (tmp_path / name_of(1)).write_bytes(header + crc32(header).to_bytes(4, "little"))
-    done = run(*FLAGS, "-b", str(tmp_path), command=listening_command())
+def test_server_that_refuses_its_journal_never_listens(later_journal: Path) -> None:
+    done = run(*FLAGS, "-b", str(later_journal), command=listening_command())
     assert done.returncode == 10
     assert "a later version of the server has written the journal" in done.stderr
     assert "listening" not in done.stderr
