@@ -172,11 +172,6 @@ class Rounds:
             **{f"lock of {table}": partial(self._lock, table) for table in TABLES},
         }
 
-    @property
-    def kinds(self) -> list[str]:
-        """The kinds of events that end a lead or disturb the service."""
-        return list(self._ways)
-
     def begin(self) -> None:
         """Start servers and clients."""
         self._nodes.wait_for_roles()
@@ -184,7 +179,7 @@ class Rounds:
 
     def run(self, kind: str | None = None) -> Report:
         """Run one round of *kind*, or of any kind."""
-        kind = kind or self._kind or self._random.choice(self.kinds)
+        kind = kind or self._kind or self._random.choice(list(self._ways))
         time.sleep(self._random.uniform(*WORK_SECONDS))
         active = self._nodes.wait_for_roles()
         census = Census(self._cluster)
@@ -273,7 +268,6 @@ class Rounds:
         wait_until(lambda: any(node.listens() for node in others), lambda: "nobody takes over")
 
 
-KILLED: Final = "killed"
 HANGS: Final = "hangs"
 WAKES: Final = "hangs and wakes"
 
@@ -298,15 +292,12 @@ class Promotions:
         self._load.start()
 
     def run(self, way: str = HANGS) -> Report:
-        """Run one round. The old primary is KILLED, HANGS, or continues soon (WAKES) beside the new one."""
+        """Run one round. The old primary HANGS, or continues soon (WAKES) beside the new one."""
         self._load.see_service()
         active = self._nodes.wait_for_roles()
         old, new = self._primary, self._standby
         begun = time.monotonic()
-        if way == KILLED:
-            old.kill()
-        else:
-            old.freeze()
+        old.freeze()
         new.promote()
         census = Census(new)
         census.start()

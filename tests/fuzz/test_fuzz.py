@@ -13,7 +13,7 @@ from tests.fuzz import corpus
 from tests.fuzz.__main__ import TARGETS
 from tests.support.daemon import REPOSITORY
 
-SECONDS = 3
+SECONDS = 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
