@@ -41,7 +41,7 @@ REDELIVERED = [
     for name in [name for name in UNTIMED if CORPUS[name].can_be_redelivered][::20]
     for delivery in (Delivery.BYTEWISE, Delivery.ONE_CHUNK)
 ]
-"""A sample: tests/protocol/test_replies.py cuts the bytes of all verbs everywhere, in memory."""
+"""A sample: tests/protocol/test_random.py and test_replies.py cut the bytes of conversations everywhere, in memory."""
 
 
 class Servers:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.servers import Baseline, ServerError, peer
+from tests.support.servers import Baseline
 from tests.support.wire import END, MISSING_CRLF, QUIET, SILENCE, Connection
 
 from .differences import as_ours
 from .normalise import normalise
 from .script import (
-    Close,
-    Open,
-    Quiet,
-    Read,
-    ScriptError,
-    Send,
-    Signal,
-    Step,
-    Wait,
-    parse_corpus,
     parse_payload,
-    parse_step,
 )
 
 BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"total-jobs": "3", "current-using": "1"})
@@ -45,50 +33,6 @@ BASELINE = Baseline(pid=7, last_id=40, stats={"cmd-put": "5"}, default_tube={"to
 )
 def test_payload_is_rendered(text: str, rendered: bytes) -> None:
     assert parse_payload(text).render(40) == rendered
-
-
-@pytest.mark.parametrize("text", ["{", "}", "{x}", "{*3}", r"\q", r"\x1"])
-def test_invalid_payload_raises_script_error(text: str) -> None:
-    with pytest.raises(ScriptError):
-        parse_payload(text)
-
-
-@pytest.mark.parametrize(
-    ("line", "step"),
-    [
-        ("a> x", Send("a", parse_payload(r"x\r\n"), reads_reply=True)),
-        ("a>", Send("a", parse_payload(r"\r\n"), reads_reply=True)),
-        ("b>> x", Send("b", parse_payload(r"x\r\n"), reads_reply=False)),
-        ("a+ x", Send("a", parse_payload("x"), reads_reply=False)),
-        ("a<", Read("a", 1)),
-        ("a< 3", Read("a", 3)),
-        ("c open", Open("c")),
-        ("c quiet", Quiet("c")),
-        ("c close", Close("c")),
-        ("wait 1.5", Wait(1.5)),
-        ("signal SIGUSR1", Signal(signal.SIGUSR1)),
-    ],
-)
-def test_step_is_parsed(line: str, step: Step) -> None:
-    assert parse_step(line) == step
-
-
-@pytest.mark.parametrize("line", ["a", "a>x", "aa> x", "a dance", "wait", "wait long", "signal USR1"])
-def test_invalid_step_raises_script_error(line: str) -> None:
-    with pytest.raises(ScriptError):
-        parse_step(line)
-
-
-def test_options_follow_the_title() -> None:
-    plain, timed, flagged = parse_corpus("== p\na> x\n== t timed\nwait 2\n# why\n== f -z 10 own-server\nb> y")
-    assert (plain.name, plain.flags, plain.is_timed, plain.can_be_redelivered) == ("p", (), False, True)
-    assert (timed.is_timed, timed.seconds, timed.can_be_redelivered) == (True, 2.0, False)
-    assert (flagged.flags, flagged.needs_own_server) == (("-z", "10"), True)
-
-
-def test_step_before_the_first_title_raises_script_error() -> None:
-    with pytest.raises(ScriptError):
-        parse_corpus("a> x")
 
 
 @pytest.fixture
@@ -168,12 +112,6 @@ def test_long_bodies_differ_by_their_checksum() -> None:
     )
     assert one != other
     assert "(506 bytes, crc " in one
-
-
-def test_missing_beanstalkd_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda *_args, **_options: None)
-    with pytest.raises(ServerError, match="apt-get install beanstalkd"):
-        peer()
 
 
 def test_names_that_yaml_misreads_are_expected_in_quotes() -> None:

@@ -45,35 +45,12 @@ def test_commands_after_a_waiting_reserve_are_answered_in_order(worker: Talk, pr
     assert worker.resume() == RESERVED + b"DELETED\r\n" + MARKED + b"NOT_FOUND\r\nINSERTED 2\r\n"
 
 
-def test_second_reserve_waits_after_the_first(worker: Talk, producer: Talk) -> None:
-    worker.send(b"reserve\r\nreserve\r\n" + MARK)
-    producer.send(PUT)
-    assert worker.resume() == RESERVED
-    assert worker.session.is_waiting
-    producer.send(PUT)
-    assert worker.resume() == b"RESERVED 2 1\r\nx\r\n" + MARKED
-
-
 @pytest.mark.parametrize("sent", [b"reserve\r\n", b"reserve-with-timeout 5\r\n"])
 def test_half_close_ends_the_wait_and_then_serves_the_rest_of_the_input(worker: Talk, sent: bytes) -> None:
     worker.send(sent + MARK + b"reserve\r\n" + MARK)
     assert worker.send_eof() == b"TIMED_OUT\r\n" + MARKED + b"TIMED_OUT\r\n" + MARKED
     assert worker.session.is_closing
     assert worker.woken == 0
-
-
-def test_reserve_after_half_close_gets_a_ready_job(worker: Talk, producer: Talk) -> None:
-    worker.send(b"watch a\r\nignore default\r\nreserve\r\nwatch default\r\nreserve\r\n")
-    producer.send(PUT)
-    assert worker.send_eof() == b"TIMED_OUT\r\nWATCHING 2\r\n" + RESERVED
-
-
-def test_half_closed_client_no_longer_waits_for_jobs(worker: Talk, producer: Talk) -> None:
-    worker.send(b"reserve\r\n")
-    worker.send_eof()
-    producer.send(PUT)
-    assert (worker.woken, worker.broker.waiting_count) == (0, 0)
-    assert producer.send(b"reserve\r\n") == RESERVED
 
 
 def test_job_that_ended_the_wait_before_the_half_close_is_sent(worker: Talk, producer: Talk) -> None:
@@ -94,38 +71,6 @@ def test_end_of_input_inside_a_line_or_a_body_closes_without_a_reply(worker: Tal
     assert worker.send_eof() == b""
     assert worker.session.is_closing
     assert not worker.broker.jobs
-
-
-def test_timed_out_is_sent_at_resume(worker: Talk) -> None:
-    worker.send(b"reserve-with-timeout 3\r\n" + MARK)
-    worker.advance(2.9)
-    assert worker.woken == 0
-    worker.advance(0.1)
-    assert worker.woken == 1
-    assert worker.resume() == b"TIMED_OUT\r\n" + MARKED
-
-
-def test_deadline_soon_is_sent_at_resume(worker: Talk) -> None:
-    worker.send(b"put 0 0 5 1\r\nx\r\nreserve\r\nreserve\r\n" + b"touch 1\r\nreserve\r\n")
-    worker.advance(4)
-    assert worker.resume() == b"DEADLINE_SOON\r\nTOUCHED\r\n"
-    worker.advance(4)
-    assert worker.resume() == b"DEADLINE_SOON\r\n"
-
-
-def test_disconnect_ends_the_wait(worker: Talk, producer: Talk) -> None:
-    worker.send(b"reserve\r\n")
-    worker.close()
-    producer.send(PUT)
-    assert worker.woken == 0
-    assert producer.broker.waiting_count == 0
-
-
-def test_unsent_job_of_a_disconnected_client_is_ready_again(worker: Talk, producer: Talk) -> None:
-    worker.send(b"reserve\r\n")
-    producer.send(PUT)
-    worker.close()
-    assert producer.send(b"reserve\r\n") == RESERVED
 
 
 def test_input_buffered_during_a_wait_is_limited(worker: Talk, producer: Talk) -> None:
