@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 
 from tests.cli.test_command import as_nobody
 from tests.support.daemon import COMMAND, Daemon, run, run_here
-from tests.support.peer import eventually
 from tests.support.tls import make_certificates
 
 LOOPBACK = ("-l", "127.0.0.1", "-p", "0", "--web-port", "0")
@@ -60,10 +60,8 @@ def test_valid_configuration_passes_and_nothing_is_changed(certificates: Path, t
 def test_check_does_not_disturb_a_running_server(tmp_path: Path) -> None:
     with Daemon(*LOOPBACK, "-b", str(tmp_path)) as daemon:
         assert daemon.ask(b"put 0 0 60 2\r\nhi\r\n") == b"INSERTED 1"
-        following = tmp_path / "journal.2"
-        eventually(
-            lambda: following.exists() and following.stat().st_size >= 10 * 2**20, "the next segment is allocated"
-        )
+        daemon.process.send_signal(signal.SIGSTOP)  # else it saves its history each minute
+        os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)
         before = contents(tmp_path)
         port, web = str(daemon.port), daemon.dashboard.rpartition(":")[2].strip("/")
         done = run_here("config", "--check", "-l", "127.0.0.1", "-p", port, "--web-port", web, "-b", str(tmp_path))
@@ -75,6 +73,7 @@ def test_check_does_not_disturb_a_running_server(tmp_path: Path) -> None:
         ]
         assert contents(tmp_path) == before
         assert run(*LOOPBACK, "-b", str(tmp_path)).returncode == 10  # the server still has the lock
+        daemon.process.send_signal(signal.SIGCONT)
         assert daemon.ask(b"peek 1\r\n") == b"FOUND 1 2"
 
 

@@ -198,13 +198,12 @@ class Server:
             deadline = time.monotonic() + START_SECONDS
             while process.poll() is None and time.monotonic() < deadline:
                 try:
-                    control = Connection(address, timeout=5.0)
+                    control = Connection(address, timeout=START_SECONDS)  # each of its commands has a reply
                 except ConnectionRefusedError:
                     time.sleep(0.01)
                     continue
                 control.send(b"barrier\r\n")  # it serves some time after its port has opened
-                while control.read_reply() == SILENCE and time.monotonic() < deadline:
-                    pass
+                control.read_reply()
                 return process, control, address
             end(process)
         raise ServerError(f"{self.kind.name} does not start: {command!r}{self.log_tail()}")
