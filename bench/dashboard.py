@@ -2,8 +2,7 @@
 
 One Greenstalk Server holds a million jobs, 100,000 of them buried with an error, and ten thousand tubes. In turns,
 `cycle` runs on 20 connections without viewers; and with ten open tabs, a search that repeatedly scans every job, and a
-grouping of the errors that is repeated too. Then the errors are grouped once, each page is loaded, and a tab shows the
-overview with live updates.
+grouping of the errors that is repeated too. Then each page is loaded.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from .modes import METRIC_LABELS, Metric, Mode
 from .programs import build
 from .report import OURS, Figure
 from .servers import OURS_COMMAND, Contender, Server, running_server
-from .tab import live_load, tab_cpu_percent
 from .viewer import open_tab
 
 JOBS: Final = 1_000_000
@@ -42,10 +40,6 @@ REQUESTS: Final = 5
 
 MAX_P99_RATIO: Final = 1.3
 MAX_PAGE_MS: Final = 100.0
-MAX_GROUPING_SECONDS: Final = 10.0
-MAX_STRETCH_MS: Final = 5.0
-MAX_TAB_PERCENT: Final = 2.0
-TAB_SECONDS: Final = 20.0
 
 CYCLE: Final = Mode("cycle", "cycle", "put, reserve, delete; one command in flight", connections=20)
 COMPARED: Final[tuple[Metric, ...]] = ("cpu_us", "rate", "p50_us", "p99_us", "p999_us", "others_busy")
@@ -200,27 +194,13 @@ def main() -> int:
             assert server.web_port is not None
             dashboard = Dashboard(server.web_port)
             alone, watched = _rounds(cpus, server, dashboard, options.rounds, options.seconds)
-            grouping = _grouping(server.port, dashboard)
             pages = {page: _page_ms(server, dashboard, page) for page in PAGES}
-            idle_percent = tab_cpu_percent(server.web_port, TAB_SECONDS)
-            with live_load(server.port):
-                live_percent = tab_cpu_percent(server.web_port, TAB_SECONDS)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     print(_table(alone, watched, options))
-    seconds, stretch_ms = grouping
-    print(
-        f"  {FAILED_JOBS:,} buried jobs grouped by error: {seconds:.2f} s", _target(seconds, MAX_GROUPING_SECONDS, "s")
-    )
-    print(
-        f"  slowest reply of the queue during the grouping: {stretch_ms:.1f} ms",
-        _target(stretch_ms, MAX_STRETCH_MS, "ms"),
-    )
     for page, ms in pages.items():
         print(f"  {page:40} {ms:8.1f} ms of server CPU", _target(ms, MAX_PAGE_MS, "ms"))
-    print(f"  tab with 100 idle rows: {idle_percent:.2f} % of a CPU", _target(idle_percent, MAX_TAB_PERCENT, "%"))
-    print(f"  tab with 100 rows that all change every second: {live_percent:.2f} % of a CPU")
     return 0
 
 
@@ -295,33 +275,6 @@ def _watched(dashboard: Dashboard) -> Iterator[None]:
         yield
     finally:
         viewers.stop()
-
-
-def _grouping(port: int, dashboard: Dashboard) -> tuple[float, float]:
-    """Group the errors once; return the seconds, and the milliseconds of the queue's slowest reply."""
-    slowest, is_over = [0.0], threading.Event()
-
-    def probe() -> None:
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while not is_over.is_set():
-                began = time.perf_counter()
-                _converse(sock, b"use default\r\n", 1)
-                slowest[0] = max(slowest[0], time.perf_counter() - began)
-                time.sleep(0.0005)
-
-    prober = threading.Thread(target=probe)
-    began = time.monotonic()
-    prober.start()
-    try:
-        task = _task_of(dashboard.start_grouping())
-        while dashboard.is_running(task):
-            time.sleep(0.02)
-        seconds = time.monotonic() - began
-    finally:
-        is_over.set()
-        prober.join()
-    return seconds, slowest[0] * 1000
 
 
 def _page_ms(server: Server, dashboard: Dashboard, page: str) -> float:
