@@ -74,12 +74,6 @@ def test_export_reports_too_little_memory_and_keeps_the_previous_file(journal: P
     assert [path.read_text() for path in tmp_path.iterdir()] == ["previous"]
 
 
-def test_export_to_stdout_reports_incomplete_output(journal: Path) -> None:
-    done = limited("journal", "export", str(journal))
-    message = f"journal export: {journal}: not enough memory to read it; the output is not complete; {HINT}"
-    assert (done.returncode, done.stderr) == (10, f"greenstalk-server: {message}\n")
-
-
 def test_check_and_start_report_too_little_memory_and_change_nothing(journal: Path) -> None:
     files = {path: path.stat().st_mtime_ns for path in journal.glob("journal.*")}
     checked = limited("journal", "check", str(journal))

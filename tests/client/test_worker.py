@@ -234,8 +234,9 @@ def test_worker_selects_tubes_by_weight(ours: Address) -> None:
         worker.stop()
         join(thread)
         assert done[:100].count("often") > 80
-        queue.flush_tube("often")
-        queue.flush_tube("seldom")
+        for tube in ("often", "seldom"):
+            with contextlib.suppress(greenstalk.NotFoundError):  # the worker has done all of its jobs
+                queue.flush_tube(tube)
 
 
 # Time
@@ -383,14 +384,16 @@ def program(thread: str, port: int, concurrency: int, prefetch: int, stop_timeou
         yield process
 
 
-@pytest.mark.parametrize("thread", ["main", "other"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("thread", "number"), [("main", signal.SIGTERM), ("main", signal.SIGINT), ("other", signal.SIGTERM)]
+)
 def test_signal_finishes_running_jobs(
-    number: signal.Signals, thread: str, queue: Client[str], address: Address
+    number: signal.Signals, thread: str, our_queue: Client[str], ours: Address
 ) -> None:
+    queue = our_queue
     queue.put("1.0")
     queue.put("0.0")
-    with program(thread, address[1], 1, 1, 60) as process:
+    with program(thread, ours[1], 1, 1, 60) as process:
         assert process.stdout.readline() == "begin 1.0\n"
         process.send_signal(number)
         out, log = process.communicate(timeout=TIMEOUT)
@@ -399,10 +402,11 @@ def test_signal_finishes_running_jobs(
 
 
 @pytest.mark.parametrize("thread", ["main", "other"])
-def test_second_signal_ends_immediately(thread: str, queue: Client[str], address: Address) -> None:
+def test_second_signal_ends_immediately(thread: str, our_queue: Client[str], ours: Address) -> None:
+    queue = our_queue
     id = queue.put("100", priority=1)
     queue.put("0")
-    with program(thread, address[1], 1, 1, 90) as process:
+    with program(thread, ours[1], 1, 1, 90) as process:
         assert process.stdout.readline() == "begin 100\n"
         eventually(lambda: count(queue, "reserved") == 2, "the other job is prefetched")
         began = time.monotonic()

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -20,11 +19,8 @@ import pytest
 
 from greenstalk_server.protocol.extended_stats import TubeExtension
 from greenstalkctl.address import Url, parse_url
-from greenstalkctl.api import Api
-from greenstalkctl.errors import Interrupted, Unreachable
-from greenstalkctl.follower import ApiFollower
+from greenstalkctl.errors import Unreachable
 from greenstalkctl.http_client import HttpClient
-from greenstalkctl.interrupt import Interrupt
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import (
     COMMAND,
@@ -37,7 +33,6 @@ from tests.ctl.world import (
     ctl,
     finish,
     front,
-    ids,
     jobs,
     run,
     spawn,
@@ -138,12 +133,6 @@ def test_mark(with_api: WithApi) -> None:
     assert ctl(with_api, "mark", "x" * 201).code == 2
 
 
-def test_jobs_are_listed_in_the_order_of_their_state(with_api: WithApi, mail: Client) -> None:
-    last, first = mail.put(b"last", priority=9), mail.put(b"first", priority=1)
-    assert [job["id"] for job in ctl(with_api, "jobs", "mail", "--state", "ready", "--json").lines] == [first, last]
-    assert [job["id"] for job in ctl(with_api, "jobs", "--json").lines] == [last, first]
-
-
 def test_jobs_have_statistics_and_bodies(with_api: WithApi, mail: Client) -> None:
     job_id = mail.put(b"\xff\x00", priority=3)
     (found,) = ctl(with_api, "jobs", "--json").lines
@@ -169,13 +158,6 @@ def test_too_long_query_is_exit_code_2(with_api: WithApi) -> None:
         assert (done.code, done.err) == (2, "greenstalkctl: the --query is too long\n")
 
 
-def test_reserved_jobs_are_listed(with_api: WithApi, mail: Client) -> None:
-    mail.put(b"")
-    job = mail.reserve(0)
-    (found,) = ctl(with_api, "jobs", "--state", "reserved", "--json").lines
-    assert (found["id"], isinstance(found["held-by"], int)) == (job.id, True)
-
-
 def test_list_continues_across_pages(with_api: WithApi) -> None:
     put_many(with_api, "mail")
     assert len(ctl(with_api, "jobs", "mail", "-n", "9999", "--json").lines) == JOB_COUNT
@@ -198,28 +180,6 @@ def test_hostile_body_is_escaped_in_a_list(with_api: WithApi, mail: Client) -> N
 
 
 # Changes
-
-
-def test_move_keeps_ids_counters_and_bodies(with_api: WithApi, mail: Client) -> None:
-    fill(mail)
-    mail.release(mail.reserve(0), priority=10)
-    before = {job["id"]: job for job in ctl(with_api, "jobs", "mail", "--json").lines}
-    assert ctl(with_api, "move", "mail", "post", "--json").json["moved"] == {"ready": 2, "delayed": 2, "buried": 2}
-    after = {job["id"]: job for job in ctl(with_api, "jobs", "post", "--json").lines}
-    kept = ("created-at", "reserves", "releases", "buries", "pri", "ttr", "body", "state")
-    assert {key: [job[name] for name in kept] for key, job in after.items()} == {
-        key: [job[name] for name in kept] for key, job in before.items()
-    }
-
-
-def test_count_selects_the_next_jobs(with_api: WithApi, mail: Client) -> None:
-    put_many(with_api, "mail")
-    assert ctl(with_api, "delete", "--tube", "mail", "--state", "ready", "--count", "1500", "--yes").code == 0
-    assert mail.peek_ready().id == ids(mail, "mail", "ready")[0]
-    assert mail.stats_job(mail.peek_ready().id)["pri"] == 1500
-    done = ctl(with_api, "bury", "--tube", "mail", "--count", "9999", "--json")
-    assert done.json == {"buried": JOB_COUNT - 1500}
-    assert ctl(with_api, "clear", "mail", "--yes", "--json").json == {"deleted": JOB_COUNT - 1500}
 
 
 @pytest.mark.parametrize(
@@ -249,14 +209,6 @@ def test_empty_option_is_refused(option: str) -> None:
     done = run(option, "", "tubes")
     assert (done.code, done.out) == (2, b"")
     assert option in done.err
-
-
-def test_reserved_jobs_stay(with_api: WithApi, mail: Client) -> None:
-    mail.put(b"held")
-    mail.reserve(0)
-    for command in (["move", "mail", "post"], ["clear", "mail", "--yes"], ["bury", "--tube", "mail", "--all"]):
-        assert ctl(with_api, *command).code == 1
-    assert jobs(with_api, "mail") == [("reserved", b"held", 65536, 60)]
 
 
 @contextmanager
@@ -345,13 +297,6 @@ def cancel_tasks(server: WithApi) -> None:
                 channel.request("DELETE", f"/tasks/{task['id']}")
 
 
-def test_bulk_change_shows_a_progress_bar(busy: WithApi) -> None:
-    with Terminal("--api", busy.dashboard, "bury", "--tube", "mail", "--all") as terminal:
-        terminal.wait_for(f"[1-9]\\d*/{10 * JOB_COUNT}")
-        terminal.interrupt()
-        assert terminal.end()[0] == 130
-
-
 # Following
 
 
@@ -387,14 +332,6 @@ def test_tail_follow_starts_with_new_jobs(with_api: WithApi, mail: Client) -> No
     assert int(process.stdout.readline().partition(b"\t")[0]) in later
     process.terminate()
     assert finish(process).code == 130
-
-
-def test_ctrl_c_ends_the_search_for_the_last_jobs(with_api: WithApi, mail: Client) -> None:
-    mail.put(b"")
-    with Api(parse_url(with_api.dashboard), "", TIMEOUT) as api, Interrupt() as interrupt:
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(Interrupted):
-            ApiFollower(api, "mail", interrupt).last(1)
 
 
 # Protocol or API
@@ -529,12 +466,6 @@ def test_unreachable_server_is_exit_code_3() -> None:
     assert run("--api", "http://host.invalid", "stats").code == 3
 
 
-def test_timeout_is_exit_code_3() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        done = run("--api", f"http://127.0.0.1:{silent.getsockname()[1]}", "--timeout", "0.2", "stats")
-    assert (done.code, "--timeout" in done.err) == (3, True)
-
-
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
@@ -622,29 +553,6 @@ def test_change_is_not_sent_twice(with_api: WithApi, mail: Client) -> None:
             with pytest.raises(Unreachable, match="the change may have been made"):
                 channel.request("DELETE", f"/jobs/{id}")
     assert mail.peek(id).body == b"hello"
-
-
-def test_https_verifies_the_certificate(with_api: WithApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key, certificate = tmp_path / "key", tmp_path / "certificate"
-    subprocess.run(
-        [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-keyout", key, "-out", certificate, "-subj", "/CN=queue", "-addext", "subjectAltName=IP:127.0.0.1",
-        ],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(certificate, key)
-    with front(with_api.dashboard, tls=tls) as proxy:
-        done = run("--api", f"https://{proxy}", "stats")
-        assert (done.code, "certificate" in done.err, "SSL_CERT_FILE" in done.err) == (3, True, True)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert run("--api", f"https://{proxy}", "stats", "--json").json["pid"] == with_api.pid
-        done = run("--api", f"https://localhost:{proxy.partition(':')[2]}", "stats")
-        assert (done.code, "certificate" in done.err) == (3, True)
-    done = run("--api", with_api.dashboard.replace("http:", "https:"), "stats")
-    assert (done.code, "should be http://" in done.err) == (3, True)
 
 
 # URLs

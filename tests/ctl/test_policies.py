@@ -17,7 +17,6 @@ from greenstalkctl import policy_document
 from greenstalkctl.cli import cli
 from greenstalkctl.errors import InvalidUsage
 from tests.ctl.world import HOSTILE, Client, Terminal, WithApi, connect, ctl, ids, run
-from tests.support.daemon import Daemon, environment
 from tests.support.peer import eventually
 from tests.support.servers import Server
 
@@ -195,18 +194,6 @@ def test_loop_of_dead_letters_is_a_warning_on_stderr(with_api: WithApi) -> None:
         assert (done.code, done.err.startswith("warning: the dead letters of ")) == (0, True)
 
 
-def test_viewer_may_look_and_dry_run_only(tmp_path: Path) -> None:
-    tokens = environment(GREENSTALK_API_TOKEN="admin", GREENSTALK_API_VIEWER_TOKEN="viewer")  # noqa: S106
-    (tmp_path / "token").write_text("viewer\n")
-    with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", environ=tokens) as daemon:
-        flags = ("--api", daemon.dashboard, "--api-token-file", str(tmp_path / "token"))
-        assert run(*flags, "policy", "list").code == 1
-        assert run(*flags, "policy", "dry-run", "p", "tubes=*", "max_jobs=1").code == 0
-        for command in (["policy", "set", "p", "tubes=*"], ["policy", "delete", "p"]):
-            done = run(*flags, *command)
-            assert (done.code, "a change needs an admin token" in done.err) == (4, True)
-
-
 def test_commands_need_the_api(one: Server) -> None:
     for command in (["policy", "list"], ["policy", "set", "a", "tubes=b"], ["redrive", "mail"]):
         done = ctl(one, *command)
@@ -305,16 +292,6 @@ def test_invalid_redrive_is_exit_code_2(with_api: WithApi, mail: Client, argumen
     killed = kill(with_api, mail)
     assert ctl(with_api, "redrive", "mail.failed", *arguments).code == 2
     assert ids(mail, "mail.failed", "ready") == killed
-
-
-def test_jobs_whose_tube_is_full_are_counted_and_stay(with_api: WithApi, mail: Client) -> None:
-    killed = kill(with_api, mail, 2)
-    assert ctl(with_api, "policy", "set", "cap", "tubes=mail", "max_jobs=1").code == 0
-    done = ctl(with_api, "redrive", "mail.failed", "--json")
-    assert (done.code, done.json) == (1, {"redriven": 1, "skipped": 1})
-    assert "not all jobs were moved: 1 job stays as it is: the tube that the job came from is full" in done.err
-    with connect(with_api) as client:  # `mail` is full
-        assert ids(client, "mail.failed", "ready") == killed[1:]
 
 
 def test_interrupt_ends_a_slow_redrive(with_api: WithApi, mail: Client) -> None:

@@ -164,6 +164,8 @@ def test_api_over_https_uses_the_same_files(with_api: WithApi, directory: Path) 
         assert (done.code, "--cert" in done.err, len(done.err.splitlines())) == (3, True, 1), done.err
         done = run("--api", url.replace("https:", "http:"), "stats")
         assert (done.code, "write https://" in done.err) == (3, True)
+    done = run("--api", with_api.dashboard.replace("http:", "https:"), "stats")
+    assert (done.code, "should be http://" in done.err) == (3, True)
 
 
 # Failures

@@ -100,14 +100,6 @@ def test_check_before_the_start_uses_the_same_directory() -> None:
     assert f"\nExecStartPre=-{INSTALLED} config --check {started}\n" in text
 
 
-def test_invalid_unit_is_detected(systemd: str, tmp_path: Path) -> None:
-    """This shows that the tests of valid units can fail."""
-    text = SERVICE.read_text().replace(INSTALLED, sys.executable).replace("UMask=", "Umask=")
-    (tmp_path / SERVICE.name).write_text(text)
-    shutil.copy(SOCKET, tmp_path)
-    assert "'Umask'" in run(systemd, "verify", str(tmp_path / SERVICE.name)).stderr
-
-
 def test_service_is_confined(systemd: str) -> None:
     done = run(systemd, "security", "--offline=true", "--no-pager", str(SERVICE))
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
@@ -137,10 +129,6 @@ def test_every_example_in_the_environment_file_is_valid() -> None:
     with Daemon("-l", "127.0.0.1", "-p", "0", "--web-port", "0", environ=environment(**examples)) as daemon:
         assert daemon.dashboard.startswith("http://0.0.0.0:")
         assert daemon.dashboard.endswith("/queue/")
-
-
-def test_environment_file_sets_nothing_by_default() -> None:
-    assert all(not line or line.startswith("#") for line in ENVIRONMENT_FILE.read_text().splitlines())
 
 
 def test_server_accepts_connections_on_systemd_socket(tmp_path: Path) -> None:
