@@ -174,12 +174,6 @@ def test_every_condition_of_a_tube_is_tested() -> None:
     assert {kind.name for kind in KINDS if kind.rest} == set(BEYOND)
 
 
-def test_idle_tube_has_no_measure() -> None:
-    assert tube_measures(CALM, DEFAULTS) == []
-    assert tube_measures(tube(watching=0), DEFAULTS) == []
-    assert tube_measures(tube(paused=9 * HOUR, pause_left=HOUR), DEFAULTS) == [], "no job waits"
-
-
 def test_one_sentence_explains_why_jobs_wait() -> None:
     old: dict[str, Any] = {"now": ready(9), "oldest": 9 * HOUR}
     assert set(found(tube(**old))) == {"oldest_ready"}
@@ -212,14 +206,6 @@ def test_limit_that_is_reached_soon_is_a_condition() -> None:
     assert "limit" not in found(tube(TubeTrend(bytes=100_000_000), limits=limits)), "it takes longer than an hour"
     assert "limit" not in found(tube(TubeTrend(bytes=-1), limits=limits)), "it shrinks"
     assert found(tube(TubeTrend(bytes=800_000_000), limits=limits))["limit"].severity == CRITICAL, "within ten minutes"
-
-
-def test_limit_that_is_reached_is_critical() -> None:
-    measure = found(tube(now=ready(100), limits=(("max_jobs", 100, 100),)))["limit"]
-    assert (measure.severity, plain(measure)) == (
-        CRITICAL,
-        "“mail” has 100 of at most 100 jobs (max_jobs): more are refused.",
-    )
 
 
 def test_several_workers_that_hold_for_long_are_counted() -> None:
@@ -299,10 +285,6 @@ def test_condition_of_the_server_begins_at_its_threshold(
     measure = of_server(**beyond)[kind]
     assert (measure.severity, plain(measure), measure.tube) == (severity, sentence, b"")
     assert kind not in of_server(**below)
-
-
-def test_healthy_server_has_no_measure() -> None:
-    assert server_measures(ServerSample(), DEFAULTS) == []
 
 
 # Trends
@@ -532,6 +514,9 @@ def test_monitor_sees_limits_of_the_server(queue: Queue) -> None:
     ]
 
 
+# A real server
+
+
 def test_monitor_sees_that_there_is_no_standby(queue: Queue) -> None:
     standbys: list[tuple[str, float]] = [("b", 0.5)]
     watched = Watched(queue, role=lambda: ClusterStatus(True, "j", "a", standbys=tuple(standbys)))
@@ -539,18 +524,6 @@ def test_monitor_sees_that_there_is_no_standby(queue: Queue) -> None:
     standbys.clear()
     assert watched.run(55) == {}
     assert set(watched.run(10)) == {("standby", "")}
-
-
-def test_tube_that_is_gone_leaves_nothing(queue: Queue) -> None:
-    watched = Watched(queue, thresholds=lambda: ThresholdSet({"no_consumers": 1}))
-    (id,) = queue.put("mail")
-    assert len(watched.run(10)) == 1
-    queue.broker.delete_job(id, queue.now)
-    assert watched.run(10) == {}
-    assert b"mail" not in watched.monitor._trends
-
-
-# A real server
 
 
 def conditions(daemon: Daemon) -> set[tuple[str, str]]:

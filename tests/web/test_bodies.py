@@ -134,19 +134,6 @@ def test_job_page_shows_the_body_and_leaves_it_on_disk(queue: DiskQueue, client:
     assert queue.job(id).body is None
 
 
-def test_edit_form_of_a_body_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
-    [id] = queue.put_on_disk("mail", body(7))
-    form = Page(client.get(f"/job/form?id={id}").text)
-    assert '"number": 7' in form.text
-    [version] = [element["value"] for _, element in form.elements if element.get("name") == "version"]
-    response = post(client, "/job/edit", id=id, version=version, pri=9, ttr=60, body=body(7).decode())
-    assert "edited-job" in response.headers["Location"]
-    assert (queue.job(id).pri, queue.job(id).body) == (9, body(7))
-    queue.evict(id)
-    again = post(client, "/job/edit", id=id, version=version, pri=10, ttr=60, body=body(7).decode())
-    assert "has changed since you opened the form" in refused(again, 409)
-
-
 def test_job_with_body_on_disk_can_be_moved_copied_and_changed(
     queue: DiskQueue, client: FlaskClient, program: Program
 ) -> None:
@@ -289,17 +276,6 @@ def test_bulk_kick_and_delete_read_no_bodies(queue: DiskQueue, program: Program)
     assert deleted["changed"] == 10 and b"mail" not in queue.broker.tubes
 
 
-# Workers over HTTP
-
-
-def test_http_reserve_returns_bodies(queue: DiskQueue, program: Program) -> None:
-    found = queue.put_on_disk("mail", *[body(n) for n in range(5)])
-    jobs = program.do("POST", "/reserve", {"tubes": ["mail"], "count": 3})["jobs"]
-    assert [(job["id"], job["body"]) for job in jobs] == [(id, body(n).decode()) for n, id in enumerate(found[:3])]
-    program.do("POST", "/leases/delete", {"token": jobs[0]["token"]}, status=204)
-    assert found[0] not in queue.broker.jobs
-
-
 # Unreadable bodies
 
 
@@ -406,21 +382,3 @@ def test_put_beyond_the_memory_limit_is_explained() -> None:
     assert Program(app).get("/server")["bodies"]["is_full"] is False
     form = {"tube": "mail", "pri": 1, "delay": 0, "ttr": 1, "body": "x" * 500}
     assert "(--memory-limit)" in refused(app.test_client().post("/tube/put", data=form, headers=SAME_ORIGIN), 503)
-
-
-def error_body(text: str) -> bytes:
-    return json.dumps({"error": text, "pad": PAD.decode()}).encode()
-
-
-def test_errors_are_grouped_from_the_disk(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
-    ids = queue.put_on_disk("mail", error_body("late 1"), error_body("late 2"))
-    ids += queue.put_on_disk("mail", error_body("quota"))
-    for id in ids:
-        assert queue.broker.bury_job(id, queue.now)
-    queue.damage(ids[2])
-    found = program.get("/tube/errors", tube="mail")
-    assert [(group["error"], group["jobs"]) for group in found["groups"]] == [("late #", 2)]
-    assert (found["jobs"], found["unread"]) == (3, 1)
-    page = Page(client.get("/tube/errors?tube=mail&refresh=1").text)
-    assert "1 could not be read: the journal cannot read their bodies back" in page.text
-    assert all(queue.job(id).body is None for id in ids), "reading caches nothing"

@@ -508,16 +508,6 @@ def test_operator_of_some_tubes_puts_no_keys_of_the_whole_server(world: World, t
     assert world.client.post("/api/v1/jobs", json=job, headers=world.as_admin).status_code == 201
 
 
-def test_bulk_change_of_everything_changes_only_operated_tubes(world: World) -> None:
-    before = world.state()
-    change = {"action": "delete", "all": True, "dry_run": False, "force": True}
-    task = world.client.post("/api/v1/bulk", json=change, headers=world.as_operator)
-    assert task.status_code == 202
-    world.wait_for_tasks()
-    assert world.state() == before
-    assert not any(name.startswith(b"billing.") and tube.job_count for name, tube in world.queue.broker.tubes.items())
-
-
 def test_operator_cannot_use_endpoints_of_admins(world: World) -> None:
     """An operator of all tubes sets no policies, closes no connections and reads no audit log."""
     queue = world.queue

@@ -12,12 +12,11 @@ import greenstalk
 import pytest
 from playwright.sync_api import Route
 
-from greenstalk_server.web.live import hub
 from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.ports import free_ports
 
 from .browser import Browser, Tab
-from .visit import FLAGS, is_too_wide, press
+from .visit import FLAGS
 
 ODD_NAMES = ("//x", "..", ";", "$(reboot)", "A" * 200)
 
@@ -82,31 +81,8 @@ def crowd(daemon: Daemon) -> Iterator[Crowd]:
     clients.close()
 
 
-def counts(tab: Tab, name: str) -> str | None:
-    return tab.page.evaluate(COUNTS, name)
-
-
 def wait_for_counts(tab: Tab, name: str, expected: str | None) -> None:
     tab.page.wait_for_function(f"([name, expected]) => ({COUNTS})(name) == expected", arg=[name, expected])
-
-
-MAIL = "1,243 3 2 17 4 0 –"
-
-
-def test_page_shows_the_tubes(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
-    crowd.work()
-    with chromium.tab(daemon.dashboard, 800) as tab:
-        tab.page.goto(daemon.dashboard)
-        tab.page.wait_for_selector("#live[data-state=live]")
-        assert counts(tab, "mail.outgoing") == MAIL
-        assert counts(tab, "thumbnails") == "0 0 0 0 0 1 –"
-        assert counts(tab, "reports.nightly") == "2 0 0 0 0 0 1\xa0h 29\xa0min"
-        for name in ODD_NAMES:
-            assert counts(tab, name) == "1 0 0 0 0 0 –"
-        assert not is_too_wide(tab)
-        assert tab.page.is_hidden("#unused")
-        tab.screenshot("overview")
-        assert (tab.console, tab.elsewhere) == ([], [])
 
 
 def test_page_follows_the_queue(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
@@ -150,18 +126,6 @@ def test_filter_updates_the_url_while_typing(chromium: Browser, daemon: Daemon, 
         assert (tab.console, tab.elsewhere) == ([], [])
 
 
-def test_page_without_script(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
-    crowd.work()
-    with chromium.tab(daemon.dashboard, java_script_enabled=False) as tab:
-        tab.page.goto(daemon.dashboard)
-        assert tab.page.inner_text("[data-key='mail.outgoing'] .ready") == "1,243"
-        tab.page.fill("#q", "thumb")
-        press(tab, "Filter")
-        assert tab.page.locator("#tubes th").all_text_contents() == ["thumbnails", "thumbnails.dead-letter"]
-        tab.screenshot("without-script")
-        assert (tab.console, tab.elsewhere) == ([], [])
-
-
 def test_hidden_tab_sends_no_requests(chromium: Browser, daemon: Daemon) -> None:
     with chromium.tab(daemon.dashboard) as tab:
         asked: list[str] = []
@@ -180,22 +144,6 @@ def test_hidden_tab_sends_no_requests(chromium: Browser, daemon: Daemon) -> None
         with tab.page.expect_request("**/events?*"):
             tab.page.evaluate(show, False)
         tab.page.wait_for_function("() => document.querySelector('[data-field=uptime]').textContent !== '0\xa0s'")
-
-
-def test_stream_updates_the_figures(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:
-    """The stream sends changes once a second."""
-    assert hub.REFRESH_INTERVAL == 1.0
-    with chromium.tab(daemon.dashboard) as tab:
-        tab.page.goto(daemon.dashboard)
-        tab.page.wait_for_selector("#live[data-state=live]")
-        asked: list[str] = []
-        tab.page.on("request", lambda request: asked.append(request.url) if "/history" not in request.url else None)
-        for count in (1, 2, 3):
-            crowd.put("aaa")
-            tab.page.wait_for_selector(f"[data-key=aaa] .ready:text-is('{count}')")
-        assert not asked
-        tab.page.wait_for_selector("[data-field=rate-put]:not(.zero):not(:text-is('0'))")
-        assert (tab.console, tab.elsewhere) == ([], [])
 
 
 def test_page_polls_if_streams_are_refused(chromium: Browser, daemon: Daemon, crowd: Crowd) -> None:

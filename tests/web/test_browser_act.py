@@ -194,18 +194,6 @@ def rows(tab: Tab) -> list[str]:
     return tab.page.locator("#tubes tr").evaluate_all("rows => rows.map(row => row.dataset.key)")
 
 
-def test_pages_of_tubes(tab: Tab, daemon: Daemon, many: greenstalk.Client) -> None:
-    tab.page.goto(f"{daemon.dashboard}?sort=name&q=paged")
-    assert rows(tab) == [f"paged.{number:03}" for number in range(MAX_TUBES)]
-    with tab.page.expect_navigation():
-        tab.page.get_by_role("link", name="Next", exact=True).click()
-    assert rows(tab) == [f"paged.{number:03}" for number in range(MAX_TUBES, MAX_TUBES + 50)]
-    assert tab.page.input_value("#q") == "paged"
-    with tab.page.expect_navigation():
-        tab.page.get_by_role("link", name="Previous", exact=True).click()
-    assert rows(tab)[0] == "paged.000"
-
-
 def test_shown_page_is_live_and_the_filter_starts_from_the_first(
     scripted: Tab, daemon: Daemon, many: greenstalk.Client
 ) -> None:

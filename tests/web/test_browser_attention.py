@@ -1,4 +1,4 @@
-"""“Needs attention” on the overview of a real server, in a real browser: conditions come, are followed, and go."""
+"""“Needs attention” on the overview of a real server, in a real browser: a condition comes and goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches and bulk changes in a real browser, with a real daemon and clients, with and without scripts."""
+"""Bulk changes in a real browser, with a real daemon and clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.processes import join
 
 from .browser import Browser, Tab
-from .visit import AXE, AXE_VIOLATIONS, Clients, is_too_wide, press
+from .visit import Clients, press
 
 MANY = 60_000
 HOSTILE = b"</td><script>document.title = 1</script>"
@@ -199,10 +199,3 @@ def test_live_progress_and_cancel_while_workers_continue(chromium: Browser, daem
         assert other.page.locator("progress").is_hidden()
         clients.worker.delete(clients.worker.reserve(timeout=0))
         assert (tab.console, other.console) == ([], [])
-
-
-def check(tab: Tab, name: str) -> None:
-    tab.page.evaluate("document.querySelectorAll('#bulk-panel, .query-help').forEach((one) => { one.open = true; })")
-    tab.screenshot(name)
-    assert not is_too_wide(tab), name
-    assert tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}") == [], name

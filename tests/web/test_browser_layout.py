@@ -117,6 +117,8 @@ def pages(tab: Tab, wide: str) -> dict[str, str]:
         "job-held": f"job?id={held}",
         "job-form": f"job/form?id={held}",
         "policies": "policies",
+        "policy-new": "policy",
+        "tube-columns": f"tube?{mail}&state=buried&cols=data,kind,error",
         "policy": f"policy?name={'p' * 100}",
         "audit": "audit",
         "tasks": "task",
@@ -146,8 +148,9 @@ def test_every_page_fits(chromium: Browser, wide: str, width: int, theme: Any) -
                 *[f"cut: {one}" for one in tab.page.evaluate(CUT) + tab.page.evaluate(TEXTS_CUT)],
                 *[f"broken: {one}" for one in tab.page.evaluate(BROKEN, NUMBERS)],
                 *[f"small: {one}" for one in tab.page.evaluate(SMALL, MIN_TARGET)],
-                *[f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")],
             ]
+            if width != 1024:  # one check for each theme
+                found += [f"rule: {one}" for one in tab.page.evaluate(f"{AXE};{AXE_VIOLATIONS}")]
             if found:
                 problems[name] = found
         assert problems == {}

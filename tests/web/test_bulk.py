@@ -10,7 +10,7 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
@@ -99,30 +99,6 @@ def test_run_changes_what_the_dry_run_counted(
     assert queue.broker.tubes[b"other"].ready.count == 1
 
 
-@pytest.mark.parametrize(
-    ("form", "after"),
-    [
-        ({"action": "kick"}, [READY, READY, READY, READY]),
-        ({"action": "bury"}, [BURIED, BURIED, BURIED, BURIED]),
-        ({"action": "delete"}, [None, None, None, None]),
-        ({"action": "pri", "pri": "7"}, UNTOUCHED),
-        ({"action": "move", "to": "new"}, UNTOUCHED),
-    ],
-)
-def test_force_includes_held_jobs(
-    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, str], after: list[int | None]
-) -> None:
-    id = preview(client, tube="mail", **form)
-    page = look(client, id)
-    assert "1 job held by a client: not changed, unless you force the change" in words(page)
-    run(client, id, confirm="mail", force="1")
-    assert states(queue, ids) == after
-    if form["action"] == "move":
-        assert [queue.broker.jobs[id].tube.name for id in ids] == [b"new"] * 4
-    if form["action"] == "pri":
-        assert [queue.broker.jobs[id].pri for id in ids] == [7] * 4
-
-
 def test_page_shows_the_query_and_the_effects(queue: Queue, client: FlaskClient, ids: list[int]) -> None:
     page = look(client, preview(client, tube="mail", q="age:>=0", action="move", to="new"))
     message = words(page)
@@ -172,43 +148,7 @@ def test_jobs_put_during_the_run_are_not_changed(queue: Queue, client: FlaskClie
     queue.broker.check()
 
 
-def test_ages_are_compared_as_of_the_dry_run(queue: Queue, client: FlaskClient) -> None:
-    [old] = queue.put("mail")
-    queue.now += 100 * SECOND
-    [young] = queue.put("mail")
-    id = preview(client, q="tube:mail age:>50", action="bury")
-    queue.now += 1000 * SECOND
-    assert run(client, id).done == 1
-    assert states(queue, [old, young]) == [BURIED, READY]
-
-
 # Refusals
-
-
-@pytest.mark.parametrize(
-    ("form", "message"),
-    [
-        ({"action": "explode"}, "“action” must be one of kick"),
-        ({"action": ""}, "“action” must be one of kick"),
-        ({"action": "move"}, "“to” must name the tube"),
-        ({"action": "move", "to": "-x"}, "“to” must name the tube"),
-        ({"action": "pri", "pri": "-1"}, "“pri” must be a whole number"),
-        ({"action": "pri", "pri": str(2**32)}, "“pri” must be a whole number"),
-        ({"action": "delay"}, "“delay” must be a whole number"),
-        ({"action": "kick", "q": "pri:x"}, "“q” is not a valid query"),
-        ({"action": "kick", "scope": "some"}, "“scope” must be"),
-        ({"action": "kick", "scope": "ticked"}, "No job was ticked"),
-        ({"action": "kick", "scope": "ticked", "id": "x"}, "“id” must be a whole number"),
-        ({"action": "kick", "scope": "ticked", "id": [str(n) for n in range(1, 1002)]}, "At most 1000"),
-        ({"action": "kick", "state": "done"}, "“state” must be one of"),
-    ],
-)
-def test_invalid_forms_are_refused(
-    queue: Queue, client: FlaskClient, ids: list[int], form: dict[str, Any], message: str
-) -> None:
-    response = client.post("/bulk/preview", data={"scope": "all", "tube": "mail", **form}, headers=SAME_ORIGIN)
-    assert message in refused(response, 400)
-    assert states(queue, ids) == UNTOUCHED
 
 
 def test_destructive_change_of_several_tubes_requires_the_number_of_jobs(
@@ -231,23 +171,6 @@ def test_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[in
     assert run(client, id) is first and run(client, first.id) is first
     assert states(queue, ids)[0] == BURIED
     assert "This change has already been started" in words(look(client, id))
-
-
-def test_viewers_and_strangers_are_refused(queue: Queue, visit: Callable[..., FlaskClient], ids: list[int]) -> None:
-    admin = visit()
-    id = preview(admin, tube="mail", action="kick")
-    for path, data in (
-        ("/bulk/preview", {"scope": "all", "tube": "mail", "action": "kick"}),
-        ("/bulk/run", {"task": id}),
-    ):
-        assert admin.get(path).status_code == 405
-        assert admin.post(path, data=data).status_code == 403
-        viewer = visit(is_read_only=True)
-        assert viewer.post(path, data=data, headers=SAME_ORIGIN).status_code == 403
-    assert states(queue, ids) == UNTOUCHED
-    page = viewer.get("/tube?tube=mail").text
-    assert "bulk" not in page and 'name="id" value' not in page and "select.js" not in page
-    assert "/export?" in page
 
 
 # End of the run

@@ -12,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.history.pages.charts import TABLE_ROWS, TUBE_CHARTS, format_value
+from greenstalk_server.web.features.history.pages.charts import format_value
 from greenstalk_server.web.features.history.rings import SERIES
 from greenstalk_server.web.framework.sparkline import path
 
@@ -131,20 +131,6 @@ def test_pauses_and_policies_leave_marks(queue: Queue, client: FlaskClient) -> N
     ]
 
 
-def test_json_of_a_dropped_tube() -> None:
-    queue, client = create_used_queue()
-    history = client.application.extensions["dashboard"].history
-    queue.put("gone")
-    queue.broker.clear(queue.broker.tubes[b"gone"], 1, 1, queue.broker.next_id, queue.now)
-    assert b"gone" not in queue.broker.tubes
-    for _ in range(61):
-        queue.now += SECOND
-        history.tick()
-    response = client.get("/tube/history.json?tube=gone")
-    assert response.status_code == 200
-    assert client.get("/tube/history.json?tube=never").status_code == 404
-
-
 # The page without a script
 
 
@@ -155,17 +141,6 @@ def test_page_has_drawings_without_a_script() -> None:
     assert set(drawn) == set(client.get("/tube/history.json?tube=mail").get_json()["series"]) | {"run_p50", "run_p95"}
     assert all(re.fullmatch(r"(M[\d.]+ [\d.]+(h0)?(L[\d.]+ [\d.]+)*)+", line) for line in drawn.values())
     assert "style=" not in html
-
-
-def test_table_has_the_last_points() -> None:
-    _, client = create_used_queue(hours=0.5)
-    html = client.get("/tube/history?tube=mail").text
-    tables = re.findall(r'<table class="points">(.*?)</table>', html, re.DOTALL)
-    assert len(tables) == len([chart for chart in TUBE_CHARTS if not chart.is_optional])
-    rows = re.findall(r"<tr>\s*<th scope=\"row\">(.*?)</tr>", tables[0], re.DOTALL)
-    assert len(rows) == TABLE_ROWS
-    assert re.findall(r">([^<>]*UTC)<", rows[0]) == ["2027-01-15 08:30:00 UTC"]
-    assert re.findall(r"<td>([^<]*)</td>", rows[0])[:2] == ["1.0", "0.50"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from greenstalk_server.web.reads.jobs.job_list import SUGGESTED_FROM
 
 from .conftest import Queue
 from .table import Page
-from .test_tube_errors import dead_letter, failing, put, settled
+from .test_tube_errors import dead_letter, failing, put
 
 ORDER = {"kind": "order", "customer": {"id": 12345678901234567890123}, "error": "no route " * 9}
 WHOLE = ("no route " * 9).strip()
@@ -83,18 +83,6 @@ def test_columns_are_kept_by_pages_filters_exports_and_live_updates(queue: Queue
     assert "cols=customer.id,kind" in unescape(state["parts"]["pager"])
 
 
-def test_columns_are_kept_by_the_pages_of_a_search(queue: Queue, client: FlaskClient) -> None:
-    put(queue, *[ORDER] * 150)
-    html = client.get("/search?q=tube:mail&cols=kind").text
-    task = re.findall(r"task=(\w+)", html)[0]
-    settled(client, task)
-    html = client.get(f"/search?task={task}&cols=kind").text
-    links = [unescape(link) for link in re.findall(r'href="([^"]*)"', html) if "from=" in link or "export" in link]
-    assert len(links) == 3 and all("cols=kind" in link for link in links)
-    live = unescape(re.findall(r'data-live-args="(.*?)"', html)[0])
-    assert client.get(f"/live?page=search&{live}").get_json()["rows"]["matches"][0][-2:] == ["order", WHOLE]
-
-
 def test_fields_of_the_listed_jobs_are_suggested(queue: Queue, client: FlaskClient) -> None:
     put(queue, ORDER, *["text"] * SUGGESTED_FROM, {"late": 1})
     for path in ("/tube?tube=mail&state=buried&cols=kind", "/search?q=tube:mail&cols=kind"):
@@ -102,14 +90,6 @@ def test_fields_of_the_listed_jobs_are_suggested(queue: Queue, client: FlaskClie
         boxes = re.findall(r'<input type="checkbox" name="cols" value="(.*?)"( checked)?', html)
         assert boxes == [("kind", " checked"), ("error", ""), ("customer.id", "")]
         assert re.findall(r'<option value="(?:tube:mail )?body\.(.*?):">', html) == ["kind", "error", "customer.id"]
-
-
-def test_terms_are_suggested_after_the_query(queue: Queue, client: FlaskClient) -> None:
-    put(queue, ORDER)
-    options = re.findall(r'<option value="(.*?)"></option>', client.get("/search?q=pri:100").text)
-    assert {"pri:100 state:buried", "pri:100 age:", "pri:100 error:", "pri:100 body.customer.id:"} <= set(options)
-    options = re.findall(r'<option value="(.*?)"></option>', client.get("/tube?tube=mail").text)
-    assert "age:" in options and "tube:" not in options and "state:buried" not in options
 
 
 @pytest.mark.parametrize("path", ["/tube?tube=mail", "/search?q=tube:mail", "/export?format=csv&tube=mail"])

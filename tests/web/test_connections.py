@@ -100,20 +100,6 @@ def test_list_shows_connected_clients(queue: Queue, client: FlaskClient) -> None
     assert rows(look(client))[2].endswith(" 50 s"), "a wait below MIN_SHOWN_WAIT is not shown"
 
 
-def test_held_jobs_are_listed_by_time_left(queue: Queue, client: FlaskClient) -> None:
-    worker = connect(queue, watches=("mail",))
-    ids = reserve(queue, worker, 4)
-    queue.now += 10 * SECOND
-    queue.broker.touch(worker, ids[0], queue.now)
-    (row,) = rows(look(client))
-    assert f"{ids[1]} 50 s {ids[2]} 50 s {ids[3]} 50 s and 1 more" in row
-    shown = look(client, "/connection", number=worker.number)
-    assert [int(id) for id in re.findall(r'<th scope="row" class="id"><a href="/job\?id=(\d+)"', shown)] == [
-        *ids[1:],
-        ids[0],
-    ]
-
-
 def test_list_is_one_page_and_the_filter_finds_the_rest(queue: Queue, client: FlaskClient) -> None:
     clients = [connect(queue) for _ in range(MAX_ROWS + 20)]
     html = look(client)
@@ -165,21 +151,6 @@ def test_closed_connection_is_not_found(queue: Queue, client: FlaskClient) -> No
     assert "it came from 10.7.7.7:1 and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
     assert "never existed" in refused(client.get("/connection?number=99"), 404)
     assert "“number” must be" in refused(client.get("/connection?number=x"), 400)
-
-
-def test_live_states(queue: Queue, client: FlaskClient) -> None:
-    worker = connect(queue, watches=("mail",))
-    live = client.get("/live?page=connections&q=mail").json
-    assert live["fields"] == {"summary": "1 of 1 connection"}
-    assert live["shown"] == {"connections": True, "no-connections": False}
-    assert f"number={worker.number}" in live["parts"]["table"]
-    (id,) = reserve(queue, worker)
-    parts = client.get(f"/live?page=connection&number={worker.number}").json["parts"]
-    assert f"/job?id={id}" in parts["jobs"]
-    assert set(parts) == {"figures", "jobs", "tubes", "facts"}
-    queue.broker.disconnect(worker, queue.now)
-    assert client.get(f"/live?page=connection&number={worker.number}").status_code == 404
-    assert client.get("/live?page=connections").json["shown"] == {"connections": False, "no-connections": True}
 
 
 # The holder of a job

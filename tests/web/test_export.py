@@ -169,18 +169,6 @@ def test_file_name_is_safe(client: FlaskClient, query: dict[str, str], name: str
     assert response.mimetype == "text/csv"
 
 
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ("", "“format” must be one of csv, jsonl"),
-        ("format=xls", "not “xls”"),
-        ("format=csv&q=pri:x", "is not a valid query"),
-    ],
-)
-def test_invalid_parameters_are_refused(client: FlaskClient, query: str, message: str) -> None:
-    assert message in refused(client.get(f"/export?{query}"), 400)
-
-
 def test_concurrent_exports_are_limited_and_abandoned_ones_do_not_count(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=5000)
     path = "/export?format=jsonl"

@@ -13,7 +13,6 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
-from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.tubes.durations import RELATIVE_ERROR
 from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.features.history.rings import (
@@ -137,23 +136,6 @@ def test_every_kind_of_event_counts(driver: HistoryDriver) -> None:
     assert [driver.last("mail", state) for state in DEPTHS] == [[5], [0], [0], [1], [0]]
 
 
-def test_expired_and_dead_lettered_jobs_count(driver: HistoryDriver) -> None:
-    broker = driver.broker
-    document = {"tubes": ["mail"], "max_attempts": 1, "dead_letter": "failed", "expire_after": 5}
-    broker.set_policies(PolicySet([parse_policy("mail", document)]), driver.queue.now)
-    mail = driver.worker("mail")
-    driver.advance(10)
-    driver.put(mail, 3)
-    job = broker.reserve(mail, driver.queue.now)
-    assert job is not None and broker.release(mail, job.id, 0, 0, driver.queue.now)
-    driver.advance(5)
-    for _ in range(2):
-        broker.tick(driver.queue.now)
-    driver.advance(5)
-    assert driver.history.rates(b"mail") == Rates(put=0.3, reserve=0.1, release=0.1, dead_letter=0.1, expire=0.2)
-    assert [driver.last("mail", kind)[0] for kind in ("dead_letter", "expire")] == pytest.approx([0.1, 0.2])
-
-
 # Points
 
 
@@ -184,25 +166,6 @@ def test_seconds_wrap_around(driver: HistoryDriver) -> None:
     assert driver.last("mail", "put", 60) == pytest.approx(
         [sum(puts[at : at + 10]) / 10 for at in range(900, 1500, 10)]
     )
-
-
-def test_minutes_of_the_hour(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-    driver.put(mail, 120)
-    driver.advance(60)
-    driver.delete(mail, 60)
-    driver.advance(59)
-    assert loose(driver.history.columns(b"mail", HOUR).series["put"][-2:]) == [None, 2]
-    driver.advance(1)
-    columns = driver.history.columns(b"mail", HOUR)
-    assert (columns.step, columns.end) == (60, driver.queue.now // SECOND)
-    last = {key: loose(values[-3:]) for key, values in columns.series.items()}
-    assert last["put"] == [None, 2, 0]
-    assert last["delete"] == [None, 0, 1]
-    assert last["ready"] == [None, 120, 60]
-    for key in ("wait_p50", "wait_p95", "wait_p99"):
-        assert last[key][:2] == [None, None]
-        assert last[key][2] == pytest.approx(60, rel=RELATIVE_ERROR)
 
 
 def test_hours_and_minutes_after_days(driver: HistoryDriver) -> None:
@@ -244,23 +207,6 @@ def test_span_of_a_day_or_a_week_ago(driver: HistoryDriver) -> None:
     assert all(map(isnan, history.columns(b"mail", DAY, 7 * 86400).series["put"]))
 
 
-def test_memory_is_constant_once_the_blocks_are_full(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-
-    def hours(count: int) -> int:
-        for _ in range(count * 4):
-            driver.put(mail, 2)
-            driver.advance(300, step=3)
-            driver.delete(mail, 2)
-            driver.advance(600, step=3)
-        return driver.size()
-
-    day = hours(27)
-    later = hours(5)
-    assert day > 20_000
-    assert later - day < 5 * 200, (day, later)
-
-
 def test_gap_is_unknown(driver: HistoryDriver) -> None:
     mail = driver.worker("mail")
     driver.put(mail, 10)
@@ -276,21 +222,6 @@ def test_gap_is_unknown(driver: HistoryDriver) -> None:
     for name in ("mail", None):
         assert loose(driver.last(name, "put", 8)) == [1, 0, 0, None, None, None, 4, 0]
     assert loose(driver.last("mail", "ready", 3)) == [None, 1030, 1030]
-
-
-def test_gap_longer_than_the_day(driver: HistoryDriver) -> None:
-    mail = driver.worker("mail")
-    driver.put(mail, 10)
-    driver.advance(600)
-    driver.skip(3 * 86400)
-    driver.advance(3720, step=2)
-    for span, known in ((TEN_MINUTES, 600), (HOUR, 60), (DAY, 62)):
-        columns = driver.history.columns(b"mail", span)
-        assert columns.end == driver.queue.now // SECOND // span.step * span.step
-        series = columns.series["ready"]
-        assert [isnan(value) for value in series] == [True] * (span.points - known) + [False] * known, span
-    week = driver.history.columns(b"mail", NINETY_DAYS).series["put"]
-    assert [at for at, value in enumerate(week) if value > 0] == [2160 - 73], "the ten minutes before the gap"
 
 
 # Dropped tubes

@@ -320,16 +320,6 @@ def test_full_disk_is_logged_once_and_written_later(tmp_path: Path, caplog: pyte
     assert archive.trouble == ""
 
 
-def test_block_that_could_not_be_written_is_read_from_memory(tmp_path: Path) -> None:
-    files = HistoryFiles(str(tmp_path / "missing"))
-    archive = Archive(files)
-    archive.append(MINUTES, 5, b"frame")
-    archive.seal(MINUTES, 0, {b"mail": b"chunk"})
-    assert archive.read(MINUTES, 0, 3, [b"mail"]) == {(0, b"mail"): b"chunk"}
-    until(lambda: "No such file" in archive.trouble)
-    assert archive.read(MINUTES, 0, 3, [b"mail"]) == {(0, b"mail"): b"chunk"}
-
-
 # Bounds
 
 

@@ -1,4 +1,4 @@
-"""Actions on one job: in each state, forced or not, and with any body."""
+"""The forms of actions on one job: their confirmations, stale edits, and any body."""
 
 from __future__ import annotations
 
@@ -255,21 +255,6 @@ def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name
         assert not any(attribute.startswith("on") for _, a in elements for attribute in a)
 
 
-@pytest.mark.parametrize(
-    ("name", "encoding"),
-    [("crlf", "text"), ("lf", "text"), ("first line empty", "text"), ("separators", "text"), ("empty", "text"),
-     ("cr", "base64"), ("mixed", "base64"), ("nul", "base64"), ("invalid", "base64"), ("surrogate", "base64"),
-     ("escape", "text"), ("bom", "text")],
-)  # fmt: skip
-def test_body_is_text_only_if_the_form_returns_it_unchanged(
-    queue: Queue, client: FlaskClient, name: str, encoding: str
-) -> None:
-    id = queue.broker.put_into(b"mail", 5, 0, SECOND, BODIES[name], queue.now)
-    assert load(client, id)["encoding"] == encoding
-    offer = client.get("/job/form", query_string={"id": id, "encoding": "base64"}).text
-    assert ("Edit as text" in offer) == (encoding == "text")
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.binary() | st.text().map(str.encode) | st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"x"])).map(b"".join))
 def test_text_round_trips_or_is_not_offered(body: bytes) -> None:
@@ -278,23 +263,6 @@ def test_text_round_trips_or_is_not_offered(body: bytes) -> None:
         assert "\r" not in lines
         sent = lines.replace("\n", "\r\n")
         assert from_lines(sent, line_ends(body)) == body
-
-
-@pytest.mark.parametrize("body", ["a", "=", "%%%%", "é", "YQ", "YQ==="])
-def test_invalid_base64_is_refused(client: FlaskClient, jobs: Jobs, body: str) -> None:
-    before = jobs.look()
-    assert "“body” is not valid base64" in refused(edit(client, jobs["ready"].id, body=body, encoding="base64"), 400)
-    assert jobs.look() == before
-
-
-def test_edit_to_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient, jobs: Jobs) -> None:
-    id = jobs["ready"].id
-    assert done(edit(client, id, body="x" * 65535), "/job")[0] == "edited-job"
-    message = refused(edit(client, id, body="x" * 65536), 400)
-    assert "“body” must be at most 65,535 bytes, but has 65,536" in message
-    queue.broker.max_job_size = 10  # as after a restart with a smaller limit
-    assert done(edit(client, id, pri="3"), "/job")[0] == "edited-job"
-    assert len(queue.broker.jobs[id].body) == 65535
 
 
 def test_body_too_large_for_a_form_cannot_be_edited(queue: Queue) -> None:
@@ -334,9 +302,3 @@ def test_hidden_bodies_stay_hidden(queue: Queue, jobs: Jobs, visit: Callable[...
     stale = client.post("/job/edit", data=form | {"version": "0", "body": "x"}, headers=SAME_ORIGIN)
     assert "c0nfidential" not in stale.text
     assert jobs["ready"].body == b"c0nfidential"
-
-
-def test_version_does_not_depend_on_a_hidden_body(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    client = visit(hides_bodies=True)
-    ids = [queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now) for body in (b"one", b"two")]
-    assert len({load(client, id)["version"] for id in ids}) == 1

@@ -40,10 +40,6 @@ ORDER = {
 }
 
 
-def parsed(value: object) -> object:
-    return parse_body(json.dumps(value).encode())
-
-
 @pytest.mark.parametrize(
     ("path", "values"),
     [

@@ -213,13 +213,6 @@ def test_reserves_wait_in_line_with_other_clients(queue: Queue, driver: LeaseDri
     assert ids(fourth.get(timeout=TIMEOUT)) == all[3:]
 
 
-def test_reserve_leaves_jobs_for_clients_behind_it(queue: Queue, driver: LeaseDriver) -> None:
-    greedy, next_one = driver.begin("mail", count=9), waiting(queue, "mail")
-    all = queue.put("mail", count=3)
-    assert list(next_one.reserved) == all[1:2]
-    assert ids(greedy.get(timeout=TIMEOUT)) == [all[0], all[2]]
-
-
 def test_reserve_waits_again_if_its_job_is_deleted_first(queue: Queue, driver: LeaseDriver) -> None:
     greenlet = driver.begin("mail")
     (gone,) = queue.put("mail")
@@ -259,36 +252,6 @@ def test_client_that_closes_when_its_job_arrives_returns_the_job(
     assert job.state == READY
     assert [event.kind for event in job_history.unpack(job.events)] == [job_history.RESERVED, job_history.RETURNED]
     assert driver.is_empty()
-
-
-class CountingPeer(Peer):
-    """Counts the calls of `is_gone`."""
-
-    looks = 0
-
-    @property
-    def is_gone(self) -> bool:
-        self.looks += 1
-        return super().is_gone
-
-
-def test_client_that_sends_data_during_the_wait_stays(
-    queue: Queue, driver: LeaseDriver, line: tuple[socket.socket, Peer]
-) -> None:
-    theirs, peer = line
-    counting = CountingPeer(peer._descriptor)
-    greenlet, behind = driver.begin("mail", peer=counting), waiting(queue, "mail")
-    theirs.sendall(b"GET / HTTP/1.1\r\n")
-    with gevent.Timeout(TIMEOUT):
-        while counting.looks < 2:
-            gevent.sleep(0.001)
-    for _ in range(20):
-        gevent.sleep(0.001)
-        driver.broker.check()
-    assert counting.looks == 2, "the peer is polled again although it is not gone"
-    all = [queue.put("mail")[0] for _ in range(2)]
-    assert ids(greenlet.get(timeout=TIMEOUT)) == all[:1]
-    assert list(behind.reserved) == all[1:]
 
 
 # The ends of a lease
@@ -383,16 +346,6 @@ def test_invalid_token_is_refused(queue: Queue, driver: LeaseDriver, operation: 
     assert driver.holds(second)
 
 
-def test_forced_edit_keeps_the_lease(queue: Queue, driver: LeaseDriver) -> None:
-    (id,) = queue.put("mail")
-    lease = driver.one("mail")
-    driver.broker.edit_job(id, queue.now, tube=b"post", body=b"other", is_forced=True)
-    assert driver.leases.job(lease.token).body == b"other"
-    driver.leases.delete(lease.token)
-    assert driver.is_empty()
-    assert list(driver.broker.tubes) == [b"default"]
-
-
 # Bounds
 
 
@@ -456,13 +409,6 @@ def test_job_that_a_crash_could_undo_is_not_returned_early(queue: Queue, slow_jo
     assert not greenlet.ready()
     may_continue.set()
     assert ids(greenlet.get(timeout=TIMEOUT)) == [id]
-
-
-def test_safe_jobs_are_returned_without_a_commit(queue: Queue, slow_journal: SlowJournal) -> None:
-    driver = LeaseDriver(queue, lambda: pytest.fail("the journal was waited for"))
-    queue.put("mail")
-    slow_journal.safe = slow_journal.promised
-    assert len(driver.reserve("mail")) == 1
 
 
 def test_jobs_are_released_if_the_journal_is_late(queue: Queue, slow_journal: SlowJournal) -> None:

@@ -27,7 +27,7 @@ from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.live import hub
-from greenstalk_server.web.live.hub import NO_NAMES, LiveHub, Topic, difference, event
+from greenstalk_server.web.live.hub import LiveHub, Topic, difference
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import ADMIN, Queue
@@ -219,21 +219,6 @@ def test_stream_sends_the_state_and_then_changes(queue: Queue, serve: Callable[.
     assert [row[0] for row in changes["rows"]["jobs"]["changed"]] == ["3"]
 
 
-def test_new_stream_begins_with_the_current_state(
-    queue: Queue, serve: Callable[..., Dashboard], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dashboard = serve()
-    monkeypatch.setattr(hub, "REFRESH_INTERVAL", TIMEOUT)
-    queue.put("mail")
-    first = dashboard.open("tube", tube="mail")
-    first.block()
-    assert first.changes()["fields"]["count-ready"] == "1"
-    queue.put("mail")
-    second = dashboard.open("tube", tube="mail")
-    second.block()
-    assert second.changes()["fields"]["count-ready"] == "2"
-
-
 def test_overview_and_its_stream_agree(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     stream = dashboard.open("overview", q="ai", sort="ready", desc="1")
@@ -279,22 +264,6 @@ def test_idle_stream_sends_heartbeats(
 @pytest.mark.parametrize("path", ["/live", "/events", "/live?page=nothing", "/events?page=", "/events?page=tube&tube="])
 def test_invalid_request_is_refused(client: FlaskClient, path: str) -> None:
     assert client.get(path).status_code == 400
-
-
-def test_head_request_opens_no_stream(queue: Queue, client: FlaskClient) -> None:
-    response = client.head("/events?page=overview")
-    assert (response.status_code, response.mimetype) == (200, "text/event-stream")
-    assert client.application.extensions["dashboard"].live.stream_count == 0
-
-
-def test_streams_are_guarded(queue: Queue, serve: Callable[..., Dashboard]) -> None:
-    dashboard = serve(password="sesame")  # noqa: S106
-    assert dashboard.open("overview").status == 401
-    assert dashboard.app.test_client().get("/live?page=overview").status_code == 401
-    right = {"Authorization": f"Basic {b64encode(b':sesame').decode()}"}
-    assert dashboard.open("overview", right).status == 200
-    foreign = serve()
-    assert foreign.app.test_client().get("/events?page=overview", headers={"Host": "evil.example"}).status_code == 421
 
 
 def test_stream_is_rendered_with_the_rights_and_prefix_of_its_request(
@@ -366,23 +335,6 @@ def test_streams_that_begin_together_share_one_rendering(
         stream.block()
         assert stream.changes() == {"fields": {"count": "1"}}
     assert rendered <= 4, "one for the first, and one or two for those that came during it"
-
-
-def test_streams_share_each_encoded_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded_count = 0
-
-    def counted_event(data: State, name: str = "") -> bytes:
-        nonlocal encoded_count
-        encoded_count += 1
-        return event(data, name)
-
-    monkeypatch.setattr(hub, "event", counted_event)
-    topic = new_topic()
-    topic.take(FULL)
-    assert len({id(topic.message_since(0, NO_NAMES)) for _ in range(50)}) == 1
-    topic.take(FULL | {"fields": {"ready": "2", "buried": "0"}})
-    assert len({id(topic.message_since(1, topic.names)) for _ in range(50)}) == 1
-    assert encoded_count == 2
 
 
 def new_topic() -> Topic:
@@ -535,19 +487,6 @@ def test_slow_reader_delays_nobody_and_uses_constant_memory(queue: Queue, serve:
     changes = True
     quick.changes()
     slow.close()
-
-
-def test_stop_ends_every_stream_and_refuses_new_ones(queue: Queue, serve: Callable[..., Dashboard]) -> None:
-    dashboard = serve()
-    streams = [dashboard.open("tube", tube="default") for _ in range(3)]
-    for stream in streams:
-        stream.block()
-        stream.changes()
-    dashboard.hub.stop()
-    for stream in streams:
-        assert stream.block() == []
-    dashboard.wait_for_streams(0)
-    assert dashboard.open("tube", tube="default").status == 503
 
 
 def test_daemon_stops_cleanly_with_open_streams() -> None:

@@ -121,29 +121,6 @@ def test_rates_and_values_derived_from_them(queue: Queue) -> None:
     assert tubes(client)["mail"]["drain"] == "growing"
 
 
-def evaluate(queue: Queue, client: FlaskClient, seconds: int) -> None:
-    """Let *seconds* pass, in which the conditions are evaluated as often as in a server."""
-    attention = client.application.extensions["dashboard"].attention
-    for _ in range(seconds):
-        attention.tick()
-        queue.now += SECOND
-    attention.tick()
-
-
-def test_tube_without_consumers_is_marked_after_a_while(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    queue.put("later", delay=3600)
-    evaluate(queue, client, 290)
-    assert tubes(client)["mail"]["attention"] == ""
-    evaluate(queue, client, 20)
-    assert {name: row["attention"] for name, row in tubes(client).items()} == {
-        "default": "", "later": "", "mail": "no consumers",
-    }  # fmt: skip
-    queue.broker.watch(queue.connect(), b"mail")
-    evaluate(queue, client, 5)
-    assert tubes(client)["mail"]["attention"] == ""
-
-
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -239,14 +216,6 @@ def test_memory_and_journal(queue: Queue, client: FlaskClient) -> None:
     assert memory_texts((61_234_567, 999)) == {"memory": "61.2\xa0MB", "memory_private": "999\xa0bytes"}
 
 
-@pytest.mark.parametrize("query", ['"><script>alert(1)</script>', "'onload=x", "&amp;", "<q", "\0", "é", "\ud800"])
-def test_filter_is_escaped(client: FlaskClient, query: str) -> None:
-    encoded = query.encode("utf-8", "surrogatepass")
-    shown = page(client, "/?q=" + "".join(f"%{byte:02x}" for byte in encoded))
-    assert shown.tubes == []
-    assert shown.runs_only_our_scripts()
-
-
 def links(shown: Page) -> dict[str, str]:
     """Return the relation and URL of the links to other pages of the tubes."""
     anchors = [attributes for tag, attributes in shown.elements if tag == "a" and "rel" in attributes]
@@ -296,15 +265,6 @@ def test_scan_of_ten_thousand_tubes_lets_others_run(
         assert len(builder.build(query, order, queue.now, sees_all).tubes) == MAX_TUBES
     steps = math.ceil(10_001 / TUBE_BATCH)
     assert turns.count >= steps + MAX_TUBES + steps  # ranking, rendering the page, and the totals
-
-
-def test_filter_without_a_match_links_to_all_tubes(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    shown = page(client, q=" nowhere ")
-    assert shown.is_shown("filtered-out")
-    assert not shown.is_shown("table")
-    assert "name contains nowhere." in shown.text
-    assert not page(client, q="ai").is_shown("filtered-out")
 
 
 def test_unused_queue_shows_examples(queue: Queue, visit: Callable[..., FlaskClient]) -> None:

@@ -6,7 +6,6 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -15,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.runtime import Context
 
-from greenstalk_server.core.jobs.job import BURIED, SECOND
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
 
@@ -140,32 +138,6 @@ def test_first_page_costs_the_same_for_few_and_many_jobs(
     assert many[1] < few[1] + 100_000
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ("ready", "Put a job with the form on this page"),
-        ("reserved", "No worker holds a job of this tube"),
-        ("delayed", "when it is put or released with a delay"),
-        ("buried", "until it is kicked or deleted"),
-    ],
-)
-def test_empty_list_explains_the_state(client: FlaskClient, state: str, message: str) -> None:
-    assert message in page(client, "/tube", tube="default", state=state).text
-
-
-def test_page_shows_pause_and_missing_consumers(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    queue.broker.pause_tube(b"mail", 90 * SECOND, queue.now)
-    text = page(client, "/tube", tube="mail").text
-    assert "paused, 1\xa0min 29\xa0s left" in text
-    assert "no consumers" in text
-    queue.broker.watch(queue.connect(), b"mail")
-    queue.broker.pause_tube(b"mail", 0, queue.now)
-    text = page(client, "/tube", tube="mail").text
-    assert "paused," not in text
-    assert "no consumers" not in text
-
-
 def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", pri=7)
     worker = queue.connect()
@@ -184,22 +156,6 @@ def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClie
         "Reserved 2 times", "Buried never", "Kicked once", "Binlog file –",
     ):  # fmt: skip
         assert collapsed(message) in text
-
-
-def test_job_page_shows_the_holder(queue: Queue, client: FlaskClient) -> None:
-    (id,) = queue.put("mail")
-    worker = queue.connect()
-    for number in range(15):
-        queue.broker.watch(worker, b"tube-%d" % number)
-    queue.broker.reserve_job(worker, id, queue.now)
-    queue.now += 20 * SECOND
-    text = collapsed(page(client, "/job", id=id).text)
-    assert collapsed(f"Held by a client connection {worker.number}, {worker.address} The client has 39 s left") in text
-    assert collapsed("Held for 20 s") in text
-    assert collapsed("Holds 1 job") in text
-    assert collapsed("tube-8 and 6 other tubes") in text
-    assert collapsed("TTR left 39 s of 1 min") in text
-    assert collapsed("Another worker may get it while the first is still processing it") in text
 
 
 @pytest.mark.parametrize(
@@ -283,19 +239,6 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
 def test_notice(client: FlaskClient, query: str, message: str) -> None:
     for path in ("/?", "/tube?tube=default&"):
         assert message in page(client, path + query).text
-
-
-def test_pages_do_not_change_the_queue(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    ids_put = queue.put("mail", count=SLICE)
-    queue.broker.bury_job(ids_put[0], queue.now)
-    changes: list[int] = []
-    client = visit(commit=lambda: bool(changes.append(1)) or True)
-    before = client.get("/live?page=overview").json
-    for path in ("/tube?tube=mail&state=buried", f"/job?id={ids_put[0]}", f"/job/body?id={ids_put[0]}"):
-        assert client.get(path).status_code == 200
-    assert client.get("/live?page=overview").json == before
-    assert changes == []
-    assert queue.broker.jobs[ids_put[0]].state == BURIED
 
 
 def test_rendered_page_is_freed_without_the_garbage_collector(queue: Queue, client: FlaskClient) -> None:

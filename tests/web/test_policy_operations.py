@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import gevent
 import pytest
 from flask import Flask
 from werkzeug.exceptions import Conflict, NotFound
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.policies.policy import PolicyError, parse_policy
-from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.bulk import Bulk, Change
@@ -212,17 +210,6 @@ def test_dry_run_ends_in_bounded_time_and_says_so(
     task = dry_run(dashboard, expire_after=5)
     assert task.state == FAILED
     assert "stopped after" in task.message
-
-
-@pytest.mark.usefixtures("short_steps")
-def test_dry_run_can_be_cancelled(queue: Queue, dashboard: Dashboard) -> None:
-    queue.put("mail", count=2000)
-    task = dashboard.policies.dry_run(parse_policy("mail", {"tubes": ["mail"], "expire_after": 5}))
-    while not task.scanned:
-        gevent.sleep(YIELD_DELAY)
-    task.cancel()
-    task.wait(TIMEOUT)
-    assert (task.state, task.scanned < 2000) == (CANCELLED, True)
 
 
 # Puts

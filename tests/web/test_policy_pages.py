@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html import unescape
 from typing import Any
@@ -237,32 +236,6 @@ def test_policy_is_edited_unless_it_has_changed_since(queue: Queue, client: Flas
     assert queue.broker.policies.policies["mail"].settings == {"max_jobs": 2}
 
 
-def test_policy_of_the_file_is_read_only_and_says_so(queue: Queue, client: FlaskClient) -> None:
-    queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2})], queue.now)
-    page = shown(client, "/policy", name="mail")
-    assert "This policy is in the configuration file, so it is read-only here." in page.text
-    assert "Maximum jobs 2" in words(page)
-    assert "policy-form" not in {attributes.get("id") for _, attributes in page.elements}
-    response = post(client, "/policy/preview", **FORM | {"tubes": "mail"})
-    assert response.status_code == 409
-    assert "is set in the configuration file" in response.text
-    response = post(client, "/policy/remove", name="mail")
-    assert response.status_code == 409
-    assert "is set in the configuration file" in response.text
-    assert "mail" in queue.broker.policies.policies
-
-
-def test_audit_log_shows_changes_of_policies(queue: Queue, client: FlaskClient) -> None:
-    save(client, max_jobs="7")
-    post(client, "/policy/remove", name="mail")
-    page = shown(client, "/audit", what="policy")
-    text = words(page)
-    assert text.index("policy/remove") < text.index("policy/set")
-    assert json.dumps({"tubes": ["mail.*"], "priority": 0, "max_jobs": 7}, separators=(",", ":")) in text
-    links = [attributes.get("href") for tag, attributes in page.elements if tag == "a"]
-    assert links.count("/policy?name=mail") == 2
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
@@ -320,19 +293,6 @@ def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client:
     assert "Workers wait" not in shown(client, "/tube", tube="mail").text
 
 
-def test_exhausted_rate_is_shown_with_the_time_of_the_next_start(queue: Queue, client: FlaskClient) -> None:
-    set_policy(queue, "mail", rate=100, rate_burst=1)
-    queue.put("mail", count=3)
-    worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
-    assert queue.broker.reserve(worker, queue.now)
-    queue.now += 2_000_000
-    assert "Workers wait: rate 100/s: next start in 8 ms." in words(shown(client, "/tube", tube="mail"))
-    assert "at rate limit" in shown(client, "/").text
-    queue.now += 8_000_000
-    assert "next start" not in shown(client, "/tube", tube="mail").text
-
-
 # Dead letters
 
 
@@ -349,13 +309,6 @@ def test_dead_letter_tube_says_so_and_names_its_sources(queue: Queue, client: Fl
     assert client.get("/live?page=overview").json["fields"]["dead_letters"] == "1"
 
 
-def test_tube_stays_a_dead_letter_tube_after_its_policy_is_removed(queue: Queue, client: FlaskClient) -> None:
-    dead_letter(queue)
-    queue.broker.remove_policy("mail", queue.now)
-    queue.broker.tubes[b"failed"].policy_counts = None  # as after a restart
-    assert "it has dead letters, but no policy names it any longer" in words(shown(client, "/tube", tube="failed"))
-
-
 def test_dead_letters_are_listed_with_source_reason_attempts_and_times(queue: Queue, client: FlaskClient) -> None:
     dead_letter(queue)
     queue.now += 90 * SECOND
@@ -364,16 +317,6 @@ def test_dead_letters_are_listed_with_source_reason_attempts_and_times(queue: Qu
     args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
     (row,) = client.get(f"/live?page=tube&{args}").json["rows"]["jobs"]
     assert row[1:4] == ["mail", "out of attempts", "1"]
-
-
-def test_live_list_keeps_its_columns_when_the_policy_changes(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    html = client.get("/tube?tube=mail").text
-    args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
-    before = client.get(f"/live?page=tube&{args}").json["rows"]["jobs"]
-    set_policy(queue, "mail", max_attempts=3, expire_after=60)
-    assert client.get(f"/live?page=tube&{args}").json["rows"]["jobs"] == before
-    assert "0 of 3" in shown(client, "/tube", tube="mail").text
 
 
 def test_list_and_job_show_attempts_and_expiry(queue: Queue, client: FlaskClient) -> None:
@@ -388,14 +331,6 @@ def test_list_and_job_show_attempts_and_expiry(queue: Queue, client: FlaskClient
     assert re.search(r"Expires 2027-\d\d-\d\d \d\d:\d\d:\d\d UTC, in 59 min", job)
     assert "Expires" in words(shown(client, "/job", id=buried))
     assert " 58 s 4 body" in words(shown(client, "/tube", tube="mail", state="buried")).replace("\xa0", " ")
-
-
-def test_job_page_shows_the_dead_letter_and_its_history(queue: Queue, client: FlaskClient) -> None:
-    id = dead_letter(queue)
-    page = words(shown(client, "/job", id=id))
-    assert "From the tube mail" in page
-    assert "Reason out of attempts Attempts there 1 First 2027" in page
-    assert "Moved to a dead-letter tube by a policy" in page
 
 
 def test_job_is_redriven(queue: Queue, client: FlaskClient) -> None:

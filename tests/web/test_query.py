@@ -15,7 +15,6 @@ from greenstalk_server.web.reads.jobs.query import (
     MAX_SEARCHED,
     MAX_TERMS,
     NAMES,
-    NumberMatch,
     Query,
     QueryError,
     Term,
@@ -152,12 +151,6 @@ def test_min_id(query: str, least: int) -> None:
     assert not any(matches(query, id=id) for id in range(least))
 
 
-def test_within_restricts_without_duplicates() -> None:
-    assert str(parse("pri:1").within("mail", "buried")) == "tube:mail state:buried pri:1"
-    assert str(parse("pri:1 tube:mail").within("mail")) == "pri:1 tube:mail"
-    assert str(parse("tube:x").within("mail")) == "tube:mail tube:x"
-
-
 # Text
 
 
@@ -263,11 +256,3 @@ def test_any_text_is_parsed_or_refused(given: str) -> None:
         return
     assert parse(str(query)) == query
     assert all(term.name.partition(".")[0] in NAMES for term in query.terms)
-
-
-def test_huge_numbers_can_be_compared() -> None:
-    query = parse("size:<99999999999999999999g")
-    assert holds(query, job())
-    assert (
-        parse(str(query)) == query == Query((Term("size", NumberMatch("<", n := 99999999999999999999 * 1024**3, n)),))
-    )

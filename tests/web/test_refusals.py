@@ -112,20 +112,6 @@ def test_error_about_no_field_is_at_the_top(queue: Queue, client: FlaskClient) -
     assert shown(form, "to") == "archive" and '<option value="move" selected>' in form
 
 
-def test_wrong_confirmation_of_a_bulk_change_is_kept(queue: Queue, client: FlaskClient) -> None:
-    response = client.post(
-        "/bulk/preview", data={"tube": "mail", "scope": "all", "action": "delete"}, headers=SAME_ORIGIN
-    )
-    page = client.get(response.headers["Location"]).text
-    task = re.search(r'name="task" value="(\w+)"', page)
-    assert task is not None
-    status, html = send(client, "bulk/run", {"task": task[1], "confirm": EVIL})
-    assert status == 400
-    assert shown(form_of(html, "bulk/run"), "confirm") == EVIL
-    assert "“confirm” must be “mail”" in html and len(queue.broker.jobs) == 3
-    assert send(client, "bulk/run", {"task": task[1], "confirm": "mail"})[0] == 303
-
-
 # Kicks
 
 

@@ -162,12 +162,6 @@ def test_jobs_that_are_searched_in_part_are_counted(queue: Queue, client: FlaskC
     assert "2 jobs may match, but can be searched only in part" in page.text
 
 
-def test_malformed_filter_of_a_list_is_explained(queue: Queue, client: FlaskClient) -> None:
-    [id] = queue.put("mail")
-    page = Page(client.get("/tube?tube=mail&q=pri:x").text)
-    assert ids(page) == [id] and "“pri:x” must be a comparison" in page.text and page.attribute("q", "value") == "pri:x"
-
-
 MANY = b'{"a":[0%s]}' % (b",0" * MAX_VALUES)
 LARGE = b'{"b":"%s"}' % (b"x" * MAX_PARSED)
 
@@ -249,17 +243,3 @@ def test_long_search_shows_matches_so_far_and_a_refresh_link(
     assert "Load new matches" not in page.text
     assert "scanned 60,000 of 60,000 jobs, 60,000 match" in " ".join(page.text.split()).replace(" ,", ",")
     assert urlencode({"task": args}) not in page.text
-
-
-def test_cancelled_search_keeps_its_matches(
-    queue: Queue, app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
-    found = queue.put("mail", count=60_000)
-    args = task_id(find(client, "tube:mail"))
-    task = app.extensions["dashboard"].tasks.running(lambda _: True)
-    until(lambda: task.matched >= PAGE_SIZE)
-    id = args.partition("&")[0].removeprefix("task=")
-    response = client.post("/task/cancel", data={"id": id}, headers={"Sec-Fetch-Site": "same-origin"})
-    page = Page(client.get(response.headers["Location"]).text)
-    assert "cancelled" in page.text and ids(page) == found[:PAGE_SIZE] and "scanned 60,000" not in page.text

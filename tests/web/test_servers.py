@@ -185,12 +185,6 @@ def test_texts_of_another_server_are_escaped(listed: Callable[..., FlaskClient],
     assert "\u202e" not in page
 
 
-def test_navigation_names_the_page_only_with_other_servers(listed: Callable[..., FlaskClient], other: Receiver) -> None:
-    assert ">Servers</a>" not in listed().get("/").text
-    assert ">Servers</a>" in listed({"url": other.url}).get("/").text
-    assert "No other server is configured" in listed().get("/servers").text
-
-
 def test_address_in_a_file_is_not_shown(listed: Callable[..., FlaskClient], other: Receiver, tmp_path: Path) -> None:
     file = tmp_path / "url"
     file.write_text(f"{other.url}/swordfish")

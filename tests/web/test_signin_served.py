@@ -1,4 +1,4 @@
-"""Users, roles and sessions of a real server: from the configuration file to the cookie, and over a restart."""
+"""Users and roles of a real server, from the configuration file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environme
 
 from .visit import FLAGS
 
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 OPERATOR = "0perate"
 
 FILE = """
@@ -52,27 +51,6 @@ def configured(directory: Path) -> str:
 def served(directory: Path, file: str) -> Daemon:
     return Daemon(*FLAGS, "-b", str(directory), "--config", file, environ=environment(
         GREENSTALK_WEB_OPERATOR_PASSWORD=OPERATOR, GREENSTALK_API_OPERATOR_TOKEN="t0ken"))  # noqa: S106  # fmt: skip
-
-
-def test_session_of_a_user_survives_a_restart(tmp_path: Path) -> None:
-    file = configured(tmp_path)
-    data = tmp_path / "data"
-    data.mkdir()
-    with served(data, file) as daemon:
-        browser = requests.Session()
-        form = {"name": "bea", "password": "tea-time"}
-        signed_in = browser.post(f"{daemon.dashboard}login", data=form, headers=SAME_ORIGIN, timeout=TIMEOUT)
-        assert signed_in.status_code == 200
-        assert "Signed in as bea, billing" in signed_in.text
-        ((name, token),) = browser.cookies.items()
-        assert name == f"greenstalk-{daemon.dashboard.split(':')[2].strip('/')}"
-        assert daemon.stop()[0] == 0
-    with served(data, file) as daemon:
-        port = daemon.dashboard.split(":")[2].strip("/")
-        again = requests.get(f"{daemon.dashboard}api/v1/server", cookies={f"greenstalk-{port}": token}, timeout=TIMEOUT)
-        assert again.status_code == 200
-        strange = requests.get(f"{daemon.dashboard}api/v1/server", cookies={f"greenstalk-{port}": "x"}, timeout=TIMEOUT)
-        assert strange.status_code == 401
 
 
 def test_roles_of_the_file_limit_passwords_tokens_and_users(tmp_path: Path) -> None:

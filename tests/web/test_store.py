@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.store.store import (
-    MAX_DOCUMENT_SIZE,
     MAX_REASONS,
     MAX_SAMPLE_SIZE,
     MAX_SAMPLES,
@@ -120,22 +118,6 @@ def test_damaged_document_is_renamed(tmp_path: Path, text: str, caplog: pytest.L
     store.add_sample(SAMPLE)
     store.save()
     assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
-
-
-def test_unreadable_document_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "dashboard.json").mkdir()
-    assert Store(str(tmp_path)).trouble.startswith("dashboard.json cannot be read: [Errno 21] Is a directory")
-    assert len(caplog.records) == 1
-
-
-def test_document_that_is_too_large_is_renamed(tmp_path: Path) -> None:
-    with (tmp_path / "dashboard.json").open("wb") as file:
-        file.truncate(2**40)  # a sparse file
-    tracemalloc.start()
-    assert Store(str(tmp_path)).trouble == ""
-    assert tracemalloc.get_traced_memory()[1] < 4 * MAX_DOCUMENT_SIZE
-    tracemalloc.stop()
-    assert (tmp_path / "dashboard.json.damaged").stat().st_size == 2**40
 
 
 @pytest.mark.parametrize("name", ["dashboard.json", "dashboard.json.new"])
@@ -277,14 +259,6 @@ def test_reason_is_removed_with_its_pause(queue: Queue, client: FlaskClient) -> 
         post(client, "/tube/pause", tube="mail", seconds=90, reason="old")
         post(client, end, tube="mail", seconds=60)
         assert why(client) == ""
-
-
-def test_pause_by_a_client_has_no_reason(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    post(client, "/tube/pause", tube="mail", seconds=90, reason="ours")
-    queue.now += 1
-    queue.broker.pause_tube(b"mail", 90 * SECOND, queue.now)
-    assert why(client) == ""
 
 
 def test_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:

@@ -88,11 +88,6 @@ def test_job_whose_concurrency_key_has_no_slot_says_so(queue: Queue, client: Fla
     assert reason not in page(client, f"/job?id={running}")
 
 
-def test_lists_without_tags_have_no_columns_for_them(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    assert "tag-words" not in page(client, "/tube?tube=mail&state=ready")
-
-
 @pytest.mark.parametrize(
     ("query", "found"),
     [
@@ -131,12 +126,3 @@ def test_form_puts_a_job_with_tags(queue: Queue, client: FlaskClient) -> None:
     assert tags_of(queue.broker.jobs[other]).concurrency_limit == 1
     post(client, "/tube/put", **form, idp="", con="")
     assert type(queue.broker.jobs[max(queue.broker.jobs)]).__name__ == "Job"
-
-
-@pytest.mark.parametrize("field", [{"idp": "a:1"}, {"grp": "a b"}, {"aft": "-a"}, {"con": "a", "con-limit": "0"}])
-def test_form_refuses_keys_that_are_none(queue: Queue, client: FlaskClient, field: dict[str, str]) -> None:
-    form = {"tube": "mail", "pri": 1, "delay": 0, "ttr": 60, "body": "x"}
-    response = client.post("/tube/put", data=form | field, headers={"Sec-Fetch-Site": "same-origin"})
-    assert response.status_code == 400
-    assert f"“{[*field][-1]}”" in response.text
-    assert not queue.broker.jobs

@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.changes import tube_changes
-from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
+from greenstalk_server.web.changes.tasks import DONE, FAILED, Task
 from greenstalk_server.web.changes.tube_changes import TubePlan
 from greenstalk_server.web.framework.access import Visitor
 from tests.support.daemon import TIMEOUT
@@ -107,16 +107,6 @@ def test_kick_is_limited_to_the_jobs_that_were_counted(
     queue.broker.check()
 
 
-def test_tube_deleted_after_the_dry_run_is_skipped(queue: Queue, client: FlaskClient) -> None:
-    (gone,) = queue.put("billing.a")
-    queue.put("billing.b")
-    id = preview(client, "billing.*", "pause", seconds="60")
-    queue.broker.delete_job(gone, queue.now)
-    done = run(client, id)
-    assert (done.done, done.skipped) == (1, 1)
-    assert "1 tube skipped" in done.message
-
-
 def test_audit_merges_start_and_end(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:
     done = run(client, preview(client, "billing*", "kick"))
     shown = words(client, "/audit")
@@ -138,25 +128,6 @@ def test_only_tubes_that_the_visitor_operates(
     done = run(client, everything)  # the dry run of another visitor
     assert (done.done, done.skipped) == (2, 1)
     assert paused(queue) == {"billing.mail", "billing.sms"}
-
-
-def test_cancelled_change_keeps_the_changes_so_far(
-    queue: Queue, client: FlaskClient, short_steps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(50):
-        queue.put(f"tube.{number}")
-    id = preview(client, "tube.*", "pause", seconds="60")
-    checkpoint = Task.checkpoint
-
-    def cancel_after_ten(task: Task) -> None:
-        if task.done == 10:
-            task.cancel()
-        checkpoint(task)
-
-    monkeypatch.setattr(Task, "checkpoint", cancel_after_ten)
-    done = run(client, id)
-    assert (done.state, done.done) == (CANCELLED, 10)
-    assert len(paused(queue)) == 10
 
 
 def test_too_many_tubes_are_refused(queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,9 +288,3 @@ def test_queries_of_the_groups_divide_the_jobs(errors: list[str]) -> None:
         assert len(ids) == group.count and group.sample_id in ids
         found += ids
     assert sorted(found) == [one.id for one in jobs]
-
-
-def test_empty_list_of_ready_jobs_links_to_the_errors(queue: Queue, client: FlaskClient) -> None:
-    put(queue, failing("late"))
-    links = [attributes.get("href") for tag, attributes in read(client, "/tube?tube=mail").elements if tag == "a"]
-    assert links.count("/tube/errors?tube=mail") == 2, "the tab, and the answer to why the list is empty"

@@ -8,14 +8,11 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from greenstalk_server.core.jobs.job import READY, SECOND
+from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.search import pages as search
 from greenstalk_server.web.features.tubes.pages import tube_filter
-from greenstalk_server.web.reads.jobs import matching
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, PAGE_SIZE
-from greenstalk_server.web.reads.jobs.matching import MIN_LIST_JOBS, list_matching
-from greenstalk_server.web.reads.jobs.query import parse
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
@@ -170,11 +167,3 @@ def test_list_is_partial_while_too_many_tasks_run(
     for task in tasks(app):
         task.cancel()
         until(lambda task=task: not task.is_running)  # type: ignore[misc]
-
-
-def test_list_stops_early_if_the_first_bodies_are_slow(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "MAX_FIRST_TIME", 0.0)
-    put(queue, *[b'{"a":1}'] * MIN_LIST_JOBS)
-    found = list_matching(queue.broker, queue.broker.tubes[b"mail"], READY, parse("body.a:1"), queue.now, ())
-    assert len(found.rows) == 1 and not found.is_complete
-    assert f"among the first 1 of {MIN_LIST_JOBS}" in found.summary

@@ -18,10 +18,8 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.web.features.leases import leases as operations
-from greenstalk_server.web.framework.api.values import MAX_JSON_BODY
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
 from tests.web.conftest import Queue
@@ -71,22 +69,6 @@ def test_reserved_job_has_all_its_fields(queue: Queue, client: FlaskClient) -> N
     del job["token"], expected["events"]
     assert job == expected
     assert (job["state"], job["pri"], job["age"], job["ttr"], job["body"]) == ("reserved", 7, 5, 60, "body")
-
-
-def test_empty_request_reserves_one_job_of_default(queue: Queue, client: FlaskClient) -> None:
-    all = queue.put("default", count=2)
-    response = client.post(f"{API}/reserve", headers={"X-Requested-With": "curl"})
-    assert [job["id"] for job in response.json["jobs"]] == all[:1]
-
-
-def test_binary_and_large_bodies(queue: Queue, client: FlaskClient) -> None:
-    bodies = [b"\xff\0", b"x" * (MAX_JSON_BODY + 1)]
-    for body in bodies:
-        queue.broker.put_into(b"mail", 5, 0, 60 * SECOND, body, queue.now)
-    binary, large = reserve(client, "mail", count=9)
-    assert (binary["encoding"], binary["body"]) == ("base64", "/wA=")
-    assert (large["encoding"], large["body"], large["size"]) == (None, None, MAX_JSON_BODY + 1)
-    assert client.get(f"{API}/jobs/{large['id']}/body").data == bodies[1]
 
 
 def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
@@ -225,15 +207,6 @@ def test_too_many_waiting_reserves_get_retry_after(client: FlaskClient, monkeypa
     assert response.headers["Retry-After"] == "5"
 
 
-@pytest.mark.parametrize("operation", ["delete", "release", "bury"])
-def test_late_change_says_that_it_was_made(queue: Queue, operation: str) -> None:
-    client = queue.app(commit=lambda: False).test_client()
-    (id,) = queue.put("mail")
-    (job,) = reserve(client, "mail")
-    assert "The change was made" in refused(send(client, f"/leases/{operation}", token=job["token"]), 503)
-    assert id not in queue.broker.jobs or queue.broker.jobs[id].state != RESERVED
-
-
 @pytest.mark.parametrize("operation", ["show", "touch", "delete", "release", "bury"])
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_every_report_on_a_lease_waits_for_the_journal(queue: Queue, operation: str, has_ended: bool) -> None:
@@ -249,25 +222,7 @@ def test_every_report_on_a_lease_waits_for_the_journal(queue: Queue, operation: 
     assert len(commits) == 1
 
 
-def test_draining_server_still_reserves(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    queue.broker.drain()
-    assert len(reserve(client, "mail")) == 1
-
-
 # Traces
-
-
-def test_leases_are_counted_but_not_audited(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail", count=2)
-    commands = {name: getattr(queue.broker.counters, name) for name in COUNTERS if name.startswith("cmd")}
-    first, second = reserve(client, "mail", count=2)
-    finish(client, "delete", first["token"])
-    finish(client, "release", second["token"])
-    tube = queue.broker.tubes[b"mail"]
-    assert (tube.total_reserves, tube.cmd_delete, tube.total_releases) == (2, 1, 1)
-    assert {name: getattr(queue.broker.counters, name) for name in commands} == commands
-    assert not client.application.extensions["dashboard"].audit.entries
 
 
 def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, client: FlaskClient) -> None:

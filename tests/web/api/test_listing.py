@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from greenstalk_server.core.jobs.job import READY, SECOND
 from greenstalk_server.web.features.jobs.api import jobs, listing
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED
-from greenstalk_server.web.reads.jobs.json_fields import MAX_VALUES
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.reads.jobs.query import Query, parse
 from tests.support.daemon import TIMEOUT
@@ -190,14 +189,6 @@ def test_long_search_ends_early_and_continues(queue: Queue, program: Program, mo
     assert len(pages) > 2
     assert [job["id"] for job in chain(*pages)] == [ids[-1]]
     assert not any(pages[:-1])
-
-
-def test_page_says_which_jobs_were_searched_in_part(queue: Queue, program: Program) -> None:
-    body = b'{"a":[1%s]}' % (b",1" * MAX_VALUES)
-    queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, body, queue.now)
-    page = program.get("/jobs", q="-body.a:7")
-    assert page["jobs"] == [] and "1 job may match, but can be searched only in part" in page["warning"]
-    assert "warning" not in program.get("/jobs", q="-body.a:1")
 
 
 @pytest.mark.parametrize(

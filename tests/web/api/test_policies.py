@@ -247,16 +247,6 @@ def test_redrive_of_many(queue: Queue, program: Program, body: dict[str, Any], m
     assert [at for at, id in enumerate(ids) if queue.broker.jobs[id].tube.name == b"mail"] == moved
 
 
-def test_redrive_of_ids_and_its_dry_run(queue: Queue, program: Program) -> None:
-    ids = kill(queue, 3)
-    queue.put("mail.failed")
-    body = {"action": "redrive", "tube": "mail.failed", "rate": 100.5}
-    counted = finished(program, program.do("POST", "/bulk", body, 202))["counted"]
-    assert (counted["would_change"], counted["as_they_are"]) == (3, 1)
-    assert finished(program, program.do("POST", "/redrive", {"ids": ids[:2]}, 202))["changed"] == 2
-    assert queue.broker.jobs[ids[2]].tube.name == b"mail.failed"
-
-
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -1,4 +1,4 @@
-"""The API of a real server: over real sockets, with real protocol clients, a real journal and a real browser."""
+"""The API of a real server: over real sockets, with real protocol clients and a real journal."""
 
 from __future__ import annotations
 

@@ -43,13 +43,6 @@ def test_search(queue: Queue, program: Program) -> None:
     assert program.get("/tasks")["tasks"] == [task]
 
 
-def test_viewers_may_search(queue: Queue) -> None:
-    app = queue.app(api_viewer_token="v")  # noqa: S106
-    task = Program(app, "v").do("POST", "/searches", {"q": "pri:5"}, 202)
-    assert Program(app, "v").get(f"/tasks/{task['id']}")["id"] == task["id"]
-    problem(Program(app, "v").ask("DELETE", f"/tasks/{task['id']}"), 403)
-
-
 def test_dry_run_then_run(queue: Queue, program: Program) -> None:
     ids = queue.put("mail", count=30)
     worker = queue.connect()

@@ -210,9 +210,3 @@ def test_marks_are_bounded_and_pauses_do_not_evict_marks_of_users(queue: Queue, 
     kinds = [mark["kind"] for mark in found]
     assert (kinds.count("note"), kinds.count("pause")) == (MAX_MARKS, MAX_MARKS)
     assert found[0]["text"] == "deploy 5"
-
-
-def test_cursor_of_another_order_is_refused(queue: Queue, program: Program) -> None:
-    queue.put("mail")
-    cursor = program.get("/tubes", limit=1)["next_cursor"]
-    problem(program.ask("GET", "/tubes", query_string={"cursor": cursor, "sort": "ready"}), 400, "cursor")
