@@ -8,10 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := pyproject.toml greenstalk_server/__init__.py
-# Tests that run on pure Python too: random tests of what mypyc compiles, and the files that have tests marked `pure`.
-ON_PURE := $(sort $(addprefix tests/,core/test_machine.py core/test_policy_machine.py core/test_tag_machine.py \
-  journal/test_record.py protocol/test_extensions.py protocol/test_parse.py protocol/test_random.py protocol/test_replies.py) \
-  $(shell grep -rl --include='test_*.py' 'mark[.]pure' tests))
+# Files with tests that run on pure Python: those that replace a part of a compiled module, and those of `each_build`.
+ON_PURE := $(shell grep -rlE --include='test_*.py' 'mark[.](pure|each_build)' tests)
 # Tests without servers and other programs, which take 100 s of CPU.
 QUICK := tests/core tests/protocol $(filter-out %_ids.py %restart.py,$(wildcard tests/journal/test_*.py)) \
   tests/ctl/test_units.py tests/ctl/test_docs.py tests/config/test_command_line.py tests/config/test_config_file.py
@@ -49,7 +47,7 @@ compiled: need-compiled $(VENV)/.installed  ## set up, then compile the core wit
 
 test-pure: export GREENSTALK_PURE := 1
 test-pure: $(VENV)/.installed-dev  ## set up, then run random tests of the core and the protocol on pure Python
-	$(BIN)/python -m pytest $(ON_PURE)
+	$(BIN)/python -m pytest -m "pure or each_build" $(ON_PURE)
 
 wheels:  ## build wheels into dist: a compiled one for each CPython of this machine, and a pure one
 	.ci/wheels

@@ -18,6 +18,8 @@ from greenstalk_server.journal.record import BadSegment, Encoder, SegmentHeader,
 from greenstalk_server.journal.recovery import Recovery
 from tests.journal import version1
 
+pytestmark = pytest.mark.each_build
+
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 COUNT = st.integers(0, 2**record.BITS - 1)

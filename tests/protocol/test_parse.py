@@ -16,6 +16,8 @@ from greenstalk_server.protocol.verb import Command
 from greenstalk_server.protocol.verbs import VERBS
 from tests.support.talk import Talk
 
+pytestmark = pytest.mark.each_build
+
 NAME_200 = b"n" * 200
 EVERY_NAME_BYTE = b"ABCXYZabcxyz0189-+/;.$_()"
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.protocol.arguments import MAX_PUT_LINE
 from greenstalk_server.protocol.verb import MAX_LINE
 from tests.support.talk import MARK, Talk, buffered_bytes
+
+pytestmark = pytest.mark.each_build
 
 IDS = st.integers(0, 6).map(lambda id: b"%d" % id)
 NAMES = st.sampled_from([b"default", b"a", b"b"])

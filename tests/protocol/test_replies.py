@@ -13,6 +13,8 @@ from greenstalk_server.protocol.arguments import MAX_PUT_LINE
 from tests.support.talk import CUTS, MARK, MARKED, Talk
 from tests.support.world import FullJournal, make_broker
 
+pytestmark = pytest.mark.each_build
+
 Cut = Callable[[bytes], list[bytes]]
 
 PUT = b"put 0 0 60 1\r\nx\r\n"
