@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -219,54 +219,60 @@ def _networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
     return tuple(ip_network(part.strip()) for part in text.split(",")) if text else ()
 
 
-def _nothing(text: str) -> tuple[()]:
-    """Return the default of an option that only a configuration file can set."""
-    assert not text
-    return ()
+def _nothing(default: T) -> Callable[[str], T]:
+    """Return a function that returns *default*, of an option that only a configuration file can set."""
+
+    def read(text: str) -> T:
+        assert not text
+        return default
+
+    return read
 
 
-def _read_policies(value: object) -> tuple[Policy, ...]:
-    """Return the policies in *value*, the TOML tables `[policies.NAME]`; raise Mistakes."""
-    if not isinstance(value, dict):
-        raise ValueError("must be tables, each headed [policies.NAME]")  # noqa: TRY004  as for all wrong values
-    if len(value) > MAX_POLICIES:
-        raise ValueError(f"must be at most {MAX_POLICIES} tables, not {len(value)}")
-    mistakes = [
-        (f"{name}.{error.key}" if error.key else name, str(error))
-        for name, document in value.items()
-        for error in find_mistakes(name, document)
-    ]
-    if mistakes:
-        raise Mistakes(mistakes)
-    return tuple([parse_policy(name, document) for name, document in value.items()])
+def _find_policy_mistakes(name: str, document: object) -> list[tuple[str, str]]:
+    return [(error.key, str(error)) for error in find_mistakes(name, document)]
 
 
-def _read_tables(
-    value: object,
+def _tables(
     section: str,
     most: int,
     find: Callable[[str, object], list[tuple[str, str]]],
-    parse: Callable[[str, dict[str, object]], T],
-) -> tuple[T, ...]:
-    """Return the TOML tables `[SECTION.NAME]` in *value*; raise Mistakes."""
-    if not isinstance(value, dict):
-        raise ValueError(f"must be tables, each headed [{section}.NAME]")  # noqa: TRY004  as for all wrong values
-    if len(value) > most:
-        raise ValueError(f"must be at most {most} tables, not {len(value)}")
-    mistakes = [
-        (f"{name}.{key}" if key else name, message)
-        for name, table in value.items()
-        for key, message in find(name, table)
-    ]
-    if mistakes:
-        raise Mistakes(mistakes)
-    return tuple([parse(name, table) for name, table in value.items()])
+    parse: Callable[[str, Any], T],
+    to_json: Callable[[T], object],
+    collect: Callable[[Iterable[T]], object] = tuple,
+) -> Type:
+    """Return the type of the TOML tables `[SECTION.NAME]`.
 
+    find        returns each mistake in the table NAME: the key, and a complete message.
+    parse       returns a table without mistakes as the server uses it.
+    to_json     returns a parsed table, which has a `name`, as JSON.
+    collect     returns the option's value for parsed tables.
+    """
 
-def _default_thresholds(text: str) -> thresholds.ThresholdSet:
-    """Return the default of the table `[attention]`."""
-    assert not text
-    return thresholds.ThresholdSet()
+    def read(value: object) -> object:
+        if not isinstance(value, dict):
+            raise ValueError(f"must be tables, each headed [{section}.NAME]")  # noqa: TRY004  as for all wrong values
+        if len(value) > most:
+            raise ValueError(f"must be at most {most} tables, not {len(value)}")
+        mistakes = [
+            (f"{name}.{key}" if key else name, message)
+            for name, table in value.items()
+            for key, message in find(name, table)
+        ]
+        if mistakes:
+            raise Mistakes(mistakes)
+        return collect([parse(name, table) for name, table in value.items()])
+
+    return Type(
+        _nothing(collect([])),
+        "set in the configuration file",
+        (dict,),
+        accepts_in_toml=f"tables, each headed [{section}.NAME]",
+        to_json=lambda found: {
+            each.name: to_json(each) for each in (found.values() if isinstance(found, Mapping) else found)
+        },
+        from_toml=read,
+    )
 
 
 def _read_thresholds(value: object) -> thresholds.ThresholdSet:
@@ -278,40 +284,14 @@ def _read_thresholds(value: object) -> thresholds.ThresholdSet:
     return thresholds.ThresholdSet(value)
 
 
-def _default_roles(text: str) -> Mapping[str, roles.Role]:
-    """Return the default of the tables `[roles.NAME]`."""
-    assert not text
-    return roles.BUILT_IN_ROLES
-
-
-def _read_roles(value: object) -> Mapping[str, roles.Role]:
-    """Return the roles in *value*, the TOML tables `[roles.NAME]`; raise Mistakes."""
-    if mistakes := roles.find_role_mistakes(value):
-        raise Mistakes(mistakes)
-    assert isinstance(value, dict)
-    return roles.read_roles(value)
-
-
-def _roles_to_json(found: Mapping[str, roles.Role]) -> object:
-    """Return the roles that differ from the built-in ones."""
+def _role_to_json(role: roles.Role) -> object:
+    rights = role.rights
     return {
-        name: {
-            "view": sorted(role.rights.view),
-            "operate": sorted(role.rights.operate),
-            "admin": role.rights.is_admin,
-            "groups": list(role.groups),
-        }
-        for name, role in found.items()
-        if role != roles.BUILT_IN_ROLES.get(name)
+        "view": sorted(rights.view),
+        "operate": sorted(rights.operate),
+        "admin": rights.is_admin,
+        "groups": list(role.groups),
     }
-
-
-def _read_users(value: object) -> tuple[roles.User, ...]:
-    """Return the users in *value*, the TOML tables `[users.NAME]`; raise Mistakes."""
-    if mistakes := roles.find_user_mistakes(value):
-        raise Mistakes(mistakes)
-    assert isinstance(value, dict)
-    return roles.read_users(value)
 
 
 _SIZE_UNITS: Final = Units(
@@ -390,36 +370,19 @@ NETWORKS: Final = Type(
     to_json=lambda networks: [str(network) for network in networks],
 )
 RULES: Final = Type(
-    _nothing,
+    _nothing(()),
     "set in the configuration file",
     (list,),
     accepts_in_toml="tables, each headed [[access]]",
     to_json=lambda rules: [rule.to_json() for rule in rules],
     from_toml=read_rules,
 )
-POLICIES: Final = Type(
-    _nothing,
-    "set in the configuration file",
-    (dict,),
-    accepts_in_toml="tables, each headed [policies.NAME]",
-    to_json=lambda policies: {policy.name: policy.document() for policy in policies},
-    from_toml=_read_policies,
+POLICIES: Final = _tables("policies", MAX_POLICIES, _find_policy_mistakes, parse_policy, Policy.document)
+ROLES: Final = _tables(
+    "roles", roles.MAX_TABLES, roles.find_role_mistakes, roles.parse_role, _role_to_json, roles.with_built_in
 )
-ROLES: Final = Type(
-    _default_roles,
-    "set in the configuration file",
-    (dict,),
-    accepts_in_toml="tables, each headed [roles.NAME]",
-    to_json=_roles_to_json,
-    from_toml=_read_roles,
-)
-USERS: Final = Type(
-    _nothing,
-    "set in the configuration file",
-    (dict,),
-    accepts_in_toml="tables, each headed [users.NAME]",
-    to_json=lambda users: {user.name: {"role": user.role} for user in users},
-    from_toml=_read_users,
+USERS: Final = _tables(
+    "users", roles.MAX_TABLES, roles.find_user_mistakes, roles.parse_user, lambda user: {"role": user.role}
 )
 SESSION_TIME: Final = Type(
     _session_time,
@@ -430,28 +393,14 @@ SESSION_TIME: Final = Type(
 )
 WEB_ADDRESS: Final = Type(_web_address, "an address that begins with https://, or with http:// on a loopback address")
 THRESHOLDS: Final = Type(
-    _default_thresholds,
+    _nothing(thresholds.ThresholdSet()),
     "set in the configuration file",
     (dict,),
     accepts_in_toml="a table [attention]",
     to_json=lambda found: found.document,
     from_toml=_read_thresholds,
 )
-ALERTS: Final = Type(
-    _nothing,
-    "set in the configuration file",
-    (dict,),
-    accepts_in_toml="tables, each headed [alerts.NAME]",
-    to_json=lambda found: {receiver.name: receivers.shown_receiver(receiver) for receiver in found},
-    from_toml=lambda value: _read_tables(
-        value, "alerts", receivers.MAX_RECEIVERS, receivers.find_mistakes, receivers.parse_receiver
-    ),
+ALERTS: Final = _tables(
+    "alerts", receivers.MAX_RECEIVERS, receivers.find_mistakes, receivers.parse_receiver, receivers.shown_receiver
 )
-SERVERS: Final = Type(
-    _nothing,
-    "set in the configuration file",
-    (dict,),
-    accepts_in_toml="tables, each headed [servers.NAME]",
-    to_json=lambda found: {peer.name: peers.shown_peer(peer) for peer in found},
-    from_toml=lambda value: _read_tables(value, "servers", peers.MAX_PEERS, peers.find_mistakes, peers.parse_peer),
-)
+SERVERS: Final = _tables("servers", peers.MAX_PEERS, peers.find_mistakes, peers.parse_peer, peers.shown_peer)

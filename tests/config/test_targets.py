@@ -139,7 +139,7 @@ MISTAKES = [
         '[alerts.ops]\ntemplate = "json"\nurl = "https://a.example"\ntimeout = "2m"',
         "FILE:4: alerts.ops.timeout '2m': must be a number of seconds from 1 to 60",
     ),
-    ('[alerts."a b"]\ntemplate = "json"', "FILE:1: alerts.a b: must have a name of 1 to 40 letters"),
+    ('[alerts."a b"]\ntemplate = "json"', "FILE:1: alerts: 'a b': must be a name of 1 to 40 letters"),
     ('[servers.two]\ntoken_env = "A"', "FILE:1: servers.two: must have exactly one of url, url_file and url_env"),
     (
         '[servers.two]\nurl = "https://b.example"\ntemplate = "json"',

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.units import parse_time
+
+
+class WrongPart(ValueError):
+    """A part of a value is wrong; str() says which and why."""
+
 
 NO_HINTS: Final[Mapping[str, str]] = {}
 
@@ -45,11 +51,33 @@ def find_key_mistakes(
             continue
         try:
             key.read(value)
+        except WrongPart as error:
+            mistakes.append((name, f"{place}.{name}: {error}"))
         except ValueError:
             shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
             shown = "" if key.is_secret else f" {shown[:60]}"
             mistakes.append((name, f"{place}.{name}{shown}: must be {key.allowed}"))
     return mistakes
+
+
+def find_name_mistakes(
+    section: str, name: str, table: object, pattern: re.Pattern[str], allowed: str
+) -> list[tuple[str, str]]:
+    """Return the mistake in *name*, which must match *pattern*, or in the type of *table*, `[SECTION.NAME]`."""
+    place = f"{section}.{name[:60]}"
+    if not isinstance(table, dict):
+        return [("", f"{place}: must be a table, headed [{place}]")]
+    return [] if pattern.fullmatch(name) else [("", f"{section}: {name[:60]!r}: must be a name of {allowed}")]
+
+
+def read_flag(value: object) -> bool:
+    """Return *value*; raise ValueError if it is not a boolean."""
+    if not isinstance(value, bool):
+        raise ValueError  # noqa: TRY004  as for all wrong values
+    return value
+
+
+FLAG: Final = Key(read_flag, "true or false, without quotes")
 
 
 def read_time(value: object, most: int) -> int:

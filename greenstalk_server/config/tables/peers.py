@@ -11,7 +11,7 @@ from greenstalk_server.config.tables.targets import (
     TARGET_KEYS,
     Target,
     find_target_mistakes,
-    is_name,
+    find_target_name_mistakes,
     parse_target,
     shown_table,
 )
@@ -30,11 +30,10 @@ class Peer:
 
 def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
     """Return each mistake in *table*, `[servers.NAME]`: the key, and a complete message."""
-    place = f"servers.{name[:60]}"
-    if not is_name(name):
-        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_., the first a letter or digit")]
-    if not isinstance(table, dict):
-        return [("", f"{place}: must be a table, headed [servers.{name}]")]
+    if mistakes := find_target_name_mistakes("servers", name, table):
+        return mistakes
+    assert isinstance(table, dict)
+    place = f"servers.{name}"
     mistakes = find_key_mistakes(place, table, TARGET_KEYS)
     found = [] if mistakes else find_target_mistakes(table)
     return mistakes + [(key, f"{place}: {text}") for key, text in found]

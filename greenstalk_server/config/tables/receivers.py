@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from greenstalk_server.config.tables.config_tables import Key, find_key_mistakes, read_time
+from greenstalk_server.config.tables.config_tables import FLAG, Key, find_key_mistakes, read_time
 from greenstalk_server.config.tables.targets import (
     FILE_KEY,
-    FLAG,
     TARGET_KEYS,
     VARIABLE_KEY,
     Secret,
     Target,
     find_target_mistakes,
-    is_name,
+    find_target_name_mistakes,
     parse_secret,
     parse_target,
     parse_url,
@@ -182,11 +181,10 @@ _KEYS: Final[Mapping[str, Key]] = {
 
 def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
     """Return each mistake in *table*, `[alerts.NAME]`: the key, and a complete message."""
-    place = f"alerts.{name[:60]}"
-    if not is_name(name):
-        return [("", f"{place}: must have a name of 1 to 40 letters, digits and -_., the first a letter or digit")]
-    if not isinstance(table, dict):
-        return [("", f"{place}: must be a table, headed [alerts.{name}]")]
+    if mistakes := find_target_name_mistakes("alerts", name, table):
+        return mistakes
+    assert isinstance(table, dict)
+    place = f"alerts.{name}"
     if mistakes := find_key_mistakes(place, table, _KEYS):
         return mistakes
     found = find_target_mistakes(table, has_default_url=table.get("template") == PAGERDUTY)

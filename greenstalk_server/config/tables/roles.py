@@ -6,13 +6,19 @@ and restrict the first two to tubes whose names match a pattern, in which `*` ma
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
+from greenstalk_server.config.tables.config_tables import (
+    FLAG,
+    Key,
+    WrongPart,
+    find_key_mistakes,
+    find_name_mistakes,
+)
 from greenstalk_server.core.tubes.patterns import any_of, is_tube_pattern
 
 VIEWER: Final = "viewer"
@@ -24,9 +30,6 @@ ALL_TUBES: Final = "*"
 MAX_TABLES: Final = 1000
 """Maximum number of roles, and of users."""
 
-_ROLE_KEYS: Final = ("view", "operate", "admin", "groups")
-_USER_KEYS: Final = ("password_hash", "role")
-
 _FIXED_KEYS: Final = {ADMIN: ("admin", "view", "operate"), OPERATOR: ("admin",), VIEWER: ("admin", "operate")}
 """Keys that the table of a built-in role must not have."""
 
@@ -34,6 +37,44 @@ _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}")
 _USER_NAME: Final = re.compile(r"[^\x00-\x20\x7f-\xa0:\u2028-\u202e\u2066-\u2069]{1,100}")
 _PASSWORD_HASH: Final = re.compile(r"(scrypt|pbkdf2)(:[a-z0-9]+){1,3}\$[A-Za-z0-9./+=]+\$[0-9a-f]{32,200}")
 """Form of a hash of werkzeug.security: method and parameters, salt, hash."""
+
+
+def _texts(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and 0 < len(text) <= 200 for text in value):
+        raise ValueError
+    return value
+
+
+def _patterns(value: object) -> list[str]:
+    for pattern in _texts(value):
+        if not is_tube_pattern(pattern):
+            raise WrongPart(f"{pattern!r} cannot match any tube; * matches any characters")
+    return _texts(value)
+
+
+def _role(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError  # noqa: TRY004  as for all wrong values
+    return value
+
+
+def _password_hash(value: object) -> str:
+    if not _PASSWORD_HASH.fullmatch(_role(value)):
+        raise ValueError
+    return _role(value)
+
+
+_PATTERNS_KEY: Final = Key(_patterns, "an array of tube names, in which * matches any characters")
+_ROLE_KEYS: Final[Mapping[str, Key]] = {
+    "view": _PATTERNS_KEY,
+    "operate": _PATTERNS_KEY,
+    "admin": FLAG,
+    "groups": Key(_texts, "an array of names of groups"),
+}
+_USER_KEYS: Final[Mapping[str, Key]] = {
+    "password_hash": Key(_password_hash, "the output of `greenstalk-server hash-password`", True),
+    "role": Key(_role, "the name of a role: viewer, operator, admin, or NAME of a table [roles.NAME]"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,101 +155,51 @@ def united(roles: Iterable[Role]) -> Rights:
     )
 
 
-def find_role_mistakes(document: object) -> list[tuple[str, str]]:
-    """Return each mistake in *document*, the tables `[roles.NAME]`: the key below it, and a complete message."""
-    if not isinstance(document, dict):
-        return [("", "roles: must be tables, each headed [roles.NAME]")]
-    mistakes = _too_many("roles", document)
-    for name, table in document.items():
-        mistakes += _name_mistakes("roles", name, table) or _role_mistakes(name, table)
-    return mistakes
-
-
-def read_roles(document: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Role]:
-    """Return the roles of *document*, which must have no mistakes, and the built-in roles."""
-    roles = dict(BUILT_IN_ROLES)
-    for name, table in document.items():
-        built_in = BUILT_IN_ROLES.get(name, Role(name, Rights())).rights
-        view = built_in.view if "operate" not in table else ()
-        rights = Rights(
-            view=frozenset(table.get("view", view)),
-            operate=frozenset(table.get("operate", built_in.operate if "view" not in table else ())),
-            is_admin=table.get("admin", built_in.is_admin),
-        )
-        roles[name] = Role(name, rights, tuple(table.get("groups", ())))
-    return roles
-
-
-def find_user_mistakes(document: object) -> list[tuple[str, str]]:
-    """Return each mistake in *document*, the tables `[users.NAME]`: the key below it, and a complete message."""
-    if not isinstance(document, dict):
-        return [("", "users: must be tables, each headed [users.NAME]")]
-    mistakes = _too_many("users", document)
-    for name, table in document.items():
-        mistakes += _name_mistakes("users", name, table) or _user_mistakes(name, table)
-    return mistakes
-
-
-def read_users(document: Mapping[str, Mapping[str, str]]) -> tuple[User, ...]:
-    """Return the users of *document*, which must have no mistakes."""
-    return tuple([User(name, table["password_hash"], table["role"]) for name, table in document.items()])
-
-
-def _too_many(kind: str, document: Mapping[str, object]) -> list[tuple[str, str]]:
-    if len(document) <= MAX_TABLES:
-        return []
-    return [("", f"{kind}: must be at most {MAX_TABLES} tables, not {len(document)}")]
-
-
-def _name_mistakes(kind: str, name: str, table: object) -> list[tuple[str, str]]:
-    if not isinstance(table, dict):
-        return [(name, f"{kind}.{name[:60]}: must be a table: write [{kind}.{name[:60]}], and its keys below it")]
-    if (_ROLE_NAME if kind == "roles" else _USER_NAME).fullmatch(name):
-        return []
-    allowed = "letters, digits and -_." if kind == "roles" else "visible characters without a colon"
-    return [(name, f"{kind}: {name[:60]!r}: must be a name of 1 to 100 {allowed}")]
-
-
-def _role_mistakes(name: str, table: Mapping[str, object]) -> list[tuple[str, str]]:
-    place, mistakes = f"roles.{name}", _unknown_keys("roles", name, table, _ROLE_KEYS)
-    for key in ("view", "operate", "groups"):
-        texts = table.get(key, [])
-        if not isinstance(texts, list) or not all(isinstance(text, str) and 0 < len(text) <= 200 for text in texts):
-            allowed = "names of groups" if key == "groups" else "tube names, in which * matches any characters"
-            mistakes.append((f"{name}.{key}", f"{place}.{key}: must be an array of {allowed}"))
-        elif key != "groups":
-            wrong = [text for text in texts if not is_tube_pattern(text)]
-            why = "cannot match any tube; * matches any characters"
-            mistakes += [(f"{name}.{key}", f"{place}.{key}: {pattern!r} {why}") for pattern in wrong]
-    if type(table.get("admin", False)) is not bool:
-        mistakes.append((f"{name}.admin", f"{place}.admin: must be true or false"))
+def find_role_mistakes(name: str, table: object) -> list[tuple[str, str]]:
+    """Return each mistake in *table*, `[roles.NAME]`: the key, and a complete message."""
+    if mistakes := find_name_mistakes("roles", name, table, _ROLE_NAME, "1 to 100 letters, digits and -_."):
+        return mistakes
+    assert isinstance(table, dict)
+    place = f"roles.{name}"
+    mistakes = find_key_mistakes(place, table, _ROLE_KEYS)
     why = f"must not be set: the role {name} always exists. Give another name to a role with other rights"
-    mistakes += [(f"{name}.{key}", f"{place}.{key}: {why}") for key in _FIXED_KEYS.get(name, ()) if key in table]
+    mistakes += [(key, f"{place}.{key}: {why}") for key in _FIXED_KEYS.get(name, ()) if key in table]
     if name not in BUILT_IN_ROLES and not any(table.get(key) for key in ("view", "operate", "admin")):
-        mistakes.append((name, f"{place}: must have view, operate or admin, otherwise the role allows nothing"))
+        mistakes.append(("", f"{place}: must have view, operate or admin, otherwise the role allows nothing"))
     return mistakes
 
 
-def _user_mistakes(name: str, table: Mapping[str, object]) -> list[tuple[str, str]]:
-    place, mistakes = f"users.{name}", _unknown_keys("users", name, table, _USER_KEYS)
-    given = table.get("password_hash")
-    if not isinstance(given, str) or not _PASSWORD_HASH.fullmatch(given):
-        why = "must be the output of `greenstalk-server hash-password`"
-        mistakes.append((f"{name}.password_hash", f"{place}.password_hash: {why}"))
-    if not isinstance(table.get("role"), str):
-        why = "must be the name of a role: viewer, operator, admin, or NAME of a table [roles.NAME]"
-        mistakes.append((f"{name}.role", f"{place}.role: {why}"))
-    return mistakes
+def parse_role(name: str, table: Mapping[str, Any]) -> Role:
+    """Return *table*, which must have no mistakes, as a Role."""
+    built_in = BUILT_IN_ROLES.get(name, Role(name, Rights())).rights
+    view = built_in.view if "operate" not in table else ()
+    rights = Rights(
+        view=frozenset(table.get("view", view)),
+        operate=frozenset(table.get("operate", built_in.operate if "view" not in table else ())),
+        is_admin=table.get("admin", built_in.is_admin),
+    )
+    return Role(name, rights, tuple(table.get("groups", ())))
 
 
-def _unknown_keys(kind: str, name: str, table: Mapping[str, object], known: tuple[str, ...]) -> list[tuple[str, str]]:
-    mistakes = []
-    for key in table:
-        if key not in known:
-            nearest = difflib.get_close_matches(key[:60], known, n=1, cutoff=0.0)[0]
-            message = f"{kind}.{name}: unknown key {key[:60]!r}: did you mean {nearest}?"
-            mistakes.append((f"{name}.{key}", message))
-    return mistakes
+def with_built_in(found: Iterable[Role]) -> Mapping[str, Role]:
+    """Return the roles *found* and the built-in roles by name."""
+    return {**BUILT_IN_ROLES, **{role.name: role for role in found}}
+
+
+def find_user_mistakes(name: str, table: object) -> list[tuple[str, str]]:
+    """Return each mistake in *table*, `[users.NAME]`: the key, and a complete message."""
+    allowed = "1 to 100 visible characters without a colon"
+    if mistakes := find_name_mistakes("users", name, table, _USER_NAME, allowed):
+        return mistakes
+    assert isinstance(table, dict)
+    place = f"users.{name}"
+    missing = [(key, f"{place}.{key}: must be {_USER_KEYS[key].allowed}") for key in _USER_KEYS if key not in table]
+    return find_key_mistakes(place, table, _USER_KEYS) + missing
+
+
+def parse_user(name: str, table: Mapping[str, str]) -> User:
+    """Return *table*, which must have no mistakes, as a User."""
+    return User(name, table["password_hash"], table["role"])
 
 
 def _matches(patterns: frozenset[str], tube: bytes) -> bool:

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from greenstalk_server.config.tables.config_tables import Key, read_time
+from greenstalk_server.config.tables.config_tables import FLAG, Key, find_name_mistakes, read_time
 from greenstalk_server.core.jobs.job import SECOND
 
 MAX_URL: Final = 2000
@@ -67,9 +67,10 @@ class Target:
     networks: tuple[Network, ...]
 
 
-def is_name(text: str) -> bool:
-    """Whether *text* is a valid name of a target."""
-    return _NAME.fullmatch(text) is not None
+def find_target_name_mistakes(section: str, name: str, table: object) -> list[tuple[str, str]]:
+    """Return the mistake in *name* or in the type of *table*, `[SECTION.NAME]`."""
+    allowed = "1 to 40 letters, digits and -_., the first a letter or digit"
+    return find_name_mistakes(section, name, table, _NAME, allowed)
 
 
 def parse_url(text: str) -> SplitResult:
@@ -113,12 +114,6 @@ def _variable(value: object) -> str:
     return value
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError  # noqa: TRY004  as for all wrong values
-    return value
-
-
 def _networks(value: object) -> bool | tuple[Network, ...]:
     """Return whether private addresses are allowed, or the networks that are."""
     if isinstance(value, bool):
@@ -135,7 +130,6 @@ def _timeout(value: object) -> int:
     return timeout
 
 
-FLAG: Final = Key(_flag, "true or false, without quotes")
 FILE_KEY: Final = Key(_path, "the absolute path of a file")
 VARIABLE_KEY: Final = Key(_variable, "the name of an environment variable")
 
