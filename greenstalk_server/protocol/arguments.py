@@ -14,9 +14,9 @@ from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.tubes.tube import NAME, is_tube_name
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHT
 from greenstalk_server.protocol import replies
-from greenstalk_server.protocol.session_state import META_FIELDS
+from greenstalk_server.protocol.session_state import META_FIELDS, Command
 from greenstalk_server.protocol.tag_syntax import has_tag, parse_tags
-from greenstalk_server.protocol.verb import MAX_LINE, Command, Verb
+from greenstalk_server.protocol.verb import MAX_LINE, Verb
 
 MAX_PUT_LINE: Final = 1200
 """Maximum length of the line of a put-in-tube, or of a put with tags, in bytes, with its CRLF: a name and four keys of

@@ -9,8 +9,9 @@ import re
 from typing import Final
 
 from greenstalk_server.protocol.arguments import TAGGED_LENGTH, BadFormat, UnknownCommand, mode
+from greenstalk_server.protocol.session_state import Command
 from greenstalk_server.protocol.tag_syntax import BEGINS_TAG
-from greenstalk_server.protocol.verb import MAX_LINE, Command, Verb
+from greenstalk_server.protocol.verb import MAX_LINE, Verb
 from greenstalk_server.protocol.verbs import VERBS
 
 NO_BODY: Final = -1

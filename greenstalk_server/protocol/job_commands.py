@@ -5,9 +5,8 @@ from __future__ import annotations
 from greenstalk_server.core.jobs.job import BURIED, DELAYED
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.protocol import replies, stats
-from greenstalk_server.protocol.session_state import SessionState
+from greenstalk_server.protocol.session_state import Command, SessionState
 from greenstalk_server.protocol.sliced_commands import DeleteBatch, FindReserved, Kick, TouchAll
-from greenstalk_server.protocol.verb import Command
 
 
 def delete(session: SessionState, command: Command, now: int) -> bytes:

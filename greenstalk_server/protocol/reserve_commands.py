@@ -6,8 +6,7 @@ from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
-from greenstalk_server.protocol.session_state import SessionState
-from greenstalk_server.protocol.verb import Command
+from greenstalk_server.protocol.session_state import Command, SessionState
 
 
 def reserve(session: SessionState, command: Command, now: int) -> bytes | None:

@@ -20,8 +20,8 @@ from greenstalk_server.protocol.access import Grants
 from greenstalk_server.protocol.costs import COMMAND_SLICE, LIST_COST
 from greenstalk_server.protocol.permissions import CONSUME_JOB
 from greenstalk_server.protocol.session import PUT_LENGTH, Session
-from greenstalk_server.protocol.session_state import SessionState, SlicedCommand
-from greenstalk_server.protocol.verb import Command, Verb
+from greenstalk_server.protocol.session_state import Command, SessionState, SlicedCommand
+from greenstalk_server.protocol.verb import Verb
 
 LIST_BATCH: Final = 3 * CHUNK_SIZE
 """Tubes that a list-tubes examines in one slice."""

@@ -41,8 +41,8 @@ from greenstalk_server.protocol.costs import (
 )
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.reserve_commands import awaited_reply, ended_wait_reply, wait_reply
-from greenstalk_server.protocol.session_state import SessionState
-from greenstalk_server.protocol.verb import MAX_LINE, Command, Verb
+from greenstalk_server.protocol.session_state import Command, SessionState
+from greenstalk_server.protocol.verb import MAX_LINE, Verb
 
 PUT_LENGTH: Final = 6
 """Number of members of a put. put-in-tube adds the tube; a put with tags adds the tube and the tags."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.arguments import UnknownCommand
 from greenstalk_server.protocol.extended_stats import group_stats
-from greenstalk_server.protocol.session_state import SessionState
+from greenstalk_server.protocol.session_state import Command, SessionState
 from greenstalk_server.protocol.stats import server_stats
-from greenstalk_server.protocol.verb import Command
 
 
 def quit(session: SessionState, command: Command, now: int) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
@@ -28,6 +28,9 @@ from greenstalk_server.protocol.extended_stats import extension
 from greenstalk_server.protocol.replies import CRLF
 from greenstalk_server.protocol.stats import Snapshot
 from greenstalk_server.protocol.streams import BodyStream, NameStream, Stream
+
+Command: TypeAlias = tuple[Any, ...]
+"""A parsed command: its Verb, then its arguments, with numbers as int (times in nanoseconds) and names as bytes."""
 
 
 class SlicedCommand:
@@ -58,8 +61,8 @@ class SessionState:
     job_wait        id of the job that the client waits for, 0 if there is none.
     meta            the fields that follow the size of each job.
     extends_stats   whether replies to stats commands have the extended keys.
-    may_reserve     whether an access rule allows the watched tubes. Without rules everything is allowed, except
-    may_administer  whether an access rule allows drain and undrain.
+    may_reserve     whether no access rule forbids to reserve from the watched tubes.
+    may_administer  whether an access rule allows drain and undrain. Without rules nobody may use them.
     """
 
     __slots__ = (

@@ -7,9 +7,8 @@ from greenstalk_server.core.tubes.name_list import list_of
 from greenstalk_server.protocol import replies, stats
 from greenstalk_server.protocol.arguments import RESERVE_MODES, BadFormat
 from greenstalk_server.protocol.costs import NAME_COST, SHORT_LIST, UNPAUSE_COST
-from greenstalk_server.protocol.session_state import SessionState
+from greenstalk_server.protocol.session_state import Command, SessionState
 from greenstalk_server.protocol.sliced_commands import Flush, Truncate
-from greenstalk_server.protocol.verb import Command
 
 
 def use(session: SessionState, command: Command, now: int) -> bytes:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from greenstalk_server.protocol.permissions import Permission
-from greenstalk_server.protocol.session_state import SessionState
+from greenstalk_server.protocol.session_state import Command, SessionState
 
 MAX_LINE: Final = 224
 """Maximum length of a command line in bytes, with its CRLF (protocol.txt, BAD_FORMAT)."""
-
-Command: TypeAlias = tuple[Any, ...]
-"""A parsed command: its Verb, then its arguments, with numbers as int (times in nanoseconds) and names as bytes."""
 
 
 class Verb:

@@ -16,7 +16,7 @@ from greenstalk_server.protocol import codec
 from greenstalk_server.protocol import replies as wire
 from greenstalk_server.protocol.arguments import MAX_PUT_LINE, TAGGED_LENGTH, BadFormat, ProtocolError
 from greenstalk_server.protocol.costs import OUTPUT_SLICE
-from greenstalk_server.protocol.verb import Command
+from greenstalk_server.protocol.session_state import Command
 from greenstalk_server.protocol.verbs import VERBS
 from tests.core.model import DEFAULT, SECOND, ModelClient, ModelJob
 from tests.core.tag_model import TagJob, TagModel

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.arguments import BadFormat, ProtocolError, UnknownCommand
-from greenstalk_server.protocol.session_state import META_FIELDS
-from greenstalk_server.protocol.verb import Command
+from greenstalk_server.protocol.session_state import META_FIELDS, Command
 from greenstalk_server.protocol.verbs import VERBS
 from tests.support.talk import Talk
 
