@@ -3,11 +3,31 @@
 The poller calls the connection when input has arrived, or when the client's wait for a job has ended. The call serves
 the commands in the hub, which is possible since no broker method switches. The greenlet does all work that may have to
 wait: it sends the bytes that the socket did not accept, sends large replies in pieces, pauses a client that exceeds its
-rate, and closes the socket. Otherwise it blocks on its Event. While the greenlet works, the connection is busy: it is
-not read, and only the greenlet sends. A reply whose record is not safe yet is held, and the committer sends it later.
+rate, and closes the socket. Otherwise it blocks on its Event. A reply whose record is not safe yet is held, and the
+committer sends it later. A connection is in one of these states:
 
-A close or a `quit` takes effect in the broker in the call that serves it, before any command that arrives later. The
-greenlet closes the socket afterwards.
+              _pause              _need_greenlet            close
+    READING ──────────▶ PAUSED ──────────────────▶ BUSY ──────────▶ CLOSED
+       ▲  │ _proceed     │  ▲         _run          │ ▲
+       └──┼──────────────┘  └───────────────────────┘ │
+          └───────────── _need_greenlet ──────────────┘
+
+    READING  the poller receives, serves and sends.
+    PAUSED   the poller does not receive. It serves what has been received, and sends. The reason is that input is
+             deferred, that the session has enough input, or that too many replies are held.
+    BUSY     the greenlet works. The connection is not read, and only the greenlet sends.
+    CLOSED   the socket is closed.
+
+It ends in one of these ways. A later one replaces an earlier one:
+
+    STOPPING the server stops: close when the pending replies are sent.
+    GONE     receiving or sending has failed: drop what is unsent, and close.
+    KILLED   close now.
+
+A close or a `quit` takes effect in the broker in the call that serves it, before any command that arrives later: the
+client leaves, and the state becomes BUSY in the same batch. The greenlet closes the socket afterwards.
+
+`Connection.check` asserts what follows from this between two batches.
 
 Docstrings say which methods may switch greenlets.
 """
@@ -58,6 +78,16 @@ NO_LIMIT: Final = 2**62
 WRITE: Final = 2
 """Event of a gevent io watcher."""
 
+READING: Final = 0
+PAUSED: Final = 1
+BUSY: Final = 2
+CLOSED: Final = 3
+
+OPEN: Final = 0
+STOPPING: Final = 1
+GONE: Final = 2
+KILLED: Final = 3
+
 try:
     from greenstalk_server.net._plain_socket import PlainSocket
 except ImportError:  # not compiled
@@ -96,6 +126,7 @@ class Connection(Handler):
         "_clock",
         "_committer",
         "_deferred",
+        "_end",
         "_error",
         "_fd",
         "_greenlet",
@@ -104,15 +135,9 @@ class Connection(Handler):
         "_has_unread",
         "_held",
         "_held_size",
-        "_is_busy",
-        "_is_gone",
-        "_is_killed",
-        "_is_paused",
         "_is_readable",
-        "_is_stopping",
         "_journal",
         "_limit_counters",
-        "_must_wait",
         "_needed",
         "_output_limit",
         "_poller",
@@ -121,6 +146,7 @@ class Connection(Handler):
         "_replies",
         "_send",
         "_sock",
+        "_state",
         "_unacknowledged_at",
         "_unsent",
         "client",
@@ -173,16 +199,12 @@ class Connection(Handler):
         self._unsent: bytes = b""
         self._released: Event | None = None
         self._unacknowledged_at: int = 0  # when sent data was first seen unacknowledged; 0 if none is
-        self._must_wait: bool = False  # the replies of a served slice, not collected yet, wait for the journal
         self._deferred: bytes | None = None  # received, not served yet
-        self._is_busy: bool = False
-        self._is_gone: bool = False
-        self._is_killed: bool = False
-        self._is_paused: bool = False  # input is left unread
+        self._state: int = READING
+        self._end: int = OPEN
         self._is_readable: bool = False  # input was left unread
-        self._is_stopping: bool = False
-        self._has_hung_up: bool = False
-        self._has_left: bool = False
+        self._has_hung_up: bool = False  # epoll has reported the end of the stream, which may be unread
+        self._has_left: bool = False  # the client is disconnected from the broker
         self._error: Exception | None = None
 
     def start(self) -> None:
@@ -205,27 +227,27 @@ class Connection(Handler):
     def _run(self) -> None:
         session = self.session
         self._greenlet = getcurrent()
-        while not self._is_killed:
+        while self._end != KILLED:
             self._block()
             if self._error is not None:
                 raise self._error
-            if self._is_gone or not self._send_all() or not self._send_stream():
+            if self._end >= GONE or not self._send_all() or not self._send_stream():
                 return
             if session.pause and session.has_more:
                 gevent.sleep(session.pause)
-            if session.is_closing or (self._is_stopping and not session.has_more):
+            if session.is_closing or (self._end == STOPPING and not session.has_more):
                 self._flush()
                 return
             if not self._send_all():  # replies that the journal has released since
                 return
-            self._is_busy = False
+            self._state = PAUSED
             self._proceed()
 
     # Called by the poller. No method switches.
 
     def receive(self) -> bytes | None:
         """Return the bytes that have arrived, b"" at the end of the stream, or None if nothing is to be served."""
-        if self._is_paused:
+        if self._state != READING:
             self._is_readable = True
             return None
         try:
@@ -234,7 +256,7 @@ class Connection(Handler):
             data = None
         except OSError as error:
             self.failure = error.errno or 0
-            self._is_gone = True
+            self._advance_end(GONE)
             return b""
         if self._has_unread is not None:
             self._poller.spend(TLS_WEIGHT * getattr(self._sock, "overhead", 0))
@@ -257,7 +279,7 @@ class Connection(Handler):
     def defer(self, data: bytes) -> None:
         """Keep *data*, the result of `receive`, and have the poller call `resume`, which serves it."""
         self._deferred = data
-        self._is_paused = True
+        self._pause()
         self._poller.queue(self)
 
     def serve(self, data: bytes, now: int, limit: range) -> bytes:
@@ -268,7 +290,7 @@ class Connection(Handler):
         promised = self._journal.promised
         if data:
             out = session.receive(data, now, limit)
-        elif self._is_gone:
+        elif self._end >= GONE:
             session.is_closing = True
             out = b""
         else:
@@ -278,7 +300,7 @@ class Connection(Handler):
     def resume(self, now: int, limit: range) -> bytes:
         """Continue after a wait or a slice, or serve deferred or unread input; return the replies to be sent now."""
         session = self.session
-        if self._is_busy:
+        if self._state >= BUSY:
             return b""
         if not session.is_woken:
             if not session.has_more:
@@ -287,13 +309,12 @@ class Connection(Handler):
                 return b""
         promised = self._journal.promised
         out = session.resume(now, limit)
-        must_wait, self._must_wait = self._must_wait or self._depends_on_journal(promised), False
-        out = self._settle(out, must_wait, now)
-        if not session.has_more and not self._is_busy:
-            if self._is_stopping:
+        out = self._settle(out, self._depends_on_journal(promised), now)
+        if not session.has_more and self._state < BUSY:
+            if self._end == STOPPING:
                 self._need_greenlet(b"" if self._hold(out) else out)
                 return b""
-            if self._is_paused or self._is_readable:
+            if self._state == PAUSED or self._is_readable:
                 self._proceed()
         return out
 
@@ -317,13 +338,9 @@ class Connection(Handler):
         session = self.session
         out = b"".join(self._replies) if self._replies else b""
         self._replies = None
-        if out:
-            must_wait, self._must_wait = self._must_wait, False
-            if must_wait:
-                self._awaited = self._journal.promised
         if self._is_unfinished():
             return out
-        if session.is_closing or session.has_more or self._is_stopping:
+        if session.is_closing or session.has_more or self._end == STOPPING:
             self._need_greenlet(b"" if self._hold(out) else out)
             return b""
         self._proceed()
@@ -342,7 +359,7 @@ class Connection(Handler):
         except BlockingIOError:
             sent = 0
         except OSError:  # the peer is gone; its unserved input is dropped
-            self._is_gone = True
+            self._advance_end(GONE)
             self._leave(self._clock())
             self._need_greenlet(b"")
             return
@@ -358,10 +375,10 @@ class Connection(Handler):
         """Serve deferred input, or receive and serve unread input."""
         data, self._deferred = self._deferred, None
         if data is not None:
-            self._is_paused = False
+            self._state = READING
             if self._is_readable:
                 self._poller.queue(self)
-        elif self._is_readable and not self._is_paused:
+        elif self._is_readable and self._state == READING:
             self._is_readable = False
             data = self.receive()
         return b"" if data is None else self.serve(data, now, limit)
@@ -370,7 +387,7 @@ class Connection(Handler):
         """Decide what follows a slice with the replies *out*; return those replies that can be sent now."""
         session = self.session
         if session.has_more or session.is_closing:
-            self._is_paused = True
+            self._pause()
             self._note_slice(out, must_wait, now)
             if not self._is_unfinished():
                 return self.collect()
@@ -378,17 +395,18 @@ class Connection(Handler):
             return b""
         if session.cost > COSTLY:
             self._poller.spend(session.cost)
-        if must_wait and out:
+        if must_wait:
             self._awaited = self._journal.promised
         if session.is_waiting and not session.wants_input:
-            self._is_paused = True  # enough input is kept while the client waits for a job
+            self._pause()  # enough input is kept while the client waits for a job
         return out
 
     def _note_slice(self, out: bytes, must_wait: bool, now: int) -> None:
         """Keep *out*, the replies of a slice that is followed by more input or that ends the session."""
         session = self.session
         self._poller.spend(session.cost)
-        self._must_wait = self._must_wait or must_wait
+        if must_wait:
+            self._awaited = self._journal.promised
         if out:
             if self._replies is None:
                 self._replies = []
@@ -415,15 +433,17 @@ class Connection(Handler):
 
     def _hold(self, out: bytes) -> bool:
         """Hold *out* until the committer releases it, if it has to wait for the journal; return whether it is held."""
+        if not out:
+            return False
         awaited, self._awaited, held = self._awaited, 0, self._held
-        if not out or self._committer is None or not (held or awaited > self._journal.safe):
+        if self._committer is None or not (held or awaited > self._journal.safe):
             return False
         held.append((max(awaited, held[-1][0]) if held else awaited, out))
         self._held_size += len(out)
         self._committer.hold(self)
         if self._is_full():
             self._limit_counters.note("output", self.client.address)
-            self._is_paused = True
+            self._pause()
         return True
 
     def _is_full(self) -> bool:
@@ -432,33 +452,41 @@ class Connection(Handler):
 
     def _need_greenlet(self, unsent: bytes) -> None:
         """Wake the greenlet to send *unsent* and to do other work that may block."""
-        self._is_busy = True
-        self._is_paused = True
+        self._state = BUSY
         self._unsent = unsent
         self._needed.set()
+
+    def _pause(self) -> None:
+        """Stop receiving."""
+        if self._state == READING:
+            self._state = PAUSED
 
     def _proceed(self) -> None:
         """Read again, unless busy or full; queue the connection if input or a job came while it was not read."""
         session = self.session
-        if self._is_busy:
+        if self._state >= BUSY:
             return
-        self._is_paused = self._is_full() or self._deferred is not None or not session.wants_input
-        is_unread = self._deferred is not None or (self._is_readable and not self._is_paused)
+        must_pause = self._is_full() or self._deferred is not None or not session.wants_input
+        self._state = PAUSED if must_pause else READING
+        is_unread = self._deferred is not None or (self._is_readable and not must_pause)
         if is_unread or session.is_woken or session.has_more:
             self._poller.queue(self)
+
+    def _advance_end(self, end: int) -> None:
+        self._end = max(self._end, end)
 
     # Called by the server
 
     def stop(self) -> None:
         """Close after the pending replies are sent. Does not switch."""
-        self._is_stopping = True
-        if not self._is_busy and not self._held and not self.session.has_more:
+        self._advance_end(STOPPING)
+        if self._state < BUSY and not self._held and not self.session.has_more:
             self.kill()
 
     @property
     def is_waiting_unread(self) -> bool:
         """Whether the client waits for a job while its input is not read, since too much is kept already."""
-        return self.session.is_waiting and self._is_paused
+        return self.session.is_waiting and self._state != READING
 
     @property
     def awaits_disk(self) -> bool:
@@ -488,13 +516,13 @@ class Connection(Handler):
 
     def kill(self) -> None:
         """Close now. Does not switch."""
-        self._is_killed = True
+        self._advance_end(KILLED)
         if self._greenlet is not None:
             gevent.kill(self._greenlet)
 
     def close(self) -> None:
         """Close the socket and disconnect the client. Call it once, last. Does not switch."""
-        self._is_busy = self._is_paused = True  # it may still be in the queue of the poller
+        self._state = CLOSED  # the poller may still have it in its queue
         self._poller.remove(self._fd)
         if self._greenlet is not None:
             self._needed.unlink(self._greenlet.switch)
@@ -516,7 +544,7 @@ class Connection(Handler):
         was_full = self._is_full()
         self._held = held[count:]
         self._held_size -= len(out)
-        if self._is_busy:
+        if self._state >= BUSY:
             self._unsent += out
         elif out:
             try:
@@ -525,12 +553,23 @@ class Connection(Handler):
                 self.fail(error)
         if self._released is not None:
             self._released.set()
-        elif self._is_busy:
+        elif self._state >= BUSY:
             return  # the greenlet calls `_proceed`
-        elif self._is_stopping and not self.session.has_more:
+        elif self._end == STOPPING and not self.session.has_more:
             self._need_greenlet(b"")
         elif was_full:
             self._proceed()
+
+    def check(self) -> None:
+        """Assert the invariants of the states. Call it between two batches."""
+        session = self.session
+        must_pause = self._is_full() or self._deferred is not None or not session.wants_input
+        assert self._state != READING or not must_pause
+        assert self._state != PAUSED or must_pause
+        assert self._state >= BUSY or not (self._has_left or session.is_closing or self._unsent)
+        assert self._state == CLOSED or session.is_closing or self._end >= GONE or not self._has_left
+        assert self._held_size == sum(len(out) for _, out in self._held) or self._state == CLOSED
+        assert self._held == sorted(self._held, key=lambda held: held[0])
 
     # Called in the connection's own greenlet
 
