@@ -202,8 +202,9 @@ class Server:
     ) -> None:
         """Close each connection that *find* yields. Switches."""
         connections, closed = list(self.connections), 0
-        for begin in range(0, len(connections), TIMEOUT_CHECK_BATCH):
-            batch = [one for one in connections[begin : begin + TIMEOUT_CHECK_BATCH] if one in self.connections]
+        while connections:
+            batch = [one for one in connections[-TIMEOUT_CHECK_BATCH:] if one in self.connections]
+            del connections[-TIMEOUT_CHECK_BATCH:]  # else all that were closed would be freed together at the end
             for connection, limit in find(batch, self._limits, self.clock()):
                 if limit:
                     self.broker.limit_counters.note(limit, connection.client.address)

@@ -48,7 +48,7 @@ busy machine, every collection would freeze them."""
 COLLECTION_INTERVAL: int = 50_000_000
 """Nanoseconds of CPU time between two collections by `Upkeep`. Not Final, so that a test can change it."""
 
-MIN_TRIM: Final = 32 * 2**20
+MIN_TRIM: Final = 16 * 2**20
 """Bytes that must have become free before the heap is trimmed."""
 
 CHECK_SHARE: int = 200
