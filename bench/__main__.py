@@ -3,7 +3,6 @@
 import argparse
 import platform
 import resource
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from .errors import BenchError
 from .measure import DISTURBED_PERCENT, Bench
 from .modes import SUITES, Mode, select
 from .programs import build
-from .report import FLOOR, OURS, PEER, PLAIN, ModeResult, summary, table
+from .report import OURS, PEER, PLAIN, ModeResult, summary, table
 from .servers import OURS_COMMAND, Contender
 
 _PEER_COMMAND: Final = "beanstalkd -l 127.0.0.1 -p {port}"
@@ -77,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
         "--also", metavar="NAME=CMD", action="append", default=[], type=_named_command, help="another server to measure"
     )
     add("--no-dashboard", action="store_true", help="run without the dashboard, which is otherwise open in one tab")
-    add("--no-floor", action="store_true", help="leave out the server of canned replies")
     add("--report", metavar="FILE", type=Path, help="replace the measured figures in FILE, as in docs/performance.md")
     return parser
 
@@ -116,9 +114,6 @@ def _contenders(options: argparse.Namespace) -> list[Contender]:
     names = [contender.name for contender in contenders]
     if len(set(names)) < len(names):
         raise BenchError(f"two servers have one name: {', '.join(names)}")
-    if not options.no_floor:
-        floor = shlex.quote(str(build("floor")))
-        contenders.append(Contender(FLOOR, f"{floor} {{port}} {{body}}", True))
     return contenders
 
 
@@ -144,7 +139,7 @@ def _show_progress(text: str) -> None:
 
 
 def _headline(bench: Bench, contenders: list[Contender]) -> str:
-    lines = [f"{c.name}: {c.command}" for c in contenders if not c.is_floor and not c.is_plain]
+    lines = [f"{c.name}: {c.command}" for c in contenders if not c.is_plain]
     lines += [
         f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
         str(bench.cpus),

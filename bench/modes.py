@@ -94,7 +94,6 @@ class Mode:
     falls_due: bool = False  # the whole backlog is delayed, and becomes ready within one second
     tubes: int = 0  # number of tubes that hold the backlog
     watch: int = 0  # number of tubes that each connection watches; 0: only default
-    has_floor: bool = False  # the server of canned replies supports this load
     use: int | None = None  # the tube that all connections use; None: each uses its share of the tubes that it watches
     has_distinct_bodies: bool = False
     server_args: tuple[str, ...] = ()  # {dir} is a fresh directory
@@ -159,14 +158,12 @@ CYCLE: Final = Mode(
     "cycle",
     "cycle",
     "put, reserve, delete; one command in flight",
-    has_floor=True,
     targets=_speed_at_most(0.8),
 )
 PUT: Final = Mode(
     "put",
     "put",
     "put only; one command in flight",
-    has_floor=True,
     targets=_speed_at_most(0.8),
 )
 DRAIN: Final = Mode(
@@ -174,7 +171,6 @@ DRAIN: Final = Mode(
     "drain",
     "reserve, delete; one command in flight",
     backlog=100_000,
-    has_floor=True,
     targets=_speed_at_most(0.8),
 )
 FAN: Final = Mode(
@@ -216,7 +212,6 @@ def _with_journal(mode: Mode, suffix: str, flags: tuple[str, ...], targets: tupl
         mode,
         name=f"{mode.name}-{suffix}",
         server_args=("-b", "{dir}", *flags),
-        has_floor=False,
         targets=targets,
     )
 
@@ -270,14 +265,13 @@ def _over_a_backlog() -> Iterable[Mode]:
             measurement="growth",
             backlog=1_000_000,
             delay_seconds=delay,
-            has_floor=False,
             targets=(Target("p999_growth", "at most", 1.5, absolute=True),),
         )
 
 
 def _with_many_tubes() -> Iterable[Mode]:
     watching = "each connection watches 1,000 tubes and uses one of them"
-    base = replace(CYCLE, has_floor=False, targets=_cpu_at_most(1.1))
+    base = replace(CYCLE, targets=_cpu_at_most(1.1))
     yield replace(base, name="cycle-watching", about=f"{CYCLE.about}; {watching}", watch=1_000)
     yield replace(
         base, name="cycle-watching-full", about=f"{CYCLE.about}; {watching}; each has jobs", watch=1_000, tubes=1_000,
@@ -375,15 +369,15 @@ def _policy_modes() -> Iterable[Mode]:
     ):
         about = f"{CYCLE.about}; {settings}"
         yield replace(
-            CYCLE, name=f"policy-{name}", about=about, has_floor=False, has_distinct_bodies=True,
+            CYCLE, name=f"policy-{name}", about=about, has_distinct_bodies=True,
             policies=_policy(settings), targets=_cpu_at_most(bound),
         )  # fmt: skip
     yield replace(
-        CYCLE, name="policy-elsewhere", about=f"{CYCLE.about}; a policy that does not match the tube", has_floor=False,
+        CYCLE, name="policy-elsewhere", about=f"{CYCLE.about}; a policy that does not match the tube",
         policies=_policy("max_attempts = 5", tubes="other"), targets=_cpu_at_most(1.05),
     )  # fmt: skip
     yield replace(
-        CYCLE, name="policy-copies", about=f"{CYCLE.about}; each put adds a second job", has_floor=False, targets=(),
+        CYCLE, name="policy-copies", about=f"{CYCLE.about}; each put adds a second job", targets=(),
         policies=_policy('copy_to = ["audit"]')
         + _policy('max_jobs = 1000; overflow = "drop-oldest"', tubes="audit", name="audit"),
     )  # fmt: skip
@@ -393,7 +387,7 @@ def _policy_modes() -> Iterable[Mode]:
         policies="".join(_policy("max_attempts = 5", f"tube-{number:05}*", f"p{number}") for number in range(1_000)),
     )  # fmt: skip
     yield replace(
-        CYCLE, name="policy-held", measurement="held", has_floor=False, tubes=2, backlog=200_000, watch=2, use=0,
+        CYCLE, name="policy-held", measurement="held", tubes=2, backlog=200_000, watch=2, use=0,
         about=f"{CYCLE.about}; each connection also watches a tube with 100,000 jobs that max_reserved holds",
         policies=_policy("max_reserved = 1", tubes=HELD_TUBE), targets=_cpu_at_most(1.1),
     )  # fmt: skip

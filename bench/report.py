@@ -13,7 +13,6 @@ _COLUMN_WIDTH: Final = 28
 OURS: Final = "ours"
 PEER: Final = "beanstalkd"
 PLAIN: Final = "plain server"
-FLOOR: Final = "floor"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class ModeResult:
     @property
     def builds(self) -> list[str]:
         """The columns compared with the peer: Greenstalk Server, and its other builds."""
-        return [name for name in self.samples if name not in (PEER, PLAIN, FLOOR)]
+        return [name for name in self.samples if name not in (PEER, PLAIN)]
 
     @property
     def base(self) -> str:

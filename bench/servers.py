@@ -34,31 +34,25 @@ _CPUCLOCK_SCHED: Final = 2  # Linux: a process's CPU clock is (~pid << 3) | 2, s
 class Contender:
     """A column of the table, and the command of its server.
 
-    *command* contains {port}. It may contain {body}, the mode's body size, and {web}, which is replaced by the options
-    that enable or disable the dashboard.
+    *command* contains {port}. It may contain {web}, which is replaced by the options that enable or disable the
+    dashboard.
     """
 
     name: str
     command: str
-    is_floor: bool = False  # the server of canned replies, which has no server options
     is_plain: bool = False  # Greenstalk Server without the policies of the mode
 
     def supports(self, mode: Mode) -> bool:
         if mode.policies:
             return mode.has_base if self.is_plain else "{web}" in self.command
-        return not self.is_plain and (mode.has_floor or not self.is_floor)
+        return not self.is_plain
 
     def argv(self, mode: Mode, port: int, directory: str, web_port: int | None) -> list[str]:
         web = "--no-web" if web_port is None else f"--web-port {web_port}"
-        words = shlex.split(self.command.replace("{web}", web))
-        if not self.is_floor:
-            words += mode.server_args
+        words = [*shlex.split(self.command.replace("{web}", web)), *mode.server_args]
         if mode.policies and not self.is_plain:
             words += ["--config", f"{{dir}}/{POLICY_FILE}"]
-        fields = {"{port}": str(port), "{body}": str(mode.body), "{dir}": directory}
-        for field, value in fields.items():
-            words = [word.replace(field, value) for word in words]
-        return words
+        return [word.replace("{port}", str(port)).replace("{dir}", directory) for word in words]
 
 
 class Server:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench import document
 from bench.modes import CYCLE, Target
-from bench.report import FLOOR, OURS, PEER, ModeResult
+from bench.report import OURS, PEER, ModeResult
 from tests.support.daemon import REPOSITORY
 
 
@@ -27,7 +27,6 @@ CPU = result(
         OURS: {"cpu_us": [9.0, 12.0, 10.0], "rate": [5.0] * 3, "others_busy": [0.0] * 3},
         "compiled": {"cpu_us": [8.0, 8.0, 8.0], "rate": [6.0] * 3, "others_busy": [0.0] * 3},
         PEER: {"cpu_us": [10.0, 8.0, 12.5], "rate": [4.0] * 3, "others_busy": [0.0] * 3},
-        FLOOR: {"cpu_us": [5.0, 5.0, 5.0], "rate": [9.0] * 3, "others_busy": [0.0] * 3},
     },
 )
 RATE = result(

@@ -9,7 +9,7 @@ from tests.support.daemon import REPOSITORY
 
 
 def test_other_server_is_a_column() -> None:
-    command = [sys.executable, "-m", "bench", "--quick", "--attempts", "1", "--no-dashboard", "--no-floor"]
+    command = [sys.executable, "-m", "bench", "--quick", "--attempts", "1", "--no-dashboard"]
     command += ["--modes", "put-journal", "--also", "fork=beanstalkd -l 127.0.0.1 -p {port}"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=100, check=False)
     assert result.returncode == 0, result.stderr
