@@ -38,11 +38,12 @@ from greenstalk_server.web.changes.tasks import Tasks as TaskManager
 from greenstalk_server.web.changes.tube_changes import TubeChanges as TubeChangeOperations
 from greenstalk_server.web.features.alerts.api import Alerts
 from greenstalk_server.web.features.alerts.changes import AlertChanges
+from greenstalk_server.web.features.audit.api import Audit
 from greenstalk_server.web.features.conditions.api import Attention
 from greenstalk_server.web.features.conditions.monitor import Attention as Monitor
 from greenstalk_server.web.features.connections.api import Connections
 from greenstalk_server.web.features.errors.api import Errors
-from greenstalk_server.web.features.errors.pages import TubeErrors
+from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.jobs.api.jobs import Jobs
 from greenstalk_server.web.features.jobs.export import Exports
@@ -53,22 +54,22 @@ from greenstalk_server.web.features.marks.marks import Marks as MarkRecorder
 from greenstalk_server.web.features.policies.api import Policies
 from greenstalk_server.web.features.policies.changes import Policies as PolicyOperations
 from greenstalk_server.web.features.samples.api import Samples
-from greenstalk_server.web.features.samples.pages import Samples as SamplePages
+from greenstalk_server.web.features.samples.samples import Samples as SamplePages
 from greenstalk_server.web.features.saved_searches.api import SavedSearches
-from greenstalk_server.web.features.saved_searches.pages import SavedSearches as SavedSearchPages
-from greenstalk_server.web.features.search.pages import Searches
+from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches as SavedSearchPages
+from greenstalk_server.web.features.search.search import Searches
 from greenstalk_server.web.features.servers.api.server import Server
 from greenstalk_server.web.features.servers.api.servers import Servers
 from greenstalk_server.web.features.servers.servers import Servers as ServerList
 from greenstalk_server.web.features.sessions.api import Sessions
-from greenstalk_server.web.features.sessions.pages.signin import SignIn
+from greenstalk_server.web.features.sessions.sessions import SessionChanges
 from greenstalk_server.web.features.tasks.api import Tasks
 from greenstalk_server.web.features.tubes.api.tube_changes import TubeChanges
 from greenstalk_server.web.features.tubes.api.tubes import Tubes
 from greenstalk_server.web.framework.api.router import Api
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.options import WebOptions
-from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.audit import Audit as AuditLog
 from greenstalk_server.web.store.store import Store
 
 
@@ -85,7 +86,7 @@ class Parts:
     broker: Broker
     clock: Clock
     commit: Callable[[], bool]
-    audit: Audit
+    audit: AuditLog
     bulk: Bulk
     operations: Operations
     exports: Exports
@@ -96,7 +97,7 @@ class Parts:
     policies: PolicyOperations
     role: Callable[[], ClusterStatus] | None
     samples: SamplePages
-    sign_in: SignIn
+    sessions: SessionChanges
     saved_searches: SavedSearchPages
     searches: Searches
     servers: ServerList
@@ -120,12 +121,13 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
     api.add(Samples(parts.store, parts.samples))
-    api.add(Sessions(parts.sign_in))
+    api.add(Sessions(parts.sessions))
     api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))
     api.add(Marks(parts.marks, clock, parts.audit))
     api.add(Alerts(parts.alerts))
-    api.add(Server(broker, clock, tubes, parts.history, parts.audit, parts.live, shares_journal=parts.role is not None))
+    api.add(Server(broker, clock, tubes, parts.history, parts.live, shares_journal=parts.role is not None))
+    api.add(Audit(parts.audit))
     api.add(Servers(parts.servers))
     api.init_app(app)
 

@@ -39,7 +39,8 @@ from greenstalk_server.web.features.audit.pages import AuditPages
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import Attention
 from greenstalk_server.web.features.connections.pages import ConnectionViews
-from greenstalk_server.web.features.errors.pages import TubeErrors
+from greenstalk_server.web.features.errors.errors import TubeErrors
+from greenstalk_server.web.features.errors.pages import ErrorPages
 from greenstalk_server.web.features.history.archive import Archive, MemoryStore
 from greenstalk_server.web.features.history.archive import Store as HistoryStore
 from greenstalk_server.web.features.history.files import HistoryFiles
@@ -54,13 +55,17 @@ from greenstalk_server.web.features.metrics.exporter import Metrics
 from greenstalk_server.web.features.metrics.request_times import RequestTimes
 from greenstalk_server.web.features.policies.changes import Policies
 from greenstalk_server.web.features.policies.pages.policies import PolicyPages
-from greenstalk_server.web.features.samples.pages import Samples
-from greenstalk_server.web.features.saved_searches.pages import SavedSearches
-from greenstalk_server.web.features.search.pages import Searches
-from greenstalk_server.web.features.servers.pages import ServerPages, sees_servers
-from greenstalk_server.web.features.servers.servers import Servers
+from greenstalk_server.web.features.samples.pages import SamplePages
+from greenstalk_server.web.features.samples.samples import Samples
+from greenstalk_server.web.features.saved_searches.pages import SavedSearchPages
+from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches
+from greenstalk_server.web.features.search.pages import SearchPages
+from greenstalk_server.web.features.search.search import Searches
+from greenstalk_server.web.features.servers.pages import ServerPages
+from greenstalk_server.web.features.servers.servers import Servers, sees_servers
 from greenstalk_server.web.features.sessions.pages.oidc import OpenIdPages
 from greenstalk_server.web.features.sessions.pages.signin import SignIn
+from greenstalk_server.web.features.sessions.sessions import SessionChanges
 from greenstalk_server.web.features.tubes.pages import views
 from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
@@ -156,7 +161,8 @@ def create_dashboard(
     audit = Audit(clock, options.directory)
     guard = Guard(options, broker.facts.hostname, clock, audit, has_login=True)
     guard.init_app(app)
-    sign_in = SignIn(guard, audit, clock)
+    sessions = SessionChanges(guard, audit)
+    sign_in = SignIn(guard, sessions, audit, clock)
     store = Store(options.directory)
     live = LiveHub(app, clock)
     if history_store is None:
@@ -224,18 +230,25 @@ def create_dashboard(
         samples=samples,
         saved_searches=saved_searches,
         searches=searches,
-        sign_in=sign_in,
+        sessions=sessions,
         store=store,
         tasks=tasks,
         tube_changes=tube_changes,
         tube_errors=tube_errors,
     )
-    saved_searches.init_app(app)
+    SavedSearchPages(saved_searches).init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
-    for part in (bulk, exports, samples, tube_errors, HistoryPages(broker, history, marks, audit), actions):
+    for part in (
+        bulk,
+        exports,
+        SamplePages(samples),
+        ErrorPages(broker, clock, tasks, tube_errors),
+        HistoryPages(broker, history, marks, audit),
+        actions,
+    ):
         part.init_app(app)
-    for page in (tasks, searches, ConnectionViews(broker, clock)):
+    for page in (tasks, SearchPages(broker, clock, tasks, searches), ConnectionViews(broker, clock)):
         page.init_app(app, live)
     views.Views(
         broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter

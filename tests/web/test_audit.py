@@ -17,7 +17,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.audit import pages as audit_pages
+from greenstalk_server.web.features.audit import entries
 from greenstalk_server.web.store import audit_files
 from greenstalk_server.web.store.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 from greenstalk_server.web.store.audit_files import BLOCK
@@ -387,7 +387,7 @@ def test_filter_applies_to_the_next_page_and_the_export(queue: Queue) -> None:
 
 
 def test_long_search_stops_and_can_be_continued(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_pages, "MAX_SCANNED", 50)
+    monkeypatch.setattr(entries, "MAX_SCANNED", 50)
     app = queue.app()
     app.extensions["dashboard"].audit.note("tube/kick")
     fill(app.extensions["dashboard"].audit, 120)

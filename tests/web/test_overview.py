@@ -17,16 +17,15 @@ from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.overview import (
-    COLUMNS,
     COMMANDS,
     GROUPS,
     MAX_TUBES,
-    TUBE_BATCH,
     Order,
     OverviewBuilder,
     journal_texts,
     memory_texts,
 )
+from greenstalk_server.web.features.tubes.tube_view import COLUMNS, TUBE_BATCH
 
 from .conftest import Queue, visiting
 from .table import Page

@@ -14,10 +14,11 @@ from greenstalk_server.core.policies.policy import PolicyError, parse_policy
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.bulk import Bulk, Change
-from greenstalk_server.web.changes.operations import Operations, Put, PutRefused
+from greenstalk_server.web.changes.operations import Operations, Put
 from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
 from greenstalk_server.web.features.policies import changes as policies
 from greenstalk_server.web.features.policies.changes import Effect
+from greenstalk_server.web.framework.failures import PutRefused
 from greenstalk_server.web.reads.jobs.query import parse
 from greenstalk_server.web.store.store import Store
 from tests.support.daemon import TIMEOUT

@@ -13,7 +13,8 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
 from greenstalk_server.web.features.search import pages as search
-from greenstalk_server.web.features.search.pages import MAX_MATCHES, PAGE_SIZE
+from greenstalk_server.web.features.search.pages import PAGE_SIZE
+from greenstalk_server.web.features.search.search import MAX_MATCHES
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_VALUES
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS, candidate_ids
 from greenstalk_server.web.reads.jobs.query import parse

@@ -10,7 +10,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.changes.tasks import Task
-from greenstalk_server.web.features.search import pages as search
+from greenstalk_server.web.features.search import search
 from greenstalk_server.web.features.tubes.pages import tube_filter
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, PAGE_SIZE
 from tests.support.daemon import TIMEOUT

@@ -12,8 +12,8 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import INTERVAL, KEPT, WorkerRates
-from greenstalk_server.web.features.tubes.pages.overview import TubeView
 from greenstalk_server.web.features.tubes.pages.tube_summary import drain_text, find_workers
+from greenstalk_server.web.features.tubes.tube_view import TubeView
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 from .conftest import Queue

@@ -27,13 +27,13 @@ from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
-from greenstalk_server.web.features.search.pages import INITIAL_WAIT, match_rows, visible_columns
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import Visitor, require_operator, visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
+from greenstalk_server.web.reads.jobs.match_table import match_rows, visible_columns
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids, read_query
 from greenstalk_server.web.reads.jobs.query import Query, QueryError
 from greenstalk_server.web.store.audit import Audit

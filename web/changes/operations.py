@@ -30,10 +30,10 @@ from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
-from greenstalk_server.web.features.jobs.pages.edit import Changes
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import require_keys, require_operator
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.failures import JobHeld, PutRefused
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.store import Store
@@ -49,28 +49,6 @@ MAX_REASON_LENGTH: Final = 200
 
 CLOSE_TIMEOUT: Final = 1.0
 """Seconds to wait for a connection to close. Normally it closes in the next iteration of the event loop."""
-
-
-class JobHeld(Conflict):
-    """A client holds the job, and the request did not force the operation."""
-
-
-class PutRefused(ServiceUnavailable):
-    """The server cannot accept a job. The message is *why*, then *done*, which says what was put or changed.
-
-    status          HTTP status for the API: FULL if the disk, the memory or a tube is full, or a limit is reached;
-                    TOO_BIG if the body exceeds the limit of the tube's policy; 503 if the journal cannot be written.
-    ids             ids of the jobs put before the failure, if the request was to put several; otherwise None.
-    """
-
-    FULL: Final = 507
-    TOO_BIG: Final = 413
-
-    def __init__(self, why: str, done: str, *, status: int, ids: list[int] | None = None) -> None:
-        super().__init__(f"{why} {done}")
-        self.why: str = why
-        self.status: int = status
-        self.ids: list[int] | None = ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,3 +413,22 @@ class Operations:
             if time.monotonic() > until:
                 break
         return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes to a job. Times are in nanoseconds. None means unchanged.
+
+    is_renewed      the job expires as if it had been put now.
+    """
+
+    pri: int | None
+    delay: int | None
+    ttr: int | None
+    body: bytes | None
+    is_renewed: bool = False
+
+    def names(self) -> str:
+        """Return the names of the changed values, separated by commas; empty if nothing changes."""
+        changed = [name for name in ("pri", "delay", "ttr", "body") if getattr(self, name) is not None]
+        return ", ".join([*changed, "expiry"] if self.is_renewed else changed)

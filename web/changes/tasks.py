@@ -334,3 +334,7 @@ def live_state(task: Task, now: int) -> State:
             "task-message": bool(task.message),
         },
     }
+
+
+INITIAL_WAIT: Final = 0.5
+"""Seconds that a request waits for its task before the page shows the progress so far."""

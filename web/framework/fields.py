@@ -6,14 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from werkzeug.datastructures import MultiDict
 from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.reads.jobs.json_fields import Path, PathError, parse_columns
 
 MAX_NUMBER: Final = 2**32 - 1
 """The largest priority, and the largest number of seconds (protocol.txt)."""
@@ -112,15 +110,6 @@ def state(fields: Fields, states: Sequence[int] = STATES, default: int | None = 
     names = ", ".join(STATE_NAMES[one] for one in states)
     found = f"not “{given[:40]}”" if given else "and is missing"
     raise BadRequest(f"“state” must be one of {names}, {found}.")
-
-
-def columns(fields: Fields) -> tuple[Path, ...]:
-    """Return the paths of JSON fields in the field `cols`, which a form may send several times."""
-    given = ",".join(fields.getlist("cols")) if isinstance(fields, MultiDict) else fields.get("cols", "")
-    try:
-        return parse_columns(given)
-    except PathError as error:
-        raise BadRequest(f"“cols” is invalid: {error}") from error
 
 
 def cursor(fields: Fields) -> tuple[int, int] | None:

@@ -132,7 +132,7 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(tasks.Task, "checkpoint", checkpoint)
     monkeypatch.setattr(
-        "greenstalk_server.web.features.search.pages.candidate_ids", lambda *_: (10, iter(lambda: 1, 0))
+        "greenstalk_server.web.features.search.search.candidate_ids", lambda *_: (10, iter(lambda: 1, 0))
     )
     monkeypatch.setattr("greenstalk_server.web.features.tasks.api.INITIAL_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.MAX_RUNNING)]

@@ -9,7 +9,7 @@ import pytest
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.marks.marks import MAX_MARKS
 from greenstalk_server.web.features.tubes.api.tubes import Sort
-from greenstalk_server.web.features.tubes.pages.overview import BY_NAME, SORTS
+from greenstalk_server.web.features.tubes.tube_view import BY_NAME, SORTS
 
 from ..conftest import Queue
 from .conftest import Program, problem

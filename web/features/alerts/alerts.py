@@ -21,6 +21,7 @@ import gevent
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.receivers import Receiver
+from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
@@ -351,3 +352,12 @@ def _observe(of: weakref.ref[Alerts]) -> None:
         pause = alerts.tick()
         del alerts
         gevent.sleep(pause)
+
+
+def address_of(receiver: Receiver) -> str:
+    """Return the scheme and the host of the address of *receiver*, or where it is configured."""
+    target = receiver.target
+    if target.secret_url is None:
+        return shown_url(target.url)
+    kind, place = target.secret_url
+    return f"in the variable {place}" if kind == ENVIRONMENT else f"in the file {place}"

@@ -10,8 +10,8 @@ from greenstalk_server.config.tables.receivers import CONDITION_KINDS
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.jobs.job import MAX_ID
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.web.features.alerts.alerts import address_of
 from greenstalk_server.web.features.alerts.changes import AlertChanges, require_alerts
-from greenstalk_server.web.features.alerts.pages import address_of
 from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE
 from greenstalk_server.web.features.alerts.silences import Silence as StoredSilence
 from greenstalk_server.web.features.alerts.state import Delivery as StoredDelivery

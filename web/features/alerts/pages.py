@@ -13,11 +13,10 @@ from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS, SEVERITIES, Receiver
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
-from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.alerts.alerts import Alerts, Post
+from greenstalk_server.web.features.alerts.alerts import Alerts, Post, address_of
 from greenstalk_server.web.features.alerts.changes import AlertChanges, may_silence, require_alerts
 from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE, Silence
 from greenstalk_server.web.features.conditions.measures import KINDS, Condition, Measure
@@ -237,15 +236,6 @@ class AlertPages:
             return "not accepted yet"
         left = receiver.wait - (now - condition.since)
         return f"is sent if it lasts for {text.duration(left // SECOND + 1)} more" if left > 0 else "being sent"
-
-
-def address_of(receiver: Receiver) -> str:
-    """Return the scheme and the host of the address of *receiver*, or where it is configured."""
-    target = receiver.target
-    if target.secret_url is None:
-        return shown_url(target.url)
-    kind, place = target.secret_url
-    return f"in the variable {place}" if kind == ENVIRONMENT else f"in the file {place}"
 
 
 def _receives(receiver: Receiver) -> str:

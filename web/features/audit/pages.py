@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,23 +13,23 @@ from typing import Final
 
 from flask import Flask, Response, render_template, request, url_for
 from markupsafe import Markup
-from werkzeug.exceptions import BadRequest, Forbidden
+from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
-from greenstalk_server.core.tubes.patterns import to_regex
 from greenstalk_server.web.changes.tasks import Tasks
+from greenstalk_server.web.features.audit.entries import (
+    END_OF_TIME,
+    MAX_CURSOR,
+    MAX_FILTER_LENGTH,
+    Filter,
+    find_entries,
+    require_audit_access,
+)
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.store.audit import Audit, Entry
 
 PAGE: Final = 100
 """Entries on a page."""
-
-MAX_SCANNED: Final = 50_000
-"""Entries scanned for one page: about half a second. A page that hits the limit says so."""
-
-MAX_FILTER_LENGTH: Final = 200
-MAX_CURSOR: Final = 2**63 - 1
 
 CSV_HEAD: Final = ("at", "who", "address", "what", "tube", "id", "details")
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -39,53 +38,12 @@ FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 CHUNK: Final = 16384
 """Characters of an export per chunk sent."""
 
-
 FIELDS: Final = ("who", "what", "tube", "id", "since", "until")
 """The fields of the filter in the URL of the page."""
-
-JOB_CHANGES: Final = {"tube/clear": "delete", "job/copy": "put"}
-"""The change that an action makes to jobs, for actions whose path does not name it."""
 
 STARTS: Final = ("bulk/run", "tubes/run")
 ENDS: Final = ("bulk/end", "tubes/end")
 """Actions of the entries at the start and at the end of a task that changes many jobs or tubes."""
-
-END_OF_TIME: Final = 2**63
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A filter of entries. A text matches as a case-insensitive substring; an empty text matches every entry.
-
-    who             the user.
-    what            the action's path, or the change that it makes to one or more jobs.
-    tube            the tube, the tube that jobs were moved to, or a pattern that matches it.
-    id              the job's id; 0 for any.
-    since, until    in nanoseconds since the epoch; *until* is excluded.
-    """
-
-    who: str = ""
-    what: str = ""
-    tube: str = ""
-    id: int = 0
-    since: int = 0
-    until: int = END_OF_TIME
-
-    def passes(self, entry: Entry) -> bool:
-        details = entry.details
-        actions = (entry.what, JOB_CHANGES.get(entry.what, ""), details.get("action", ""))
-        tubes = (details.get("tube", ""), details.get("to", ""), details.get("pattern", ""))
-        return (
-            self.since <= entry.at < self.until
-            and self.who.lower() in entry.who.lower()
-            and any(self.what.lower() in str(action) for action in actions)
-            and (any(self.tube.lower() in str(tube).lower() for tube in tubes) or self._is_matched(tubes[-1]))
-            and (not self.id or self.id in (details.get("id"), details.get("of")))
-        )
-
-    def _is_matched(self, pattern: str | int) -> bool:
-        """Return whether *pattern*, by which tubes were changed, matches the tube of the filter."""
-        return bool(pattern) and re.fullmatch(to_regex(str(pattern)), self.tube) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +133,6 @@ class AuditPages:
         return Row(text.time_tag(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
 
 
-def require_audit_access() -> None:
-    """Raise Forbidden unless the visitor may see the audit log."""
-    if not visitor().sees_audit:
-        raise Forbidden("Only admins can see the audit log.")
-
-
 def _given(name: str) -> str:
     """Return the first MAX_FILTER_LENGTH characters of the field *name*."""
     return request.args.get(name, "").strip()[:MAX_FILTER_LENGTH]
@@ -205,22 +157,6 @@ def _instant(name: str) -> tuple[int, int]:
             begin = int(datetime.strptime(given, shape).replace(tzinfo=UTC).timestamp()) * SECOND
             return begin, begin + seconds * SECOND
     raise BadRequest(f"“{name}” must be a time in UTC such as 2026-11-22T14:30, not “{given[:40]}”.")
-
-
-def find_entries(audit: Audit, wanted: Filter, before: int, limit: int) -> tuple[list[Entry], int, bool]:
-    """Return at most *limit* matching entries older than the cursor *before*, newest first. May switch.
-
-    Also return the cursor of the next page, or 0, and whether the scan hit MAX_SCANNED.
-    """
-    found: list[Entry] = []
-    for scanned, entry in enumerate(audit.newest_first(before)):
-        if len(found) == limit:
-            return found, found[-1].number, False
-        if scanned == MAX_SCANNED:
-            return found, entry.number + 1, True
-        if wanted.passes(entry):
-            found.append(entry)
-    return found, 0, False
 
 
 def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:

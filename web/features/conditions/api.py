@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from greenstalk_server.web.features.conditions.measures import Condition as ActiveCondition
 from greenstalk_server.web.features.conditions.monitor import Attention as Monitor
-from greenstalk_server.web.features.conditions.pages import href_of, sentence_of, visible_conditions
+from greenstalk_server.web.features.conditions.visible import href_of, sentence_of, visible_conditions
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.values import Count, Instant, RequestModel, ResponseModel, instant

@@ -10,10 +10,10 @@ from flask import url_for
 from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, Condition, Measure
+from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, Condition
 from greenstalk_server.web.features.conditions.monitor import Attention, KindCount
+from greenstalk_server.web.features.conditions.visible import href_of, sentence_of, visible_conditions
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
 
 MAX_PER_KIND: Final = 5
 """Tubes with conditions of one kind and severity that the panel shows one by one; it counts the others."""
@@ -69,30 +69,9 @@ def attention_panel(attention: Attention, now: int) -> Panel:
     )
 
 
-def visible_conditions(attention: Attention) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
-    """Return the conditions that the visitor may see, the worst first, and their number by kind. May switch."""
-    who = visitor()
-    return (attention.conditions, attention.counts) if who.sees_all else attention.visible_to(who.sees)
-
-
-def sentence_of(measure: Measure) -> str:
-    """Return the sentence of *measure*, without the name of a dead-letter tube that the visitor may not see."""
-    target = str(measure.link.args.get("tube", "")).encode()
-    if not target or target == measure.tube or visitor().sees(target):
-        return measure.sentence
-    return measure.sentence.replace(f"“{target.decode()}”", "another tube")
-
-
 def _summary(counts: Counter[str]) -> str:
     texts = [text.counted(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
     return ", ".join(texts).replace("criticals", CRITICAL)
-
-
-def href_of(measure: Measure) -> str:
-    """Return the path of the page about the jobs or workers of *measure*, which the visitor may see."""
-    target = str(measure.link.args.get("tube", "")).encode()
-    args = measure.link.args if not target or visitor().sees(target) else {"tube": measure.tube.decode()}
-    return url_for(measure.link.endpoint, **args)
 
 
 def _item(condition: Condition, now: int) -> Item:

@@ -10,17 +10,18 @@ from msgspec import UNSET, Meta, UnsetType
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
 from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT
+from greenstalk_server.web.features.errors.errors import TubeErrors, groups_of, retry_action
 from greenstalk_server.web.features.errors.groups import MAX_GROUPS, ErrorGroups
 from greenstalk_server.web.features.errors.groups import ErrorGroup as CoreGroup
-from greenstalk_server.web.features.errors.pages import TubeErrors, groups_of, retry_action
 from greenstalk_server.web.features.jobs.api.jobs import Reason
-from greenstalk_server.web.features.search.pages import INITIAL_WAIT
 from greenstalk_server.web.features.tasks.api import BUSY, Progress, TaskId, progress_of
 from greenstalk_server.web.features.tubes.api.tubes import NO_TUBE
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, Instant, JobId, OfTube, ResponseModel, instant, tube_of
+from greenstalk_server.web.framework.api.values import Count, Instant, JobId, OfTube, ResponseModel, instant
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, PathError, parse_path
+from greenstalk_server.web.reads.lookup import tube_of
 
 FailedState = Literal["buried", "ready", "delayed"]
 Retry = Literal["kick", "redrive"]

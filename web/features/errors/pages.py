@@ -1,8 +1,4 @@
-"""The page of a tube's errors: a task groups the failed jobs of the tube, and the page has actions on each group.
-
-A grouping is a task. Requests for the same jobs share a running task. They also share a finished task for ten times as
-long as it took, so grouping takes at most a tenth of the time, however often the page is loaded.
-"""
+"""The page of a tube's errors, with actions on each group of failed jobs."""
 
 from __future__ import annotations
 
@@ -11,36 +7,28 @@ from typing import Any, Final
 
 from flask import Flask, make_response, redirect, render_template, request, url_for
 from markupsafe import Markup
-from werkzeug.exceptions import BadRequest, Forbidden, NotFound
+from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
+from greenstalk_server.core.jobs.job import BURIED, SECOND, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.tasks import DONE, Task, Tasks, progress_texts
+from greenstalk_server.web.changes.tasks import Task, Tasks, progress_texts
+from greenstalk_server.web.features.errors.errors import STATES, TubeErrors, groups_of, retry_action
 from greenstalk_server.web.features.errors.groups import ErrorGroup, ErrorGroups
-from greenstalk_server.web.features.jobs.pages.actions import find_tube
 from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.reads.jobs.body_format import row_preview
 from greenstalk_server.web.reads.jobs.job_list import REASON_TEXTS
-from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_PATH, Path, PathError, parse_path
-from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
-from greenstalk_server.web.reads.jobs.query import Query, Term, TextMatch
+from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, Path, PathError, parse_path
+from greenstalk_server.web.reads.jobs.query import Query
+from greenstalk_server.web.reads.lookup import find_tube
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 INITIAL_WAIT: Final = 0.25
 """Maximum seconds that a request waits for its grouping; then the page shows the progress."""
-
-REUSE_FACTOR: Final = 10
-"""A finished grouping is reused for this multiple of the time that it took."""
-
-STATES: Final = (BURIED, READY, DELAYED)
-"""States that a visitor can select for grouping."""
-
-NOT_RESERVED: Final = Term("state", TextMatch(STATE_NAMES[RESERVED]), is_negated=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +58,14 @@ class GroupRow:
     retry: str
 
 
-class TubeErrors:
-    """The errors of the tubes of one broker."""
+class ErrorPages:
+    """The page `/tube/errors`."""
 
-    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks) -> None:
+    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks, errors: TubeErrors) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._tasks: Tasks = tasks
+        self._errors: TubeErrors = errors
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
 
     def init_app(self, app: Flask) -> None:
@@ -94,60 +83,9 @@ class TubeErrors:
             path = read_path(request.args.get("field", "").strip())
             if not visitor().sees_bodies:
                 return redirect(url_for("tube", tube=tube.name.decode(), state=STATE_NAMES[state or BURIED]))
-            task = self.start(tube, state, path, is_fresh=bool(request.args.get("refresh")))
+            task = self._errors.start(tube, state, path, is_fresh=bool(request.args.get("refresh")))
         task.wait(INITIAL_WAIT)
         return make_response(render_template("tube_errors.html", **self._shown(tube, task)))
-
-    def start(self, tube: Tube, state: int, path: Path, is_fresh: bool = False) -> Task:
-        """Group the failed jobs of *tube*, or return the task of the same grouping. Does not switch.
-
-        state       one of STATES, or 0 for the default: buried, and in a dead-letter tube all except reserved.
-        path        the field with the error; empty to find the error as job_errors describes.
-        is_fresh    do not return a finished task.
-        """
-        if not visitor().sees_bodies:
-            raise Forbidden("Job bodies are hidden from you, so you cannot see their errors.")
-        query = self._query(tube, state)
-        found = self._tasks.latest(
-            lambda subject: isinstance(subject, ErrorGroups) and (subject.query, subject.path) == (query, path)
-        )
-        if found is not None and (found.is_running or (not is_fresh and self._is_recent(found))):
-            return found
-        groups, name = ErrorGroups(query, path), tube.name.decode()
-        return self._tasks.start(
-            f"Errors of {query}",
-            groups,
-            lambda task: self._work(task, groups),
-            endpoint="tube_errors",
-            needs_bodies=True,
-            back=lambda: url_for("tube_errors", tube=name),
-        )
-
-    def _query(self, tube: Tube, state: int) -> Query:
-        name = tube.name.decode()
-        if not state and self._dead_letter_tubes.has(tube):
-            return Query((*Query().within(name).terms, NOT_RESERVED))
-        return Query().within(name, STATE_NAMES[state or BURIED])
-
-    def _is_recent(self, task: Task) -> bool:
-        taken = task.ended_at - task.started_at
-        return task.state == DONE and self._clock() - task.ended_at < REUSE_FACTOR * taken
-
-    def _work(self, task: Task, groups: ErrorGroups) -> None:
-        """Group the jobs. Switches."""
-        task.total, ids = candidate_ids(self._broker, groups.query)
-        matcher = JobMatcher(
-            self._broker, groups.query, self._clock(), task.checkpoint, lambda job: job.size <= MAX_PARSED
-        )
-        try:
-            for _, job, body in matcher.match(ids):
-                if job is not None:
-                    groups.add(job, body)
-                    task.matched += 1
-                task.scanned += 1
-        finally:
-            groups.close()
-        task.total = task.scanned  # jobs may be deleted before the scan reaches them
 
     def _shown(self, tube: Tube, task: Task) -> dict[str, Any]:
         found, now, name = groups_of(task), self._clock(), tube.name.decode()
@@ -181,25 +119,11 @@ def read_path(given: str) -> Path:
         raise BadRequest(f"“field” is invalid: {error}") from error
 
 
-def groups_of(task: Task) -> ErrorGroups:
-    """Return the groups of *task*; raise NotFound if it groups no errors."""
-    if not isinstance(task.subject, ErrorGroups):
-        raise NotFound("This task does not group errors.")
-    return task.subject
-
-
 def group_title(group: ErrorGroup) -> str:
     """Return the error of *group*, or in words why there is none."""
     if group.error:
         return group.error
     return f"No error in the body, {REASON_TEXTS[group.reason]}" if group.reason else "No error in the body"
-
-
-def retry_action(group: ErrorGroup) -> str:
-    """Return the bulk action that makes the jobs of *group* ready; empty if none changes one of them."""
-    if group.dead_letters:
-        return "redrive"
-    return "kick" if group.unready else ""
 
 
 def _row(found: ErrorGroups, group: ErrorGroup, now: int) -> GroupRow:

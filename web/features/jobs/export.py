@@ -28,12 +28,11 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.access import Visitor, visitor
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.json_fields import Path, field_text, parse_body
-from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids, read_query
+from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids, read_columns, read_query
 from greenstalk_server.web.reads.jobs.query import Query, QueryError
 
 FIELDS: Final = (
@@ -103,7 +102,7 @@ class Exports:
         form = request.args.get("format", "")
         if form not in _FORMATS:
             raise BadRequest(f"“format” must be one of {', '.join(_FORMATS)}, not “{form[:40]}”.")
-        return self.file(query, form, fields.columns(request.args))
+        return self.file(query, form, read_columns(request.args))
 
     def file(self, query: Query, form: str, paths: tuple[Path, ...] = ()) -> Response:
         """Return the jobs that match *query*, oldest first, as a *form* file. Sending it may switch greenlets.

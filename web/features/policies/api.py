@@ -10,9 +10,9 @@ from werkzeug.exceptions import Conflict
 
 from greenstalk_server.config.tables.roles import ADMIN, VIEWER
 from greenstalk_server.core.policies.policy import MAX_PRIORITY, Policy, PolicyError, parse_policy
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT
 from greenstalk_server.web.features.policies.changes import ListedPolicy
 from greenstalk_server.web.features.policies.changes import Policies as PolicyOperations
-from greenstalk_server.web.features.search.pages import INITIAL_WAIT
 from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint

@@ -8,8 +8,8 @@ from msgspec import Meta
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.web.features.samples.pages import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
-from greenstalk_server.web.features.samples.pages import Samples as SamplePages
+from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
+from greenstalk_server.web.features.samples.samples import Samples as SamplePages
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse

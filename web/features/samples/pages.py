@@ -1,28 +1,25 @@
-"""Job templates (`Sample` in the code): saved from the put form, loaded into it, and deleted. For admins."""
+"""Job templates on the page of a tube: saved from the put form, loaded into it, and deleted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from flask import Flask, redirect, request, url_for
-from werkzeug.exceptions import BadRequest, Conflict, NotFound
+from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import OPERATOR
+from greenstalk_server.web.features.samples.samples import (
+    DEFAULT_PRI,
+    DEFAULT_TTR,
+    MAX_NAME_LENGTH,
+    Samples,
+    visible_samples,
+)
 from greenstalk_server.web.framework import fields
-from greenstalk_server.web.framework.access import require_operator, visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.store import Sample, SampleLimitExceeded, Store
-
-MAX_NAME_LENGTH: Final = 60
-"""Characters."""
-
-DEFAULT_PRI: Final = 65536
-DEFAULT_TTR: Final = 60
-"""Initial values of the put form, the defaults of client libraries."""
+from greenstalk_server.web.store.store import Sample, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +39,11 @@ class SampleList:
     trouble: str
 
 
-class Samples:
-    """The actions that save and delete samples in *store*."""
+class SamplePages:
+    """The forms that save and delete samples."""
 
-    def __init__(self, store: Store, audit: Audit) -> None:
-        self._store: Store = store
-        self._audit: Audit = audit
+    def __init__(self, samples: Samples) -> None:
+        self._samples: Samples = samples
 
     def init_app(self, app: Flask) -> None:
         """Add the actions to *app*."""
@@ -69,43 +65,15 @@ class Samples:
             fields.number(form, "ttr", 1, MAX_NUMBER),
             form.get("body", "").replace("\r\n", "\n"),
         )
-        self.keep(sample)
+        self._samples.keep(sample)
         return _redirect(sample.tube, "saved-sample", name)
 
     @open_to(OPERATOR)
     def delete(self) -> Response:
         """Serve `/sample/delete`: delete the sample `name`, and redirect to `tube`. Switches."""
         tube = fields.tube_name(request.form).decode()
-        self.forget(request.form.get("name", ""))
+        self._samples.forget(request.form.get("name", ""))
         return _redirect(tube, "deleted-sample", None)
-
-    def keep(self, sample: Sample) -> None:
-        """Save *sample*, replacing any sample of the same name; raise Conflict if the store is full. Switches."""
-        require_operator(sample.tube.encode())
-        if (replaced := self._store.samples.get(sample.name)) is not None:
-            require_operator(replaced.tube.encode())
-        try:
-            self._store.add_sample(sample)
-        except SampleLimitExceeded as error:
-            raise Conflict(f"The template was not saved: {error}.") from None
-        self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
-        self._store.save()
-
-    def forget(self, name: str) -> None:
-        """Delete the sample *name*; raise NotFound if it does not exist. Switches."""
-        sample = visible_samples(self._store).get(name)
-        if sample is not None:
-            require_operator(sample.tube.encode())
-        if sample is None or not self._store.remove_sample(name):
-            raise NotFound(f"There is no template “{name[:MAX_NAME_LENGTH]}”.")
-        self._audit.note("sample/delete", name=name)
-        self._store.save()
-
-
-def visible_samples(store: Store) -> dict[str, Sample]:
-    """Return the samples for tubes that the visitor may see, by name."""
-    sees = visitor().sees
-    return {name: sample for name, sample in store.samples.items() if sees(sample.tube.encode())}
 
 
 def samples_for(store: Store, given: Fields, tube: str) -> SampleList:

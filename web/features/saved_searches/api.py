@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import ADMIN
-from greenstalk_server.web.features.saved_searches.pages import MAX_NAME_LENGTH
-from greenstalk_server.web.features.saved_searches.pages import SavedSearches as SavedSearchPages
+from greenstalk_server.web.features.saved_searches.saved_searches import MAX_NAME_LENGTH
+from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches as SavedSearchPages
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel

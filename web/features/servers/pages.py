@@ -8,11 +8,16 @@ from typing import Any, Final
 
 from flask import Flask, render_template, url_for
 from markupsafe import Markup
-from werkzeug.exceptions import Forbidden
 
-from greenstalk_server.web.features.servers.servers import LEADER, STANDBY, Figures, Servers, ServerStatus
+from greenstalk_server.web.features.servers.servers import (
+    LEADER,
+    STANDBY,
+    Figures,
+    Servers,
+    ServerStatus,
+    require_servers,
+)
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
 PAGE_WAIT: Final = 1.0
@@ -43,17 +48,6 @@ class ServerRow:
     conditions: str
     severity: str
     worst: str
-
-
-def require_servers() -> None:
-    """Raise Forbidden unless the visitor may see every tube of this server."""
-    if not sees_servers():
-        raise Forbidden("The servers can be seen only by users who may see all tubes.")
-
-
-def sees_servers() -> bool:
-    """Return whether the visitor may see the figures of whole servers."""
-    return visitor().sees_all
 
 
 class ServerPages:

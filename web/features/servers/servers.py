@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import gevent
 import msgspec
 from msgspec import Meta, Struct
+from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.peers import Peer
@@ -24,6 +25,7 @@ from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.monitor import Attention
 from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, send
 
 REFRESH_INTERVAL: Final = 5 * SECOND
@@ -298,3 +300,14 @@ def _cleaned(value: str) -> str:
     """Return the beginning of *value* as one line of printable text."""
     line = " ".join(value[: 4 * MAX_TEXT].split())[:MAX_TEXT]
     return "".join([character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line])
+
+
+def require_servers() -> None:
+    """Raise Forbidden unless the visitor may see every tube of this server."""
+    if not sees_servers():
+        raise Forbidden("The servers can be seen only by users who may see all tubes.")
+
+
+def sees_servers() -> bool:
+    """Return whether the visitor may see the figures of whole servers."""
+    return visitor().sees_all

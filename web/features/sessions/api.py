@@ -8,9 +8,9 @@ from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.web.auth.sessions import Session as StoredSession
-from greenstalk_server.web.features.sessions.pages.signin import (
+from greenstalk_server.web.features.sessions.sessions import (
     MAX_FILTER_LENGTH,
-    SignIn,
+    SessionChanges,
     matching_sessions,
     require_admin_view,
 )
@@ -66,25 +66,25 @@ class Sessions:
     A program that sends a password or a token with each request has no session.
     """
 
-    def __init__(self, sign_in: SignIn) -> None:
-        self._sign_in: SignIn = sign_in
+    def __init__(self, changes: SessionChanges) -> None:
+        self._changes: SessionChanges = changes
 
     @endpoint("GET", "/sessions", errors=FOR_ADMINS)
     def list_sessions(self, query: ListSessions) -> SessionList:
         """List the sessions."""
         require_admin_view()
-        found = matching_sessions(self._sign_in.sessions, query.q.strip())
+        found = matching_sessions(self._changes.sessions, query.q.strip())
         return SessionList(total=len(found), sessions=[_model(session) for session in found[: query.limit]])
 
     @endpoint("DELETE", "/sessions/{number}", role=ADMIN, status=204, errors={404: "The session does not exist."})
     def end_session(self, number: SessionNumber) -> None:
         """End a session: its user must sign in again. Its streams and tasks end."""
-        self._sign_in.end_session(number)
+        self._changes.end_session(number)
 
     @endpoint("DELETE", "/sessions", role=ADMIN)
     def end_sessions(self) -> SessionsEnded:
         """End all sessions except that of the request."""
-        return SessionsEnded(sessions=self._sign_in.end_others())
+        return SessionsEnded(sessions=self._changes.end_others())
 
 
 def _model(session: StoredSession) -> Session:

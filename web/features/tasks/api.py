@@ -11,13 +11,14 @@ from greenstalk_server.config.tables.roles import OPERATOR, VIEWER
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, Bulk, Change, Plan
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT
 from greenstalk_server.web.changes.tasks import Task as CoreTask
 from greenstalk_server.web.changes.tasks import Tasks as TaskManager
 from greenstalk_server.web.changes.tube_changes import SAMPLE_SIZE, TubeChanges, TubePlan
 from greenstalk_server.web.features.errors.groups import ErrorGroups
 from greenstalk_server.web.features.jobs.api.jobs import HIDDEN, JobList, JobSelector, job_rows, parse_selector
 from greenstalk_server.web.features.policies.changes import Effect
-from greenstalk_server.web.features.search.pages import INITIAL_WAIT, MAX_MATCHES, Search, Searches, search_of
+from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
 from greenstalk_server.web.framework.api.endpoint import endpoint

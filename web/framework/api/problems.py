@@ -13,8 +13,8 @@ from flask import Response, request, url_for
 from msgspec import UNSET, Meta, Struct, UnsetType
 from werkzeug.exceptions import BadRequest, HTTPException
 
-from greenstalk_server.web.changes.operations import JobHeld, PutRefused
 from greenstalk_server.web.framework.api.durability import NotDurableYet
+from greenstalk_server.web.framework.failures import JobHeld, PutRefused
 
 PROBLEM_TYPE: Final = "application/problem+json"
 

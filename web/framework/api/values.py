@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
-from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.web.features.jobs.export import encode_body
-from greenstalk_server.web.features.jobs.pages.actions import find_tube
-from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.fields import MAX_NUMBER, MAX_PUT
+from greenstalk_server.web.framework.fields import MAX_NUMBER
 
 
 class RequestModel(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -68,14 +61,10 @@ Instant = Annotated[datetime, Meta(tz=True)]
 """A point in time, in RFC 3339 form."""
 
 State = Literal["ready", "reserved", "delayed", "buried"]
-Encoding = Literal["utf-8", "base64"]
 
 Force = Annotated[bool, Meta(description="Also act on a job that a client holds, and may still be processing.")]
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-MAX_JSON_BODY: Final = MAX_PUT
-"""Bytes of the largest job body inside JSON. Larger bodies are available at `/jobs/{id}/body` only."""
 
 
 class OfTube(RequestModel):
@@ -91,32 +80,6 @@ class Forced(RequestModel):
 
 
 NOT_FORCED: Final = Forced()
-
-
-def tube_of(broker: Broker, name: str) -> Tube:
-    """Return the tube *name*; raise NotFound if it does not exist."""
-    return find_tube(broker, {"tube": name})
-
-
-def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> bytes:
-    """Decode *body*; refuse *field* if that fails, or if the result exceeds MAX_JSON_BODY or *limit* bytes."""
-    if encoding == "utf-8":
-        raw = body.encode()
-    else:
-        try:
-            raw = base64.b64decode(body, validate=True)
-        except ValueError as error:  # also binascii.Error, and the error for characters outside ASCII
-            refuse(field, f"is not base64: {error}")
-    most = min(MAX_JSON_BODY, limit)
-    if len(raw) > most:
-        refuse(field, f"must be at most {text.size(most)}, but has {text.number(len(raw))} bytes")
-    return raw
-
-
-def body_out(body: bytes) -> tuple[Encoding, str]:
-    """Return the encoding of *body* in JSON, and *body* as text in that encoding."""
-    encoding, shown = encode_body(body)
-    return ("utf-8" if encoding == "utf-8" else "base64"), shown
 
 
 def duration(nanoseconds: int) -> int | float:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
-from werkzeug.exceptions import Forbidden
+from werkzeug.datastructures import MultiDict
+from werkzeug.exceptions import BadRequest, Forbidden
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import STATE_NAMES, Job
@@ -18,6 +19,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import Visitor, visitor
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.reads.jobs.bodies import (
     BATCH_BYTES,
     BATCH_SIZE,
@@ -36,7 +38,7 @@ from greenstalk_server.web.reads.jobs.job_list import (
     job_rows,
     jobs_in_order,
 )
-from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_VALUES
+from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, MAX_VALUES, Path, PathError, parse_columns
 from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, Query, Test, parse
 
 MAX_COLLECTED_IDS: Final = 20_000
@@ -238,3 +240,12 @@ def _seen_only(is_match: Test, who: Visitor) -> Test:
         return is_match
     sees = who.sees
     return lambda job, now: sees(job.tube.name) and is_match(job, now)
+
+
+def read_columns(fields: Fields) -> tuple[Path, ...]:
+    """Return the paths of JSON fields in the field `cols`, which a form may send several times."""
+    given = ",".join(fields.getlist("cols")) if isinstance(fields, MultiDict) else fields.get("cols", "")
+    try:
+        return parse_columns(given)
+    except PathError as error:
+        raise BadRequest(f"“cols” is invalid: {error}") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode
 
 from flask import request
@@ -16,10 +16,9 @@ from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.history.history import Columns
-from greenstalk_server.web.features.history.rings import TIMES as TIMED
 from greenstalk_server.web.features.history.rings import Span
+from greenstalk_server.web.features.history.series_json import has_any
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.sparkline import path
 
 WIDTH: Final = 720
@@ -31,11 +30,6 @@ SVG_POINTS: Final = 120
 
 TABLE_ROWS: Final = 12
 """Rows in the table of figures."""
-
-DAY_SECONDS: Final = 86400
-
-COMPARED: Final = {"day": ("a day ago", DAY_SECONDS), "week": ("a week ago", 7 * DAY_SECONDS)}
-"""For each value of the field `compare`: the label, and the seconds to go back."""
 
 MAX_SHOWN_MARKS: Final = 50
 """Maximum marks on a chart: the latest."""
@@ -193,37 +187,9 @@ class Panel:
     may_mark: bool
 
 
-def history_json(columns: Columns) -> dict[str, Any]:
-    """Return *columns* as JSON: `step`, `end`, and `series`: a list of values for each series that is not empty.
-
-    May switch.
-    """
-    series, pace = dict[str, list[float | int | None]](), Pace()
-    for key, values in columns.series.items():
-        pace.yield_if_due()
-        if _has_any(key, values):
-            series[key] = [_rounded(value) for value in values]
-    return {"step": columns.step, "end": columns.end, "series": series}
-
-
-def _has_any(key: str, values: Sequence[float]) -> bool:
-    """Return whether the series *key* has any known value to show. Zeros count only in series of durations."""
-    return any(not isnan(value) and (value or key in TIMED) for value in values)
-
-
-def _rounded(value: float) -> float | int | None:
-    """Return *value* rounded; None for NaN.
-
-    Further digits are noise: a float32 has seven, and times are estimates.
-    """
-    if isnan(value):
-        return None
-    return int(value) if float(value).is_integer() else round(value, 3) if value >= 1 else round(value, 6)
-
-
 def is_shown(chart: Chart, columns: Columns) -> bool:
     """Return whether the page has *chart*."""
-    return not chart.is_optional or any(_has_any(line.key, columns.series[line.key]) for line in chart.lines)
+    return not chart.is_optional or any(has_any(line.key, columns.series[line.key]) for line in chart.lines)
 
 
 def link(**changed: str) -> str:
@@ -237,8 +203,8 @@ def draw(chart: Chart, columns: Columns, before: Columns | None, span: Span) -> 
     """Return *chart* of *columns*, with the lines of *before* if there are any."""
     series = {line.key: columns.series[line.key] for line in chart.lines}
     earlier = {line.key: before.series[line.key] for line in chart.lines} if before is not None else {}
-    thin = {key: downsample(values) for key, values in series.items() if _has_any(key, values)}
-    faint = {key: downsample(values) for key, values in earlier.items() if _has_any(key, values)}
+    thin = {key: downsample(values) for key, values in series.items() if has_any(key, values)}
+    faint = {key: downsample(values) for key, values in earlier.items() if has_any(key, values)}
     drawn = [*thin.values(), *faint.values()]
     top = max((value for values in drawn for value in values if not isnan(value)), default=0.0)
     lines = [

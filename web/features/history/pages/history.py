@@ -16,7 +16,6 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.history.history import Columns, History
 from greenstalk_server.web.features.history.pages.charts import (
-    COMPARED,
     MAX_SHOWN_MARKS,
     SERVER_CHARTS,
     TUBE_CHARTS,
@@ -26,13 +25,12 @@ from greenstalk_server.web.features.history.pages.charts import (
     DrawnMark,
     Panel,
     draw,
-    history_json,
     is_shown,
     link,
     time_of,
 )
 from greenstalk_server.web.features.history.rings import HOUR, SPANS, Span
-from greenstalk_server.web.features.jobs.pages.actions import find_tube
+from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.marks.changes import add_mark, may_mark, visible_marks
 from greenstalk_server.web.features.marks.marks import MAX_TEXT, Mark, Marks
 from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
@@ -40,6 +38,7 @@ from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import require_full_view, visitor
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
+from greenstalk_server.web.reads.lookup import find_tube
 from greenstalk_server.web.store.audit import Audit
 
 

@@ -23,15 +23,13 @@ from greenstalk_server.core.timers import NEVER
 from greenstalk_server.protocol.extended_stats import job_extension
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import Added, Operations, Put, PutRefused, to_nanoseconds
+from greenstalk_server.web.changes.operations import Added, Changes, Operations, Put, to_nanoseconds
+from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY, Encoding, body_in, body_out
 from greenstalk_server.web.features.jobs.api.job_fields import BodyFields, FieldPaths, parse_fields
 from greenstalk_server.web.features.jobs.api.job_tags import JobTags, PutTags, tags_in, tags_out
 from greenstalk_server.web.features.jobs.api.listing import Place, Rows, begin, fill, refuse_other
 from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
-from greenstalk_server.web.features.jobs.pages.actions import find_job
-from greenstalk_server.web.features.jobs.pages.details import events_of
-from greenstalk_server.web.features.jobs.pages.edit import Changes
-from greenstalk_server.web.features.samples.pages import DEFAULT_PRI, DEFAULT_TTR
+from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR
 from greenstalk_server.web.framework.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
@@ -39,11 +37,9 @@ from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import (
-    MAX_JSON_BODY,
     NOT_FORCED,
     Count,
     Duration,
-    Encoding,
     FineDelay,
     FineTtr,
     Force,
@@ -55,16 +51,17 @@ from greenstalk_server.web.framework.api.values import (
     ResponseModel,
     State,
     TubeName,
-    body_in,
-    body_out,
     duration,
     instant,
 )
 from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.failures import PutRefused
 from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
+from greenstalk_server.web.reads.jobs.events import events_of
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, Query, QueryError
+from greenstalk_server.web.reads.lookup import find_job
 
 MAX_JOBS_PER_PUT: Final = 1000
 """Maximum number of jobs in one put request."""
@@ -531,14 +528,12 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.UNBLOCKED: "unblocked",
 }
 
-
 _REASONS: Final[Mapping[int, Reason]] = {
     DeadLetterReason.ATTEMPTS: "attempts",
     DeadLetterReason.EXPIRED: "expired",
     DeadLetterReason.BURIED_EXPIRED: "buried-expired",
     DeadLetterReason.OVERFLOW: "overflow",
 }
-
 
 _STATES: Final[Mapping[int, State]] = {
     READY: "ready",

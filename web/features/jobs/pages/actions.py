@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from flask import Flask, make_response, redirect, render_template, request, url_for
-from werkzeug.exceptions import BadRequest, Conflict, HTTPException, NotFound
+from werkzeug.exceptions import BadRequest, Conflict, HTTPException
 from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
@@ -21,9 +21,9 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Operations, Put
+from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changes, Operations, Put
 from greenstalk_server.web.features.jobs.pages.details import reservation
-from greenstalk_server.web.features.jobs.pages.edit import Changes, edit_page, read_changes, submitted_form, version
+from greenstalk_server.web.features.jobs.pages.edit import edit_page, read_changes, submitted_form, version
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER
@@ -31,6 +31,7 @@ from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.connections import find_client
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
+from greenstalk_server.web.reads.lookup import find_job, find_tube
 
 DAY: Final = 86400
 """Seconds."""
@@ -52,7 +53,6 @@ ACTIONS: Final = (
     "connection/close",
 )
 """The path of each action. With `_` instead of `/`, it also names the endpoint and the method of Actions."""
-
 
 MAX_UNCONFIRMED: Final = 100
 """Maximum jobs of a kick without confirmation. A larger kick may overload workers, so a page shows the number first."""
@@ -344,31 +344,6 @@ class Actions:
 
 def _redirect(endpoint: str, query: Mapping[str, str]) -> Response:
     return redirect(f"{url_for(endpoint)}?{urlencode(query)}", 303)
-
-
-def find_tube(broker: Broker, given: fields.Fields) -> Tube:
-    """Return the tube that the field `tube` names; raise NotFound if it does not exist or is not visible."""
-    tube = broker.tubes.get(given.get("tube", "").encode(errors="replace"))
-    if tube is None or not visitor().sees(tube.name):
-        name = fields.tube_name(given)
-        raise NotFound(
-            f"Tube “{name.decode()}” does not exist now. A tube exists while it has jobs or a client uses or watches"
-            " it; the next put creates it again."
-        )
-    return tube
-
-
-def find_job(broker: Broker, given: fields.Fields) -> Job:
-    """Return the job that the field `id` names; raise NotFound if it does not exist or is not visible."""
-    id = fields.job_id(given)
-    job = broker.jobs.get(id)
-    if job is None or not visitor().sees(job.tube.name):
-        if id < broker.next_id:
-            reason = "it was deleted, most likely by a worker that finished it"
-        else:
-            reason = f"no job has had this id yet; the next put gets {broker.next_id}"
-        raise NotFound(f"Job {id} does not exist: {reason}.")
-    return job
 
 
 def _bulk_notice(done: str, number: int, tube: Tube, state: int, bound: int) -> tuple[str, int]:

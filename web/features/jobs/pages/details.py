@@ -20,6 +20,7 @@ from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.fields import STATES
 from greenstalk_server.web.reads.connections import ActorRef, resolve_actors, tube_names, visible_jobs
+from greenstalk_server.web.reads.jobs.events import events_of
 from greenstalk_server.web.reads.jobs.job_list import REASON_TEXTS, attempts_text, count_jobs
 from greenstalk_server.web.reads.jobs.tags_text import hold_reason, is_awaiting, tag_entries
 from greenstalk_server.web.reads.policies import expires_at
@@ -254,16 +255,6 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
         watches=tube_names(client) or text.NONE,
         uses=visitor().name_of(client.used.name),
     )
-
-
-def events_of(job: Job) -> list[job_history.Event]:
-    """Return the events of *job*, oldest first, with the current reservation."""
-    events = job_history.unpack(job.events)
-    if job.holder is not None:
-        events.append(job_history.Event(job.reserved_at, job_history.RESERVED, job.holder.number))
-    # The stored events need sorting: a reservation is recorded when it ends, but with its start time, so it is stored
-    # after events that happened during it.
-    return sorted(events, key=lambda event: event.at)
 
 
 def _last_held(job: Job, events: list[job_history.Event], known: dict[int, ActorRef]) -> ActorRef | None:

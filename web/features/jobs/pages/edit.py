@@ -16,6 +16,7 @@ from werkzeug.exceptions import BadRequest, Forbidden, HTTPException
 
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tags.tags import NO_DEADLINE
+from greenstalk_server.web.changes.operations import Changes
 from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
@@ -56,25 +57,6 @@ class Form:
     line_ends: str
     expires: bool
     is_renewed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changes to a job. Times are in nanoseconds. None means unchanged.
-
-    is_renewed      the job expires as if it had been put now.
-    """
-
-    pri: int | None
-    delay: int | None
-    ttr: int | None
-    body: bytes | None
-    is_renewed: bool = False
-
-    def names(self) -> str:
-        """Return the names of the changed values, separated by commas; empty if nothing changes."""
-        changed = [name for name in ("pri", "delay", "ttr", "body") if getattr(self, name) is not None]
-        return ", ".join([*changed, "expiry"] if self.is_renewed else changed)
 
 
 def version(job: Job, body: bytes, sees_bodies: bool) -> str:

@@ -1,4 +1,4 @@
-"""The server of the API: its figures, recent history, a stream of changes, and the audit log."""
+"""The server of the API: its figures, recent history, and a stream of changes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from flask import Response
-from msgspec import UNSET, Meta, Struct, UnsetType, convert
+from msgspec import UNSET, Meta, UnsetType, convert
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.audit.pages import (
-    END_OF_TIME,
-    MAX_CURSOR,
-    MAX_FILTER_LENGTH,
-    Filter,
-    find_entries,
-    require_audit_access,
-)
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.visible import visible_figures
 from greenstalk_server.web.features.tubes.api.tubes import (
@@ -31,25 +23,19 @@ from greenstalk_server.web.features.tubes.api.tubes import (
     rates_model,
     series_model,
 )
-from greenstalk_server.web.features.tubes.pages.overview import OverviewBuilder
 from greenstalk_server.web.framework.access import require_full_view
-from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, MAX_LIMIT, Cursor, Limit, NextCursor, dump, load
+from greenstalk_server.web.framework.api.cursors import MAX_LIMIT
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.values import (
     Count,
-    Instant,
-    JobId,
     RequestModel,
     ResponseModel,
     TubeName,
-    instant,
-    nanoseconds,
-    tube_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.reads.lookup import tube_of
 
 LIVE: Final = "api"
 """Name under which the LiveHub knows the API's event stream."""
@@ -131,53 +117,6 @@ class ServerFigures(ResponseModel):
     ]
 
 
-class AuditEntry(ResponseModel):
-    """A change, or a refused request."""
-
-    number: Annotated[Count, Meta(description="Increases by one per entry, across restarts.")]
-    at: Instant
-    who: Annotated[str, Meta(description="The user name, or the kind of token.")]
-    address: Annotated[str, Meta(description="The address of the client.")]
-    what: Annotated[str, Meta(description="The operation.", examples=["tube/pause"])]
-    details: dict[str, str | int]
-
-
-class AuditList(ResponseModel):
-    """A page of the audit log, newest first."""
-
-    entries: list[AuditEntry]
-    next_cursor: NextCursor
-    trouble: Annotated[str, Meta(description="Why some entries are not on disk; empty if all are.")]
-
-
-class ListAudit(RequestModel):
-    """Selects entries as the dashboard's audit page does, and a page of the list."""
-
-    who: Annotated[
-        str, Meta(max_length=MAX_FILTER_LENGTH, description="Only entries with this text in the name; case is ignored.")
-    ] = ""
-    what: Annotated[
-        str,
-        Meta(
-            max_length=MAX_FILTER_LENGTH,
-            description="Only entries with this text in the operation, or in its effect on jobs: `delete` finds"
-            " `tube/clear`.",
-        ),
-    ] = ""
-    tube: Annotated[
-        str,
-        Meta(
-            max_length=MAX_FILTER_LENGTH,
-            description="Only entries with this text in the name of the tube, or of the tube that jobs were moved to.",
-        ),
-    ] = ""
-    id: Annotated[JobId | UnsetType, Meta(description="Only entries about this job, or about a copy of it.")] = UNSET
-    since: Annotated[Instant | UnsetType, Meta(description="Only entries at this time or later.")] = UNSET
-    until: Annotated[Instant | UnsetType, Meta(description="Only entries before this time.")] = UNSET
-    cursor: Cursor | UnsetType = UNSET
-    limit: Limit = DEFAULT_LIMIT
-
-
 class WatchEvents(RequestModel):
     """The tube to watch."""
 
@@ -186,14 +125,8 @@ class WatchEvents(RequestModel):
     ] = UNSET
 
 
-class _Place(Struct, array_like=True):
-    """The number of the last entry of the previous page."""
-
-    before: Annotated[int, Meta(ge=1, le=MAX_CURSOR)]
-
-
 class Server:
-    """The server: its figures, recent history, a stream of all changes, and the audit log."""
+    """The server: its figures, recent history, and a stream of all changes."""
 
     def __init__(
         self,
@@ -201,7 +134,6 @@ class Server:
         clock: Clock,
         tubes: Tubes,
         history: History,
-        audit: Audit,
         live: LiveHub,
         *,
         shares_journal: bool,
@@ -212,8 +144,6 @@ class Server:
         self._clock: Clock = clock
         self._tubes: Tubes = tubes
         self._history: History = history
-        self._builder: OverviewBuilder = OverviewBuilder(broker, history)
-        self._audit: Audit = audit
         self._live: LiveHub = live
         live.register(LIVE, self.live_state)
 
@@ -246,36 +176,6 @@ class Server:
         tube is gone. While nothing changes, an empty object is sent every 15 seconds.
         """
         return self._live.stream(LIVE, {} if query.tube is UNSET else {"tube": query.tube})
-
-    @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
-    def list_audit(self, query: ListAudit) -> AuditList:
-        """List the changes and the refused requests, newest first."""
-        require_audit_access()
-        before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
-        wanted = Filter(
-            who=query.who.strip(),
-            what=query.what.strip(),
-            tube=query.tube.strip(),
-            id=0 if query.id is UNSET else query.id,
-            since=0 if query.since is UNSET else nanoseconds(query.since),
-            until=END_OF_TIME if query.until is UNSET else nanoseconds(query.until),
-        )
-        entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
-        return AuditList(
-            entries=[
-                AuditEntry(
-                    number=one.number,
-                    at=instant(one.at),
-                    who=one.who,
-                    address=one.address,
-                    what=one.what,
-                    details=one.details,
-                )
-                for one in entries
-            ],
-            next_cursor=dump(_Place(following)) if following else None,
-            trouble=self._audit.trouble,
-        )
 
     def live_state(self, args: Fields, now: int) -> State:
         """Return the state of the stream, in the format that web.live.hub describes. May switch."""

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from greenstalk_server.web.features.servers.pages import require_servers
-from greenstalk_server.web.features.servers.servers import STANDBY, ServerStatus
+from greenstalk_server.web.features.servers.servers import STANDBY, ServerStatus, require_servers
 from greenstalk_server.web.features.servers.servers import Figures as ServerFigures
 from greenstalk_server.web.features.servers.servers import Servers as ServerList
 from greenstalk_server.web.framework.api.endpoint import endpoint

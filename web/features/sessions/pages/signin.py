@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flask import Flask, g, make_response, redirect, render_template, request, url_for
-from werkzeug.exceptions import Forbidden, HTTPException, NotFound, ServiceUnavailable, TooManyRequests
+from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import ADMIN, VIEWER
@@ -21,6 +21,12 @@ from greenstalk_server.web.auth.accounts import Account
 from greenstalk_server.web.auth.cookies import SESSION, delete_cookie, read_cookie, set_cookie
 from greenstalk_server.web.auth.guard import MAX_NAME_LENGTH, Guard
 from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.features.sessions.sessions import (
+    MAX_FILTER_LENGTH,
+    SessionChanges,
+    matching_sessions,
+    require_admin_view,
+)
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Visitor, visitor
 from greenstalk_server.web.framework.fields import Fields, own_path
@@ -29,8 +35,6 @@ from greenstalk_server.web.store.audit import Audit
 
 MAX_ROWS: Final = 200
 """Maximum sessions on the page: the most recently used ones."""
-
-MAX_FILTER_LENGTH: Final = 200
 
 MAX_PASSWORD_LENGTH: Final = 1000
 
@@ -57,8 +61,9 @@ class SignIn:
     sign_out_url    returns the address at the provider that ends a session there too; empty if there is none.
     """
 
-    def __init__(self, guard: Guard, audit: Audit, clock: Clock) -> None:
+    def __init__(self, guard: Guard, changes: SessionChanges, audit: Audit, clock: Clock) -> None:
         self.sessions: Sessions = guard.sessions
+        self._changes: SessionChanges = changes
         self._guard: Guard = guard
         self._audit: Audit = audit
         self._clock: Clock = clock
@@ -197,29 +202,12 @@ class SignIn:
     def end(self) -> Response:
         """Form `number`, or `all`: end a session, or all except that of the request. Does not switch."""
         if request.form.get("all") == "1":
-            self.end_others()
+            self._changes.end_others()
         else:
-            self.end_session(request.form.get("number", ""))
+            self._changes.end_session(request.form.get("number", ""))
         if not self._guard.needs_login or self._guard.current_session() is not None or not visitor().has_session:
             return redirect(url_for("sessions", notice="ended-session", n=0), 303)
         return redirect(url_for("login"), 303)
-
-    def end_session(self, number: str) -> None:
-        """End the session *number*; raise NotFound if it does not exist."""
-        session = next((one for one in self.sessions.all() if one.number == number), None)
-        if session is None:
-            raise NotFound("There is no such session. It may have ended.")
-        self.sessions.end(session)
-        self._audit.note("session/end", user=session.account.name)
-
-    def end_others(self) -> int:
-        """End every session except that of the request; return the number of ended sessions."""
-        own = self._guard.current_session()
-        others = [session for session in self.sessions.all() if session is not own]
-        for session in others:
-            self.sessions.end(session)
-        self._audit.note("session/end-all", sessions=len(others))
-        return len(others)
 
     def _row(self, session: Session, is_own: bool) -> Row:
         account, idle = session.account, max(0, self._clock() - session.seen_at) // SECOND
@@ -247,22 +235,6 @@ def next_path(given: Fields) -> str:
     home = url_for("overview")
     where = own_path(given, "next", home)
     return home if where.startswith(tuple(url_for(name) for name in ("login", "logout"))) else where
-
-
-def require_admin_view() -> None:
-    """Raise Forbidden unless the visitor may see the sessions."""
-    if not visitor().sees_audit:
-        raise Forbidden("Only admins can see the sessions.")
-
-
-def matching_sessions(sessions: Sessions, query: str) -> list[Session]:
-    """Return the sessions whose name, roles or address contain *query*, ignoring case, the last used first."""
-    wanted = query.lower()
-    return [
-        session
-        for session in sessions.all()
-        if wanted in f"{session.account.name} {' '.join(session.account.roles)} {session.address}".lower()
-    ]
 
 
 def _summary(found: int) -> str:

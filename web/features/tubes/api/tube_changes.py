@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import OPERATOR
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT
 from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange
 from greenstalk_server.web.changes.tube_changes import TubeChanges as Changes
-from greenstalk_server.web.features.search.pages import INITIAL_WAIT
 from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
 from greenstalk_server.web.features.tubes.api.tubes import STATES, Pause
 from greenstalk_server.web.framework.api.endpoint import endpoint

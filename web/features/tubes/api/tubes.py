@@ -19,19 +19,20 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Operations
 from greenstalk_server.web.features.conditions.monitor import Attention
 from greenstalk_server.web.features.history.history import History, Rates
-from greenstalk_server.web.features.history.pages.charts import COMPARED, history_json
 from greenstalk_server.web.features.history.rings import SPANS
+from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.policies.changes import MAX_SOURCES, sources_of
-from greenstalk_server.web.features.tubes.pages.overview import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
+from greenstalk_server.web.features.tubes.tube_view import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
 from greenstalk_server.web.framework.access import HIDDEN_TUBE, visitor
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName, tube_of
+from greenstalk_server.web.framework.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
+from greenstalk_server.web.reads.lookup import tube_of
 from greenstalk_server.web.reads.policies import DeadLetterTubes, visible_setting
 from greenstalk_server.web.reads.tubes import MAX_FOUND, find_tubes
 from greenstalk_server.web.store.store import Store

@@ -10,241 +10,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from heapq import merge
 from itertools import islice
-from math import ceil, inf, isnan
 from typing import Any, Final
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
-from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats
-from greenstalk_server.web.features.conditions.measures import KINDS, Condition
 from greenstalk_server.web.features.conditions.monitor import Attention
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.visible import visible_figures
-from greenstalk_server.web.framework import sparkline, text
+from greenstalk_server.web.features.tubes.tube_view import (
+    ATTENTION_KEY,
+    BY_NAME,
+    MAX_FILTER_LENGTH,
+    SORTS,
+    TUBE_BATCH,
+    TubeView,
+    highest,
+    spark_path,
+    tube_texts,
+)
+from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
+from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 MAX_TUBES: Final = 100
 """Tubes per page: about 2 ms of rendering."""
-
-MAX_FILTER_LENGTH: Final = 200
-"""Characters of a filter: the length of the longest tube name."""
-
-TUBE_BATCH: Final = 256
-"""Tubes scanned per batch, between two yields to the event loop: about 0.2 ms."""
-
-BY_NAME: Final = "name"
-ATTENTION_KEY: Final = "attention"
-
-SPARK_WIDTH: Final = 96
-SPARK_HEIGHT: Final = 20
-
-
-class TubeView:
-    """One tube at the time *now*.
-
-    top             upper end of its sparkline's scale: the highest put rate of any tube on the page.
-    """
-
-    __slots__ = ("_dead_letter_tubes", "_puts", "_rates", "_worst", "history", "now", "top", "tube")
-
-    def __init__(
-        self,
-        tube: Tube,
-        history: History,
-        now: int,
-        dead_letter_tubes: DeadLetterTubes,
-        worst: Condition | None,
-    ) -> None:
-        self.tube: Tube = tube
-        self.history: History = history
-        self._dead_letter_tubes: DeadLetterTubes = dead_letter_tubes
-        self._worst: Condition | None = worst
-        self.now: int = now
-        self.top: float = 0.0
-        self._rates: Rates | None = None
-        self._puts: list[float] | None = None
-
-    @property
-    def puts(self) -> list[float]:
-        """Jobs put per second over the last ten minutes, one point per ten seconds; NaN where unknown."""
-        if self._puts is None:
-            self._puts = self.history.spark(self.tube.name, "put")
-        return self._puts
-
-    @property
-    def rates(self) -> Rates:
-        """Its rates over the last ten seconds."""
-        if self._rates is None:
-            self._rates = self.history.rates(self.tube.name)
-        return self._rates
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has ready jobs and no client watches it."""
-        return bool(self.tube.ready.count) and not self.tube.watching
-
-    @property
-    def is_dead_letter(self) -> bool:
-        """Whether it is a dead-letter tube, whose jobs need no consumers."""
-        return self._dead_letter_tubes.has(self.tube)
-
-    @property
-    def attention(self) -> str:
-        """Its worst condition, or a state that is not a problem, such as a pause; may be empty."""
-        if self._worst is not None:
-            return self._worst.measure.kind.label
-        if hold := hold_label(self.tube, self.now):
-            return "at max. reserved" if hold == "max_reserved" else "at rate limit"
-        if self.tube.job_count and self.is_dead_letter:
-            return "dead letters"
-        return ""
-
-    @property
-    def severity(self) -> int:
-        """The rank of its worst condition, the most urgent highest; 0 if it has none."""
-        return SEVERITIES[self._worst.measure.kind.label] if self._worst is not None else 0
-
-    @property
-    def oldest_age(self) -> int | None:
-        """Seconds since its oldest ready job became ready; None without ready jobs."""
-        job = self.tube.oldest_ready()
-        return None if job is None else max(0, self.now - job.ready_since) // SECOND
-
-    @property
-    def drain_time(self) -> float | None:
-        """Seconds until no job is ready, at the current rates.
-
-        Infinite if the backlog grows; None without ready jobs, or if the backlog is stable.
-        """
-        ready, growth = self.tube.ready.count, self.rates.put - self.rates.delete
-        if not ready or not growth:
-            return None
-        return inf if growth > 0 else ready / -growth
-
-    @property
-    def pause_left(self) -> int | None:
-        """Seconds until its pause ends; None if it is not paused."""
-        return max(0, self.tube.paused_until - self.now - 1) // SECOND if self.tube.paused_until else None
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of the table of tubes, after the name.
-
-    key             its CSS class, and its name in URLs.
-    text            returns the text of a cell.
-    rank            returns the sort key; a key of None sorts last. Without *rank* the column is not sortable.
-    kind            `text`, `badge`, or `path` for a sparkline.
-    """
-
-    label: str
-    key: str
-    help: str
-    text: Callable[[TubeView], str]
-    rank: Callable[[TubeView], float | None] | None
-    kind: str = "text"
-
-
-def _number(label: str, key: str, help: str, count: Callable[[Tube], int]) -> Column:
-    return Column(label, key, help, lambda view: text.number(count(view.tube)), lambda view: count(view.tube))
-
-
-def _rate(label: str, key: str, noun: str) -> Column:
-    def value(view: TubeView) -> float:
-        return getattr(view.rates, key)  # type: ignore[no-any-return]
-
-    return Column(
-        label,
-        f"{key}-rate",
-        f"{noun} per second, over the last ten seconds",
-        lambda view: text.rate(value(view)),
-        value,
-    )
-
-
-def _seconds(seconds: float | None) -> str:
-    return text.NONE if seconds is None else text.duration(ceil(seconds))
-
-
-def _drain(view: TubeView) -> str:
-    return "growing" if view.drain_time == inf else _seconds(view.drain_time)
-
-
-def _spark(values: list[float], top: float) -> str:
-    """Return *values* as an SVG path on a scale up to *top*; empty if all are zero or unknown."""
-    return sparkline.path(values, SPARK_WIDTH, SPARK_HEIGHT, top) if _most(values) else ""
-
-
-def _most(values: list[float]) -> float:
-    return max((value for value in values if not isnan(value)), default=0.0)
-
-
-SEVERITIES: Final = {kind.label: rank for rank, kind in enumerate([kind for kind in reversed(KINDS) if kind.rest], 1)}
-"""Ranks of the conditions of tubes, the most urgent highest."""
-
-COLUMNS: Final = (
-    Column(
-        "Attention",
-        ATTENTION_KEY,
-        "The worst condition of the tube; else whether a policy holds its jobs, or it has dead letters",
-        lambda view: view.attention,
-        lambda view: view.severity,
-        "badge",
-    ),
-    _number("Ready", "ready", "Jobs that a worker can reserve now", lambda tube: tube.ready.count),
-    Column(
-        "Oldest",
-        "oldest",
-        "How long the oldest ready job has been ready",
-        lambda view: _seconds(view.oldest_age),
-        lambda view: view.oldest_age,
-    ),
-    _rate("Put/s", "put", "Jobs put"),
-    Column(
-        "10 min",
-        "trend",
-        "Jobs put in the last ten minutes, on the same scale for all tubes of this page",
-        lambda view: _spark(view.puts, view.top),
-        None,
-        "path",
-    ),
-    _rate("Reserved/s", "reserve", "Jobs reserved"),
-    _rate("Deleted/s", "delete", "Jobs deleted"),
-    Column(
-        "Drains in",
-        "drain",
-        "Time until no job is ready, at the put and delete rates of the last ten seconds",
-        _drain,
-        lambda view: view.drain_time,
-    ),
-    _number("Buried", "buried", "Jobs set aside until they are kicked", lambda tube: len(tube.buried)),
-    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
-    _number("Waiting", "waiting", "Workers waiting for a job of this tube", lambda tube: tube.waiting_count),
-    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
-    Column(
-        "Pause",
-        "pause",
-        "Time until jobs of this tube can be reserved again",
-        lambda view: _seconds(view.pause_left),
-        lambda view: view.pause_left,
-    ),
-    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
-    _rate("Buried/s", "bury", "Jobs buried"),
-    _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
-)
-"""The columns, the most important first: a narrow window shows these without scrolling."""
-
-NAME: Final = Column("Tube", BY_NAME, "By name", lambda view: view.tube.name.decode(), None)
-"""The first column."""
-
-SORTS: Final = {column.key: column for column in COLUMNS if column.rank is not None}
-"""The columns by which tubes can be sorted, besides BY_NAME."""
 
 TOTALS: Final = (
     ("Put", "put"),
@@ -476,7 +270,7 @@ class OverviewBuilder:
         page = self._page(query, order, now, sees, begin, pace)
         rows, shown, top = [], [self._view(tube, now) for tube in page.tubes], 0.0
         for view in shown:
-            top = max(top, _most(view.puts))
+            top = max(top, highest(view.puts))
             pace.yield_if_due()
         for view in shown:
             if broker.tubes.get(view.tube.name) is view.tube:  # another greenlet may have dropped the tube
@@ -546,13 +340,8 @@ class OverviewBuilder:
         for _, series in TOTALS:
             texts[f"rate-{series}"] = text.rate(getattr(rates, series))
             values = self._history.spark(None, series) if who.sees_all else []
-            texts[f"spark-{series}"] = _spark(values, _most(values))
+            texts[f"spark-{series}"] = spark_path(values, highest(values))
         return texts
-
-
-def tube_texts(view: TubeView) -> list[str]:
-    """Return the row of a tube: the name, then the COLUMNS."""
-    return [column.text(view) for column in (NAME, *COLUMNS)]
 
 
 def server_texts(stats: ServerStats) -> dict[str, str]:

@@ -14,7 +14,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
-from greenstalk_server.web.changes.tasks import Tasks
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Tasks
 from greenstalk_server.web.changes.tube_changes import (
     KICK,
     PAUSE,
@@ -24,7 +24,6 @@ from greenstalk_server.web.changes.tube_changes import (
     TubePlan,
     tube_plan_of,
 )
-from greenstalk_server.web.features.search.pages import INITIAL_WAIT
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields

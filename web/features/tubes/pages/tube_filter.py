@@ -19,7 +19,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.changes.tasks import Task, Tasks
-from greenstalk_server.web.features.search.pages import MAX_MATCHES, Search, Searches, search_of
+from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.fields import Fields
@@ -34,7 +34,7 @@ from greenstalk_server.web.reads.jobs.job_list import (
     sort_key,
 )
 from greenstalk_server.web.reads.jobs.json_fields import columns_text
-from greenstalk_server.web.reads.jobs.matching import list_matching, read_query
+from greenstalk_server.web.reads.jobs.matching import list_matching, read_columns, read_query
 from greenstalk_server.web.reads.jobs.query import Query, QueryError, suggested_terms
 
 INITIAL_WAIT: Final = 0.2
@@ -77,7 +77,7 @@ class TubeFilter:
 
         may_start       start a task if the list is long. A live update must not start one.
         """
-        paths, sees_bodies = fields.columns(args), visitor().sees_bodies
+        paths, sees_bodies = read_columns(args), visitor().sees_bodies
         columns = job_columns(state, sees_bodies, groups, paths)
         shown: dict[str, Any] = {
             "q": args.get("q", "").strip(),
@@ -152,7 +152,7 @@ class TubeFilter:
 def _urls(task: Task, tube: Tube, state: int, args: Fields) -> Callable[[int], str]:
     """Return a function from the index of a match to the URL of the page that begins with it."""
     here = {"tube": tube.name.decode(), "state": STATE_NAMES[state], "task": task.id}
-    kept = {name: args.get(name, "") for name in ("q", "span")} | {"cols": columns_text(fields.columns(args))}
+    kept = {name: args.get(name, "") for name in ("q", "span")} | {"cols": columns_text(read_columns(args))}
     here |= {name: value for name, value in kept.items() if value}
     page = url_for("tube")
     return lambda begin: f"{page}?{urlencode(here | ({'from': str(begin)} if begin else {}))}"

@@ -19,7 +19,7 @@ from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.features.history.pages.charts import format_value
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
-from greenstalk_server.web.features.tubes.pages.overview import TubeView
+from greenstalk_server.web.features.tubes.tube_view import TubeView
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.sparkline import path

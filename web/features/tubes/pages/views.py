@@ -23,30 +23,33 @@ from greenstalk_server.web.features.conditions.pages import Panel, attention_pan
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
-from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS, find_job, find_tube
+from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS
 from greenstalk_server.web.features.jobs.pages.details import job_details, tube_details
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_form
 from greenstalk_server.web.features.policies.pages.tube_policy import tube_policy
-from greenstalk_server.web.features.samples.pages import MAX_NAME_LENGTH, samples_for
+from greenstalk_server.web.features.samples.pages import samples_for
+from greenstalk_server.web.features.samples.samples import MAX_NAME_LENGTH
 from greenstalk_server.web.features.tubes.pages.onboarding import Example
 from greenstalk_server.web.features.tubes.pages.overview import (
-    BY_NAME,
-    COLUMNS,
     COMMANDS,
     GROUPS,
-    MAX_FILTER_LENGTH,
     MAX_TUBES,
-    NAME,
-    SORTS,
     TOTALS,
-    Column,
     Order,
     Overview,
     OverviewBuilder,
-    TubeView,
 )
 from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
 from greenstalk_server.web.features.tubes.pages.tube_summary import TubeSummary, page_tabs, tube_summary
+from greenstalk_server.web.features.tubes.tube_view import (
+    BY_NAME,
+    COLUMNS,
+    MAX_FILTER_LENGTH,
+    NAME,
+    SORTS,
+    Column,
+    TubeView,
+)
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import require_operator, visitor
 from greenstalk_server.web.framework.errors import error_page
@@ -56,6 +59,7 @@ from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 from greenstalk_server.web.reads.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.reads.jobs.body_format import describe_body
 from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_paths
+from greenstalk_server.web.reads.lookup import find_job, find_tube
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_text
 from greenstalk_server.web.store.store import Store
 

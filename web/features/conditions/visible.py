@@ -1,0 +1,32 @@
+"""The active conditions that the visitor may see, and their sentences and links."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from flask import url_for
+
+from greenstalk_server.web.features.conditions.measures import Condition, Measure
+from greenstalk_server.web.features.conditions.monitor import Attention, KindCount
+from greenstalk_server.web.framework.access import visitor
+
+
+def visible_conditions(attention: Attention) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
+    """Return the conditions that the visitor may see, the worst first, and their number by kind. May switch."""
+    who = visitor()
+    return (attention.conditions, attention.counts) if who.sees_all else attention.visible_to(who.sees)
+
+
+def sentence_of(measure: Measure) -> str:
+    """Return the sentence of *measure*, without the name of a dead-letter tube that the visitor may not see."""
+    target = str(measure.link.args.get("tube", "")).encode()
+    if not target or target == measure.tube or visitor().sees(target):
+        return measure.sentence
+    return measure.sentence.replace(f"“{target.decode()}”", "another tube")
+
+
+def href_of(measure: Measure) -> str:
+    """Return the path of the page about the jobs or workers of *measure*, which the visitor may see."""
+    target = str(measure.link.args.get("tube", "")).encode()
+    args = measure.link.args if not target or visitor().sees(target) else {"tube": measure.tube.decode()}
+    return url_for(measure.link.endpoint, **args)

@@ -1,0 +1,54 @@
+"""Job templates (`Sample` in the code), which visitors who may operate their tube save and delete."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from werkzeug.exceptions import Conflict, NotFound
+
+from greenstalk_server.web.framework.access import require_operator, visitor
+from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.store import Sample, SampleLimitExceeded, Store
+
+MAX_NAME_LENGTH: Final = 60
+"""Characters."""
+
+DEFAULT_PRI: Final = 65536
+DEFAULT_TTR: Final = 60
+"""Initial values of the put form, the defaults of client libraries."""
+
+
+class Samples:
+    """The job templates in *store*."""
+
+    def __init__(self, store: Store, audit: Audit) -> None:
+        self._store: Store = store
+        self._audit: Audit = audit
+
+    def keep(self, sample: Sample) -> None:
+        """Save *sample*, replacing any sample of the same name; raise Conflict if the store is full. Switches."""
+        require_operator(sample.tube.encode())
+        if (replaced := self._store.samples.get(sample.name)) is not None:
+            require_operator(replaced.tube.encode())
+        try:
+            self._store.add_sample(sample)
+        except SampleLimitExceeded as error:
+            raise Conflict(f"The template was not saved: {error}.") from None
+        self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
+        self._store.save()
+
+    def forget(self, name: str) -> None:
+        """Delete the sample *name*; raise NotFound if it does not exist. Switches."""
+        sample = visible_samples(self._store).get(name)
+        if sample is not None:
+            require_operator(sample.tube.encode())
+        if sample is None or not self._store.remove_sample(name):
+            raise NotFound(f"There is no template “{name[:MAX_NAME_LENGTH]}”.")
+        self._audit.note("sample/delete", name=name)
+        self._store.save()
+
+
+def visible_samples(store: Store) -> dict[str, Sample]:
+    """Return the samples for tubes that the visitor may see, by name."""
+    sees = visitor().sees
+    return {name: sample for name, sample in store.samples.items() if sees(sample.tube.encode())}

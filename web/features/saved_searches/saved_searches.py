@@ -1,0 +1,68 @@
+"""Saved searches: queries under a name, shared by all users. Admins save and delete them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from werkzeug.exceptions import BadRequest, Conflict, NotFound
+
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.reads.jobs.query import Query, QueryError, TextMatch, parse
+from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.store import SavedSearch, SearchLimitExceeded, Store
+
+MAX_NAME_LENGTH: Final = 60
+"""Characters."""
+
+
+class SavedSearches:
+    """The saved searches of *store*."""
+
+    def __init__(self, store: Store, audit: Audit) -> None:
+        self._store: Store = store
+        self._audit: Audit = audit
+
+    def visible(self) -> list[SavedSearch]:
+        """Return the searches by name, without those of a tube that the visitor may not see."""
+        found = sorted(self._store.searches.values(), key=lambda search: search.name.casefold())
+        return [search for search in found if _is_visible(search)]
+
+    @property
+    def trouble(self) -> str:
+        """Reason why the last changes are not on disk; empty if they are."""
+        return self._store.trouble
+
+    def keep(self, name: str, query: Query) -> SavedSearch:
+        """Save *query* under *name*, replacing a search of that name; return it. Switches.
+
+        Raise BadRequest if the query is empty, and Conflict if there is no room.
+        """
+        if not query.terms:
+            raise BadRequest("“q” is empty: a search needs at least one term.")
+        search = SavedSearch(name, str(query))
+        try:
+            self._store.add_search(search)
+        except SearchLimitExceeded as error:
+            raise Conflict(f"The search was not saved: {error}.") from None
+        self._audit.note("search/save", name=name, query=search.query)
+        self._store.save()
+        return search
+
+    def forget(self, name: str) -> None:
+        """Delete the search *name*; raise NotFound if it does not exist, or is not visible. Switches."""
+        search = self._store.searches.get(name)
+        if search is None or not _is_visible(search):
+            raise NotFound(f"There is no saved search “{name[:MAX_NAME_LENGTH]}”.")
+        self._store.remove_search(name)
+        self._audit.note("search/delete", name=name)
+        self._store.save()
+
+
+def _is_visible(search: SavedSearch) -> bool:
+    """Return whether the visitor may see every tube that *search* names, and all tubes of its name prefixes."""
+    try:
+        terms = parse(search.query).terms
+    except QueryError:  # of another version of the server, or edited by hand
+        return visitor().sees_all
+    tubes = [term.value.text for term in terms if term.name == "tube" and isinstance(term.value, TextMatch)]
+    return all(visitor().sees(tube.encode()) for tube in tubes)

@@ -1,0 +1,76 @@
+"""The search: a task scans a snapshot of the job ids for a query. Requests for the same search share one task."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from werkzeug.exceptions import NotFound
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.tasks import Task, Tasks
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
+from greenstalk_server.web.reads.jobs.query import Query
+
+MAX_MATCHES: Final = 1000
+"""Matches that one search lists, over all its pages. The others are only counted."""
+
+
+class Search:
+    """A query, and the ids of its first MAX_MATCHES matches so far."""
+
+    def __init__(self, query: Query) -> None:
+        self.query: Query = query
+        self.ids: list[int] = []
+
+
+class Searches:
+    """The searches of one broker."""
+
+    def __init__(self, broker: Broker, clock: Clock, tasks: Tasks) -> None:
+        self._broker: Broker = broker
+        self._clock: Clock = clock
+        self._tasks: Tasks = tasks
+
+    def start(self, query: Query) -> Task:
+        """Start the search for *query*, or return the running task with the same query. Does not switch.
+
+        Visitors share a task only if they may see the same tubes.
+        """
+        who = visitor()
+
+        def is_same(task: Task) -> bool:
+            subject = task.subject
+            return isinstance(subject, Search) and subject.query == query and task.who.shares_rights_with(who)
+
+        if (running := self._tasks.running(is_same)) is not None:
+            return running
+        search = Search(query)
+        return self._tasks.start(
+            f"Search for {query}",
+            search,
+            lambda task: self._work(task, search),
+            endpoint="search",
+            needs_bodies=query.needs_bodies,
+        )
+
+    def _work(self, task: Task, search: Search) -> None:
+        """Scan every job that existed at the start. Switches."""
+        task.total, ids = candidate_ids(self._broker, search.query)
+        matcher = JobMatcher(self._broker, search.query, self._clock(), task.checkpoint)
+        for id, job, _ in matcher.match(ids):
+            if job is not None:
+                task.matched += 1
+                if len(search.ids) < MAX_MATCHES:
+                    search.ids.append(id)
+            task.scanned += 1
+        task.total = task.scanned  # jobs may be deleted before the scan reaches them
+        task.message = matcher.warning
+
+
+def search_of(task: Task) -> Search:
+    """Return the search that *task* runs; raise NotFound if it is not a search."""
+    if not isinstance(task.subject, Search):
+        raise NotFound("This task is not a search.")
+    return task.subject

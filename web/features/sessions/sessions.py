@@ -1,0 +1,56 @@
+"""The sessions of signed-in users, as admins see and end them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from werkzeug.exceptions import Forbidden, NotFound
+
+from greenstalk_server.web.auth.guard import Guard
+from greenstalk_server.web.auth.sessions import Session, Sessions
+from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.store.audit import Audit
+
+MAX_FILTER_LENGTH: Final = 200
+
+
+class SessionChanges:
+    """Ends sessions, for admins."""
+
+    def __init__(self, guard: Guard, audit: Audit) -> None:
+        self.sessions: Sessions = guard.sessions
+        self._guard: Guard = guard
+        self._audit: Audit = audit
+
+    def end_session(self, number: str) -> None:
+        """End the session *number*; raise NotFound if it does not exist."""
+        session = next((one for one in self.sessions.all() if one.number == number), None)
+        if session is None:
+            raise NotFound("There is no such session. It may have ended.")
+        self.sessions.end(session)
+        self._audit.note("session/end", user=session.account.name)
+
+    def end_others(self) -> int:
+        """End every session except that of the request; return the number of ended sessions."""
+        own = self._guard.current_session()
+        others = [session for session in self.sessions.all() if session is not own]
+        for session in others:
+            self.sessions.end(session)
+        self._audit.note("session/end-all", sessions=len(others))
+        return len(others)
+
+
+def require_admin_view() -> None:
+    """Raise Forbidden unless the visitor may see the sessions."""
+    if not visitor().sees_audit:
+        raise Forbidden("Only admins can see the sessions.")
+
+
+def matching_sessions(sessions: Sessions, query: str) -> list[Session]:
+    """Return the sessions whose name, roles or address contain *query*, ignoring case, the last used first."""
+    wanted = query.lower()
+    return [
+        session
+        for session in sessions.all()
+        if wanted in f"{session.account.name} {' '.join(session.account.roles)} {session.address}".lower()
+    ]
