@@ -12,7 +12,7 @@ from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.web.features.jobs.api.jobs import Kind, Reason
 from greenstalk_server.web.features.jobs.pages.details import EVENTS
-from greenstalk_server.web.features.policies.api import PolicyDocument
+from greenstalk_server.web.features.policies.api import PolicyRequest
 from tests.support.daemon import TIMEOUT
 
 from ..conftest import STARTED_AT, Queue
@@ -42,7 +42,7 @@ def kill(queue: Queue, count: int = 1) -> list[int]:
 
 
 def test_document_has_every_setting() -> None:
-    assert PolicyDocument.__struct_fields__ == ("tubes", "priority", *SETTINGS)
+    assert PolicyRequest.__struct_fields__ == ("tubes", "priority", *SETTINGS)
 
 
 def test_words_are_those_of_the_core() -> None:

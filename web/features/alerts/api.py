@@ -77,19 +77,19 @@ class SilenceList(ResponseModel):
     silences: Annotated[list[Silence], Meta(description="In the order of their ends.")]
 
 
-class ListDeliveries(RequestModel):
+class ListDeliveriesRequest(RequestModel):
     """Bounds the list."""
 
     limit: Limit = DEFAULT_LIMIT
 
 
-class TestReceiver(RequestModel):
+class TestReceiverRequest(RequestModel):
     """The receiver."""
 
     receiver: ReceiverName
 
 
-class NewSilence(RequestModel):
+class SilenceConditionsRequest(RequestModel):
     """The conditions to silence, and for how long."""
 
     seconds: Annotated[int, Meta(ge=1, le=MAX_SILENCE, description="Time until the silence ends.")]
@@ -105,7 +105,7 @@ class NewSilence(RequestModel):
     reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH)] = ""
 
 
-class BySilence(RequestModel):
+class SilenceRequest(RequestModel):
     """The silence."""
 
     id: Annotated[int, Meta(ge=1, description="The id of a silence.", extra_json_schema={"maximum": MAX_ID})]
@@ -121,7 +121,7 @@ class Alerts:
         self._changes: AlertChanges = changes
 
     @endpoint("GET", "/alerts", errors=HIDDEN)
-    def get_alerts(self, query: ListDeliveries) -> AlertStatus:
+    def get_alerts(self, query: ListDeliveriesRequest) -> AlertStatus:
         """Get the receivers of alerts, and the last attempts to send messages."""
         require_alerts()
         alerts = self._changes.alerts
@@ -151,7 +151,7 @@ class Alerts:
         role=ADMIN,
         errors={404: "The receiver is not configured.", 429: "Other tests are running."},
     )
-    def test_receiver(self, body: TestReceiver) -> Delivery:
+    def test_receiver(self, body: TestReceiverRequest) -> Delivery:
         """Send a test to a receiver, and return whether it accepted it.
 
         The response is sent after the response of the receiver, or after its timeout. A failed test is not repeated.
@@ -165,7 +165,7 @@ class Alerts:
         return SilenceList(silences=[_silence_model(silence) for silence in self._changes.alerts.silences.all()])
 
     @endpoint("POST", "/alerts/silences", role=OPERATOR, status=201, errors={409: "There are too many silences."})
-    def silence_conditions(self, body: NewSilence) -> Silence:
+    def silence_conditions(self, body: SilenceConditionsRequest) -> Silence:
         """Silence conditions: they are not sent until the silence ends.
 
         The dashboard still shows them. The end of a condition that was sent before is still sent.
@@ -184,7 +184,7 @@ class Alerts:
         status=204,
         errors={404: "The silence has ended or does not exist."},
     )
-    def end_silence(self, query: BySilence) -> None:
+    def end_silence(self, query: SilenceRequest) -> None:
         """End a silence. Conditions that still hold are sent within seconds."""
         self._changes.end_silence(query.id)
 

@@ -47,7 +47,7 @@ class AuditList(ResponseModel):
     trouble: Annotated[str, Meta(description="Why some entries are not on disk; empty if all are.")]
 
 
-class ListAudit(RequestModel):
+class ListAuditRequest(RequestModel):
     """Selects entries as the dashboard's audit page does, and a page of the list."""
 
     who: Annotated[
@@ -88,7 +88,7 @@ class Audit:
         self._audit: AuditLog = audit
 
     @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
-    def list_audit(self, query: ListAudit) -> AuditList:
+    def list_audit(self, query: ListAuditRequest) -> AuditList:
         """List the changes and the refused requests, newest first."""
         require_audit_access()
         before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0

@@ -43,7 +43,7 @@ class AttentionList(ResponseModel):
     conditions: Annotated[list[Condition], Meta(description="The worst first.")]
 
 
-class ListConditions(RequestModel):
+class ListConditionsRequest(RequestModel):
     """Bounds the list."""
 
     limit: Limit = DEFAULT_LIMIT
@@ -56,7 +56,7 @@ class Attention:
         self._monitor: Monitor = monitor
 
     @endpoint("GET", "/attention")
-    def list_conditions(self, query: ListConditions) -> AttentionList:
+    def list_conditions(self, query: ListConditionsRequest) -> AttentionList:
         """List the conditions that need attention, the worst first.
 
         The server is evaluated once a second, and each tube about every five seconds.

@@ -112,7 +112,7 @@ class ConnectionList(ResponseModel):
     next_cursor: NextCursor
 
 
-class ListConnections(RequestModel):
+class ListConnectionsRequest(RequestModel):
     """Selects connections, and a page of the list."""
 
     q: Annotated[
@@ -151,7 +151,7 @@ class Connections:
         self._operations: Operations = operations
 
     @endpoint("GET", "/connections")
-    def list_connections(self, query: ListConnections) -> ConnectionList:
+    def list_connections(self, query: ListConnectionsRequest) -> ConnectionList:
         """List the connections."""
         pace, rank = Pace(), SORTS[query.sort][1]
         after = _after(query)
@@ -188,7 +188,7 @@ class Connections:
         return find_client(self._broker, {"number": str(number)})
 
 
-def _after(query: ListConnections) -> tuple[int, int] | None:
+def _after(query: ListConnectionsRequest) -> tuple[int, int] | None:
     if query.cursor is UNSET:
         return None
     place = load(query.cursor, _Place)

@@ -19,7 +19,7 @@ from greenstalk_server.web.features.tasks.api import BUSY, Progress, TaskId, pro
 from greenstalk_server.web.features.tubes.api.tubes import NO_TUBE
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, Instant, JobId, OfTube, ResponseModel, instant
+from greenstalk_server.web.framework.api.values import Count, Instant, JobId, ResponseModel, TubeRequest, instant
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, PathError, parse_path
 from greenstalk_server.web.reads.lookup import tube_of
 
@@ -79,7 +79,7 @@ class ErrorList(ResponseModel):
     unread: Annotated[Count, Meta(description="Failed jobs whose bodies cannot be read back from the disk.")]
 
 
-class OfErrors(OfTube):
+class ListErrorsRequest(TubeRequest):
     """Selects the jobs of a tube, and the field of their bodies that has the error."""
 
     state: Annotated[
@@ -109,7 +109,7 @@ class Errors:
         "/tube/errors",
         errors=NO_TUBE | BUSY | {403: "Bodies are hidden from you, so you cannot see their errors."},
     )
-    def list_errors(self, query: OfErrors) -> ErrorList:
+    def list_errors(self, query: ListErrorsRequest) -> ErrorList:
         """Group the failed jobs of a tube by their error, the most common first.
 
         A task reads the jobs. The response takes at most half a second. If `state` is `running`, repeat the request

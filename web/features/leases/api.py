@@ -51,7 +51,7 @@ Token = Annotated[
 NewPri = Annotated[Pri | None, Meta(description="The new priority; null keeps the old one.")]
 
 
-class Reserve(RequestModel):
+class ReserveJobsRequest(RequestModel):
     """Options of a reserve."""
 
     tubes: Annotated[
@@ -96,26 +96,26 @@ class Reserved(ResponseModel):
     jobs: Annotated[list[LeasedJob], Meta(description="Empty if the wait ended without a job.")]
 
 
-class Leased(RequestModel):
+class LeaseRequest(RequestModel):
     """The lease."""
 
     token: Token
 
 
-class Release(Leased):
+class ReleaseLeaseRequest(LeaseRequest):
     """The lease, and options of the release."""
 
     pri: NewPri = None
     delay: FineDelay = 0
 
 
-class Bury(Leased):
+class BuryLeaseRequest(LeaseRequest):
     """The lease, and options of the bury."""
 
     pri: NewPri = None
 
 
-class LeaseBatch(RequestModel):
+class LeaseBatchRequest(RequestModel):
     """Leases whose jobs to delete."""
 
     tokens: Annotated[
@@ -137,7 +137,7 @@ class DeletedBatch(ResponseModel):
     ]
 
 
-DEFAULT_RESERVE: Final = Reserve()
+DEFAULT_RESERVE: Final = ReserveJobsRequest()
 
 NO_LEASE: Final = {
     404: "The server has not issued this token since it started. A restart ends all leases.",
@@ -166,7 +166,7 @@ class Leases:
         self._commit: Callable[[], bool] = commit
 
     @endpoint("POST", "/reserve", role=OPERATOR, errors=REFUSED)
-    def reserve_jobs(self, body: Reserve = DEFAULT_RESERVE) -> Reserved:
+    def reserve_jobs(self, body: ReserveJobsRequest = DEFAULT_RESERVE) -> Reserved:
         """Reserve jobs, as soon as one is ready.
 
         Returns the ready jobs with the smallest priorities in the given tubes, up to `count` jobs and about 1 MiB of
@@ -191,7 +191,7 @@ class Leases:
         return Reserved(jobs=jobs)
 
     @endpoint("POST", "/leases/show", role=OPERATOR, errors=NO_LEASE)
-    def show_lease(self, body: Leased) -> Job:
+    def show_lease(self, body: LeaseRequest) -> Job:
         """Check whether a lease is still valid.
 
         Returns the job without its body; `time_left` is the remaining time of its ttr.
@@ -202,7 +202,7 @@ class Leases:
         return response
 
     @endpoint("POST", "/leases/touch", role=OPERATOR, errors=NO_LEASE)
-    def touch_lease(self, body: Leased) -> Job:
+    def touch_lease(self, body: LeaseRequest) -> Job:
         """Restart the ttr of the job.
 
         Returns the job without its body.
@@ -214,7 +214,7 @@ class Leases:
         return response
 
     @endpoint("POST", "/leases/delete", role=OPERATOR, status=204, errors=NO_LEASE)
-    def delete_leased(self, body: Leased) -> None:
+    def delete_leased(self, body: LeaseRequest) -> None:
         """Delete the job once its work is done."""
         with _lease_errors():
             self._job(body.token)
@@ -222,7 +222,7 @@ class Leases:
         wait_until_durable(self._commit)
 
     @endpoint("POST", "/leases/delete-batch", role=OPERATOR)
-    def delete_batch_leased(self, body: LeaseBatch) -> DeletedBatch:
+    def delete_batch_leased(self, body: LeaseBatchRequest) -> DeletedBatch:
         """Delete several jobs once their work is done.
 
         A lease that has ended is not an error: the response lists its token in `lost`.
@@ -239,7 +239,7 @@ class Leases:
         return DeletedBatch(deleted=len(body.tokens) - len(lost), lost=lost)
 
     @endpoint("POST", "/leases/release", role=OPERATOR, status=204, errors=NO_LEASE)
-    def release_leased(self, body: Release) -> None:
+    def release_leased(self, body: ReleaseLeaseRequest) -> None:
         """Release the job, so that it becomes ready, at once or after a delay.
 
         Its priority stays unless `pri` is given.
@@ -250,7 +250,7 @@ class Leases:
         wait_until_durable(self._commit)
 
     @endpoint("POST", "/leases/bury", role=OPERATOR, status=204, errors=NO_LEASE)
-    def bury_leased(self, body: Bury) -> None:
+    def bury_leased(self, body: BuryLeaseRequest) -> None:
         """Bury the job. It stays buried until it is kicked.
 
         Its priority stays unless `pri` is given.

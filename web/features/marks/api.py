@@ -51,7 +51,7 @@ class MarkList(ResponseModel):
     marks: list[Mark]
 
 
-class NewMark(RequestModel):
+class AddMarkRequest(RequestModel):
     """A mark to add."""
 
     text: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT, examples=["deployed 4.2"])]
@@ -59,7 +59,7 @@ class NewMark(RequestModel):
     at: Annotated[Instant | UnsetType, Meta(description="Within the last 90 days; by default now.")] = UNSET
 
 
-class ListMarks(RequestModel):
+class ListMarksRequest(RequestModel):
     """Selects marks."""
 
     tube: Annotated[
@@ -79,7 +79,7 @@ class Marks:
         self._audit: Audit = audit
 
     @endpoint("GET", "/marks")
-    def list_marks(self, query: ListMarks) -> MarkList:
+    def list_marks(self, query: ListMarksRequest) -> MarkList:
         """List the marks, oldest first; if there are more than `limit`, the latest."""
         since = 0 if query.since is UNSET else nanoseconds(query.since)
         until = self._clock() + MAX_FUTURE if query.until is UNSET else nanoseconds(query.until)
@@ -93,7 +93,7 @@ class Marks:
         status=201,
         errors={403: "You may not add marks to the tube or to the whole server."},
     )
-    def add_mark(self, body: NewMark) -> Mark:
+    def add_mark(self, body: AddMarkRequest) -> Mark:
         """Add a mark, such as a deploy.
 
         The server keeps the last 500 marks of users and programs, and the last 500 marks of its own.

@@ -40,7 +40,7 @@ Bytes = int | str
 """A number of bytes, or text with a unit."""
 
 
-class PolicyDocument(RequestModel):
+class PolicyRequest(RequestModel):
     """A policy: the tubes that it matches, and its settings. Times are seconds, or text such as `1h30m`.
 
     If several policies match a tube, each setting comes from the one with the highest `priority`; among equal ones,
@@ -139,7 +139,7 @@ class PolicySaved(ResponseModel):
 
 
 EXAMPLE: Final = {"tubes": ["mail.*"], "max_attempts": 5, "dead_letter": "mail.failed"}
-Document = Annotated[PolicyDocument, Meta(examples=[EXAMPLE])]
+Document = Annotated[PolicyRequest, Meta(examples=[EXAMPLE])]
 
 NO_POLICY: Final = {404: "The policy does not exist."}
 OF_FILE: Final = {409: "The configuration file has a policy of this name, or there are too many policies."}
@@ -211,9 +211,9 @@ class Policies:
         return task_model(task)
 
 
-def _parse(name: str, body: PolicyDocument) -> Policy:
+def _parse(name: str, body: PolicyRequest) -> Policy:
     """Return *body* as the policy *name*; raise Invalid for the first mistake."""
-    values = {key: getattr(body, key) for key in PolicyDocument.__struct_fields__}
+    values = {key: getattr(body, key) for key in PolicyRequest.__struct_fields__}
     try:
         return parse_policy(name, {key: value for key, value in values.items() if value is not UNSET})
     except PolicyError as error:

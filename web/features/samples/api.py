@@ -40,7 +40,7 @@ class SampleList(ResponseModel):
     trouble: Annotated[str, Meta(description="Why the last change is not on disk; empty if it is.")]
 
 
-class NewSample(RequestModel):
+class SaveSampleRequest(RequestModel):
     """A job template to save under a name."""
 
     name: Name
@@ -51,7 +51,7 @@ class NewSample(RequestModel):
     ttr: Ttr = DEFAULT_TTR
 
 
-class ByName(RequestModel):
+class SampleRequest(RequestModel):
     """The sample."""
 
     name: Name
@@ -83,7 +83,7 @@ class Samples:
         errors={409: "There is no room for another sample."},
         has_bodies=True,
     )
-    def save_sample(self, body: NewSample) -> Sample:
+    def save_sample(self, body: SaveSampleRequest) -> Sample:
         """Save a sample. It replaces a sample of the same name."""
         name = " ".join(body.name.split())
         if not name:
@@ -93,7 +93,7 @@ class Samples:
         return _sample_model(sample)
 
     @endpoint("DELETE", "/samples", role=OPERATOR, status=204, errors={404: "The sample does not exist."})
-    def delete_sample(self, query: ByName) -> None:
+    def delete_sample(self, query: SampleRequest) -> None:
         """Delete a sample."""
         self._samples.forget(query.name)
 

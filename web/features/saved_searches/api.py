@@ -43,14 +43,14 @@ class SavedSearchList(ResponseModel):
     trouble: Annotated[str, Meta(description="Reason why the last change is not on disk; empty if it is.")]
 
 
-class NewSavedSearch(RequestModel):
+class SaveSearchRequest(RequestModel):
     """A query to save under a name."""
 
     name: Name
     q: QueryText
 
 
-class BySearchName(RequestModel):
+class SavedSearchRequest(RequestModel):
     """The saved search."""
 
     name: Name
@@ -69,7 +69,7 @@ class SavedSearches:
         return SavedSearchList(searches=found, trouble=self._searches.trouble)
 
     @endpoint("POST", "/saved-searches", role=ADMIN, status=201, errors={409: "There is no room for another search."})
-    def save_search(self, body: NewSavedSearch) -> SavedSearch:
+    def save_search(self, body: SaveSearchRequest) -> SavedSearch:
         """Save a search. It replaces a search of the same name."""
         name = " ".join(body.name.split())
         if not name:
@@ -84,6 +84,6 @@ class SavedSearches:
         return SavedSearch(name=saved.name, q=saved.query)
 
     @endpoint("DELETE", "/saved-searches", role=ADMIN, status=204, errors={404: "The search does not exist."})
-    def delete_saved_search(self, query: BySearchName) -> None:
+    def delete_saved_search(self, query: SavedSearchRequest) -> None:
         """Delete a saved search."""
         self._searches.forget(query.name)

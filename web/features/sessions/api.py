@@ -47,7 +47,7 @@ class SessionsEnded(ResponseModel):
     sessions: Count
 
 
-class ListSessions(RequestModel):
+class ListSessionsRequest(RequestModel):
     """Selects sessions."""
 
     q: Annotated[
@@ -70,7 +70,7 @@ class Sessions:
         self._changes: SessionChanges = changes
 
     @endpoint("GET", "/sessions", errors=FOR_ADMINS)
-    def list_sessions(self, query: ListSessions) -> SessionList:
+    def list_sessions(self, query: ListSessionsRequest) -> SessionList:
         """List the sessions."""
         require_admin_view()
         found = matching_sessions(self._changes.sessions, query.q.strip())

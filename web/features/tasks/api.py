@@ -16,7 +16,7 @@ from greenstalk_server.web.changes.tasks import Task as CoreTask
 from greenstalk_server.web.changes.tasks import Tasks as TaskManager
 from greenstalk_server.web.changes.tube_changes import SAMPLE_SIZE, TubeChanges, TubePlan
 from greenstalk_server.web.features.errors.groups import ErrorGroups
-from greenstalk_server.web.features.jobs.api.jobs import HIDDEN, JobList, JobSelector, job_rows, parse_selector
+from greenstalk_server.web.features.jobs.api.jobs import HIDDEN, JobList, JobSelectionRequest, job_rows, parse_selector
 from greenstalk_server.web.features.policies.changes import Effect
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
 from greenstalk_server.web.framework.access import visitor
@@ -132,11 +132,11 @@ class TaskList(ResponseModel):
     tasks: list[Task]
 
 
-class NewSearch(JobSelector):
+class SearchJobsRequest(JobSelectionRequest):
     """The jobs to search for."""
 
 
-class Selection(JobSelector, kw_only=True):
+class ChangeSelectionRequest(JobSelectionRequest, kw_only=True):
     """All jobs that match `tube`, `state` and `q`, limited to `ids` if given, and the maximum rate of the change."""
 
     all: Annotated[
@@ -149,11 +149,11 @@ class Selection(JobSelector, kw_only=True):
     ] = UNSET
 
 
-class Redrive(Selection):
+class RedriveJobsRequest(ChangeSelectionRequest):
     """The dead letters to move back: those that match `tube`, `state` and `q`, limited to `ids` if given."""
 
 
-class BulkChange(Selection, kw_only=True):
+class ChangeJobsRequest(ChangeSelectionRequest, kw_only=True):
     """A change to all jobs that match `tube`, `state` and `q`, limited to `ids` if given."""
 
     action: Annotated[
@@ -173,16 +173,16 @@ class BulkChange(Selection, kw_only=True):
     dry_run: Annotated[bool, Meta(description="Only count. Must be false to change anything.")] = True
 
 
-class CarryOut(RequestModel):
+class RunTaskRequest(RequestModel):
     """Options for carrying out a dry run."""
 
     force: Annotated[bool, Meta(description="Also change jobs that clients hold.")] = False
 
 
-DEFAULT_RUN: Final = CarryOut()
+DEFAULT_RUN: Final = RunTaskRequest()
 
 
-class ListFound(RequestModel):
+class ListFoundJobsRequest(RequestModel):
     """A page of the jobs found."""
 
     bodies: Annotated[bool, Meta(description="Include the bodies.")] = True
@@ -221,7 +221,7 @@ class Tasks:
         self._tube_changes: TubeChanges = tube_changes
 
     @endpoint("POST", "/searches", role=VIEWER, status=202, errors=HIDDEN | BUSY)
-    def search_jobs(self, body: NewSearch) -> Task:
+    def search_jobs(self, body: SearchJobsRequest) -> Task:
         """Search all jobs, as a task.
 
         The task counts every match, and keeps the first 1000 for `/tasks/{task}/jobs`. The response comes within half a
@@ -232,7 +232,7 @@ class Tasks:
 
     @endpoint("POST", "/bulk", role=OPERATOR, status=202, errors=HIDDEN | BUSY)
     def change_jobs(
-        self, body: Annotated[BulkChange, Meta(examples=[{"action": "kick", "tube": "mail", "state": "buried"}])]
+        self, body: Annotated[ChangeJobsRequest, Meta(examples=[{"action": "kick", "tube": "mail", "state": "buried"}])]
     ) -> Task:
         """Change many jobs, or count the jobs that a change would affect, as a task.
 
@@ -244,7 +244,9 @@ class Tasks:
         return self._started(task)
 
     @endpoint("POST", "/redrive", role=OPERATOR, status=202, errors=HIDDEN | BUSY)
-    def redrive_jobs(self, body: Annotated[Redrive, Meta(examples=[{"tube": "mail.failed", "rate": 10.0}])]) -> Task:
+    def redrive_jobs(
+        self, body: Annotated[RedriveJobsRequest, Meta(examples=[{"tube": "mail.failed", "rate": 10.0}])]
+    ) -> Task:
         """Move dead letters back to the tubes that they came from, as a task.
 
         Each is ready there as a new job: its attempts and its age restart. Jobs that are not dead letters, and jobs
@@ -277,7 +279,7 @@ class Tasks:
         status=202,
         errors=NO_TASK | BUSY | {409: "The dry run did not finish."},
     )
-    def run_task(self, task: TaskId, body: CarryOut = DEFAULT_RUN) -> Task:
+    def run_task(self, task: TaskId, body: RunTaskRequest = DEFAULT_RUN) -> Task:
         """Carry out a dry run: make the change that it counted.
 
         The change is made at most once, to the jobs that now match the same query and were put before the dry run, or
@@ -294,7 +296,7 @@ class Tasks:
     @endpoint(
         "GET", "/tasks/{task}/jobs", errors=NO_TASK | {403: "The task searches bodies, which are hidden from you."}
     )
-    def list_found(self, task: TaskId, query: ListFound) -> JobList:
+    def list_found(self, task: TaskId, query: ListFoundJobsRequest) -> JobList:
         """List the jobs that a search has found so far, as they are now. Deleted jobs are left out."""
         found = self._find(task)
         ids, now, sees = search_of(found).ids, self._clock(), visitor().sees
@@ -316,7 +318,7 @@ class Tasks:
         task.wait(INITIAL_WAIT)
         return task_model(task)
 
-    def _plan(self, body: Selection, change: Change) -> Plan:
+    def _plan(self, body: ChangeSelectionRequest, change: Change) -> Plan:
         query = parse_selector(body)
         if not query.terms and body.ids is UNSET and not body.all:
             refuse("all", "must be true to change every job; otherwise select jobs by ids, tube, state or q")
@@ -324,7 +326,7 @@ class Tasks:
         return self._bulk.plan(change, query, ids, 0.0 if body.rate is UNSET else body.rate)
 
 
-def _change(body: BulkChange) -> Change:
+def _change(body: ChangeJobsRequest) -> Change:
     field_name = ACTIONS[body.action].field_name
     for name in ("to", "pri", "delay"):
         is_given = getattr(body, name) is not UNSET
@@ -337,7 +339,7 @@ def _change(body: BulkChange) -> Change:
     return Change(body.action, getattr(body, field_name) if field_name else 0)
 
 
-def _at(query: ListFound, task: CoreTask) -> int:
+def _at(query: ListFoundJobsRequest, task: CoreTask) -> int:
     if query.cursor is UNSET:
         return 0
     place = load(query.cursor, _Place)

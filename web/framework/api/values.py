@@ -67,19 +67,19 @@ Force = Annotated[bool, Meta(description="Also act on a job that a client holds,
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class OfTube(RequestModel):
+class TubeRequest(RequestModel):
     """The tube."""
 
     tube: TubeName
 
 
-class Forced(RequestModel):
+class ForceRequest(RequestModel):
     """Whether to force the operation."""
 
     force: Force = False
 
 
-NOT_FORCED: Final = Forced()
+NOT_FORCED: Final = ForceRequest()
 
 
 def duration(nanoseconds: int) -> int | float:

@@ -29,7 +29,7 @@ class JobTags(ResponseModel):
     ]
 
 
-class PutTags(RequestModel):
+class TagsRequest(RequestModel):
     """Tags of a job to put. `group` and `after` must differ."""
 
     idempotency_key: Annotated[
@@ -70,7 +70,7 @@ def tags_out(job: Job) -> JobTags | None:
     )
 
 
-def tags_in(wanted: PutTags | UnsetType, field: str) -> Tags | None:
+def tags_in(wanted: TagsRequest | UnsetType, field: str) -> Tags | None:
     """Return the tags in *wanted*, the value of *field*; None if it is unset."""
     if wanted is UNSET:
         return None

@@ -26,7 +26,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import Added, Changes, Operations, Put, to_nanoseconds
 from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY, Encoding, body_in, body_out
 from greenstalk_server.web.features.jobs.api.job_fields import BodyFields, FieldPaths, parse_fields
-from greenstalk_server.web.features.jobs.api.job_tags import JobTags, PutTags, tags_in, tags_out
+from greenstalk_server.web.features.jobs.api.job_tags import JobTags, TagsRequest, tags_in, tags_out
 from greenstalk_server.web.features.jobs.api.listing import Place, Rows, begin, fill, refuse_other
 from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
 from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR
@@ -43,7 +43,7 @@ from greenstalk_server.web.framework.api.values import (
     FineDelay,
     FineTtr,
     Force,
-    Forced,
+    ForceRequest,
     Instant,
     JobId,
     Pri,
@@ -192,7 +192,7 @@ class JobPut(ResponseModel):
     ] = UNSET
 
 
-class JobSelector(RequestModel):
+class JobSelectionRequest(RequestModel):
     """Selects jobs."""
 
     tube: TubeName | UnsetType = UNSET
@@ -200,7 +200,7 @@ class JobSelector(RequestModel):
     q: Q = ""
 
 
-class ListJobs(JobSelector):
+class ListJobsRequest(JobSelectionRequest):
     """Selects jobs, and a page of the list."""
 
     bodies: Annotated[bool, Meta(description="Include the bodies. Without them a page holds more jobs.")] = True
@@ -209,14 +209,14 @@ class ListJobs(JobSelector):
     fields: FieldPaths = ""
 
 
-class Export(JobSelector):
+class ExportJobsRequest(JobSelectionRequest):
     """Selects jobs, and a file format."""
 
     fields: FieldPaths = ""
     format: Annotated[Literal["jsonl", "csv"], Meta(description="One JSON object per line, or CSV.")] = "jsonl"
 
 
-class NewJob(RequestModel):
+class PutJobRequest(RequestModel):
     """A job to put."""
 
     tube: TubeName
@@ -225,10 +225,10 @@ class NewJob(RequestModel):
     pri: Pri = DEFAULT_PRI
     delay: FineDelay = 0
     ttr: FineTtr = DEFAULT_TTR
-    tags: PutTags | UnsetType = UNSET
+    tags: TagsRequest | UnsetType = UNSET
 
 
-class JobChanges(RequestModel):
+class ChangeJobRequest(RequestModel):
     """Changes to a job. Omitted fields keep their values."""
 
     pri: Pri | UnsetType = UNSET
@@ -245,20 +245,20 @@ class JobChanges(RequestModel):
     force: Force = False
 
 
-class Move(RequestModel):
+class MoveJobRequest(RequestModel):
     """The tube to move a job to."""
 
     tube: TubeName
     force: Force = False
 
 
-class Copy(RequestModel):
+class CopyJobRequest(RequestModel):
     """Options for the copy of a job."""
 
     delay: FineDelay = 0
 
 
-DEFAULT_COPY: Final = Copy()
+DEFAULT_COPY: Final = CopyJobRequest()
 
 HIDDEN: Final = {403: "The query searches bodies, which are hidden from you."}
 NO_JOB: Final = {404: "The job does not exist."}
@@ -282,7 +282,7 @@ class Jobs:
         self._lists: BoundedSemaphore = BoundedSemaphore(MAX_LISTS)
 
     @endpoint("GET", "/jobs", errors=HIDDEN | {503: "Too many lists and searches are running."})
-    def list_jobs(self, query: ListJobs) -> JobList:
+    def list_jobs(self, query: ListJobsRequest) -> JobList:
         """List or search jobs.
 
         With `tube` and `state`, and without `q`, the first 1000 jobs are in the order of that state: ready jobs in the
@@ -310,7 +310,7 @@ class Jobs:
         content=("application/jsonl", "text/csv"),
         errors=HIDDEN | {503: "Too many exports are running."},
     )
-    def export_jobs(self, query: Export) -> Response:
+    def export_jobs(self, query: ExportJobsRequest) -> Response:
         """Export jobs as a file, oldest first.
 
         The file is streamed and may have any size. Each line of JSON has the members of a job in `GET /jobs`, except
@@ -330,7 +330,7 @@ class Jobs:
     def put_jobs(
         self,
         body: Annotated[
-            NewJob | Annotated[list[NewJob], Meta(min_length=1, max_length=MAX_JOBS_PER_PUT)],
+            PutJobRequest | Annotated[list[PutJobRequest], Meta(min_length=1, max_length=MAX_JOBS_PER_PUT)],
             Meta(examples=[{"tube": "mail", "body": "hello"}]),
         ],
     ) -> JobPut | list[JobPut]:
@@ -340,7 +340,7 @@ class Jobs:
         server has no room left after some of the jobs, or the journal fails, `put` in the problem has the ids of the
         jobs that were put.
         """
-        if isinstance(body, NewJob):
+        if isinstance(body, PutJobRequest):
             added = self._operations.put(self._parse_put(body, ""))
             set_location("get_job", id=added.id)
             response = self._put_model(added, body)
@@ -380,7 +380,7 @@ class Jobs:
         return response
 
     @endpoint("PATCH", "/jobs/{id}", role=OPERATOR, errors=STATE_CONFLICT | NO_ROOM, has_bodies=True)
-    def change_job(self, id: JobId, body: Annotated[JobChanges, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
+    def change_job(self, id: JobId, body: Annotated[ChangeJobRequest, Meta(examples=[{"pri": 10}])]) -> JobWithEvents:
         """Change the priority, delay, ttr, body and expiry of a job in one step.
 
         Its id, age and counts stay. A worker that holds the job keeps it, with the old body and its remaining time.
@@ -392,7 +392,7 @@ class Jobs:
         return self._model_when_durable(id)
 
     @endpoint("DELETE", "/jobs/{id}", role=OPERATOR, status=204, errors=STATE_CONFLICT)
-    def delete_job(self, id: JobId, query: Forced) -> None:
+    def delete_job(self, id: JobId, query: ForceRequest) -> None:
         """Delete a job. This cannot be undone."""
         self._operations.delete_job(self._find(id), query.force)
         wait_until_durable(self._commit)
@@ -404,13 +404,13 @@ class Jobs:
         return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/bury", role=OPERATOR, errors=STATE_CONFLICT)
-    def bury_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
+    def bury_job(self, id: JobId, body: ForceRequest = NOT_FORCED) -> JobWithEvents:
         """Bury a job. It stays buried until it is kicked."""
         self._operations.bury_job(self._find(id), body.force)
         return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/release", role=OPERATOR, errors=STATE_CONFLICT)
-    def release_job(self, id: JobId, body: Forced = NOT_FORCED) -> JobWithEvents:
+    def release_job(self, id: JobId, body: ForceRequest = NOT_FORCED) -> JobWithEvents:
         """Take a reserved job from the client that holds it, and make it ready. Needs `force`."""
         self._operations.release_job(self._find(id), body.force)
         return self._model_when_durable(id)
@@ -430,13 +430,13 @@ class Jobs:
         return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/move", role=OPERATOR, errors=STATE_CONFLICT | NO_ROOM)
-    def move_job(self, id: JobId, body: Move) -> JobWithEvents:
+    def move_job(self, id: JobId, body: MoveJobRequest) -> JobWithEvents:
         """Move a job to another tube. Its state stays."""
         self._operations.move_job(*self._find_with_body(id), body.tube.encode(), body.force)
         return self._model_when_durable(id)
 
     @endpoint("POST", "/jobs/{id}/copy", role=OPERATOR, status=201, errors=NO_JOB | NO_ROOM)
-    def copy_job(self, id: JobId, body: Copy = DEFAULT_COPY) -> JobPut:
+    def copy_job(self, id: JobId, body: CopyJobRequest = DEFAULT_COPY) -> JobPut:
         """Put a copy of a job into its tube, with a new id."""
         job, job_body = self._find_with_body(id)
         copy = self._operations.copy_job(job, job_body, body.delay)
@@ -481,7 +481,7 @@ class Jobs:
         wait_until_durable(self._commit)
         return response
 
-    def _put_model(self, added: Added, new: NewJob) -> JobPut:
+    def _put_model(self, added: Added, new: PutJobRequest) -> JobPut:
         job = self._broker.jobs.get(added.id)
         is_delayed = new.delay or (job is not None and job.state == DELAYED)
         state: State | None = "delayed" if is_delayed else "ready"
@@ -489,12 +489,12 @@ class Jobs:
             state = _STATES[job.state] if job is not None else None
         return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
 
-    def _parse_put(self, new: NewJob, prefix: str) -> Put:
+    def _parse_put(self, new: PutJobRequest, prefix: str) -> Put:
         """Return *new* as a Put. Errors name its fields with *prefix*."""
         body = body_in(new.body, new.encoding, self._broker.max_job_size, f"{prefix}body")
         return Put(new.tube.encode(), new.pri, new.delay, new.ttr, body, tags_in(new.tags, f"{prefix}tags"))
 
-    def _changes(self, job: CoreJob, old: bytes, wanted: JobChanges) -> Changes:
+    def _changes(self, job: CoreJob, old: bytes, wanted: ChangeJobRequest) -> Changes:
         """Return the changes that *wanted* makes to *job*, whose body is *old*."""
         if wanted.delay is not UNSET and job.state not in (READY, DELAYED):
             raise Conflict(f"Job {job.id} is neither ready nor delayed, so “delay” cannot be changed.")
@@ -543,7 +543,7 @@ _STATES: Final[Mapping[int, State]] = {
 }
 
 
-def parse_selector(selector: JobSelector) -> Query:
+def parse_selector(selector: JobSelectionRequest) -> Query:
     """Return the query of *selector*; refuse it if it cannot be parsed, or searches hidden bodies."""
     fields = {"q": selector.q}
     if selector.tube is not UNSET:

@@ -15,8 +15,8 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.visible import visible_figures
 from greenstalk_server.web.features.tubes.api.tubes import (
-    HistoryQuery,
-    ListTubes,
+    HistoryRequest,
+    ListTubesRequest,
     RatesPerSecond,
     Series,
     Tubes,
@@ -117,7 +117,7 @@ class ServerFigures(ResponseModel):
     ]
 
 
-class WatchEvents(RequestModel):
+class WatchEventsRequest(RequestModel):
     """The tube to watch."""
 
     tube: Annotated[
@@ -156,7 +156,7 @@ class Server:
         return self._figures(self._clock())
 
     @endpoint("GET", "/server/history", errors={403: "You may not see all tubes."})
-    def get_server_history(self, query: HistoryQuery) -> Series:
+    def get_server_history(self, query: HistoryRequest) -> Series:
         """Get the history of all tubes together."""
         require_full_view("The history of the server")
         return series_model(self._history, None, query)
@@ -167,7 +167,7 @@ class Server:
         content=(EVENT_STREAM,),
         errors={404: "The tube does not exist.", 503: "The maximum number of streams is open."},
     )
-    def watch(self, query: WatchEvents) -> Response:
+    def watch(self, query: WatchEventsRequest) -> Response:
         """Watch the figures of the server and of its tubes, as server-sent events.
 
         The data of the first event is `{"server": {…}, "tubes": {NAME: {…}}}`, with the contents of `/server` and
@@ -183,7 +183,7 @@ class Server:
             tube = tube_of(self._broker, args["tube"])
             return {"tubes": {args["tube"]: msgspec.to_builtins(self._tubes.tube_model(tube, now))}}
         pace, tubes = Pace(), {}
-        for model in self._tubes.list_tubes(ListTubes(limit=MAX_LIMIT)).tubes:
+        for model in self._tubes.list_tubes(ListTubesRequest(limit=MAX_LIMIT)).tubes:
             tubes[model.name] = msgspec.to_builtins(model)
             pace.yield_if_due()
         return {"server": msgspec.to_builtins(self._figures(now)), "tubes": tubes}

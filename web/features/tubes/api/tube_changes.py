@@ -11,7 +11,7 @@ from greenstalk_server.web.changes.tasks import INITIAL_WAIT
 from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange
 from greenstalk_server.web.changes.tube_changes import TubeChanges as Changes
 from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
-from greenstalk_server.web.features.tubes.api.tubes import STATES, Pause
+from greenstalk_server.web.features.tubes.api.tubes import STATES, PauseTubeRequest
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import RequestModel
@@ -27,20 +27,20 @@ TubePattern = Annotated[
 ]
 
 
-class ByPattern(RequestModel):
+class TubePatternRequest(RequestModel):
     """The tubes to change."""
 
     pattern: TubePattern
     dry_run: Annotated[bool, Meta(description="Only count the tubes. Must be false to change them.")] = True
 
 
-class KickState(RequestModel):
+class KickTubesRequest(RequestModel):
     """The jobs to kick."""
 
     state: Literal["buried", "delayed"] = "buried"
 
 
-DEFAULT_KICK: Final = KickState()
+DEFAULT_KICK: Final = KickTubesRequest()
 
 
 class TubeChanges:
@@ -54,7 +54,7 @@ class TubeChanges:
         self._changes: Changes = changes
 
     @endpoint("POST", "/tubes/pause", role=OPERATOR, status=202, errors=BUSY)
-    def pause_tubes(self, query: ByPattern, body: Pause) -> Task:
+    def pause_tubes(self, query: TubePatternRequest, body: PauseTubeRequest) -> Task:
         """Pause all tubes that match a pattern, or count them.
 
         A pause replaces one that is already running.
@@ -62,19 +62,19 @@ class TubeChanges:
         return self._start(TubeChange(PAUSE, body.seconds, " ".join(body.reason.split())), query)
 
     @endpoint("POST", "/tubes/resume", role=OPERATOR, status=202, errors=BUSY)
-    def resume_tubes(self, query: ByPattern) -> Task:
+    def resume_tubes(self, query: TubePatternRequest) -> Task:
         """End the pauses of all tubes that match a pattern, or count them."""
         return self._start(TubeChange(RESUME), query)
 
     @endpoint("POST", "/tubes/kick", role=OPERATOR, status=202, errors=BUSY)
-    def kick_tubes(self, query: ByPattern, body: KickState = DEFAULT_KICK) -> Task:
+    def kick_tubes(self, query: TubePatternRequest, body: KickTubesRequest = DEFAULT_KICK) -> Task:
         """Kick the buried or delayed jobs of all tubes that match a pattern, or count them.
 
         A run kicks at most the counted number of jobs of each tube, in the order of their state.
         """
         return self._start(TubeChange(KICK, state=STATES[body.state]), query)
 
-    def _start(self, change: TubeChange, query: ByPattern) -> Task:
+    def _start(self, change: TubeChange, query: TubePatternRequest) -> Task:
         start = self._changes.dry_run if query.dry_run else self._changes.start
         task = start(change, query.pattern)
         set_location("get_task", task=task.id)

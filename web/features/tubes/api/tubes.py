@@ -28,7 +28,7 @@ from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, L
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, OfTube, RequestModel, ResponseModel, TubeName
+from greenstalk_server.web.framework.api.values import Count, RequestModel, ResponseModel, TubeName, TubeRequest
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
@@ -161,7 +161,7 @@ class TubeList(ResponseModel):
     next_cursor: NextCursor
 
 
-class ListTubes(RequestModel):
+class ListTubesRequest(RequestModel):
     """Selects tubes, and a page of the list."""
 
     q: Annotated[
@@ -174,7 +174,7 @@ class ListTubes(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class FindTubes(RequestModel):
+class FindTubesRequest(RequestModel):
     """The tubes to find."""
 
     q: Annotated[
@@ -196,7 +196,7 @@ class FoundTubes(ResponseModel):
     matched: Annotated[Count, Meta(description="All tubes that match.")]
 
 
-class Pause(RequestModel):
+class PauseTubeRequest(RequestModel):
     """Length of a pause, and the reason for it."""
 
     seconds: Annotated[
@@ -211,7 +211,7 @@ class Pause(RequestModel):
     reason: Annotated[str, Meta(max_length=MAX_REASON_LENGTH, description="The reason, shown with the tube.")] = ""
 
 
-class Kick(RequestModel):
+class KickTubeRequest(RequestModel):
     """Selects jobs of a tube to kick."""
 
     state: Literal["buried", "delayed"] = "buried"
@@ -221,10 +221,10 @@ class Kick(RequestModel):
     ] = None
 
 
-DEFAULT_KICK: Final = Kick()
+DEFAULT_KICK: Final = KickTubeRequest()
 
 
-class Clear(RequestModel):
+class ClearTubeRequest(RequestModel):
     """Selects jobs of a tube to delete."""
 
     state: Literal["ready", "delayed", "buried"]
@@ -248,7 +248,7 @@ class Flushed(ResponseModel):
     jobs: Count
 
 
-class HistoryQuery(RequestModel):
+class HistoryRequest(RequestModel):
     """The span of time."""
 
     span: Annotated[
@@ -264,7 +264,7 @@ class HistoryQuery(RequestModel):
     ] = UNSET
 
 
-class TubeHistoryQuery(HistoryQuery, kw_only=True):
+class TubeHistoryRequest(HistoryRequest, kw_only=True):
     """The tube, and the span of time."""
 
     tube: TubeName
@@ -293,7 +293,7 @@ class Series(ResponseModel):
     ] = None
 
 
-def series_model(history: History, name: bytes | None, query: HistoryQuery) -> Series:
+def series_model(history: History, name: bytes | None, query: HistoryRequest) -> Series:
     """Return the history that *query* selects, of the tube *name*, or of the server if *name* is None. Switches."""
     span = SPANS[query.span]
     found = Series(**history_json(history.columns(name, span)))
@@ -340,7 +340,7 @@ class Tubes:
         self._attention: Attention = attention
 
     @endpoint("GET", "/tubes")
-    def list_tubes(self, query: ListTubes) -> TubeList:
+    def list_tubes(self, query: ListTubesRequest) -> TubeList:
         """List the tubes.
 
         Unless the list is sorted by name, a tube may move from one page to another between two requests.
@@ -357,7 +357,7 @@ class Tubes:
         return TubeList(tubes=tubes, next_cursor=following)
 
     @endpoint("GET", "/tubes/find")
-    def find_tubes(self, query: FindTubes) -> FoundTubes:
+    def find_tubes(self, query: FindTubesRequest) -> FoundTubes:
         """Find tubes by a part of the name, or by characters of the name in their order.
 
         `bilma` finds `billing.mail`. The best matches come first.
@@ -366,7 +366,7 @@ class Tubes:
         return FoundTubes(tubes=tubes, matched=matched)
 
     @endpoint("GET", "/tube", errors=NO_TUBE)
-    def get_tube(self, query: OfTube) -> TubeWithPolicy:
+    def get_tube(self, query: TubeRequest) -> TubeWithPolicy:
         """Get one tube, with the settings that policies give to it."""
         tube_of(self._broker, query.tube)
         sources = sources_of(self._broker, query.tube.encode())
@@ -386,7 +386,7 @@ class Tubes:
         )
 
     @endpoint("GET", "/tubes/history", errors=NO_TUBE)
-    def get_tube_history(self, query: TubeHistoryQuery) -> Series:
+    def get_tube_history(self, query: TubeHistoryRequest) -> Series:
         """Get the history of one tube.
 
         The history of a deleted tube is kept, too.
@@ -400,7 +400,7 @@ class Tubes:
         return found
 
     @endpoint("POST", "/tube/pause", role=OPERATOR, errors=NO_TUBE)
-    def pause_tube(self, query: OfTube, body: Pause) -> Tube:
+    def pause_tube(self, query: TubeRequest, body: PauseTubeRequest) -> Tube:
         """Pause a tube: none of its jobs can be reserved for a while.
 
         This replaces a pause that is already running.
@@ -410,14 +410,14 @@ class Tubes:
         return self._model_when_durable(tube)
 
     @endpoint("POST", "/tube/resume", role=OPERATOR, errors=NO_TUBE)
-    def resume_tube(self, query: OfTube) -> Tube:
+    def resume_tube(self, query: TubeRequest) -> Tube:
         """End the pause of a tube."""
         tube = tube_of(self._broker, query.tube)
         self._operations.resume(tube)
         return self._model_when_durable(tube)
 
     @endpoint("POST", "/tube/kick", role=OPERATOR, errors=NO_TUBE)
-    def kick_tube(self, query: OfTube, body: Kick = DEFAULT_KICK) -> Outcome:
+    def kick_tube(self, query: TubeRequest, body: KickTubeRequest = DEFAULT_KICK) -> Outcome:
         """Kick buried or delayed jobs of a tube, so that they become ready."""
         tube, state = tube_of(self._broker, query.tube), STATES[body.state]
         kicked = self._operations.kick(tube, state, count_jobs(tube, state) if body.count is None else body.count)
@@ -425,7 +425,7 @@ class Tubes:
         return Outcome(tube=query.tube, state=body.state, jobs=kicked, left=count_jobs(tube, state))
 
     @endpoint("POST", "/tube/clear", role=OPERATOR, errors=NO_TUBE)
-    def clear_tube(self, query: OfTube, body: Clear) -> Outcome:
+    def clear_tube(self, query: TubeRequest, body: ClearTubeRequest) -> Outcome:
         """Delete all jobs of a tube that are in one state now.
 
         This cannot be undone. Jobs put during the request stay.
@@ -436,7 +436,7 @@ class Tubes:
         return Outcome(tube=query.tube, state=body.state, jobs=cleared, left=count_jobs(tube, state))
 
     @endpoint("POST", "/tube/flush", role=OPERATOR, errors=NO_TUBE)
-    def flush_tube(self, query: OfTube) -> Flushed:
+    def flush_tube(self, query: TubeRequest) -> Flushed:
         """Delete all jobs that a tube has now, in every state, including those that clients hold.
 
         This cannot be undone. Jobs that are put during the request are kept. The request ends after 20 seconds: if the
@@ -451,7 +451,7 @@ class Tubes:
         wait_until_durable(self._commit)
         return response
 
-    def _first(self, query: ListTubes, now: int, pace: Pace) -> list[_Key]:
+    def _first(self, query: ListTubesRequest, now: int, pace: Pace) -> list[_Key]:
         """Return the sorted keys of the page of *query*, plus one key if there is another page. May switch."""
         after = _after(query)
         is_reversed = query.desc and query.sort == BY_NAME
@@ -472,7 +472,7 @@ class Tubes:
             slice = tubes[begin : begin + TUBE_BATCH]
             yield [tube for tube in slice if wanted in tube.name.lower() and sees(tube.name)]
 
-    def _key(self, tube: CoreTube, query: ListTubes, now: int) -> _Key:
+    def _key(self, tube: CoreTube, query: ListTubesRequest, now: int) -> _Key:
         rank = SORTS[query.sort].rank if query.sort != BY_NAME else None
         value = rank(self._view(tube, now)) if rank is not None else 0
         if value is None:
@@ -535,7 +535,7 @@ def rates_model(rates: Rates) -> RatesPerSecond:
     return RatesPerSecond(**rates._asdict())
 
 
-def _after(query: ListTubes) -> _Key | None:
+def _after(query: ListTubesRequest) -> _Key | None:
     """Return the last key of the previous page, or None for the first page."""
     if query.cursor is UNSET:
         return None
@@ -545,7 +545,7 @@ def _after(query: ListTubes) -> _Key | None:
     return place.has_no_value, place.rank, place.name
 
 
-def _order(query: ListTubes) -> str:
+def _order(query: ListTubesRequest) -> str:
     return f"{'-' if query.desc else ''}{query.sort}"
 
 
