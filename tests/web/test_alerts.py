@@ -27,8 +27,8 @@ from greenstalk_server.web.features.alerts.alerts import (
     TAKEOVER_TIME,
     Alerts,
 )
-from greenstalk_server.web.features.alerts.book import MAX_ALERTS, MORE, RESTORED_TIME, Alert, Book
 from greenstalk_server.web.features.alerts.messages import SIGNATURE, messages
+from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, MORE, RESTORED_TIME, Alert, Book
 from greenstalk_server.web.features.alerts.silences import Silences
 from greenstalk_server.web.features.alerts.state import State
 from greenstalk_server.web.features.conditions.measures import (

@@ -25,8 +25,8 @@ from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.web.features.alerts.book import RESTORED_TIME, Alert, Batch, Book
 from greenstalk_server.web.features.alerts.messages import Message, messages, test_batch
+from greenstalk_server.web.features.alerts.receiver_alerts import RESTORED_TIME, Alert, Batch, Book
 from greenstalk_server.web.features.alerts.silences import Silence, Silences
 from greenstalk_server.web.features.alerts.state import Delivery, State
 from greenstalk_server.web.features.conditions.measures import Link

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from greenstalk_server.config.tables.receivers import PAGERDUTY, SLACK, Receiver
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.alerts.book import Batch, Item, Key
+from greenstalk_server.web.features.alerts.receiver_alerts import Batch, Item, Key
 from greenstalk_server.web.features.conditions.measures import WARNING, Link
 
 VERSION: Final = 1

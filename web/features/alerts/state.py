@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, Final, TypeVar, get_type_hints
 
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
-from greenstalk_server.web.features.alerts.book import MAX_ALERTS, Alert
+from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, Alert
 from greenstalk_server.web.features.alerts.silences import MAX_SILENCES, Silence, Silences
 from greenstalk_server.web.features.conditions.measures import SEVERITIES, Link
 from greenstalk_server.web.store.documents import DocumentFile, is_storable
