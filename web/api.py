@@ -40,7 +40,7 @@ from greenstalk_server.web.features.alerts.api import Alerts
 from greenstalk_server.web.features.alerts.changes import AlertChanges
 from greenstalk_server.web.features.audit.api import Audit
 from greenstalk_server.web.features.conditions.api import Attention
-from greenstalk_server.web.features.conditions.monitor import Attention as Monitor
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.connections.api import Connections
 from greenstalk_server.web.features.errors.api import Errors
 from greenstalk_server.web.features.errors.errors import TubeErrors
@@ -81,7 +81,7 @@ class Parts:
     """
 
     alerts: AlertChanges
-    attention: Monitor
+    attention: ConditionMonitor
     options: WebOptions
     broker: Broker
     clock: Clock

@@ -37,7 +37,7 @@ from greenstalk_server.web.features.alerts.changes import AlertChanges, sees_ale
 from greenstalk_server.web.features.alerts.pages import AlertPages
 from greenstalk_server.web.features.audit.pages import AuditPages
 from greenstalk_server.web.features.conditions.measures import Link
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.connections.pages import ConnectionViews
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.pages import ErrorPages
@@ -99,7 +99,7 @@ class Dashboard:
 
     app: Flask
     alerts: Alerts
-    attention: Attention
+    attention: ConditionMonitor
     audit: Audit
     history: History
     leases: Leases
@@ -178,7 +178,7 @@ def create_dashboard(
     )
     broker.subscribe(marks)
     worker_rates = WorkerRates(broker, clock)
-    attention = Attention(
+    attention = ConditionMonitor(
         broker,
         clock,
         thresholds=options.thresholds,

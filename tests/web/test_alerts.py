@@ -28,7 +28,7 @@ from greenstalk_server.web.features.alerts.alerts import (
     Alerts,
 )
 from greenstalk_server.web.features.alerts.messages import SIGNATURE, messages
-from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, MORE, RESTORED_TIME, Alert, Book
+from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, MORE, RESTORED_TIME, Alert, ReceiverAlerts
 from greenstalk_server.web.features.alerts.silences import Silences
 from greenstalk_server.web.features.alerts.state import State
 from greenstalk_server.web.features.conditions.measures import (
@@ -42,7 +42,7 @@ from greenstalk_server.web.features.conditions.measures import (
     Link,
     Measure,
 )
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from tests.support.receiver import Received, answer
 from tests.support.receiver import Receiver as Server
 
@@ -78,10 +78,10 @@ def unsilenced(kind: str, tube: bytes) -> bool:
 
 
 class Rounds:
-    """A book that is given conditions, and whose messages a receiver accepts at once."""
+    """Alerts of a receiver that are given conditions, and whose messages a receiver accepts at once."""
 
     def __init__(self, **changes: Any) -> None:
-        self.book = Book(receiver(**changes))
+        self.receiver_alerts = ReceiverAlerts(receiver(**changes))
         self.now = START
         self.silences = Silences()
 
@@ -91,12 +91,12 @@ class Rounds:
     def at(self, seconds: float, *conditions: Condition) -> list[str]:
         """Do a round *seconds* after the start; return the items that were sent: `begin mail`, `end mail`."""
         self.now = START + int(seconds * SECOND)
-        self.book.begin_round()
+        self.receiver_alerts.begin_round()
         for each in conditions:
-            self.book.take(each, self.is_silenced)
-        self.book.end_round(self.now)
-        batch = self.book.due(self.now, self.is_silenced)
-        self.book.acknowledge(batch.items, self.now)
+            self.receiver_alerts.take(each, self.is_silenced)
+        self.receiver_alerts.end_round(self.now)
+        batch = self.receiver_alerts.due(self.now, self.is_silenced)
+        self.receiver_alerts.acknowledge(batch.items, self.now)
         words = [("end" if item.is_resolved else "again" if item.is_repeat else "begin", item) for item in batch.items]
         return [f"{word} {item.key[1].decode() or item.key[0]}" for word, item in words]
 
@@ -119,7 +119,7 @@ def test_end_is_sent_once_after_resolve_after() -> None:
     assert rounds.at(159) == []
     assert rounds.at(160) == ["end mail"]
     assert rounds.at(300) == []
-    assert rounds.book.alerts == {}
+    assert rounds.receiver_alerts.alerts == {}
 
 
 def test_condition_that_flickers_is_sent_once() -> None:
@@ -172,11 +172,11 @@ def test_ten_thousand_conditions_are_one_bounded_message() -> None:
     rounds = Rounds()
     sent = rounds.at(0, *many(10_000))
     assert len(sent) == MAX_ALERTS
-    assert rounds.book.more == 10_000 - MAX_ALERTS
-    assert len(rounds.book.alerts) == MAX_ALERTS + 1
+    assert rounds.receiver_alerts.more == 10_000 - MAX_ALERTS
+    assert len(rounds.receiver_alerts.alerts) == MAX_ALERTS + 1
     assert rounds.at(60, *many(10_000)) == ["begin more"]
     assert rounds.at(120, *many(10_000)) == []
-    assert rounds.book.alerts[MORE, b"", ""].sentence.startswith("9,950 more conditions need attention")
+    assert rounds.receiver_alerts.alerts[MORE, b"", ""].sentence.startswith("9,950 more conditions need attention")
 
 
 # Silences
@@ -218,11 +218,13 @@ def test_scope_of_a_silence(tubes: str, kind: str, is_covered: bool) -> None:
 
 
 def bodies(to: Receiver, *conditions: Condition, key: str = "", more: int = 0) -> list[tuple[dict[str, str], Any]]:
-    book = Book(to)
+    receiver_alerts = ReceiverAlerts(to)
     for each in conditions:
-        book.take(each, unsilenced)
-    book.end_round(START + HOUR)
-    made = messages(to, book.due(START + HOUR, unsilenced), more, "queue-1", lambda link: f"/{link.endpoint}", START)
+        receiver_alerts.take(each, unsilenced)
+    receiver_alerts.end_round(START + HOUR)
+    made = messages(
+        to, receiver_alerts.due(START + HOUR, unsilenced), more, "queue-1", lambda link: f"/{link.endpoint}", START
+    )
     built = [message.build(key) for message in made]
     return [(dict(headers), json.loads(body)) for headers, body in built]
 
@@ -260,10 +262,10 @@ def test_json_message() -> None:
 
 def test_signature_of_a_json_message() -> None:
     to = receiver(**KEYED)
-    book = Book(to)
-    book.take(condition(), unsilenced)
-    book.end_round(START + HOUR)
-    (message,) = messages(to, book.due(START + HOUR, unsilenced), 0, "q", lambda _: "/", START)
+    receiver_alerts = ReceiverAlerts(to)
+    receiver_alerts.take(condition(), unsilenced)
+    receiver_alerts.end_round(START + HOUR)
+    (message,) = messages(to, receiver_alerts.due(START + HOUR, unsilenced), 0, "q", lambda _: "/", START)
     headers, body = message.build("swordfish")
     assert headers[SIGNATURE] == f"sha256={hmac.new(b'swordfish', body, sha256).hexdigest()}"
     assert b"swordfish" not in body
@@ -313,7 +315,7 @@ class World:
         self.queue = queue
         self.receivers = tuple([parse_receiver(f"r{n}", HERE | table) for n, table in enumerate(tables)])
         thresholds = ThresholdSet({"no_consumers": 1, "oldest_ready": 0, "backlog_growth": 0})
-        self.attention = Attention(queue.broker, queue.clock, thresholds=lambda: thresholds)
+        self.attention = ConditionMonitor(queue.broker, queue.clock, thresholds=lambda: thresholds)
         self.directory = str(directory) if directory is not None else None
         self.alerts = Alerts(
             self.attention,
@@ -432,7 +434,7 @@ def test_time_until_a_retry(queue: Queue, server: Server, status: int, after: st
     world.run()
     world.run()
     assert len(server.requests) == 1
-    assert world.alerts.posts["r0"].next_try - queue.now == wait
+    assert world.alerts.queues["r0"].next_try - queue.now == wait
 
 
 def test_each_receiver_gets_its_own_conditions(queue: Queue, server: Server) -> None:
@@ -620,7 +622,7 @@ def test_changed_receiver_keeps_its_alerts(queue: Queue, server: Server) -> None
     assert len(server.requests) == 1
     world.receivers = ()
     world.run()
-    assert world.alerts.posts == {}
+    assert world.alerts.queues == {}
 
 
 def test_test_of_a_receiver_ends_the_pause_after_failures(queue: Queue, server: Server) -> None:

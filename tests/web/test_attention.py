@@ -26,8 +26,8 @@ from greenstalk_server.web.features.conditions.measures import (
     NO_CONSUMERS,
     OLDEST_READY,
     WARNING,
-    HeldJob,
     Link,
+    LongestReservation,
     Measure,
     ServerSample,
     TubeSample,
@@ -36,7 +36,7 @@ from greenstalk_server.web.features.conditions.measures import (
     server_measures,
     tube_measures,
 )
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.tracker import CLEAR_TIME, Tracker
 from greenstalk_server.web.features.conditions.trends import WINDOW, Growth, Trend
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon
@@ -139,8 +139,8 @@ BEYOND: dict[str, tuple[TubeSample, TubeSample, str, dict[str, str]]] = {
         {"tube": "mail.failed"},
     ),
     "held_job": (
-        tube(held=HeldJob(id=42, time=2 * HOUR, worker=7, workers=1)),
-        tube(held=HeldJob(id=42, time=HOUR - 1, worker=7, workers=0)),
+        tube(held=LongestReservation(id=42, time=2 * HOUR, worker=7, workers=1)),
+        tube(held=LongestReservation(id=42, time=HOUR - 1, worker=7, workers=0)),
         "Connection 7 has held job 42 of “mail” for 2 h.",
         {"number": "7"},
     ),
@@ -209,7 +209,7 @@ def test_limit_that_is_reached_soon_is_a_condition() -> None:
 
 
 def test_several_workers_that_hold_for_long_are_counted() -> None:
-    measure = found(tube(held=HeldJob(id=42, time=2 * HOUR, worker=7, workers=3)))["held_job"]
+    measure = found(tube(held=LongestReservation(id=42, time=2 * HOUR, worker=7, workers=3)))["held_job"]
     assert plain(measure) == ("3 workers have held a job of “mail” too long: connection 7 has held job 42 for 2 h.")
     assert measure.link == Link("connections", {"q": "mail", "sort": "held"})
 
@@ -411,7 +411,7 @@ class Watched:
 
     def __init__(self, queue: Queue, **options: Any) -> None:
         self.queue = queue
-        self.monitor = Attention(queue.broker, queue.clock, **options)
+        self.monitor = ConditionMonitor(queue.broker, queue.clock, **options)
         self.monitor.tick()
 
     def run(self, seconds: int) -> dict[tuple[str, str], str]:

@@ -26,11 +26,11 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.features.alerts.messages import Message, messages, test_batch
-from greenstalk_server.web.features.alerts.receiver_alerts import RESTORED_TIME, Alert, Batch, Book
+from greenstalk_server.web.features.alerts.receiver_alerts import RESTORED_TIME, Alert, Batch, ReceiverAlerts
 from greenstalk_server.web.features.alerts.silences import Silence, Silences
 from greenstalk_server.web.features.alerts.state import Delivery, State
 from greenstalk_server.web.features.conditions.measures import Link
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.tube_counters import in_batches
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, Secrets, send
 
@@ -67,7 +67,7 @@ class NoSuchReceiver(Exception):
 
 
 @dataclass(slots=True)
-class Post:
+class ReceiverQueue:
     """A receiver, its alerts, and its last attempts.
 
     failures        failed attempts since the last success.
@@ -77,7 +77,7 @@ class Post:
     """
 
     receiver: Receiver
-    book: Book
+    alerts: ReceiverAlerts
     failures: int = 0
     next_try: int = 0
     error: str = ""
@@ -87,13 +87,13 @@ class Post:
 class Alerts:
     """The alerts of one server.
 
-    posts           one for each receiver, by name.
+    queues          one for each receiver, by name.
     sent, failed    numbers of messages that a receiver has accepted, and of attempts that failed, by receiver.
     """
 
     def __init__(
         self,
-        attention: Attention,
+        attention: ConditionMonitor,
         clock: Clock,
         receivers: Callable[[], tuple[Receiver, ...]],
         *,
@@ -110,10 +110,10 @@ class Alerts:
         role        returns the status of a server that shares its journal: only the leader sends.
         directory   of the file with the state; None to keep it in memory.
         """
-        self.posts: dict[str, Post] = {}
+        self.queues: dict[str, ReceiverQueue] = {}
         self.sent: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        self._attention: Attention = attention
+        self._attention: ConditionMonitor = attention
         self._clock: Clock = clock
         self._receivers: Callable[[], tuple[Receiver, ...]] = receivers
         self._known: tuple[Receiver, ...] = ()
@@ -162,7 +162,7 @@ class Alerts:
 
     def waiting(self, name: str) -> int:
         """Return the number of conditions that are due, and that the receiver *name* has not accepted."""
-        return self.posts[name].book.waiting(self._clock(), self.is_silenced)
+        return self.queues[name].alerts.waiting(self._clock(), self.is_silenced)
 
     def silence(self, tubes: str, kind: str, seconds: int, who: str, reason: str) -> Silence:
         """Add a silence; raise SilenceLimitExceeded. Switches."""
@@ -183,14 +183,14 @@ class Alerts:
         If it succeeds, conditions that wait for a retry are sent at once.
         """
         self.follow_configuration()
-        post = self.posts.get(name)
-        if post is None:
+        queue = self.queues.get(name)
+        if queue is None:
             raise NoSuchReceiver(name)
         now = self._clock()
-        (message,) = messages(post.receiver, test_batch(now), 0, self._source, self._path_of, now)
-        delivery, _ = self._send(post, message, "test", 1)
+        (message,) = messages(queue.receiver, test_batch(now), 0, self._source, self._path_of, now)
+        delivery, _ = self._send(queue, message, "test", 1)
         if not delivery.error:
-            post.next_try, post.failures = 0, 0
+            queue.next_try, queue.failures = 0, 0
         self._save()
         return delivery
 
@@ -199,13 +199,13 @@ class Alerts:
         receivers = self._receivers()
         if receivers is self._known:
             return
-        posts = {}
+        queues = {}
         for receiver in receivers:
-            post = self.posts.get(receiver.name)
-            if post is None or post.receiver != receiver:
-                post = Post(receiver, Book(receiver, self._restored(receiver, post)))
-            posts[receiver.name] = post
-        self.posts, self._known = posts, receivers
+            queue = self.queues.get(receiver.name)
+            if queue is None or queue.receiver != receiver:
+                queue = ReceiverQueue(receiver, ReceiverAlerts(receiver, self._restored(receiver, queue)))
+            queues[receiver.name] = queue
+        self.queues, self._known = queues, receivers
 
     def tick(self) -> float:
         """Evaluate the conditions, and start to send what is due; return the seconds until the next round. May switch.
@@ -213,23 +213,23 @@ class Alerts:
         Only one greenlet may call this.
         """
         self.follow_configuration()
-        if self._is_stopped or not self._leads() or not self.posts or not self._attention.evaluated_at:
+        if self._is_stopped or not self._leads() or not self.queues or not self._attention.evaluated_at:
             return INTERVAL
         if self.silences.remove_expired(self._clock()):
             self._save()
-        books = [post.book for post in self.posts.values()]
-        for book in books:
-            book.begin_round()
+        of_receivers = [queue.alerts for queue in self.queues.values()]
+        for alerts in of_receivers:
+            alerts.begin_round()
         for condition in self._attention.each_active():
-            for book in books:
-                book.take(condition, self.is_silenced)
+            for alerts in of_receivers:
+                alerts.take(condition, self.is_silenced)
         now = self._clock()
-        for post in in_batches(list(self.posts.values()), 1):
-            post.book.end_round(now)
-            if not post.is_sending and now >= post.next_try:
-                batch = post.book.due(now, self.is_silenced)
+        for queue in in_batches(list(self.queues.values()), 1):
+            queue.alerts.end_round(now)
+            if not queue.is_sending and now >= queue.next_try:
+                batch = queue.alerts.due(now, self.is_silenced)
                 if batch.items:
-                    self._begin(post, batch)
+                    self._begin(queue, batch)
         return max(INTERVAL, CONDITION_INTERVAL * self._attention.counts.total())
 
     def _leads(self) -> bool:
@@ -243,36 +243,36 @@ class Alerts:
         self._led_since = self._led_since or now
         return now - self._led_since >= TAKEOVER_TIME
 
-    def _begin(self, post: Post, batch: Batch) -> None:
+    def _begin(self, queue: ReceiverQueue, batch: Batch) -> None:
         """Start to send *batch*. Does not switch."""
-        post.is_sending = True
-        sending = gevent.spawn(self._deliver, post, batch)
+        queue.is_sending = True
+        sending = gevent.spawn(self._deliver, queue, batch)
         self._sending.add(sending)
         sending.rawlink(self._sending.discard)
 
-    def _deliver(self, post: Post, batch: Batch) -> None:
+    def _deliver(self, queue: ReceiverQueue, batch: Batch) -> None:
         """Send *batch*, and record the accepted conditions. Switches."""
-        now, attempt = self._clock(), post.failures + 1
+        now, attempt = self._clock(), queue.failures + 1
         try:
-            for message in messages(post.receiver, batch, post.book.more, self._source, self._path_of, now):
-                delivery, wait = self._send(post, message, Batch(message.items).summary(), attempt)
+            for message in messages(queue.receiver, batch, queue.alerts.more, self._source, self._path_of, now):
+                delivery, wait = self._send(queue, message, Batch(message.items).summary(), attempt)
                 if delivery.error:
-                    post.failures += 1
-                    post.next_try = self._clock() + _retry_time(post.failures, wait)
+                    queue.failures += 1
+                    queue.next_try = self._clock() + _retry_time(queue.failures, wait)
                     break
-                post.failures, attempt = 0, 1
-                post.book.acknowledge(message.items, self._clock())
+                queue.failures, attempt = 0, 1
+                queue.alerts.acknowledge(message.items, self._clock())
         except Exception:
-            log.exception("alerts: a message to %s failed", post.receiver.name)
-            post.failures += 1
-            post.next_try = self._clock() + REJECTED_RETRY
+            log.exception("alerts: a message to %s failed", queue.receiver.name)
+            queue.failures += 1
+            queue.next_try = self._clock() + REJECTED_RETRY
         finally:
-            post.is_sending = False
+            queue.is_sending = False
         self._save()
 
-    def _send(self, post: Post, message: Message, summary: str, attempt: int) -> tuple[Delivery, int]:
+    def _send(self, queue: ReceiverQueue, message: Message, summary: str, attempt: int) -> tuple[Delivery, int]:
         """Send *message*; return its log entry, and the nanoseconds until a retry, 0 for the default. Switches."""
-        receiver, at = post.receiver, self._clock()
+        receiver, at = queue.receiver, self._clock()
         status, seconds, wait = 0, 0.0, 0
 
         def build(secrets: Secrets) -> Request:
@@ -292,17 +292,17 @@ class Alerts:
         )
         self._state.log.append(delivery)
         (self.failed if error else self.sent)[receiver.name] += 1
-        if error and error != post.error:
+        if error and error != queue.error:
             log.warning("alerts: %s has not accepted a message: %s", receiver.name, error[:MAX_ERROR])
-        elif not error and post.error:
+        elif not error and queue.error:
             log.info("alerts: %s accepts messages again", receiver.name)
-        post.error = error
+        queue.error = error
         return delivery, wait
 
-    def _restored(self, receiver: Receiver, before: Post | None) -> list[Alert]:
+    def _restored(self, receiver: Receiver, before: ReceiverQueue | None) -> list[Alert]:
         """Return the alerts of *receiver*: those of *before*, its earlier configuration, or of the last run."""
         if before is not None:
-            return list(before.book.alerts.values())
+            return list(before.alerts.alerts.values())
         restored = self._state.alerts.pop(receiver.name, [])
         for alert in restored:
             alert.kept_until, alert.is_present = self._started_at + RESTORED_TIME, False
@@ -310,7 +310,7 @@ class Alerts:
 
     def _save(self) -> None:
         """Write the state. Switches."""
-        self._state.save(lambda: {name: list(post.book.alerts.values()) for name, post in self.posts.items()})
+        self._state.save(lambda: {name: list(queue.alerts.alerts.values()) for name, queue in self.queues.items()})
 
 
 def _error(response: Response) -> str:

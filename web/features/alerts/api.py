@@ -130,15 +130,15 @@ class Alerts:
             receivers=[
                 Receiver(
                     name=name,
-                    template=post.receiver.template,
-                    address=address_of(post.receiver),
+                    template=queue.receiver.template,
+                    address=address_of(queue.receiver),
                     sent=alerts.sent[name],
                     failed=alerts.failed[name],
                     waiting=alerts.waiting(name),
-                    error=post.error,
-                    next_attempt_at=instant(post.next_try) if post.next_try else None,
+                    error=queue.error,
+                    next_attempt_at=instant(queue.next_try) if queue.next_try else None,
                 )
-                for name, post in alerts.posts.items()
+                for name, queue in alerts.queues.items()
             ],
             deliveries=[_delivery_model(delivery) for delivery in alerts.log[: query.limit]],
             is_kept=alerts.is_kept,

@@ -50,7 +50,7 @@ def messages(
     source      name of this server, or of the journal that it shares; `source` of the receiver overrides it.
     path_of     returns the path of a page below the dashboard's address.
     """
-    make = _Maker(receiver, receiver.source or source, path_of, now)
+    make = _MessageFormatter(receiver, receiver.source or source, path_of, now)
     if receiver.template == PAGERDUTY:
         for item in batch.items:
             yield Message((item,), _as_body(receiver, lambda secret, item=item: make.event(item, secret)))  # type: ignore[misc]
@@ -82,7 +82,7 @@ def _as_body(receiver: Receiver, document: Callable[[str], Any]) -> Callable[[st
     return build
 
 
-class _Maker:
+class _MessageFormatter:
     """Makes the documents of one batch. The constructor makes the links, which needs the event loop."""
 
     def __init__(self, receiver: Receiver, source: str, path_of: Callable[[Link], str], now: int) -> None:

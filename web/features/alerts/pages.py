@@ -16,11 +16,11 @@ from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
 from greenstalk_server.core.tubes.patterns import is_tube_pattern
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.alerts.alerts import Alerts, Post, address_of
+from greenstalk_server.web.features.alerts.alerts import Alerts, ReceiverQueue, address_of
 from greenstalk_server.web.features.alerts.changes import AlertChanges, may_silence, require_alerts
 from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE, Silence
 from greenstalk_server.web.features.conditions.measures import KINDS, Condition, Measure
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
@@ -100,10 +100,10 @@ class DeliveryRow:
 class AlertPages:
     """The page `/alerts`, and its forms."""
 
-    def __init__(self, alerts: Alerts, changes: AlertChanges, attention: Attention, clock: Clock) -> None:
+    def __init__(self, alerts: Alerts, changes: AlertChanges, attention: ConditionMonitor, clock: Clock) -> None:
         self._alerts: Alerts = alerts
         self._changes: AlertChanges = changes
-        self._attention: Attention = attention
+        self._attention: ConditionMonitor = attention
         self._clock: Clock = clock
 
     def init_app(self, app: Flask, live: LiveHub) -> None:
@@ -158,14 +158,14 @@ class AlertPages:
             kinds=[(name, f"{KIND_LABELS[name]} ({name})") for name in CONDITION_KINDS],
             durations=DURATIONS,
             longest_reason=MAX_REASON_LENGTH,
-            names=list(self._alerts.posts),
+            names=list(self._alerts.queues),
         )
 
     def _values(self, now: int) -> dict[str, Any]:
         alerts = self._alerts
         alerts.follow_configuration()
         return {
-            "receivers": [self._receiver(post, now) for post in alerts.posts.values()],
+            "receivers": [self._receiver(queue, now) for queue in alerts.queues.values()],
             "conditions": list(self._conditions(now)),
             "silences": [_silence(each, now) for each in alerts.silences.all() if each.until > now],
             "log": [
@@ -184,12 +184,12 @@ class AlertPages:
             "trouble": alerts.trouble,
         }
 
-    def _receiver(self, post: Post, now: int) -> ReceiverRow:
-        alerts, name, receiver = self._alerts, post.receiver.name, post.receiver
-        if post.error:
-            wait = max(0, post.next_try - now) // SECOND
+    def _receiver(self, queue: ReceiverQueue, now: int) -> ReceiverRow:
+        alerts, name, receiver = self._alerts, queue.receiver.name, queue.receiver
+        if queue.error:
+            wait = max(0, queue.next_try - now) // SECOND
             when = f"next attempt in {text.duration(wait)}" if wait else "next attempt now"
-            state = f"The last attempt failed: {post.error}; {when if post.failures else 'it was a test'}."
+            state = f"The last attempt failed: {queue.error}; {when if queue.failures else 'it was a test'}."
         elif alerts.sent[name]:
             state = "The last message was accepted."
         else:
@@ -200,7 +200,7 @@ class AlertPages:
             address_of(receiver),
             _receives(receiver),
             state,
-            bool(post.error),
+            bool(queue.error),
             text.number(alerts.sent[name]),
             text.number(alerts.failed[name]),
             text.number(alerts.waiting(name)),
@@ -214,16 +214,16 @@ class AlertPages:
                 measure.sentence,
                 url_for(measure.link.endpoint, **measure.link.args),
                 text.time_tag(condition.since),
-                [(name, self._sent(post, condition, now)) for name, post in self._alerts.posts.items()],
+                [(name, self._sent(queue, condition, now)) for name, queue in self._alerts.queues.items()],
                 _silence_href(measure),
             )
 
-    def _sent(self, post: Post, condition: Condition, now: int) -> str | Markup:
-        """Return the state of *condition* at the receiver of *post*, in words."""
-        measure, receiver = condition.measure, post.receiver
+    def _sent(self, queue: ReceiverQueue, condition: Condition, now: int) -> str | Markup:
+        """Return the state of *condition* at the receiver of *queue*, in words."""
+        measure, receiver = condition.measure, queue.receiver
         if not receiver.wants(measure.kind.name, measure.severity, measure.tube):
             return "not sent to this receiver"
-        alert = post.book.alerts.get((measure.kind.name, measure.tube, measure.detail))
+        alert = queue.alerts.alerts.get((measure.kind.name, measure.tube, measure.detail))
         sent = Markup("sent {}").format(text.time_tag(alert.sent_at)) if alert is not None and alert.sent_at else ""
         if (silence := self._alerts.silences.covers(measure.kind.name, measure.tube, now)) is not None:
             until = Markup("silenced until {}").format(text.time_tag(silence.until))
@@ -231,8 +231,8 @@ class AlertPages:
         if sent:
             return sent
         if alert is None:
-            return "only counted" if post.book.more else "not sent yet"
-        if post.failures:
+            return "only counted" if queue.alerts.more else "not sent yet"
+        if queue.failures:
             return "not accepted yet"
         left = receiver.wait - (now - condition.since)
         return f"is sent if it lasts for {text.duration(left // SECOND + 1)} more" if left > 0 else "being sent"

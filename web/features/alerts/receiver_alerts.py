@@ -3,7 +3,7 @@
 A condition is sent when it has lasted for the receiver's `wait`, again when its severity rises, and again after each
 `repeat`. Its end is sent once, after it has been over for `resolve_after`.
 
-Invariant: a book has at most MAX_ALERTS alerts of each severity, and one alert about the conditions in excess.
+Invariant: a receiver has at most MAX_ALERTS alerts of each severity, and one alert about the conditions in excess.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from greenstalk_server.web.features.conditions.measures import CRITICAL, SEVERIT
 from greenstalk_server.web.framework import text
 
 MAX_ALERTS: Final = 50
-"""Maximum alerts of each severity in a book. Further conditions are only counted."""
+"""Maximum alerts of each severity. Further conditions are only counted."""
 
 MAX_CANDIDATES: Final = 256
 """Maximum candidates for a free place that are compared in one round."""
@@ -97,7 +97,7 @@ IsSilenced = Callable[[str, bytes], bool]
 """Whether conditions of a kind and a tube are silenced; an empty tube is the server."""
 
 
-class Book:
+class ReceiverAlerts:
     """The alerts of one receiver. A round calls `begin_round`, `take` for each active condition, and `end_round`.
 
     more            conditions in excess in the last round.

@@ -75,7 +75,7 @@ class ListAuditRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class _Place(Struct, array_like=True):
+class _AuditPlace(Struct, array_like=True):
     """The number of the last entry of the previous page."""
 
     before: Annotated[int, Meta(ge=1, le=MAX_CURSOR)]
@@ -91,7 +91,7 @@ class Audit:
     def list_audit(self, query: ListAuditRequest) -> AuditList:
         """List the changes and the refused requests, newest first."""
         require_audit_access()
-        before = load(query.cursor, _Place).before if query.cursor is not UNSET else 0
+        before = load(query.cursor, _AuditPlace).before if query.cursor is not UNSET else 0
         wanted = Filter(
             who=query.who.strip(),
             what=query.what.strip(),
@@ -113,6 +113,6 @@ class Audit:
                 )
                 for one in entries
             ],
-            next_cursor=dump(_Place(following)) if following else None,
+            next_cursor=dump(_AuditPlace(following)) if following else None,
             trouble=self._audit.trouble,
         )

@@ -47,7 +47,7 @@ ENDS: Final = ("bulk/end", "tubes/end")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AuditRow:
     """An entry as text.
 
     links           label and URL of its tube, its job, its policy and its task, if any.
@@ -63,10 +63,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class AuditPage:
     """A page of rows. *before* is the cursor of the next page, or 0. *is_cut* means that the scan hit its limit."""
 
-    rows: list[Row]
+    rows: list[AuditRow]
     before: int
     is_cut: bool
 
@@ -111,12 +111,12 @@ class AuditPages:
         response.headers["Content-Disposition"] = f'attachment; filename="audit.{format}"'
         return response
 
-    def _page(self, wanted: Filter, before: int) -> Page:
+    def _page(self, wanted: Filter, before: int) -> AuditPage:
         """Return the page of entries older than the cursor *before*. May switch."""
         found, following, is_cut = find_entries(self._audit, wanted, before, PAGE)
-        return Page([self._row(entry) for entry in merge_bulk_entries(found)], following, is_cut)
+        return AuditPage([self._row(entry) for entry in merge_bulk_entries(found)], following, is_cut)
 
-    def _row(self, entry: Entry) -> Row:
+    def _row(self, entry: Entry) -> AuditRow:
         links, rest = [], dict(entry.details)
         if tube := str(rest.pop("tube", "")):
             links.append((tube, url_for("tube", tube=tube)))
@@ -130,7 +130,7 @@ class AuditPages:
         details = [(name, str(value)) for name, value in rest.items()]
         if started:
             details.append(("started", text.tag_instant(str(started))))
-        return Row(text.time_tag(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
+        return AuditRow(text.time_tag(entry.at), entry.who or text.NONE, entry.address, entry.what, links, details)
 
 
 def _given(name: str) -> str:

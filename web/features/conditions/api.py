@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from greenstalk_server.web.features.conditions.measures import Condition as ActiveCondition
-from greenstalk_server.web.features.conditions.monitor import Attention as Monitor
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.visible import href_of, sentence_of, visible_conditions
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -52,8 +52,8 @@ class ListConditionsRequest(RequestModel):
 class Attention:
     """The conditions that need attention, by the thresholds of the configuration file."""
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor: Monitor = monitor
+    def __init__(self, monitor: ConditionMonitor) -> None:
+        self._monitor: ConditionMonitor = monitor
 
     @endpoint("GET", "/attention")
     def list_conditions(self, query: ListConditionsRequest) -> AttentionList:

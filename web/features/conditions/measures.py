@@ -135,7 +135,7 @@ class TubeTrend(NamedTuple):
     dead_letters: int = 0
 
 
-class HeldJob(NamedTuple):
+class LongestReservation(NamedTuple):
     """The job of a tube that a worker has held for longest.
 
     time        nanoseconds for which the worker has held it.
@@ -170,7 +170,7 @@ class TubeSample(NamedTuple):
     held_back: str
     limits: tuple[tuple[str, int, int], ...]
     dead_letter: bytes
-    held: HeldJob | None
+    held: LongestReservation | None
 
 
 class ServerSample(NamedTuple):
@@ -319,7 +319,7 @@ def _tube_limits(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure
             yield found._replace(link=Link("tube", {"tube": sample.name.decode()}))
 
 
-def _held_job(tube: _Tube, held: HeldJob, thresholds: Thresholds) -> Measure:
+def _held_job(tube: _Tube, held: LongestReservation, thresholds: Thresholds) -> Measure:
     name = _quoted(tube.name)
     worker = f"onnection {held.worker} has held job {held.id}"
     sentence = f"C{worker} of {name} for {_time(held.time)}"

@@ -31,7 +31,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.features.conditions.measures import (
     OF_CONSUMERS,
     Condition,
-    HeldJob,
+    LongestReservation,
     Rank,
     ServerSample,
     TubeSample,
@@ -84,7 +84,7 @@ KindCount = tuple[str, str]
 _Ranked = tuple[Rank, Condition]
 
 
-class Attention:
+class ConditionMonitor:
     """The conditions of one broker.
 
     evaluated_at    when the last round over all tubes ended, nanoseconds; 0 before the first one.
@@ -280,7 +280,9 @@ class Attention:
             if name not in broker.tubes:
                 self._trends.pop(name, None)
 
-    def _sample(self, tube: Tube, values: TubeTrend, growth: Growth, held: HeldJob | None, now: int) -> TubeSample:
+    def _sample(
+        self, tube: Tube, values: TubeTrend, growth: Growth, held: LongestReservation | None, now: int
+    ) -> TubeSample:
         oldest, rules = tube.oldest_ready(), tube.rules
         hold = tube.hold_reason(now)
         is_paused = hold == "pause"
@@ -306,12 +308,12 @@ class Attention:
             rows += [("max_jobs", jobs, rules.policy.max_jobs), ("max_bytes", tube.body_bytes, rules.policy.max_bytes)]
         return tuple([row for row in rows if row[-1]])
 
-    def _longest_held(self, thresholds: ThresholdSet) -> dict[bytes, HeldJob]:
+    def _longest_held(self, thresholds: ThresholdSet) -> dict[bytes, LongestReservation]:
         """Return, by tube, the job that a worker has held for longest, among the first job of each worker. May switch.
 
         A worker's jobs are in the order of reservation.
         """
-        longest: dict[bytes, HeldJob] = {}
+        longest: dict[bytes, LongestReservation] = {}
         now = self._clock()
         for client in in_batches(list(self._broker.clients), BATCH_SIZE):
             job = next(iter(client.reserved.values()), None)
@@ -321,7 +323,7 @@ class Attention:
             before = longest.get(name)
             workers = (before.workers if before is not None else 0) + (time >= thresholds.of_tube(name).held_job)
             if before is None or time > before.time:
-                longest[name] = HeldJob(job.id, time, client.number, workers)
+                longest[name] = LongestReservation(job.id, time, client.number, workers)
             else:
                 longest[name] = before._replace(workers=workers)
         return longest
@@ -359,7 +361,7 @@ def _has_restarted(trend: Trend, values: TubeTrend) -> bool:
     return values.reserves < last.reserves or values.timeouts < last.timeouts or values.dead_letters < last.dead_letters
 
 
-def _evaluate(found: weakref.ref[Attention]) -> None:
+def _evaluate(found: weakref.ref[ConditionMonitor]) -> None:
     """Call `tick` every INTERVAL seconds, until the Attention is garbage-collected. Switches."""
     while (attention := found()) is not None:
         attention.tick()

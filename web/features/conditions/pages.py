@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, Condition
-from greenstalk_server.web.features.conditions.monitor import Attention, KindCount
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, KindCount
 from greenstalk_server.web.features.conditions.visible import href_of, sentence_of, visible_conditions
 from greenstalk_server.web.framework import text
 
@@ -48,7 +48,7 @@ class Panel:
     is_evaluated: bool
 
 
-def attention_panel(attention: Attention, now: int) -> Panel:
+def attention_panel(attention: ConditionMonitor, now: int) -> Panel:
     """Return the panel with the conditions of *attention* that the visitor may see, at the time *now*. May switch."""
     conditions, counts = visible_conditions(attention)
     shown, seen = list[Condition](), Counter[KindCount]()

@@ -7,11 +7,11 @@ from collections import Counter
 from flask import url_for
 
 from greenstalk_server.web.features.conditions.measures import Condition, Measure
-from greenstalk_server.web.features.conditions.monitor import Attention, KindCount
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, KindCount
 from greenstalk_server.web.framework.access import visitor
 
 
-def visible_conditions(attention: Attention) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
+def visible_conditions(attention: ConditionMonitor) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
     """Return the conditions that the visitor may see, the worst first, and their number by kind. May switch."""
     who = visitor()
     return (attention.conditions, attention.counts) if who.sees_all else attention.visible_to(who.sees)

@@ -130,7 +130,7 @@ class ListConnectionsRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class _Place(Struct, array_like=True):
+class _ConnectionPlace(Struct, array_like=True):
     """The last connection of the previous page, and the order of the list."""
 
     sort: str
@@ -166,7 +166,7 @@ class Connections:
                 connections.append(_connection_model(client, MAX_TUBES_IN_ROW))
             pace.yield_if_due()
         is_cut = len(first) > query.limit
-        following = dump(_Place(query.sort, *first[query.limit - 1][:2])) if is_cut else None
+        following = dump(_ConnectionPlace(query.sort, *first[query.limit - 1][:2])) if is_cut else None
         return ConnectionList(connections=connections, next_cursor=following)
 
     @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
@@ -191,7 +191,7 @@ class Connections:
 def _after(query: ListConnectionsRequest) -> tuple[int, int] | None:
     if query.cursor is UNSET:
         return None
-    place = load(query.cursor, _Place)
+    place = load(query.cursor, _ConnectionPlace)
     if place.sort != query.sort:
         refuse("cursor", f"belongs to a list sorted by {place.sort[:20]}")
     return place.rank, place.number

@@ -58,7 +58,7 @@ PARTS: Final = ("figures", "jobs", "tubes", "facts")
 
 
 @dataclass(frozen=True, slots=True)
-class HeldJob:
+class HeldJobRow:
     """A job that a connection holds, as text."""
 
     id: str
@@ -70,7 +70,7 @@ class HeldJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConnectionRow:
     """One connection in the list.
 
     name            the client's name, and "HTTP" if it reserves over HTTP; may be empty.
@@ -91,7 +91,7 @@ class Row:
     uses: str
     watches: list[str]
     more_tubes: str
-    jobs: list[HeldJob]
+    jobs: list[HeldJobRow]
     more_jobs: str
     waiting: str
     until: str
@@ -118,10 +118,10 @@ class ConnectionDetails:
     job_count       number of jobs that it holds.
     """
 
-    row: Row
+    row: ConnectionRow
     figures: list[tuple[str, str, str]]
     entries: list[tuple[str, str]]
-    jobs: list[HeldJob]
+    jobs: list[HeldJobRow]
     jobs_summary: str
     tubes: list[str]
     tubes_summary: str
@@ -225,11 +225,11 @@ def connection_details(client: Client, now: int) -> ConnectionDetails:
     )
 
 
-def _row(client: Client, now: int) -> Row:
+def _row(client: Client, now: int) -> ConnectionRow:
     jobs = soonest_jobs(client, MAX_JOBS_IN_ROW, MAX_SCANNED_IN_ROW)
     watched = visible_tubes(client)
     watches = [name.decode() for name in islice(watched, MAX_TUBES_IN_ROW)]
-    return Row(
+    return ConnectionRow(
         number=str(client.number),
         address=client.address,
         name=client_name(client),
@@ -277,8 +277,8 @@ def _holds(client: Client, now: int) -> list[tuple[str, str]]:
     return [(name, hold) for name, hold in found if hold][:MAX_HOLDS]
 
 
-def _held_job(job: Job, now: int) -> HeldJob:
-    return HeldJob(
+def _held_job(job: Job, now: int) -> HeldJobRow:
+    return HeldJobRow(
         id=str(job.id),
         tube=job.tube.name.decode(),
         time_left=_seconds(job.deadline - now),

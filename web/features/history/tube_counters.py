@@ -1,4 +1,4 @@
-"""The counters of tubes, and iteration over all tubes, for the history and the ledger."""
+"""The counters of tubes, and iteration over all tubes, for the history and the metrics."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.alerts.alerts import Alerts
 from greenstalk_server.web.features.conditions.measures import KINDS, SEVERITIES
-from greenstalk_server.web.features.conditions.monitor import Attention, free_bytes
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, free_bytes
 from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
-from greenstalk_server.web.features.metrics.ledger import Ledger, Row, Totals
+from greenstalk_server.web.features.metrics.ledger import CounterAccounts, Totals, TubeCounters
 from greenstalk_server.web.features.metrics.request_times import BOUNDS, RequestTimes
 from greenstalk_server.web.framework.access import require_full_view
 from greenstalk_server.web.framework.cooperative import Pace
@@ -60,7 +60,7 @@ class TubeGauge(NamedTuple):
 
     name: str
     help: str
-    read: Callable[[Row], float]
+    read: Callable[[TubeCounters], float]
 
 
 TUBE_GAUGES: Final = (
@@ -101,7 +101,7 @@ class Metrics:
         broker: Broker,
         clock: Clock,
         requests: RequestTimes,
-        attention: Attention,
+        attention: ConditionMonitor,
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
         alerts: Alerts | None = None,
@@ -110,11 +110,11 @@ class Metrics:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._requests: RequestTimes = requests
-        self._attention: Attention = attention
+        self._attention: ConditionMonitor = attention
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
         self._alerts: Alerts | None = alerts
-        self._ledger: Ledger = Ledger(broker, clock)
+        self._ledger: CounterAccounts = CounterAccounts(broker, clock)
         self._scraping: BoundedSemaphore = BoundedSemaphore(1)
 
     def init_app(self, app: Flask) -> None:
@@ -243,7 +243,7 @@ class Metrics:
 
     def _alert_messages(self) -> Iterator[Metric]:
         alerts = self._alerts
-        if alerts is None or not alerts.posts:
+        if alerts is None or not alerts.queues:
             return
         labels = ("receiver",)
         sent = CounterMetricFamily(
@@ -259,7 +259,7 @@ class Metrics:
             "Conditions that are due and that a receiver has not accepted.",
             labels=labels,
         )
-        for name in list(alerts.posts):
+        for name in list(alerts.queues):
             sent.add_metric((name,), alerts.sent[name])
             failed.add_metric((name,), alerts.failed[name])
             waiting.add_metric((name,), alerts.waiting(name))
@@ -292,7 +292,7 @@ def exposition(metrics: Iterable[Metric]) -> Response:
     return response
 
 
-def _tubes(rows: list[Row], pace: Pace) -> Iterator[Metric]:
+def _tubes(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
     """Yield the metrics of all tubes. Switches."""
     jobs = GaugeMetricFamily(f"{PREFIX}tube_jobs", "Jobs in the tube.", labels=("tube", "state"))
     for row in _paced(rows, pace):
@@ -312,7 +312,7 @@ def _tubes(rows: list[Row], pace: Pace) -> Iterator[Metric]:
     yield from _policies(rows, pace)
 
 
-def _policies(rows: list[Row], pace: Pace) -> Iterator[Metric]:
+def _policies(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
     """Yield the metrics of what policies do, without the tubes to which nothing applies. Switches."""
     actions = CounterMetricFamily(
         f"{PREFIX}tube_policy_total", "Actions of policies on the tube and its jobs.", labels=("tube", "action")
@@ -384,7 +384,7 @@ class _PacedSamples(list[Sample]):
             yield sample
 
 
-def _paced(rows: list[Row], pace: Pace) -> Iterator[Row]:
+def _paced(rows: list[TubeCounters], pace: Pace) -> Iterator[TubeCounters]:
     """Yield *rows*, pausing between batches. Switches."""
     for count, row in enumerate(rows):
         if count % SAMPLE_BATCH == 0:

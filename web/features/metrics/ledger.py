@@ -65,7 +65,7 @@ class Gauges(NamedTuple):
 NOTHING: Final = Gauges()
 
 
-class Row(NamedTuple):
+class TubeCounters(NamedTuple):
     """One label; *counts* in the order of `all_counters`."""
 
     label: str
@@ -100,7 +100,7 @@ class Totals:
         self.run_time += run_time
 
 
-class Ledger(BrokerListener):
+class CounterAccounts(BrokerListener):
     """The accounts of one broker's tubes."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -115,14 +115,14 @@ class Ledger(BrokerListener):
         self._read: set[bytes] = set()
         broker.subscribe(self)
 
-    def scrape(self) -> tuple[list[Row], Totals]:
+    def scrape(self) -> tuple[list[TubeCounters], Totals]:
         """Return every label, OTHER last, and the totals of the server. May switch.
 
         Only one scrape may run at a time. Each tube is read in one step, but different tubes at different times.
         """
         self._remove_old_labels()
         other, totals = NOTHING, Totals()
-        rows: dict[bytes, Row] = {}
+        rows: dict[bytes, TubeCounters] = {}
         try:
             for tube in each_tube(self._broker, TUBE_BATCH):
                 name = tube.name
@@ -130,7 +130,9 @@ class Ledger(BrokerListener):
                 totals.add_tube(tube)
                 gauges = _gauges(tube, self._broker, self._clock())
                 if self._has_label(name):
-                    rows[name] = Row(name.decode(), gauges, tuple(map(add, self._carried[name], all_counters(tube))))
+                    rows[name] = TubeCounters(
+                        name.decode(), gauges, tuple(map(add, self._carried[name], all_counters(tube)))
+                    )
                 else:
                     self._read_other(tube)
                     other = _sum_gauges(other, gauges)
@@ -140,9 +142,9 @@ class Ledger(BrokerListener):
             self._gone_totals.add(self._late_totals)
             self._late_totals = Totals()
         for name in self._carried.keys() - rows.keys():
-            rows[name] = Row(name.decode(), NOTHING, self._carried[name])
+            rows[name] = TubeCounters(name.decode(), NOTHING, self._carried[name])
             self._gone.setdefault(name, self._clock())
-        return [*rows.values(), Row(OTHER.decode(), other, self._other)], totals
+        return [*rows.values(), TubeCounters(OTHER.decode(), other, self._other)], totals
 
     def on_tube_dropped(self, tube: Tube) -> None:
         """Keep the counts of *tube*. The broker calls this before it drops *tube*. Does not switch."""

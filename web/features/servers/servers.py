@@ -23,7 +23,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, send
@@ -146,7 +146,7 @@ class Servers:
         broker: Broker,
         clock: Clock,
         history: History,
-        attention: Attention,
+        attention: ConditionMonitor,
         peers: Callable[[], tuple[Peer, ...]],
         role: Callable[[], ClusterStatus] | None,
     ) -> None:
@@ -154,7 +154,7 @@ class Servers:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._history: History = history
-        self._attention: Attention = attention
+        self._attention: ConditionMonitor = attention
         self._peers: Callable[[], tuple[Peer, ...]] = peers
         self._role: Callable[[], ClusterStatus] | None = role
         self._known: dict[str, tuple[Peer, ServerStatus]] = {}

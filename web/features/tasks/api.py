@@ -190,7 +190,7 @@ class ListFoundJobsRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class _Place(Struct, array_like=True):
+class _FoundPlace(Struct, array_like=True):
     """A position in the list of the jobs found."""
 
     task: str
@@ -308,7 +308,7 @@ class Tasks:
             at += 1
             if job is not None and sees(job.tube.name):
                 rows.add(job, body)
-        return JobList(jobs=rows.rows, next_cursor=dump(_Place(found.id, at)) if at < len(ids) else None)
+        return JobList(jobs=rows.rows, next_cursor=dump(_FoundPlace(found.id, at)) if at < len(ids) else None)
 
     def _find(self, id: str) -> CoreTask:
         return self._tasks.find({"task": id})
@@ -342,7 +342,7 @@ def _change(body: ChangeJobsRequest) -> Change:
 def _at(query: ListFoundJobsRequest, task: CoreTask) -> int:
     if query.cursor is UNSET:
         return 0
-    place = load(query.cursor, _Place)
+    place = load(query.cursor, _FoundPlace)
     if place.task != task.id or not 0 <= place.at <= MAX_MATCHES:
         refuse("cursor", "belongs to another list")
     return place.at

@@ -40,7 +40,7 @@ MAX_PASSWORD_LENGTH: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SessionRow:
     """A session as text. *is_own*: the request belongs to it."""
 
     number: str
@@ -209,9 +209,9 @@ class SignIn:
             return redirect(url_for("sessions", notice="ended-session", n=0), 303)
         return redirect(url_for("login"), 303)
 
-    def _row(self, session: Session, is_own: bool) -> Row:
+    def _row(self, session: Session, is_own: bool) -> SessionRow:
         account, idle = session.account, max(0, self._clock() - session.seen_at) // SECOND
-        return Row(
+        return SessionRow(
             number=session.number,
             name=account.name or text.NONE,
             roles=", ".join(account.roles),

@@ -17,7 +17,7 @@ from greenstalk_server.protocol.extended_stats import TubeExtension, tube_extens
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Operations
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
@@ -302,7 +302,7 @@ def series_model(history: History, name: bytes | None, query: HistoryRequest) ->
     return found
 
 
-class _Place(Struct, array_like=True):
+class _TubePlace(Struct, array_like=True):
     """The order of the list, and the sort key of the last tube of the previous page."""
 
     order: str
@@ -328,7 +328,7 @@ class Tubes:
         operations: Operations,
         history: History,
         store: Store,
-        attention: Attention,
+        attention: ConditionMonitor,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -337,7 +337,7 @@ class Tubes:
         self._history: History = history
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._store: Store = store
-        self._attention: Attention = attention
+        self._attention: ConditionMonitor = attention
 
     @endpoint("GET", "/tubes")
     def list_tubes(self, query: ListTubesRequest) -> TubeList:
@@ -353,7 +353,7 @@ class Tubes:
             if tube is not None:  # it may be gone, as `_first` may switch
                 tubes.append(self.tube_model(tube, now))
             pace.yield_if_due()
-        following = dump(_Place(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None
+        following = dump(_TubePlace(_order(query), *first[query.limit - 1])) if len(first) > query.limit else None
         return TubeList(tubes=tubes, next_cursor=following)
 
     @endpoint("GET", "/tubes/find")
@@ -539,7 +539,7 @@ def _after(query: ListTubesRequest) -> _Key | None:
     """Return the last key of the previous page, or None for the first page."""
     if query.cursor is UNSET:
         return None
-    place = load(query.cursor, _Place)
+    place = load(query.cursor, _TubePlace)
     if place.order != _order(query):
         refuse("cursor", "belongs to a list in another order")
     return place.has_no_value, place.rank, place.name

@@ -18,7 +18,7 @@ from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.visible import visible_figures
 from greenstalk_server.web.features.tubes.tube_view import (
@@ -251,13 +251,13 @@ class OverviewBuilder:
         broker: Broker,
         history: History,
         role: Callable[[], ClusterStatus] | None = None,
-        attention: Attention | None = None,
+        attention: ConditionMonitor | None = None,
     ) -> None:
         self._broker: Broker = broker
         self._history: History = history
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._role: Callable[[], ClusterStatus] | None = role
-        self._attention: Attention | None = attention
+        self._attention: ConditionMonitor | None = attention
 
     def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
         """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.

@@ -39,7 +39,7 @@ MAX_SUGGESTED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TubeRow:
     """A tube of the confirmation, and its number of jobs."""
 
     tube: str
@@ -106,10 +106,10 @@ class TubeChangePages:
         return redirect(url_for("task", id=self._changes.start_run(self._tasks.find(request.form)).id), 303)
 
 
-def _rows(plan: TubePlan) -> list[Row]:
+def _rows(plan: TubePlan) -> list[TubeRow]:
     """Return the sample of *plan*, largest first, without the tubes that the visitor may not see."""
     sample = sorted(plan.sample, key=lambda one: (-one[0], one[1]))
-    return [Row(name.decode(), text.number(jobs)) for jobs, name in sample if visitor().sees(name)]
+    return [TubeRow(name.decode(), text.number(jobs)) for jobs, name in sample if visitor().sees(name)]
 
 
 def read_pattern(form: Fields) -> str:

@@ -18,7 +18,7 @@ from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.changes.tasks import Task, live_state, progress_texts
-from greenstalk_server.web.features.conditions.monitor import Attention
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import Panel, attention_panel
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
@@ -90,7 +90,7 @@ class Views:
         examples: tuple[Example, ...],
         store: Store,
         role: Callable[[], ClusterStatus] | None,
-        attention: Attention,
+        attention: ConditionMonitor,
         worker_rates: WorkerRates,
         tube_filter: TubeFilter,
     ) -> None:
@@ -98,7 +98,7 @@ class Views:
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
-        self._attention: Attention = attention
+        self._attention: ConditionMonitor = attention
         self._history: History = history
         self._worker_rates: WorkerRates = worker_rates
         self._filter: TubeFilter = tube_filter
