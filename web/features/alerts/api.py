@@ -18,7 +18,7 @@ from greenstalk_server.web.features.alerts.state import Delivery as StoredDelive
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, Instant, RequestModel, ResponseModel, instant
+from greenstalk_server.web.framework.api.values import Count, Instant, RequestModel, ResponseModel, instant, model_of
 
 ReceiverName = Annotated[
     str, Meta(min_length=1, max_length=40, description="The name of a receiver.", examples=["ops"])
@@ -190,24 +190,15 @@ class Alerts:
 
 
 def _delivery_model(delivery: StoredDelivery) -> Delivery:
-    return Delivery(
-        at=instant(delivery.at),
-        receiver=delivery.receiver,
-        summary=delivery.summary,
-        attempt=delivery.attempt,
-        status=delivery.status or None,
-        seconds=delivery.seconds,
-        error=delivery.error,
-    )
+    return model_of(Delivery, delivery, at=instant(delivery.at), status=delivery.status or None)
 
 
 def _silence_model(silence: StoredSilence) -> Silence:
-    return Silence(
-        id=silence.id,
+    return model_of(
+        Silence,
+        silence,
         tubes=silence.tubes or None,
         condition=silence.kind or None,
         until=instant(silence.until),
         since=instant(silence.since),
-        who=silence.who,
-        reason=silence.reason,
     )

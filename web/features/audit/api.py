@@ -23,6 +23,7 @@ from greenstalk_server.web.framework.api.values import (
     RequestModel,
     ResponseModel,
     instant,
+    model_of,
     nanoseconds,
 )
 from greenstalk_server.web.store.audit import Audit as AuditLog
@@ -102,17 +103,7 @@ class Audit:
         )
         entries, following, _ = find_entries(self._audit, wanted, before, query.limit)
         return AuditList(
-            entries=[
-                AuditEntry(
-                    number=one.number,
-                    at=instant(one.at),
-                    who=one.who,
-                    address=one.address,
-                    what=one.what,
-                    details=one.details,
-                )
-                for one in entries
-            ],
+            entries=[model_of(AuditEntry, one, at=instant(one.at)) for one in entries],
             next_cursor=dump(_AuditPlace(following)) if following else None,
             trouble=self._audit.trouble,
         )

@@ -29,6 +29,7 @@ from greenstalk_server.web.framework.api.values import (
     ResponseModel,
     TubeName,
     instant,
+    model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.connections import (
@@ -175,8 +176,7 @@ class Connections:
         client, now = self._find(number), self._clock()
         connection = _connection_model(client, MAX_TUBES_LISTED)
         jobs = [_held(job, now) for job in soonest_jobs(client, MAX_JOBS_LISTED, MAX_SCANNED_JOBS)]
-        fields = {name: getattr(connection, name) for name in connection.__struct_fields__}
-        return ConnectionWithJobs(**fields, jobs=jobs)
+        return model_of(ConnectionWithJobs, connection, jobs=jobs)
 
     @endpoint("DELETE", "/connections/{number}", role=ADMIN, status=204, errors=NO_CONNECTION)
     def close_connection(self, number: ConnectionNumber) -> None:
@@ -200,30 +200,25 @@ def _after(query: ListConnectionsRequest) -> tuple[int, int] | None:
 def _connection_model(client: Client, tubes: int) -> Connection:
     """Return *client*, with the first *tubes* tubes that it watches."""
     until, watched, uses = client.wait_until if client.is_waiting else None, visible_tubes(client), client.used.name
-    return Connection(
-        number=client.number,
-        address=client.address,
+    return model_of(
+        Connection,
+        client,
         program=client.name,
-        is_http=client.is_http,
-        is_producer=client.is_producer,
-        is_worker=client.is_worker,
         connected_at=instant(client.connected_at),
         uses=uses.decode() if visitor().sees(uses) else None,
         watches=[name.decode() for name in islice(watched, tubes)],
         watched=len(watched),
         held=len(visible_jobs(client)),
-        finished=client.finished,
         waiting_since=instant(client.waiting_since) if client.is_waiting else None,
         waits_until=instant(until) if until is not None else None,
     )
 
 
 def _held(job: Job, now: int) -> HeldJob:
-    return HeldJob(
-        id=job.id,
+    return model_of(
+        HeldJob,
+        job,
         tube=job.tube.name.decode(),
-        pri=job.pri,
-        size=job.size,
         reserved_at=instant(job.reserved_at),
         time_left=max(0, job.deadline - now) // SECOND,
     )

@@ -25,7 +25,15 @@ from greenstalk_server.web.features.leases.leases import Leases as LeaseManager
 from greenstalk_server.web.framework.access import require_operator, visitor
 from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
-from greenstalk_server.web.framework.api.values import Count, FineDelay, Pri, RequestModel, ResponseModel, TubeName
+from greenstalk_server.web.framework.api.values import (
+    Count,
+    FineDelay,
+    Pri,
+    RequestModel,
+    ResponseModel,
+    TubeName,
+    model_of,
+)
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.live.peer import peer_of
 
@@ -284,4 +292,4 @@ def _lease_errors() -> Iterator[None]:
 
 def _leased(lease: Lease, now: int) -> LeasedJob:
     row = job_model(lease.job, now, lease.body if shows_body(lease.job) else None)
-    return LeasedJob(**{name: getattr(row, name) for name in Job.__struct_fields__}, token=lease.token)
+    return model_of(LeasedJob, row, token=lease.token)

@@ -21,6 +21,7 @@ from greenstalk_server.web.framework.api.values import (
     ResponseModel,
     TubeName,
     instant,
+    model_of,
     nanoseconds,
 )
 from greenstalk_server.web.store.audit import Audit
@@ -109,4 +110,4 @@ class Marks:
 
 
 def _model(mark: Recorded) -> Mark:
-    return Mark(at=instant(mark.at), text=mark.text, kind=mark.kind, tube=mark.tube or None, who=mark.who)  # type: ignore[arg-type]
+    return model_of(Mark, mark, at=instant(mark.at), tube=mark.tube or None)

@@ -13,7 +13,7 @@ from greenstalk_server.web.features.samples.samples import Samples as SamplePage
 from greenstalk_server.web.framework.access import visitor
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName
+from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName, model_of
 from greenstalk_server.web.store.store import MAX_SAMPLE_SIZE, Store
 from greenstalk_server.web.store.store import Sample as StoredSample
 
@@ -73,7 +73,7 @@ class Samples:
         if not visitor().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
         samples = sorted(visible_samples(self._store).values(), key=lambda sample: sample.name.casefold())
-        return SampleList(samples=[_sample_model(sample) for sample in samples], trouble=self._store.trouble)
+        return SampleList(samples=[model_of(Sample, sample) for sample in samples], trouble=self._store.trouble)
 
     @endpoint(
         "POST",
@@ -90,15 +90,9 @@ class Samples:
             refuse("name", "must not be blank")
         sample = StoredSample(name, body.tube, body.pri, body.delay, body.ttr, body.body)
         self._samples.keep(sample)
-        return _sample_model(sample)
+        return model_of(Sample, sample)
 
     @endpoint("DELETE", "/samples", role=OPERATOR, status=204, errors={404: "The sample does not exist."})
     def delete_sample(self, query: SampleRequest) -> None:
         """Delete a sample."""
         self._samples.forget(query.name)
-
-
-def _sample_model(sample: StoredSample) -> Sample:
-    return Sample(
-        name=sample.name, tube=sample.tube, body=sample.body, pri=sample.pri, delay=sample.delay, ttr=sample.ttr
-    )

@@ -34,6 +34,7 @@ from greenstalk_server.web.framework.api.values import (
     ResponseModel,
     TubeName,
     instant,
+    model_of,
 )
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
 
@@ -359,19 +360,14 @@ def task_model(task: CoreTask) -> Task:
         kind = "errors"
     if isinstance(subject, TubePlan):
         kind = "tubes-change" if subject.run is task else "tubes-dry-run"
-    return Task(
-        id=task.id,
+    return model_of(
+        Task,
+        task,
         kind=kind,
-        title=task.title,
         state=progress_of(task),
         started_at=instant(task.started_at),
         ended_at=instant(task.ended_at) if task.ended_at else None,
-        total=task.total,
-        scanned=task.scanned,
-        matched=task.matched,
         changed=task.done,
-        skipped=task.skipped,
-        message=task.message,
         counted=_counted(subject) if isinstance(subject, Plan) and is_dry_run else None,
         effect=_effect(subject) if isinstance(subject, Effect) else None,
         tubes=_counted_tubes(subject) if isinstance(subject, TubePlan) else None,
@@ -408,17 +404,5 @@ def _counted_tubes(plan: TubePlan) -> CountedTubes:
 
 
 def _effect(found: Effect) -> PolicyEffect:
-    return PolicyEffect(
-        policy=found.policy.name,
-        tubes=found.tubes,
-        changed_tubes=found.changed_tubes,
-        sample=list(found.sample),
-        jobs=found.jobs,
-        expired=found.expired,
-        dead_lettered=found.dead_lettered,
-        buried=found.buried,
-        evicted=found.evicted,
-        over_cap=found.over_cap,
-        held=found.held,
-        warnings=list(found.warnings),
-    )
+    sample, warnings = list(found.sample), list(found.warnings)
+    return model_of(PolicyEffect, found, policy=found.policy.name, sample=sample, warnings=warnings)

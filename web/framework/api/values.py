@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,15 @@ class RequestModel(Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ResponseModel(Struct, kw_only=True):
     """Base class of response bodies."""
+
+
+Model = TypeVar("Model", bound=ResponseModel)
+
+
+def model_of(kind: type[Model], source: object, /, **others: Any) -> Model:
+    """Return a *kind* with the values *others*. *source* has the other fields as attributes of the same names."""
+    same = {name: getattr(source, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**same, **others)
 
 
 TubeName = Annotated[

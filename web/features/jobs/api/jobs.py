@@ -53,6 +53,7 @@ from greenstalk_server.web.framework.api.values import (
     TubeName,
     duration,
     instant,
+    model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import PutRefused
@@ -473,7 +474,7 @@ class Jobs:
             Event(at=instant(event.at), kind=_KINDS[event.kind], connection=event.client or None)
             for event in events_of(job)
         ]
-        return JobWithEvents(**{name: getattr(row, name) for name in Job.__struct_fields__}, events=events)
+        return model_of(JobWithEvents, row, events=events)
 
     def _model_when_durable(self, id: int) -> JobWithEvents:
         """Return the job *id* as it is now, but only once its change is durable. Switches."""
@@ -584,22 +585,13 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
     """Return *job* as lists show it, with *body* unless that is None."""
     stats = job_stats(job, now)
     encoding, shown = body_out(body) if body is not None else (None, None)
-    return Job(
-        id=stats.id,
-        tube=stats.tube,
+    return model_of(
+        Job,
+        stats,
         state=_STATES[job.state],
-        pri=stats.pri,
-        age=stats.age,
         delay=duration(job.delay),
         ttr=duration(job.ttr),
-        time_left=stats.time_left,
         time_reserved=job_extension(job, now).time_reserved,
-        file=stats.file,
-        reserves=stats.reserves,
-        timeouts=stats.timeouts,
-        releases=stats.releases,
-        buries=stats.buries,
-        kicks=stats.kicks,
         attempts=job.attempts,
         created_at=instant(job.created_at),
         expires_at=_expires_at(job),
@@ -609,6 +601,7 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
         size=job.size,
         encoding=encoding,
         body=shown,
+        fields=UNSET,
     )
 
 

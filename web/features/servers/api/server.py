@@ -31,6 +31,7 @@ from greenstalk_server.web.framework.api.values import (
     RequestModel,
     ResponseModel,
     TubeName,
+    model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
@@ -199,16 +200,7 @@ class Server:
             role=self._role,
             extensions=list(self._broker.facts.extensions),
             rates=rates_model(rates),
-            journal=Journal(
-                is_on_disk=journal.is_on_disk,
-                trouble=self._broker.journal.trouble,
-                is_full=journal.is_full,
-                files=journal.files,
-                bytes_on_disk=journal.bytes_on_disk,
-                bytes_recorded=journal.bytes_recorded,
-                bytes_live=journal.bytes_live,
-                synced_ago=journal.synced_ago,
-            ),
+            journal=model_of(Journal, journal, trouble=self._broker.journal.trouble),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
             bodies=self._bodies(),
             limited=self._broker.limit_counters.counts(),

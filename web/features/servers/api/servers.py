@@ -10,7 +10,7 @@ from greenstalk_server.web.features.servers.servers import STANDBY, ServerStatus
 from greenstalk_server.web.features.servers.servers import Figures as ServerFigures
 from greenstalk_server.web.features.servers.servers import Servers as ServerList
 from greenstalk_server.web.framework.api.endpoint import endpoint
-from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, instant
+from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, instant, model_of
 
 API_WAIT: Final = 5.0
 """Maximum seconds that a response waits for other servers."""
@@ -77,13 +77,11 @@ class Servers:
 
 def _model(status: ServerStatus) -> ListedServer:
     figures = status.figures
-    return ListedServer(
-        name=status.name,
-        address=status.address,
-        is_this=status.is_this,
+    return model_of(
+        ListedServer,
+        status,
         state=_state(status),
         role=status.role or None,
-        problem=status.problem,
         at=instant(status.at) if status.at else None,
         figures=_totals(figures) if figures is not None else None,
     )
@@ -98,19 +96,4 @@ def _state(status: ServerStatus) -> Literal["reachable", "standby", "unreachable
 
 
 def _totals(figures: ServerFigures) -> Totals:
-    return Totals(
-        version=figures.version,
-        hostname=figures.hostname,
-        uptime=figures.uptime,
-        connections=figures.connections,
-        ready=figures.ready,
-        reserved=figures.reserved,
-        delayed=figures.delayed,
-        buried=figures.buried,
-        put=figures.put,
-        reserve=figures.reserve,
-        delete=figures.delete,
-        conditions=figures.conditions,
-        worst=figures.worst or None,
-        severity=figures.severity or None,
-    )
+    return model_of(Totals, figures, worst=figures.worst or None, severity=figures.severity or None)

@@ -28,7 +28,14 @@ from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, L
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, RequestModel, ResponseModel, TubeName, TubeRequest
+from greenstalk_server.web.framework.api.values import (
+    Count,
+    RequestModel,
+    ResponseModel,
+    TubeName,
+    TubeRequest,
+    model_of,
+)
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
@@ -376,8 +383,9 @@ class Tubes:
         settings = rules.policy.describe() if rules is not None else {}
         for key, setting in settings.items():
             setting["value"] = visible_setting(key, setting["value"])
-        return TubeWithPolicy(
-            **{name: getattr(model, name) for name in Tube.__struct_fields__},
+        return model_of(
+            TubeWithPolicy,
+            model,
             total_pauses=tube.cmd_pause_tube,
             extended=tube_extension(tube, self._clock()),
             policy={key: convert(setting, EffectiveSetting) for key, setting in settings.items()},
@@ -524,10 +532,7 @@ def _rate(tube: CoreTube) -> float | None:
 
 
 def _policy_counts(tube: CoreTube) -> PolicyCounts | None:
-    counts = tube.policy_counts
-    if counts is None:
-        return None
-    return PolicyCounts(**{name: getattr(counts, name) for name in PolicyCounts.__struct_fields__})
+    return None if tube.policy_counts is None else model_of(PolicyCounts, tube.policy_counts)
 
 
 def rates_model(rates: Rates) -> RatesPerSecond:
