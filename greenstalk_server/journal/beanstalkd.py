@@ -28,6 +28,7 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.journal.replayed_segment import Damage
 
@@ -39,7 +40,7 @@ _INVALID: Final = 0
 """State of a deleted job."""
 
 _MAX_SECONDS: Final = 2**32 - 1
-_MAX_TIME: Final = 2**63 - 1
+_MAX_TIME: Final = NO_DEADLINE - 1
 _MAX_ID: Final = 2**62 - 1
 """Maximum imported id. No beanstalkd reaches it, and a higher id would leave too few for new jobs."""
 
