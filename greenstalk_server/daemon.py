@@ -32,6 +32,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.journal import Journal, NullJournal
 from greenstalk_server.core.limits import LimitCounters
+from greenstalk_server.core.operations import draining, policy_changes
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.space import MIN_FILE_SIZE
@@ -240,7 +241,7 @@ class _PolicyFile:
     def apply_to(self, broker: Broker, clock: Clock) -> None:
         """Apply the policies to *broker*, which has no jobs yet; `reload` updates the same broker."""
         self._target = (broker, clock)
-        broker.set_file_policies(self.settings.policies, clock())
+        policy_changes.set_file_policies(broker, self.settings.policies, clock())
 
     def reload(self) -> None:
         """Read the file again, and apply it; if it is invalid, log that and change nothing. Switches."""
@@ -252,7 +253,7 @@ class _PolicyFile:
                 return
             if self._target is not None:
                 broker, clock = self._target
-                for name in broker.set_file_policies(self.settings.policies, clock()):
+                for name in policy_changes.set_file_policies(broker, self.settings.policies, clock()):
                     log.warning(OVERRIDDEN, name)
                 for loop in broker.policies.warnings():
                     log.warning("%s", loop)
@@ -370,7 +371,7 @@ def _stop(
 ) -> None:
     """Refuse new connections, finish commands and requests; call *release* once all changes are durable."""
     log.info("stopping: refusing new connections, finishing commands and requests")
-    server.broker.stop()
+    draining.stop(server.broker)
     if web_server is not None:
         web_server.close()
     if dashboard is not None:

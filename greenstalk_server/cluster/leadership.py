@@ -31,6 +31,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import restoring
 from greenstalk_server.journal.postgresql.connection import (
     DATABASE_RETRY_INTERVAL,
     DatabaseConnection,
@@ -361,7 +362,7 @@ class Candidate(Generic[Q]):
         queue.rows.begin(epoch)
         now = self.clock()
         resume_from(recovery, queue.broker, queue.binlog, now)
-        queue.broker.restore(recovery.next_id, now)
+        restoring.restore(queue.broker, recovery.next_id, now)
         self._follower.connection.close()
         return self.leadership
 

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING
 
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
+from greenstalk_server.core.operations.connecting import MAX_RECENT_WORKERS
 from greenstalk_server.core.policies.policy import UniqueFor
 from greenstalk_server.core.policies.tube_rules import buried_at, expires_from
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.transitions import MAX_RECENT_WORKERS, SAFETY_MARGIN
+from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
 from greenstalk_server.core.tubes.ready_queue import is_withheld
 
 if TYPE_CHECKING:
+    from greenstalk_server.core.broker import Broker
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.jobs.job import Job
     from greenstalk_server.core.policies.tube_rules import TubeRules
-    from greenstalk_server.core.policy_control import PolicyControl
     from greenstalk_server.core.tags.tags import Tags
     from greenstalk_server.core.tubes.tube import Tube
 
 
-def check(broker: PolicyControl) -> None:
+def check(broker: Broker) -> None:
     """Assert that *broker* is consistent."""
     _check_places(broker)
     _check_totals(broker)
@@ -52,7 +53,7 @@ def is_in_reserve(client: Client) -> bool:
     return client.is_waiting and not client.awaited_id
 
 
-def _check_places(broker: PolicyControl) -> None:
+def _check_places(broker: Broker) -> None:
     """Assert that each job is in exactly one place, and that its fields match that place."""
     places: dict[int, int] = {}
     for tube in broker.tubes.values():
@@ -70,7 +71,7 @@ def _check_places(broker: PolicyControl) -> None:
     assert all(0 < id < broker.next_id <= MAX_ID and job.id == id for id, job in broker.jobs.items())
 
 
-def _check_totals(broker: PolicyControl) -> None:
+def _check_totals(broker: Broker) -> None:
     """Assert that the broker's totals match its tubes, jobs and clients."""
     states = [job.state for job in broker.jobs.values()]
     assert broker.totals.urgent == sum(tube.urgent_count for tube in broker.tubes.values())
@@ -82,7 +83,7 @@ def _check_totals(broker: PolicyControl) -> None:
     assert broker.waiting_count == sum(is_in_reserve(client) for client in broker.clients)
 
 
-def _check_bodies(broker: PolicyControl) -> None:
+def _check_bodies(broker: Broker) -> None:
     """Assert that the sizes of bodies add up."""
     body_bytes = dict.fromkeys(broker.tubes.values(), 0)
     for job in broker.jobs.values():
@@ -97,13 +98,13 @@ def _check_bodies(broker: PolicyControl) -> None:
         assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(held)
 
 
-def _tagged(broker: PolicyControl) -> list[tuple[Job, Tags]]:
+def _tagged(broker: Broker) -> list[tuple[Job, Tags]]:
     """Return all jobs that have tags other than an idempotency key, and their tags."""
     jobs = [job for job in broker.jobs.values() if isinstance(job, TaggedJob)]
     return [(job, job.more_tags) for job in jobs if job.more_tags is not None]
 
 
-def _check_groups(broker: PolicyControl) -> None:
+def _check_groups(broker: Broker) -> None:
     """Assert that each group has the jobs whose tags name it, and that no job waits for an empty group forever."""
     found = _tagged(broker)
     for job, tags in found:
@@ -122,7 +123,7 @@ def _check_groups(broker: PolicyControl) -> None:
         assert members or group.timer_at, "a tick is due to release the waiting jobs"
 
 
-def _check_concurrency(broker: PolicyControl) -> None:
+def _check_concurrency(broker: Broker) -> None:
     """Assert that the state of each concurrency key matches its jobs, and that no free slot stays unused."""
     found = _tagged(broker)
     for _job, tags in found:
@@ -139,7 +140,7 @@ def _check_concurrency(broker: PolicyControl) -> None:
         assert not limiter.is_noted
 
 
-def _check_keys(broker: PolicyControl) -> None:
+def _check_keys(broker: Broker) -> None:
     """Assert that of all jobs of a tube with an idempotency key, the one with the lowest id holds it."""
     ids: dict[tuple[Tube, bytes], list[int]] = {}
     for id, job in sorted(broker.jobs.items()):
@@ -155,7 +156,7 @@ def _check_keys(broker: PolicyControl) -> None:
     assert not ids
 
 
-def _check_tube(broker: PolicyControl, tube: Tube, places: dict[int, int]) -> None:
+def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     """Assert that *tube* is consistent, and count its jobs in *places*."""
     assert broker.tubes[tube.name] is tube
     if tube.is_unneeded() and tube is not broker.default_tube and tube.paused_until:
@@ -194,7 +195,7 @@ def _check_tube(broker: PolicyControl, tube: Tube, places: dict[int, int]) -> No
         assert tube.held_until == tube.paused_until
 
 
-def _check_rules(broker: PolicyControl, tube: Tube, rules: TubeRules) -> None:
+def _check_rules(broker: Broker, tube: Tube, rules: TubeRules) -> None:
     """Assert that the state of *rules* matches the jobs of *tube*."""
     is_exhausted = 0 < rules.policy.max_reserved <= tube.reserved_count
     assert broker.is_sweeping or is_exhausted == (tube.held_until == NEVER)
@@ -216,7 +217,7 @@ def _check_rules(broker: PolicyControl, tube: Tube, rules: TubeRules) -> None:
         assert min(times) >= NEVER or 0 < tube.timer_at <= min(times)
 
 
-def _check_client(broker: PolicyControl, client: Client) -> None:
+def _check_client(broker: Broker, client: Client) -> None:
     """Assert that the connected *client* is consistent."""
     assert client.tube_set is None or set(client.tube_set.tubes) == set(client.watched.values())
     assert all(broker.jobs[id] is job and job.holder is client for id, job in client.reserved.items())

@@ -20,7 +20,7 @@ class BrokerListener:
     """
 
     def on_alarm(self, when: int) -> None:
-        """Call `Broker.tick` at *when*, nanoseconds.
+        """Call `ticking.tick` at *when*, nanoseconds.
 
         A deadline was set that is earlier than the last tick's return value.
         """

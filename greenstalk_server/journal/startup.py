@@ -11,6 +11,7 @@ from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.core.operations import policy_changes, restoring
 from greenstalk_server.journal import beanstalkd, record
 from greenstalk_server.journal.beanstalkd import ImportedJob
 from greenstalk_server.journal.files import Files
@@ -56,7 +57,7 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
     except MemoryError:
         raise StartError(f"journal: not enough memory to read it; {MEMORY_ADVICE}", EXIT_BINLOG) from None
-    broker.restore(next_id, now)
+    restoring.restore(broker, next_id, now)
 
 
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
@@ -79,7 +80,7 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
     recovery.settle(now)
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
-    broker.load_policies(recovery.policies, recovery.keys)
+    policy_changes.load_policies(broker, recovery.policies, recovery.keys)
     for name, reason in broker.policy_store.unreadable.items():
         log.warning("journal: the policy %s has no effect: %s", name, reason)
     for name in broker.policy_store.overridden():

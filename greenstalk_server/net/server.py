@@ -24,6 +24,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.operations import draining, ticking
 from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
@@ -143,7 +144,7 @@ class Server:
 
     def drain(self) -> None:
         """Enter drain mode, which refuses puts, until the process ends. Does not switch."""
-        self.broker.drain()
+        draining.drain(self.broker)
         log.info("draining: puts are refused; all other commands are served")
 
     def stop(self) -> None:
@@ -381,7 +382,7 @@ class Ticker(BrokerListener):
     def _run(self) -> None:
         while True:
             self._earlier.clear()
-            self._due = self._broker.tick(self._clock())
+            self._due = ticking.tick(self._broker, self._clock())
             if self._due is None:
                 self._earlier.wait(MAX_SLEEP)
                 continue

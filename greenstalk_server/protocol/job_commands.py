@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED
+from greenstalk_server.core.operations import editing, finishing, kicking, reserving
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.protocol import replies, stats
 from greenstalk_server.protocol.session_state import Command, SessionState
@@ -13,14 +14,14 @@ def delete(session: SessionState, command: Command, now: int) -> bytes:
     """Delete a job."""
     session.broker.counters.cmd_delete += 1
     _, id = command
-    return replies.DELETED if session.broker.delete(session.client, id, now) else replies.NOT_FOUND
+    return replies.DELETED if finishing.delete(session.broker, session.client, id, now) else replies.NOT_FOUND
 
 
 def release(session: SessionState, command: Command, now: int) -> bytes:
     """Release a reserved job."""
     session.broker.counters.cmd_release += 1
     _, id, pri, delay = command
-    is_released = session.broker.release(session.client, id, pri, delay, now)
+    is_released = finishing.release(session.broker, session.client, id, pri, delay, now)
     return replies.RELEASED if is_released else replies.NOT_FOUND
 
 
@@ -28,14 +29,14 @@ def bury(session: SessionState, command: Command, now: int) -> bytes:
     """Bury a reserved job."""
     session.broker.counters.cmd_bury += 1
     _, id, pri = command
-    return replies.BURIED if session.broker.bury(session.client, id, pri, now) else replies.NOT_FOUND
+    return replies.BURIED if finishing.bury(session.broker, session.client, id, pri, now) else replies.NOT_FOUND
 
 
 def touch(session: SessionState, command: Command, now: int) -> bytes:
     """Restart the ttr of a reserved job."""
     session.broker.counters.cmd_touch += 1
     _, id = command
-    return replies.TOUCHED if session.broker.touch(session.client, id, now) else replies.NOT_FOUND
+    return replies.TOUCHED if reserving.touch(session.broker, session.client, id, now) else replies.NOT_FOUND
 
 
 def kick(session: SessionState, command: Command, now: int) -> bytes | None:
@@ -51,7 +52,7 @@ def kick(session: SessionState, command: Command, now: int) -> bytes | None:
 def kick_job(session: SessionState, command: Command, now: int) -> bytes:
     """Kick a job."""
     _, id = command
-    return replies.KICKED if session.broker.kick_job(id, now) else replies.NOT_FOUND
+    return replies.KICKED if kicking.kick_job(session.broker, id, now) else replies.NOT_FOUND
 
 
 def peek(session: SessionState, command: Command, now: int) -> bytes | None:
@@ -109,7 +110,7 @@ def peek_reserved(session: SessionState, command: Command, now: int) -> bytes | 
 def reprioritize(session: SessionState, command: Command, now: int) -> bytes:
     """Change the priority of a job that is not reserved."""
     _, id, pri = command
-    outcome = session.broker.reprioritize(id, pri, now)
+    outcome = editing.reprioritize(session.broker, id, pri, now)
     if outcome == EditOutcome.DONE:
         return replies.REPRIORITIZED
     return replies.ALREADY_RESERVED if outcome == EditOutcome.HELD else replies.NOT_FOUND

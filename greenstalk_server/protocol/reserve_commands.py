@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.operations import connecting, finishing, reserving
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import OUTPUT_SLICE, RESERVE_COST
@@ -25,17 +26,17 @@ def reserve_with_timeout(session: SessionState, command: Command, now: int) -> b
 def _reserve_until(session: SessionState, until: int | None, now: int) -> bytes | None:
     broker, client = session.broker, session.client
     if not client.is_worker:
-        broker.note_worker(client)
+        connecting.note_worker(broker, client)
     if session.reserve_cost:
         session.add_reserve_cost()
-    job = broker.reserve(client, now)
+    job = reserving.reserve(broker, client, now)
     if job is not None:
         return session.job_reply(job, False, now)
     return _wait_for_any(session, until, now)
 
 
 def _wait_for_any(session: SessionState, until: int | None, now: int) -> bytes | None:
-    outcome = session.broker.wait(session.client, now if session.is_eof else until, now)
+    outcome = reserving.wait(session.broker, session.client, now if session.is_eof else until, now)
     if outcome == WaitOutcome.WAITING:
         session.is_waiting = True
         return None
@@ -45,20 +46,20 @@ def _wait_for_any(session: SessionState, until: int | None, now: int) -> bytes |
 def reserve_job(session: SessionState, command: Command, now: int) -> bytes | None:
     """Reserve a job by its id."""
     _, id = command
-    job = session.broker.reserve_job(session.client, id, now)
+    job = reserving.reserve_job(session.broker, session.client, id, now)
     if job is None:
         return replies.NOT_FOUND
-    session.broker.note_worker(session.client)
+    connecting.note_worker(session.broker, session.client)
     return session.job_reply(job, False, now)
 
 
 def reserve_batch(session: SessionState, command: Command, now: int) -> bytes | None:
     """Reserve several jobs; wait for the first one until the timeout."""
     _, session.batch_size, timeout = command
-    session.broker.note_worker(session.client)
+    connecting.note_worker(session.broker, session.client)
     if session.reserve_cost:
         session.add_reserve_cost()
-    job = session.broker.reserve(session.client, now)
+    job = reserving.reserve(session.broker, session.client, now)
     if job is not None:
         return _fill_batch(session, job, now)
     return _wait_for_any(session, now + timeout, now)
@@ -68,7 +69,7 @@ def wait(session: SessionState, command: Command, now: int) -> bytes | None:
     """Wait until a job is deleted or buried."""
     _, id, timeout = command
     until = now if session.is_eof else None if timeout is None else now + timeout
-    outcome = session.broker.wait_for_job(session.client, id, until, now)
+    outcome = reserving.wait_for_job(session.broker, session.client, id, until, now)
     if outcome == WaitOutcome.WAITING:
         session.is_waiting = True
         session.job_wait = id
@@ -94,7 +95,7 @@ def _fill_batch(session: SessionState, job: Job, now: int) -> bytes | None:
         batch.append((job, body))
         total += len(body) + session.reserve_cost
         is_full = len(batch) >= size or total > OUTPUT_SLICE
-        found = None if is_full else session.broker.reserve(session.client, now)
+        found = None if is_full else reserving.reserve(session.broker, session.client, now)
         if found is None:
             return _batch_reply(session, batch, now)
         job = found
@@ -144,7 +145,7 @@ def awaited_reply(session: SessionState, now: int) -> bytes:
     job, body = session.awaited, session.take_body()
     assert job is not None
     if body is None and not session.is_peek:  # else later reserves would fail on the same job
-        session.broker.bury(session.client, job.id, job.pri, now)
+        finishing.bury(session.broker, session.client, job.id, job.pri, now)
     if batch is not None:
         return _batch_reply(session, batch if body is None else [*batch, (job, body)], now)
     if body is not None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.transitions import DEFAULT_TUBE
+from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameList
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.access import Grants
@@ -133,7 +133,7 @@ class RestrictedSession(Session):
     def note_watched(self) -> None:
         """Ignore `default` once another tube is watched, if the client may not consume `default`."""
         if not self.may_reserve and len(self.client.watched) > 1:
-            self.broker.ignore(self.client, DEFAULT_TUBE)
+            connecting.ignore(self.broker, self.client, DEFAULT_TUBE)
             self.may_reserve = True
         super().note_watched()
 

@@ -25,11 +25,12 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Final
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.transitions import waiting
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.arguments import MAX_PUT_LINE, TAGGED_LENGTH, BadFormat, ProtocolError, mode
 from greenstalk_server.protocol.costs import (
@@ -143,7 +144,7 @@ class Session(SessionState):
         if self.awaited is not None:
             return b""  # the input is served once the body is read
         if self.is_waiting:
-            self.broker.cancel_wait(self.client)
+            waiting.cancel_wait(self.broker, self.client)
             self.is_waiting = False
             out.append(ended_wait_reply(self, WaitOutcome.TIMED_OUT))
         self.cost = 0
@@ -178,7 +179,7 @@ class Session(SessionState):
         self.cost = CLOSE_COST + self.reserve_cost + DISCONNECT_COST * left
         self.awaited = None
         self.end_stream()
-        self.broker.disconnect(self.client, now)
+        connecting.disconnect(self.broker, self.client, now)
 
     def end_stream(self) -> None:
         """Close the stream, if there is one. Call this when the stream has been sent or is abandoned."""
@@ -288,7 +289,7 @@ class Session(SessionState):
         if not command[5]:
             raise BadFormat  # as in beanstalkd, the body is served as commands
         if not self.client.is_producer:
-            broker.note_producer(self.client)
+            connecting.note_producer(broker, self.client)
         id = broker.allocate_id()
         end = pos + size
         if len(data) < end + 2:
@@ -335,13 +336,13 @@ class Session(SessionState):
             return replies.DRAINING
         if len(command) == PUT_LENGTH:
             _, pri, delay, ttr, _, _ = command
-            result = self.broker.put(self.client, id, pri, delay, ttr, body, now)
+            result = putting.put(self.broker, self.client, id, pri, delay, ttr, body, now)
         elif len(command) < TAGGED_LENGTH:
             _, pri, delay, ttr, _, _, name = command
-            result = self.broker.put_in_tube(self.client, name, id, pri, delay, ttr, body, now)
+            result = putting.put_in_tube(self.broker, self.client, name, id, pri, delay, ttr, body, now)
         else:
             _, pri, delay, ttr, _, _, name, tags = command
-            outcome = self.broker.put_tagged(self.client, name, id, pri, delay, ttr, body, tags, now)
+            outcome = putting.put_tagged(self.broker, self.client, name, id, pri, delay, ttr, body, tags, now)
             if isinstance(outcome, Duplicate):
                 self.reports = True
                 return replies.duplicate(outcome.id, outcome.state, outcome.pri)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from greenstalk_server.core.operations import draining
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.arguments import UnknownCommand
 from greenstalk_server.protocol.extended_stats import group_stats
@@ -47,7 +48,7 @@ def drain(session: SessionState, command: Command, now: int) -> bytes:
     """Refuse puts."""
     if not session.may_administer:
         raise UnknownCommand
-    session.broker.drain_for(session.client)
+    draining.drain_for(session.broker, session.client)
     return replies.DRAINING
 
 
@@ -55,4 +56,4 @@ def undrain(session: SessionState, command: Command, now: int) -> bytes:
     """Accept puts again, if a client has begun the drain."""
     if not session.may_administer:
         raise UnknownCommand
-    return replies.NOT_DRAINING if session.broker.undrain_for(session.client) else replies.DRAINING
+    return replies.NOT_DRAINING if draining.undrain_for(session.broker, session.client) else replies.DRAINING

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tubes.name_list import NameList
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
@@ -92,7 +93,7 @@ class SessionState:
     def __init__(self, broker: Broker, wake: Callable[[], None], extends_stats: bool) -> None:
         """Connect a client. *wake* is called when a parked session can continue: call `resume` then."""
         self.broker: Broker = broker
-        self.client: Client = broker.connect(wake)
+        self.client: Client = connecting.connect(broker, wake)
         self.is_waiting: bool = False
         self.has_more: bool = False
         self.is_closing: bool = False

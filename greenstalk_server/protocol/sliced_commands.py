@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.operations import editing, finishing, kicking, reserving
 from greenstalk_server.core.tags.idempotency import scope_of
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.costs import COPIED_IDS, JOB_COST, KICK_COST, OUTPUT_SLICE, SCAN_COST
@@ -29,7 +29,7 @@ class Kick(SlicedCommand):
 
     def do_slice(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Kick one slice of jobs."""
-        done = broker.kick(self._tube, self._state, self._bound - self._done, now)
+        done = kicking.kick(broker, self._tube, self._state, self._bound - self._done, now)
         session.cost += KICK_COST * done
         self._done += done
         return None if done and self._done < self._bound else replies.kicked(self._done)
@@ -52,7 +52,7 @@ class DeleteBatch(SlicedCommand):
         session.cost += JOB_COST * len(ids)
         client = session.client
         for id in ids:
-            self._deleted += session.may_delete(id) and broker.delete(client, id, now)
+            self._deleted += session.may_delete(id) and finishing.delete(broker, client, id, now)
         if self._done < len(self._ids):
             return None
         return replies.deleted_batch(self._deleted, len(self._ids) - self._deleted)
@@ -74,7 +74,7 @@ class TouchAll(SlicedCommand):
         self._done += len(ids)
         session.cost += JOB_COST * len(ids)
         for id in ids:
-            self._touched += broker.touch(session.client, id, now)
+            self._touched += reserving.touch(broker, session.client, id, now)
         return None if self._done < len(self._ids) else replies.counted(b"TOUCHED_ALL", self._touched)
 
 
@@ -111,7 +111,7 @@ class Flush(SlicedCommand):
     def _do_step(self, session: SessionState, broker: Broker, now: int) -> bytes | None:
         """Free up to SLICE keys, or delete up to SLICE jobs of one state; return the reply when nothing is left."""
         if self._keys > 0:
-            freed = broker.forget_keys(self._name, min(self._keys, SLICE))
+            freed = editing.forget_keys(broker, self._name, min(self._keys, SLICE))
             self._keys = self._keys - freed if freed else 0
             session.cost += JOB_COST * SLICE
             return None
@@ -129,7 +129,7 @@ class Flush(SlicedCommand):
             found, is_done = self._end_reserved(ids, broker, now), not jobs
             session.cost += _scan_cost(jobs, broker)
         else:
-            found = broker.clear(tube, state, SLICE, self._below, now)
+            found = finishing.clear(broker, tube, state, SLICE, self._below, now)
             self._deleted += found
             is_done = not found
         if is_done:
@@ -140,7 +140,7 @@ class Flush(SlicedCommand):
 
     def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
         """Delete the reserved jobs *ids*; return the number deleted."""
-        deleted = sum([broker.delete_job(id, now, is_forced=True) for id in ids])
+        deleted = sum([finishing.delete_job(broker, id, now, is_forced=True) for id in ids])
         self._deleted += deleted
         return deleted
 
@@ -155,7 +155,7 @@ class Truncate(Flush):
 
     def _end_reserved(self, ids: list[int], broker: Broker, now: int) -> int:
         """Mark the reserved jobs *ids* for deletion; return the number that were not marked before."""
-        return sum([broker.truncate_job(id, now) for id in ids])
+        return sum([finishing.truncate_job(broker, id, now) for id in ids])
 
     def _reply(self) -> bytes:
         return replies.counted(b"TRUNCATED", self._deleted)

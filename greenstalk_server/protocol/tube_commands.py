@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from greenstalk_server.core.operations import connecting, editing
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tubes.name_list import list_of
 from greenstalk_server.protocol import replies, stats
@@ -16,7 +17,7 @@ def use(session: SessionState, command: Command, now: int) -> bytes:
     session.broker.counters.cmd_use += 1
     _, name = command
     session.add_tube_cost(name)
-    return replies.using(name) if session.broker.use(session.client, name) else replies.OUT_OF_MEMORY
+    return replies.using(name) if connecting.use(session.broker, session.client, name) else replies.OUT_OF_MEMORY
 
 
 def watch(session: SessionState, command: Command, now: int) -> bytes:
@@ -24,9 +25,9 @@ def watch(session: SessionState, command: Command, now: int) -> bytes:
     session.broker.counters.cmd_watch += 1
     name = command[1]
     session.add_tube_cost(name)
-    if session.broker.watch(session.client, name) <= 0:
+    if connecting.watch(session.broker, session.client, name) <= 0:
         return replies.OUT_OF_MEMORY
-    session.broker.set_weight(session.client, name, command[2] if len(command) > 2 else 1)
+    connecting.set_weight(session.client, name, command[2] if len(command) > 2 else 1)
     session.note_watched()
     return replies.watching(len(session.client.watched))
 
@@ -35,7 +36,7 @@ def ignore(session: SessionState, command: Command, now: int) -> bytes:
     """Stop watching a tube."""
     session.broker.counters.cmd_ignore += 1
     _, name = command
-    count = session.broker.ignore(session.client, name)
+    count = connecting.ignore(session.broker, session.client, name)
     session.add_tube_cost(name)
     session.note_watched()
     return replies.watching(count) if count else replies.NOT_IGNORED
@@ -49,7 +50,7 @@ def pause_tube(session: SessionState, command: Command, now: int) -> bytes:
         raise BadFormat
     if not delay:
         session.cost += UNPAUSE_COST
-    return replies.PAUSED if session.broker.pause_tube(name, delay, now) else replies.NOT_FOUND
+    return replies.PAUSED if editing.pause_tube(session.broker, name, delay, now) else replies.NOT_FOUND
 
 
 def stats_tube(session: SessionState, command: Command, now: int) -> bytes:
@@ -113,7 +114,7 @@ def truncate(session: SessionState, command: Command, now: int) -> bytes | None:
 def reserve_mode(session: SessionState, command: Command, now: int) -> bytes:
     """Select how reserves choose a tube."""
     _, name = command
-    if not session.broker.set_reserve_mode(session.client, RESERVE_MODES.index(name)):
+    if not connecting.set_reserve_mode(session.broker, session.client, RESERVE_MODES.index(name)):
         return replies.OUT_OF_MEMORY
     session.note_watched()
     return replies.using(name)

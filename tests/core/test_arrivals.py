@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE
 from tests.support.world import World
 
 
@@ -62,6 +63,6 @@ def test_oldest_is_exact_after_many_removals_from_the_middle(world: World) -> No
             if turn % 5 == 0:
                 client.put(pri=5)
             if turn % 500 == 0:
-                world.broker.check()
+                invariants.check(world.broker)
             oldest = tube.oldest_ready()
             assert oldest is not None and oldest.id == ids[0]

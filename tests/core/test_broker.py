@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import MAX_EMPTY_PAUSED
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND
+from greenstalk_server.core.operations import connecting, draining, finishing, putting, reserving, ticking
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.transitions import MAX_EMPTY_PAUSED
 from tests.support.world import START, FullJournal, World, make_broker
 
 
@@ -12,7 +14,7 @@ def test_jobs_are_ordered_by_id_not_by_arrival_of_the_body(world: World) -> None
     client = world.client()
     first = world.broker.allocate_id()
     second = client.put()
-    world.broker.put(client.client, first, 0, 0, 60, b"", world.now)
+    putting.put(world.broker, client.client, first, 0, 0, 60, b"", world.now)
     assert client.take(2) == [first, second]
 
 
@@ -29,23 +31,23 @@ def test_reserved_job_cannot_be_deleted_without_a_client(world: World) -> None:
     client = world.client()
     reserved, ready = client.put(), client.put()
     client.reserve()
-    assert not world.broker.delete(None, reserved, world.now)
-    assert world.broker.delete(None, ready, world.now)
+    assert not finishing.delete(world.broker, None, reserved, world.now)
+    assert finishing.delete(world.broker, None, ready, world.now)
 
 
 def test_invariants_hold_when_clients_disconnect_while_the_server_stops() -> None:
     broker = make_broker()
-    worker = broker.connect(lambda: None)
-    broker.watch(worker, b"mail")
-    broker.use(worker, b"mail")
+    worker = connecting.connect(broker, lambda: None)
+    connecting.watch(broker, worker, b"mail")
+    connecting.use(broker, worker, b"mail")
     id = broker.allocate_id()
-    assert broker.put(worker, id, 0, 0, SECOND, b"body", START) > 0
-    assert broker.reserve(worker, START) is not None
-    broker.stop()
-    broker.disconnect(worker, START)
-    broker.check()
-    broker.tick(START + 2 * SECOND)
-    broker.check()
+    assert putting.put(broker, worker, id, 0, 0, SECOND, b"body", START) > 0
+    assert reserving.reserve(broker, worker, START) is not None
+    draining.stop(broker)
+    connecting.disconnect(broker, worker, START)
+    invariants.check(broker)
+    ticking.tick(broker, START + 2 * SECOND)
+    invariants.check(broker)
     assert broker.jobs[id].state == RESERVED
 
 
@@ -84,25 +86,25 @@ def test_number_of_empty_paused_tubes_is_limited(world: World) -> None:
 
 
 def test_put_into_creates_a_tube_that_no_client_uses(world: World) -> None:
-    id = world.broker.put_into(b"new", 7, 0, 60 * SECOND, b"body", world.now)
+    id = putting.put_into(world.broker, b"new", 7, 0, 60 * SECOND, b"body", world.now)
     world.check()
     assert world.ready(b"new") == [id]
     assert (world.broker.tubes[b"new"].using, world.broker.counters.total_connections) == (0, 0)
-    assert world.checked(world.broker.delete(None, id, world.now))
+    assert world.checked(finishing.delete(world.broker, None, id, world.now))
     assert b"new" not in world.broker.tubes
 
 
 def test_put_into_gives_the_job_to_a_waiting_client(world: World) -> None:
     worker = world.client(watch=[b"new"])
     assert worker.reserve() == "WAITING"
-    id = world.broker.put_into(b"new", 7, 0, 60 * SECOND, b"body", world.now)
+    id = putting.put_into(world.broker, b"new", 7, 0, 60 * SECOND, b"body", world.now)
     world.check()
     assert world.state(id) == "reserved"
 
 
 def test_refused_put_into_leaves_no_tube(world: World) -> None:
     world.broker.journal = FullJournal()
-    assert world.checked(world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)) == Refusal.JOURNAL
+    assert world.checked(putting.put_into(world.broker, b"new", 7, 0, SECOND, b"", world.now)) == Refusal.JOURNAL
     assert b"new" not in world.broker.tubes
 
 
@@ -110,12 +112,12 @@ def test_clear_stops_at_its_bound(world: World) -> None:
     client = world.client()
     ids = [client.put() for _ in range(5)]
     tube = world.broker.tubes[b"default"]
-    assert world.checked(world.broker.clear(tube, READY, 2, world.broker.next_id, world.now)) == 2
+    assert world.checked(finishing.clear(world.broker, tube, READY, 2, world.broker.next_id, world.now)) == 2
     assert world.ready() == ids[2:]
 
 
 def test_clear_drops_an_unneeded_tube(world: World) -> None:
-    world.broker.put_into(b"new", 7, 0, SECOND, b"", world.now)
-    assert world.broker.clear(world.broker.tubes[b"new"], READY, 1, world.broker.next_id, world.now) == 1
+    putting.put_into(world.broker, b"new", 7, 0, SECOND, b"", world.now)
+    assert finishing.clear(world.broker, world.broker.tubes[b"new"], READY, 1, world.broker.next_id, world.now) == 1
     world.check()
     assert b"new" not in world.broker.tubes

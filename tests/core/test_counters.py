@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
+from greenstalk_server.core.operations import connecting, finishing, restoring, ticking
+from greenstalk_server.core.operations.connecting import MAX_RECENT_WORKERS
 from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import START, Actor, DroppedTubes, FullJournal, World
 
@@ -41,7 +43,7 @@ def by_delete(world: World, client: Actor) -> None:
 def by_clear(world: World, client: Actor) -> None:
     client.put()
     client.use(b"default")
-    world.broker.clear(tube(world, b"going"), READY, 10, world.broker.next_id, world.now)
+    finishing.clear(world.broker, tube(world, b"going"), READY, 10, world.broker.next_id, world.now)
 
 
 def by_use(world: World, client: Actor) -> None:
@@ -86,11 +88,11 @@ def test_listener_gets_a_tube_whose_restored_pause_ends(facts: ServerFacts) -> N
     dropped = DroppedTubes(broker)
     paused = broker.tube(b"paused")
     paused.paused_until, paused.pause = START + SECOND, SECOND
-    broker.restore(1, START)
-    broker.check()
+    restoring.restore(broker, 1, START)
+    invariants.check(broker)
     assert dropped.names == []
-    broker.tick(START + SECOND)
-    broker.check()
+    ticking.tick(broker, START + SECOND)
+    invariants.check(broker)
     assert dropped.names == [b"paused"]
 
 
@@ -114,7 +116,7 @@ def connect_and_disconnect(world: World, is_worker: bool) -> int:
     client = world.client()
     client.client.address = f"address of {client.client.number}"
     if is_worker:
-        world.broker.note_worker(client.client)
+        connecting.note_worker(world.broker, client.client)
     client.disconnect()
     return client.client.number
 
@@ -127,9 +129,9 @@ def test_restored_broker_numbers_clients_above_those_in_events(facts: ServerFact
     for id, number in ((1, 4), (2, 90), (3, 12)):
         job = broker.jobs[id] = Job(id, broker.tube(b"default"), b"", 0, 0, SECOND, START)
         job.events = job_history.add(b"", job_history.RETURNED, START, number)
-    broker.restore(4, START)
-    broker.check()
-    assert [broker.connect(lambda: None).number for _ in range(2)] == [91, 92]
+    restoring.restore(broker, 4, START)
+    invariants.check(broker)
+    assert [connecting.connect(broker, lambda: None).number for _ in range(2)] == [91, 92]
 
 
 # Pauses

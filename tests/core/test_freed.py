@@ -15,7 +15,9 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, ColdState, Job
 from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
+from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.tubes.ready_queue import ReadyQueue
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, TubeSet
@@ -40,12 +42,12 @@ def alive() -> Counter[str]:
 
 
 def connect(broker: Broker) -> Client:
-    return broker.connect(lambda: None)
+    return connecting.connect(broker, lambda: None)
 
 
 def put(broker: Broker, client: Client, pri: int = 0, delay: int = 0) -> int:
     id = broker.allocate_id()
-    assert broker.put(client, id, pri, delay * SECOND, TTR, b"body", START) > 0
+    assert putting.put(broker, client, id, pri, delay * SECOND, TTR, b"body", START) > 0
     return id
 
 
@@ -57,60 +59,62 @@ def use(broker: Broker, client: Client) -> None:
 
 
 def put_and_delete(broker: Broker, client: Client) -> None:
-    broker.delete(client, put(broker, client), START)
+    finishing.delete(broker, client, put(broker, client), START)
 
 
 def delay_and_delete(broker: Broker, client: Client) -> None:
-    broker.delete(client, put(broker, client, delay=1000), START)
+    finishing.delete(broker, client, put(broker, client, delay=1000), START)
 
 
 def kick_and_delete(broker: Broker, client: Client) -> None:
     id = put(broker, client, delay=1000)
-    assert broker.kick(client.used, DELAYED, 1, START) == 1
-    broker.delete(client, id, START)
+    assert kicking.kick(broker, client.used, DELAYED, 1, START) == 1
+    finishing.delete(broker, client, id, START)
 
 
 def reserve_and_delete(broker: Broker, client: Client) -> None:
     id = put(broker, client)
-    broker.watch(client, client.used.name)
-    job = broker.reserve(client, START)
-    assert job is not None and broker.delete(client, id, START)
-    broker.ignore(client, client.used.name)
+    connecting.watch(broker, client, client.used.name)
+    job = reserving.reserve(broker, client, START)
+    assert job is not None and finishing.delete(broker, client, id, START)
+    connecting.ignore(broker, client, client.used.name)
 
 
 def bury_and_delete(broker: Broker, client: Client) -> None:
     id = put(broker, client)
-    assert broker.reserve_job(client, id, START) is not None and broker.bury(client, id, 0, START)
-    assert broker.kick(client.used, BURIED, 1, START) == 1
-    broker.delete(client, id, START)
+    assert reserving.reserve_job(broker, client, id, START) is not None and finishing.bury(broker, client, id, 0, START)
+    assert kicking.kick(broker, client.used, BURIED, 1, START) == 1
+    finishing.delete(broker, client, id, START)
 
 
 def release_behind_a_later_job(broker: Broker, client: Client) -> None:
     first, later = put(broker, client), put(broker, client)
-    assert broker.reserve_job(client, first, START) is not None and broker.release(client, first, 0, 0, START)
-    broker.delete(client, first, START)
-    broker.delete(client, later, START)
+    assert reserving.reserve_job(broker, client, first, START) is not None and finishing.release(
+        broker, client, first, 0, 0, START
+    )
+    finishing.delete(broker, client, first, START)
+    finishing.delete(broker, client, later, START)
 
 
 def move_to_another_tube(broker: Broker, client: Client) -> None:
     id = put(broker, client, delay=1000)
-    assert broker.edit_job(id, START, tube=b"elsewhere") == EditOutcome.DONE
-    broker.delete(client, id, START)
+    assert editing.edit_job(broker, id, START, tube=b"elsewhere") == EditOutcome.DONE
+    finishing.delete(broker, client, id, START)
 
 
 def pause(broker: Broker, client: Client) -> None:
-    broker.pause_tube(client.used.name, 1000 * SECOND, START)
+    editing.pause_tube(broker, client.used.name, 1000 * SECOND, START)
     name = client.used.name
-    broker.use(client, b"default")
-    broker.pause_tube(name, 0, START)
+    connecting.use(broker, client, b"default")
+    editing.pause_tube(broker, name, 0, START)
 
 
 def wait_and_cancel(broker: Broker, client: Client) -> None:
-    broker.watch(client, client.used.name)
-    assert broker.reserve(client, START) is None
-    assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
-    broker.cancel_wait(client)
-    broker.ignore(client, client.used.name)
+    connecting.watch(broker, client, client.used.name)
+    assert reserving.reserve(broker, client, START) is None
+    assert reserving.wait(broker, client, START + TTR, START) == WaitOutcome.WAITING
+    waiting.cancel_wait(broker, client)
+    connecting.ignore(broker, client, client.used.name)
 
 
 OPERATIONS = [
@@ -133,9 +137,9 @@ def test_dropped_tube_and_its_jobs_are_freed(operate: Callable[[Broker, Client],
     client = connect(broker)
     before = alive()
     for name in NAMES:
-        broker.use(client, name)
+        connecting.use(broker, client, name)
         operate(broker, client)
-    broker.use(client, b"default")
+    connecting.use(broker, client, b"default")
     assert list(broker.tubes) == [b"default"]
     assert alive() == before
 
@@ -145,19 +149,19 @@ def test_dropped_tube_set_is_freed() -> None:
     client = connect(broker)
     before = alive()
     for name in NAMES:
-        broker.watch(client, name)
+        connecting.watch(broker, client, name)
     for name in NAMES:
-        broker.use(client, name)
+        connecting.use(broker, client, name)
         put(broker, client)
-    while (job := broker.reserve(client, START)) is not None:
-        broker.delete(client, job.id, START)
+    while (job := reserving.reserve(broker, client, START)) is not None:
+        finishing.delete(broker, client, job.id, START)
     del job
-    assert broker.wait(client, START + TTR, START) == WaitOutcome.WAITING
-    broker.cancel_wait(client)
+    assert reserving.wait(broker, client, START + TTR, START) == WaitOutcome.WAITING
+    waiting.cancel_wait(broker, client)
     assert client.tube_set is not None
     for name in NAMES:
-        broker.ignore(client, name)
-    broker.use(client, b"default")
+        connecting.ignore(broker, client, name)
+    connecting.use(broker, client, b"default")
     assert alive() == before
 
 
@@ -169,16 +173,16 @@ def test_disconnected_client_is_freed(count: int) -> None:
     for turn in range(3):
         producer, worker = connect(broker), connect(broker)
         for name in NAMES[:count]:
-            broker.watch(worker, name)
-        broker.use(producer, NAMES[0])
-        assert broker.reserve(worker, START) is None
-        assert broker.wait(worker, START + TTR, START) == WaitOutcome.WAITING
+            connecting.watch(broker, worker, name)
+        connecting.use(broker, producer, NAMES[0])
+        assert reserving.reserve(broker, worker, START) is None
+        assert reserving.wait(broker, worker, START + TTR, START) == WaitOutcome.WAITING
         ids = [put(broker, producer) for _ in range(3)]
-        assert isinstance(worker.outcome, Job) and broker.reserve(worker, START) is not None
-        broker.disconnect(worker, START)
-        assert broker.wait(producer, START + TTR, START) == WaitOutcome.WAITING
+        assert isinstance(worker.outcome, Job) and reserving.reserve(broker, worker, START) is not None
+        connecting.disconnect(broker, worker, START)
+        assert reserving.wait(broker, producer, START + TTR, START) == WaitOutcome.WAITING
         for id in ids:
-            assert broker.delete(None, id, START)
-        broker.disconnect(producer, START)
+            assert finishing.delete(broker, None, id, START)
+        connecting.disconnect(broker, producer, START)
         del producer, worker
         assert alive() == before, turn

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs.job import DELAYED, SECOND, Job
 from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.operations import connecting, finishing, kicking, putting, ticking
 from greenstalk_server.core.sorted_keys import MAX_CHUNK, MIN_CHUNK
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import START, make_broker
 
@@ -198,27 +199,27 @@ def calls_of(function: Callable[[Broker], object], broker: Broker) -> int:
 def broker_with_delayed_jobs(delays: range) -> Broker:
     """Return a broker with one job for each of *delays*, in seconds."""
     broker = make_broker()
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     for delay in delays:
-        assert broker.put(client, broker.allocate_id(), 0, delay * SECOND, SECOND, b"", START) > 0
+        assert putting.put(broker, client, broker.allocate_id(), 0, delay * SECOND, SECOND, b"", START) > 0
     return broker
 
 
 def clear(broker: Broker) -> None:
-    assert broker.clear(broker.default_tube, DELAYED, SLICE, broker.next_id, START) == SLICE
+    assert finishing.clear(broker, broker.default_tube, DELAYED, SLICE, broker.next_id, START) == SLICE
 
 
 def kick(broker: Broker) -> None:
-    assert broker.kick(broker.default_tube, DELAYED, 2, START) == 2
+    assert kicking.kick(broker, broker.default_tube, DELAYED, 2, START) == 2
 
 
 def tick(broker: Broker) -> None:
-    assert broker.tick(START + 2 * MANY * SECOND) is not None
+    assert ticking.tick(broker, START + 2 * MANY * SECOND) is not None
 
 
 def delete_and_peek(broker: Broker) -> None:
     first = broker.default_tube.delayed.first()
-    assert first is not None and broker.delete(None, first.id, START)
+    assert first is not None and finishing.delete(broker, None, first.id, START)
     assert broker.default_tube.delayed.first() is not None
 
 
@@ -226,8 +227,8 @@ def delete_and_peek(broker: Broker) -> None:
 def test_jobs_deleted_from_the_middle_cost_later_work_nothing(work: Callable[[Broker], object]) -> None:
     broker = broker_with_delayed_jobs(range(1, 2 * MANY))
     for id in range(2, MANY):
-        assert broker.delete(None, id, START)
+        assert finishing.delete(broker, None, id, START)
     pristine = broker_with_delayed_jobs(range(MANY, 2 * MANY + 1))
     assert broker.default_tube.delayed.count == pristine.default_tube.delayed.count == MANY + 1
     assert calls_of(work, broker) <= 2 * calls_of(work, pristine)
-    broker.check()
+    invariants.check(broker)

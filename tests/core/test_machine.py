@@ -11,9 +11,10 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenstalk_server.core import broker, transitions
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, URGENT_BELOW
+from greenstalk_server.core.operations import connecting, reserving, ticking
 from greenstalk_server.core.timers import NEVER
 from tests.core.model import Model, ModelJob, Tie
 from tests.support.world import START, Actor, World
@@ -71,7 +72,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def has_tube_sets(self) -> bool:
         """Whether clients that watch all tubes share a tube set."""
-        return len(TUBE_NAMES) >= int(vars(broker)["MANY_TUBES"])
+        return len(TUBE_NAMES) >= int(vars(reserving)["MANY_TUBES"])
 
     def begin_command(self) -> None:
         """Advance the time before a command, by a different duration each time."""
@@ -161,7 +162,7 @@ class BrokerMachine(RuleBasedStateMachine):
         number, actor = self.pick_idle(pick)
         self.model.point = point
         self.model.clients[number].mode = mode
-        self.world.broker.set_reserve_mode(actor.client, MODES.index(mode))
+        connecting.set_reserve_mode(self.world.broker, actor.client, MODES.index(mode))
 
     @rule(pick=PICKS, tube=TUBES)
     def ignore(self, pick: int, tube: str) -> None:
@@ -336,7 +337,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @invariant()
     def broker_keeps_its_own_invariants(self) -> None:
-        self.world.broker.check()
+        invariants.check(self.world.broker)
 
     @invariant()
     def tubes_agree(self) -> None:
@@ -407,7 +408,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.world.advance(1000)
         for job in self.model.jobs.values():
             assert self.world.state(job.id) == ("buried" if job.state == "buried" else "ready")
-        assert self.world.broker.tick(self.world.now) is None
+        assert ticking.tick(self.world.broker, self.world.now) is None
 
 
 def ids(jobs: list[ModelJob]) -> list[int]:
@@ -425,7 +426,7 @@ class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc,
     settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 
     def setUp(self) -> None:
-        patched = patch.object(broker, "MANY_TUBES", 2)
+        patched = patch.object(reserving, "MANY_TUBES", 2)
         patched.start()
         self.addCleanup(patched.stop)
 
@@ -436,6 +437,6 @@ class TestBrokerWithOneTubeSet(TestBrokerWithTubeSetsOfTwo):
 
     def setUp(self) -> None:
         super().setUp()
-        patched = patch.object(transitions, "MAX_TUBE_SETS", 1)
+        patched = patch.object(reserving, "MAX_TUBE_SETS", 1)
         patched.start()
         self.addCleanup(patched.stop)

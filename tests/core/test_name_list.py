@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.operations import connecting
 from greenstalk_server.core.tubes.name_list import CHUNK_SIZE, NameBudget, TubeNames
 
 
@@ -25,11 +26,11 @@ def test_list_is_cheap_with_many_tubes(broker: Broker) -> None:
 
 
 def test_list_has_the_tubes_in_the_order_of_creation(broker: Broker) -> None:
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     for number in range(3 * CHUNK_SIZE):
-        broker.watch(client, b"tube-%d" % number)
+        connecting.watch(broker, client, b"tube-%d" % number)
     for number in range(0, 3 * CHUNK_SIZE, 2):
-        broker.ignore(client, b"tube-%d" % number)
+        connecting.ignore(broker, client, b"tube-%d" % number)
     assert broker.name_list().names() == list(broker.tubes)
     assert len(broker.name_list().names()) == 3 * CHUNK_SIZE // 2 + 1
 

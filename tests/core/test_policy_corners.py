@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing, finishing, ticking
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from tests.support.policies import fail, job_of, put, set_policies
 from tests.support.world import World
@@ -24,7 +26,7 @@ def test_end_of_a_rate_hold_without_a_waiting_client_requests_one_tick(world: Wo
     worker = world.client(watch=[b"mail"])
     assert worker.take(2) == ids[:2]
     world.advance(0.6)
-    due = world.broker.tick(world.now)
+    due = ticking.tick(world.broker, world.now)
     assert due is not None and due > world.now
     assert worker.take(1) == ids[2:]
 
@@ -76,7 +78,7 @@ def test_max_reserved_lets_workers_wait_until_a_slot_is_free(world: World) -> No
     one, two = world.client(watch=[b"mail"]), world.client(watch=[b"mail"])
     assert one.reserve() == first
     assert two.reserve() == "WAITING"
-    world.broker.delete(one.client, first, world.now)
+    finishing.delete(world.broker, one.client, first, world.now)
     assert two.client.outcome is job_of(world, second)
 
 
@@ -145,10 +147,10 @@ def test_redriven_job_finds_room_while_a_hold_has_just_ended(world: World) -> No
     fail(world, 1)
     world.edit(id, pri=5)
     other = put(world, body=b"other")
-    world.broker.pause_tube(b"mail", SECOND, world.now)
+    editing.pause_tube(world.broker, b"mail", SECOND, world.now)
     worker = world.client(watch=[b"mail"])
     worker.reserve()
-    assert world.broker.redrive(id, world.now + SECOND) == EditOutcome.DONE
+    assert editing.redrive(world.broker, id, world.now + SECOND) == EditOutcome.DONE
     assert other not in world.broker.jobs
     assert worker.reserved == [id]
     world.check()
@@ -174,7 +176,7 @@ def test_body_is_unique_while_any_of_several_jobs_has_it(world: World, unique_fo
     set_policies(world, once={"tubes": ["mail"], "unique": "body", "unique_for": unique_for})
     while ids:
         assert put(world) in ids
-        world.broker.delete(None, ids.pop(at), world.now)
+        finishing.delete(world.broker, None, ids.pop(at), world.now)
     assert put(world) not in ids
 
 
@@ -196,7 +198,7 @@ def test_redriven_job_is_unique_again(world: World) -> None:
     set_policies(world, mail={"tubes": ["mail"], "unique": "body", "max_attempts": 1, "dead_letter": "d"})
     id = put(world)
     fail(world, 1)
-    assert world.broker.redrive(id, world.now) == EditOutcome.DONE
+    assert editing.redrive(world.broker, id, world.now) == EditOutcome.DONE
     assert put(world) == id
 
 
@@ -283,7 +285,7 @@ def test_copy_that_makes_room_in_the_same_put_leaves_the_counts_of_clients(world
     set_policies(world, mail=mail, b={"tubes": ["b"], "dead_letter": "c", **full})
     assert put(world) == 1
     assert put(world) == 3
-    world.broker.check()
+    invariants.check(world.broker)
     assert {job.id: job.tube.name for job in world.broker.jobs.values()} == {1: b"b", 2: b"c", 3: b"mail", 4: b"c"}
 
 
@@ -292,7 +294,7 @@ def test_edit_of_a_reserved_job_that_exceeds_a_cap_evicts_the_oldest_waiting_job
     held, waiting = put(world), put(world)
     worker = world.client(watch=[b"mail"])
     assert worker.take(1) == [held]
-    assert world.broker.edit_job(held, world.now, body=b"longer", is_forced=True) == EditOutcome.DONE
+    assert editing.edit_job(world.broker, held, world.now, body=b"longer", is_forced=True) == EditOutcome.DONE
     world.advance(0.001)
     assert list(world.broker.jobs) == [held]
     assert waiting not in world.broker.jobs

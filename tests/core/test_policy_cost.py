@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import finishing, policy_changes, reserving, ticking
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.core.transitions import SLICE
 from tests.support.policies import put, set_policies
 from tests.support.world import Actor, World
 
@@ -24,7 +25,7 @@ def moved_by_each_tick(world: World, count: Callable[[], int]) -> list[int]:
     before = count()
     while world.due is not None and world.due <= until:
         world.now = max(world.now, world.due)
-        world.due = world.broker.tick(world.now)
+        world.due = ticking.tick(world.broker, world.now)
         moved.append(abs(count() - before))
         before = count()
     world.check()
@@ -51,7 +52,7 @@ def test_buried_jobs_that_expire_together_leave_in_slices() -> None:
     set_policies(world, old={"tubes": ["mail"], "buried_expire_after": 5})
     with world.in_bulk():
         for _ in range(JOBS):
-            world.broker.bury_job(put(world), world.now)
+            finishing.bury_job(world.broker, put(world), world.now)
         world.advance(4.5)
         moved = moved_by_each_tick(world, lambda: len(world.broker.jobs))
     assert sum(moved) == JOBS and max(moved) <= SLICE
@@ -75,7 +76,9 @@ def test_new_policy_is_applied_in_slices(policy: dict[str, Any]) -> None:
             job.reserves = 1  # as after one failed attempt each
         world.advance(2)
         mail = world.broker.tubes[b"mail"]
-        world.broker.set_policies(PolicySet([parse_policy("new", {"tubes": ["mail"], **policy})]), world.now)
+        policy_changes.set_policies(
+            world.broker, PolicySet([parse_policy("new", {"tubes": ["mail"], **policy})]), world.now
+        )
         moved = moved_by_each_tick(world, lambda: mail.job_count)
     assert sum(moved) >= JOBS - 1 and max(moved) <= SLICE
 
@@ -124,11 +127,11 @@ def test_jobs_behind_an_exhausted_limit_cost_a_reserve_nothing(policy: dict[str,
     counts = set()
     for size in (1, 200):
         world, worker = exhausted(policy, tubes, size)
-        counts.add(calls_of(lambda: world.broker.reserve(worker.client, world.now)))  # noqa: B023  called at once
+        counts.add(calls_of(lambda: reserving.reserve(world.broker, worker.client, world.now)))  # noqa: B023  called at once
     assert len(counts) == 1
     if tubes > 1:
         world, worker = exhausted(policy, tubes + 20, 1)
-        counts.add(calls_of(lambda: world.broker.reserve(worker.client, world.now)))
+        counts.add(calls_of(lambda: reserving.reserve(world.broker, worker.client, world.now)))
         assert len(counts) == 1
 
 
@@ -137,8 +140,10 @@ def test_new_policies_arm_the_timers_of_many_tubes_in_slices() -> None:
     with world.in_bulk():
         for number in range(JOBS):
             put(world, b"tube-%d" % number)
-        world.broker.set_policies(PolicySet([parse_policy("old", {"tubes": ["*"], "expire_after": 60})]), world.now)
-        moved = moved_by_each_tick(world, lambda: len(world.broker._sweep.tubes))
+        policy_changes.set_policies(
+            world.broker, PolicySet([parse_policy("old", {"tubes": ["*"], "expire_after": 60})]), world.now
+        )
+        moved = moved_by_each_tick(world, lambda: len(world.broker.sweep.tubes))
     assert sum(moved) == 2 * JOBS and max(moved) <= SLICE
 
 
@@ -148,6 +153,6 @@ def test_tube_that_has_starts_left_is_not_due_before_its_burst_is_full() -> None
     worker = world.client(watch=[b"mail"])
     for _ in range(50):
         put(world)
-        assert world.broker.reserve(worker.client, world.now) is not None
-    due = world.broker.tick(world.now + SECOND)  # the first start has armed a timer for its own end
+        assert reserving.reserve(world.broker, worker.client, world.now) is not None
+    due = ticking.tick(world.broker, world.now + SECOND)  # the first start has armed a timer for its own end
     assert due is not None and due >= world.now + 5 * SECOND

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from greenstalk_server.core import broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.operations import connecting, editing, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from tests.core.model import Tie
@@ -141,7 +141,7 @@ class PolicyMachine(BrokerMachine):
         except Tie:
             assume(False)
         parsed = [parse_policy(name, document) for name, document in policies.items()]
-        self.world.broker.set_policies(PolicySet(parsed), self.world.now)
+        policy_changes.set_policies(self.world.broker, PolicySet(parsed), self.world.now)
         self.world.advance_to(self.world.now + SWEEP)
         assert not self.world.broker.is_sweeping
         self.adopt_times()
@@ -188,7 +188,7 @@ class PolicyMachine(BrokerMachine):
         journal = core.journal
         if is_journal_full:
             core.journal = FullJournal()
-        found = core.put(client, id, pri, delay * SECOND, exact_ttr, body, world.now)
+        found = putting.put(core, client, id, pri, delay * SECOND, exact_ttr, body, world.now)
         core.journal = journal
         world.check()
         tube = self.policy_model.clients[number].used
@@ -203,7 +203,7 @@ class PolicyMachine(BrokerMachine):
         pri, delay, ttr = job[0]
         id = self.world.broker.next_id
         exact_ttr = ttr * SECOND + id
-        found = self.world.broker.put_into(tube.encode(), pri, delay * SECOND, exact_ttr, body, self.world.now)
+        found = putting.put_into(self.world.broker, tube.encode(), pri, delay * SECOND, exact_ttr, body, self.world.now)
         self.world.check()
         answer = self.policy_model.put_body(tube, id, pri, delay * SECOND, exact_ttr, body, found, False)
         assert answer == max(found, -1)
@@ -222,7 +222,7 @@ class PolicyMachine(BrokerMachine):
         is_allowed = self.policy_model.is_tube_allowed(tube)
         if is_allowed:
             self.model.use(number, tube)
-        assert self.world.checked(self.world.broker.use(actor.client, tube.encode())) == is_allowed
+        assert self.world.checked(connecting.use(self.world.broker, actor.client, tube.encode())) == is_allowed
 
     @rule(pick=PICKS, tube=TUBES)
     def watch(self, pick: int, tube: str) -> None:
@@ -293,7 +293,7 @@ class PolicyMachine(BrokerMachine):
         dead = [job.id for job in self.policy_model.jobs.values() if job.dead]
         id = dead[pick % len(dead)] if dead else 10**6
         expected = self.policy_model.redrive(id)
-        assert EDITS[self.world.broker.redrive(id, self.world.now)] == expected
+        assert EDITS[editing.redrive(self.world.broker, id, self.world.now)] == expected
         self.world.check()
 
     @rule(
@@ -328,7 +328,8 @@ class PolicyMachine(BrokerMachine):
             ttr=None if ttr is None else ttr * SECOND + self.commands,
             is_forced=is_forced,
         )
-        found = self.world.broker.edit_job(
+        found = editing.edit_job(
+            self.world.broker,
             id,
             self.world.now,
             tube=None if tube is None else tube.encode(),
@@ -434,6 +435,6 @@ class TestPoliciesWithTubeSets(PolicyMachine.TestCase):  # type: ignore[misc, va
     settings = SETTINGS
 
     def setUp(self) -> None:
-        patched = patch.object(broker, "MANY_TUBES", 2)
+        patched = patch.object(reserving, "MANY_TUBES", 2)
         patched.start()
         self.addCleanup(patched.stop)

@@ -9,6 +9,7 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, PolicyError, parse_policy
 from greenstalk_server.core.policies.policy_store import PolicyStore
 from tests.support.world import World
@@ -50,8 +51,8 @@ def max_jobs(broker: Broker, tube: bytes) -> int:
 
 
 def test_policies_of_both_sources_are_in_force(broker: Broker) -> None:
-    assert broker.set_file_policies([policy("mail", "mail", max_jobs=1)], NOW) == []
-    broker.set_policy(policy("sms", "sms", max_jobs=2), NOW)
+    assert policy_changes.set_file_policies(broker, [policy("mail", "mail", max_jobs=1)], NOW) == []
+    policy_changes.set_policy(broker, policy("sms", "sms", max_jobs=2), NOW)
     assert (max_jobs(broker, b"mail"), max_jobs(broker, b"sms"), max_jobs(broker, b"fax")) == (1, 2, 0)
     store = broker.policy_store
     assert (list(store.file_policies), list(store.runtime_policies)) == (["mail"], ["sms"])
@@ -59,11 +60,11 @@ def test_policies_of_both_sources_are_in_force(broker: Broker) -> None:
 
 def test_change_at_run_time_is_recorded_and_applied(broker: Broker, journal: Documents) -> None:
     first, second = policy("sms", "sms", max_jobs=2), policy("sms", "sms", "fax", max_jobs=3)
-    broker.set_policy(first, NOW)
-    broker.set_policy(second, NOW)
+    policy_changes.set_policy(broker, first, NOW)
+    policy_changes.set_policy(broker, second, NOW)
     assert (max_jobs(broker, b"sms"), max_jobs(broker, b"fax")) == (3, 3)
-    assert broker.remove_policy("sms", NOW)
-    assert not broker.remove_policy("sms", NOW)
+    assert policy_changes.remove_policy(broker, "sms", NOW)
+    assert not policy_changes.remove_policy(broker, "sms", NOW)
     assert max_jobs(broker, b"sms") == 0
     assert [(name, json.loads(text) if text else None) for name, text in journal.recorded] == [
         ("sms", first.document()),
@@ -74,32 +75,34 @@ def test_change_at_run_time_is_recorded_and_applied(broker: Broker, journal: Doc
 
 
 def test_policy_of_the_file_cannot_be_changed_at_run_time(broker: Broker, journal: Documents) -> None:
-    broker.set_file_policies([policy("mail", "mail", max_jobs=1)], NOW)
+    policy_changes.set_file_policies(broker, [policy("mail", "mail", max_jobs=1)], NOW)
     with pytest.raises(PolicyError, match=r"^policy mail: is set in the configuration file; change it there, then"):
-        broker.set_policy(policy("mail", "mail", max_jobs=2), NOW)
+        policy_changes.set_policy(broker, policy("mail", "mail", max_jobs=2), NOW)
     with pytest.raises(PolicyError, match=r"^policy mail: is set in the configuration file; remove it there, then"):
-        broker.remove_policy("mail", NOW)
+        policy_changes.remove_policy(broker, "mail", NOW)
     assert max_jobs(broker, b"mail") == 1
     assert journal.recorded == []
 
 
 def test_new_file_replaces_the_policies_of_the_old_one(broker: Broker) -> None:
-    broker.set_file_policies([policy("mail", "mail", max_jobs=1), policy("sms", "sms", max_jobs=1)], NOW)
-    broker.set_file_policies([policy("sms", "sms", max_jobs=2)], NOW)
+    policy_changes.set_file_policies(
+        broker, [policy("mail", "mail", max_jobs=1), policy("sms", "sms", max_jobs=1)], NOW
+    )
+    policy_changes.set_file_policies(broker, [policy("sms", "sms", max_jobs=2)], NOW)
     assert (max_jobs(broker, b"mail"), max_jobs(broker, b"sms")) == (0, 2)
 
 
 def test_file_overrides_a_policy_of_the_same_name_that_was_set_at_run_time(broker: Broker, journal: Documents) -> None:
-    broker.set_policy(policy("mail", "mail", max_jobs=2), NOW)
-    assert broker.set_file_policies([policy("mail", "mail", max_jobs=1)], NOW) == ["mail"]
+    policy_changes.set_policy(broker, policy("mail", "mail", max_jobs=2), NOW)
+    assert policy_changes.set_file_policies(broker, [policy("mail", "mail", max_jobs=1)], NOW) == ["mail"]
     assert max_jobs(broker, b"mail") == 1
     assert len(journal.recorded) == 1
-    assert broker.set_file_policies([], NOW) == []
+    assert policy_changes.set_file_policies(broker, [], NOW) == []
     assert max_jobs(broker, b"mail") == 2
 
 
 def test_documents_of_the_journal_are_taken_over(broker: Broker) -> None:
-    broker.set_file_policies([policy("mail", "mail", max_jobs=1)], NOW)
+    policy_changes.set_file_policies(broker, [policy("mail", "mail", max_jobs=1)], NOW)
     documents = {
         "mail": b'{"tubes":["mail"],"max_jobs":9}',
         "sms": b'{"tubes":["sms"],"max_jobs":2}',
@@ -107,15 +110,15 @@ def test_documents_of_the_journal_are_taken_over(broker: Broker) -> None:
         "broken": b"{",
         "deep": b"[" * 100_000,
     }
-    broker.load_policies(documents, {})
+    policy_changes.load_policies(broker, documents, {})
     store = broker.policy_store
     assert (max_jobs(broker, b"mail"), max_jobs(broker, b"sms"), max_jobs(broker, b"x")) == (1, 2, 0)
     assert store.unreadable["later"].startswith("policy later: unknown key max_colour: did you mean ")
     assert list(store.unreadable) == ["later", "broken", "deep"]
     assert store.overridden() == ["mail"]
     assert store.documents == documents
-    broker.set_policy(policy("later", "x", max_jobs=3), NOW)
-    assert broker.remove_policy("broken", NOW)
+    policy_changes.set_policy(broker, policy("later", "x", max_jobs=3), NOW)
+    assert policy_changes.remove_policy(broker, "broken", NOW)
     assert list(store.unreadable) == ["deep"]
     assert max_jobs(broker, b"x") == 3
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.jobs.job_index import JobIndex
+from greenstalk_server.core.operations import finishing
 from greenstalk_server.core.tubes.ready_queue import MAX_CHUNK, MAX_RUNS, ReadyQueue
 from greenstalk_server.core.tubes.tube import Tube
 from tests.support.world import World
@@ -123,7 +124,7 @@ def test_removed_job_is_freed(world: World, removed: range) -> None:
         for _ in range(1000):
             client.put()
         for id in removed:
-            world.broker.delete(None, id, world.now)
+            finishing.delete(world.broker, None, id, world.now)
     tube = world.broker.tubes[b"default"]
     kept = [item for item in gc.get_objects() if isinstance(item, Job) and item.tube is tube and item.id in removed]
     assert kept == [] and tube.ready.count == 1000 - len(removed)

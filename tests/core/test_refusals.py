@@ -7,6 +7,7 @@ import pytest
 from greenstalk_server.core.jobs.body_cache import BODY_COST, JOB_COST, Bodies
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_NAMES, Limits, job_quotas
+from greenstalk_server.core.operations import putting
 from greenstalk_server.core.outcomes import Refusal
 from tests.support.world import FullJournal, World
 
@@ -14,7 +15,7 @@ BODY = b"x" * 40
 
 
 def put(world: World, tube: bytes = b"mail") -> int:
-    return world.checked(world.broker.put_into(tube, 0, 0, 60 * SECOND, BODY, world.now))
+    return world.checked(putting.put_into(world.broker, tube, 0, 0, 60 * SECOND, BODY, world.now))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.transitions import SLICE, WAITED_TUBES
+from greenstalk_server.core.operations import connecting, editing, finishing, putting, ticking
+from greenstalk_server.core.transitions.waiting import WAITED_TUBES
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS
 from tests.support.world import World
 
@@ -50,7 +53,11 @@ def test_clear_deletes_a_slice_of_one_state_and_no_newer_job(world: World, state
     others = [client.put(delay=60) if state == READY else client.put(delay=0)]
     tube, below = world.broker.tubes[b"default"], world.broker.next_id
     newer = put()
-    assert [world.checked(world.broker.clear(tube, state, 10**9, below, world.now)) for _ in range(3)] == [SLICE, 3, 0]
+    assert [world.checked(finishing.clear(world.broker, tube, state, 10**9, below, world.now)) for _ in range(3)] == [
+        SLICE,
+        3,
+        0,
+    ]
     assert sorted(world.broker.jobs) == [*others, newer]
 
 
@@ -60,15 +67,15 @@ def test_tubes_of_a_disconnected_client_are_dropped_slice_by_slice(world: World)
         for number in range(3 * SLICE):
             client.watch(b"tube-%d" % number)
     client.disconnect()
-    world.broker.check()
+    invariants.check(world.broker)
     assert len(world.broker.tubes) == 2 * SLICE + 2  # `default` is in the first slice
     ticks = 0
     while len(world.broker.tubes) > 1:
-        world.broker.tick(world.now)
-        world.broker.check()
+        ticking.tick(world.broker, world.now)
+        invariants.check(world.broker)
         ticks += 1
     assert ticks <= 4
-    assert world.broker.tick(world.now) is None
+    assert ticking.tick(world.broker, world.now) is None
 
 
 def test_many_deadlines_take_several_ticks(world: World) -> None:
@@ -79,7 +86,7 @@ def test_many_deadlines_take_several_ticks(world: World) -> None:
             worker.put(ttr=5)
         worker.take(2 * SLICE)
     world.now += 5 * SECOND
-    due = world.broker.tick(world.now)
+    due = ticking.tick(world.broker, world.now)
     assert due is not None and due <= world.now
     assert world.stats().current_jobs_ready <= SLICE
     with world.in_bulk():
@@ -95,8 +102,8 @@ def test_tick_requeues_at_most_a_slice_of_the_jobs_of_a_disconnected_client(worl
         worker.take(4 * SLICE)
     worker.disconnect()
     assert world.stats().current_jobs_ready == SLICE
-    world.broker.tick(world.now)
-    world.broker.check()
+    ticking.tick(world.broker, world.now)
+    invariants.check(world.broker)
     assert world.stats().current_jobs_ready <= 2 * SLICE
     world.advance(0)
     assert world.stats().current_jobs_ready == 4 * SLICE
@@ -107,14 +114,14 @@ def test_tick_hands_out_at_most_a_slice_of_jobs_of_many_tubes(world: World) -> N
     with world.in_bulk():
         for name in names:
             world.client(use=name).put()
-            assert world.broker.pause_tube(name, SECOND, world.now)
+            assert editing.pause_tube(world.broker, name, SECOND, world.now)
             for _ in range(SLICE):
                 world.client(watch=[name]).reserve()
                 world.client(use=name).put()
         world.now += SECOND
         handed_out = []
         while (reserved := world.stats().current_jobs_reserved) < 4 * SLICE:
-            world.broker.tick(world.now)
+            ticking.tick(world.broker, world.now)
             handed_out.append(world.stats().current_jobs_reserved - reserved)
     assert max(handed_out) <= SLICE
 
@@ -126,9 +133,9 @@ def test_command_leaves_the_end_of_a_costly_wait_to_the_next_tick(world: World) 
     worker = world.client(watch=[b"%d" % number for number in range(2 * WAITED_TUBES)])
     producer = world.client(use=b"1")
     assert worker.reserve() == "WAITING" and worker.client.tube_set is None
-    id = world.broker.put(producer.client, world.broker.allocate_id(), 0, 0, SECOND, b"", world.now)
+    id = putting.put(world.broker, producer.client, world.broker.allocate_id(), 0, 0, SECOND, b"", world.now)
     assert worker.client.is_waiting
-    world.broker.check()
+    invariants.check(world.broker)
     world.advance(0)
     assert worker.ended == [id]
 
@@ -168,7 +175,7 @@ def test_jobs_of_a_disconnected_client_can_be_edited_and_taken_between_slices(wo
     client = world.client()
     with world.in_bulk():
         ids = client.take(len([client.put() for _ in range(SLICE + 8)]))
-    world.broker.disconnect(client.client, world.now)
+    connecting.disconnect(world.broker, client.client, world.now)
     moved, deleted, released, buried, edited, *rest = ids[SLICE:]
     assert {world.state(id) for id in ids[SLICE:]} == {"reserved"}
     assert world.edit(moved, tube=b"other", is_forced=True) == "DONE"
@@ -179,4 +186,4 @@ def test_jobs_of_a_disconnected_client_can_be_edited_and_taken_between_slices(wo
     world.advance(1)
     assert {world.state(id) for id in (edited, released, *rest)} == {"ready"}
     assert (world.ready(b"other"), world.buried()) == ([moved], [buried])
-    assert world.broker.tick(world.now) is None
+    assert ticking.tick(world.broker, world.now) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from greenstalk_server.core.jobs.job import URGENT_BELOW
+from greenstalk_server.core.operations import connecting, draining
 from tests.support.world import START, World
 
 
@@ -62,9 +63,9 @@ def test_tube_counts_its_pauses(world: World) -> None:
 def test_producers_and_workers_are_counted_while_connected(world: World) -> None:
     client, other = world.client(), world.client()
     for _ in range(2):
-        world.broker.note_producer(client.client)
-        world.broker.note_worker(client.client)
-    world.broker.note_worker(other.client)
+        connecting.note_producer(world.broker, client.client)
+        connecting.note_worker(world.broker, client.client)
+    connecting.note_worker(world.broker, other.client)
     stats = world.stats()
     assert (stats.current_connections, stats.current_producers, stats.current_workers) == (2, 1, 2)
     client.disconnect()
@@ -83,5 +84,5 @@ def test_uptime_and_facts_of_the_server(world: World) -> None:
 
 def test_drain_is_shown_in_stats(world: World) -> None:
     assert not world.stats().draining
-    world.broker.drain()
+    draining.drain(world.broker)
     assert world.stats().draining

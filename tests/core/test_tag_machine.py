@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from greenstalk_server.core import broker
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import reserving, ticking
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.core.tag_model import TagJob, TagModel, is_held
 from tests.core.test_machine import DELAYS, PICKS, PRIS, TUBES, BrokerMachine
@@ -98,7 +98,7 @@ class TagMachine(BrokerMachine):
         self.model.advance_to(self.world.now)
         for job in self.model.jobs.values():
             assert self.world.state(job.id) == ("delayed" if is_held(job) else job.state)
-        assert self.world.broker.tick(self.world.now) is None
+        assert ticking.tick(self.world.broker, self.world.now) is None
 
 
 pytestmark = pytest.mark.timeout(600)  # CI runs the pure build beside all other tests, with little CPU
@@ -122,6 +122,6 @@ class TestTagsWithTubeSets(TagMachine.TestCase):  # type: ignore[misc, valid-typ
     settings = SETTINGS
 
     def setUp(self) -> None:
-        patched = patch.object(broker, "MANY_TUBES", 2)
+        patched = patch.object(reserving, "MANY_TUBES", 2)
         patched.start()
         self.addCleanup(patched.stop)

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from greenstalk_server.core import transitions
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.operations import editing, finishing, policy_changes, reserving, ticking
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.timers import Target
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.ready_queue import MAX_STALE
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.support.world import FullJournal, World
@@ -50,9 +50,9 @@ class TestIdempotencyKey:
         client.put_tagged("idp:a:9")
         for id in (1, 2, 3, 4):
             client.delete(id)
-        assert world.broker.forget_keys(b"t", 2) == 2
-        assert world.broker.forget_keys(b"t", 2) == 1
-        assert world.broker.forget_keys(b"t", 2) == 0
+        assert editing.forget_keys(world.broker, b"t", 2) == 2
+        assert editing.forget_keys(world.broker, b"t", 2) == 1
+        assert editing.forget_keys(world.broker, b"t", 2) == 0
         assert client.put_tagged("idp:a", tube=b"t") == 5
         assert client.put_tagged("idp:a") == (4, "deleted")
 
@@ -65,7 +65,7 @@ class TestIdempotencyKey:
         world.now += 9 * SECOND
         left = []
         while table:
-            world.broker.tick(world.now)
+            ticking.tick(world.broker, world.now)
             left.append(len(table))
         assert left == [*range(1000 - SLICE, 0, -SLICE), 0]
 
@@ -92,17 +92,17 @@ class TestGroup:
         client = world.client()
         client.put_tagged("grp:g")
         with world.in_bulk():
-            for _ in range(3 * transitions.SLICE):
+            for _ in range(3 * SLICE):
                 client.put_tagged("aft:g")
         client.delete(1)
-        assert len(world.ready()) == transitions.SLICE
+        assert len(world.ready()) == SLICE
         member = client.put_tagged("grp:g", tube=b"other")  # stops the release
         world.advance(1)
-        assert len(world.ready()) == transitions.SLICE
+        assert len(world.ready()) == SLICE
         assert isinstance(member, int)
         client.delete(member)
         world.advance(1)
-        assert len(world.ready()) == 3 * transitions.SLICE
+        assert len(world.ready()) == 3 * SLICE
         assert not world.broker.groups
 
 
@@ -136,14 +136,16 @@ class TestConcurrencyKey:
             holder.disconnect()
         else:
             world.now += 10 * SECOND
-            world.broker.tick(world.now)
+            ticking.tick(world.broker, world.now)
         assert waiter.ended == [1]
 
     @pytest.mark.parametrize("end", ["release", "bury", "delete"])
     def test_free_slot_goes_to_a_better_job_than_one_that_the_limit_of_its_tube_held_back(
         self, world: World, end: str
     ) -> None:
-        world.broker.set_policies(PolicySet([parse_policy("p", {"tubes": ["default"], "max_reserved": 1})]), world.now)
+        policy_changes.set_policies(
+            world.broker, PolicySet([parse_policy("p", {"tubes": ["default"], "max_reserved": 1})]), world.now
+        )
         world.advance(0)
         holder, waiter = world.client(), world.client()
         holder.put_tagged("con:k")
@@ -157,7 +159,7 @@ class TestConcurrencyKey:
 
     def test_put_that_evicts_a_job_gives_the_best_job_to_the_client_that_waits(self, world: World) -> None:
         keys = {"tubes": ["default"], "max_jobs": 4, "overflow": "drop-oldest"}
-        world.broker.set_policies(PolicySet([parse_policy("p", keys)]), world.now)
+        policy_changes.set_policies(world.broker, PolicySet([parse_policy("p", keys)]), world.now)
         world.advance(0)
         holder, waiter = world.client(), world.client()
         holder.put_tagged("con:k:1", delay=60)
@@ -213,7 +215,7 @@ class TestConcurrencyKey:
             client.put_tagged("con:k grp:g")
         client.reserve(0)
         tube = world.broker.tubes[b"default"]
-        assert world.broker.clear(tube, READY, 10, world.broker.next_id, world.now) == 4
+        assert finishing.clear(world.broker, tube, READY, 10, world.broker.next_id, world.now) == 4
         world.check()
         assert counts(world, "g") == (0, 1, 0, 0, 0)
 
@@ -222,7 +224,7 @@ class TestConcurrencyKey:
         client.put_tagged("con:k", tube=b"first")
         holder = world.client(watch=[b"first"])
         holder.reserve(0)
-        total = 2 * transitions.SLICE + 10
+        total = 2 * SLICE + 10
         with world.in_bulk():
             for number in range(total):
                 client.put_tagged("con:k", tube=b"t%d" % number)
@@ -328,8 +330,8 @@ def test_tick_withholds_few_stale_fronts(world: World) -> None:
         fronts = world.broker.tubes[b"two"].ready._out_of_order
         assert fronts is not None
         left = [fronts.count]
-        assert world.broker.reserve(world.client(watch=[b"two"]).client, world.now) is None
+        assert reserving.reserve(world.broker, world.client(watch=[b"two"]).client, world.now) is None
         while left[-1]:
             left.append(fronts.count)
-            world.broker.tick(world.now)
+            ticking.tick(world.broker, world.now)
     assert max(before - after for before, after in pairwise(left)) <= 2 * MAX_STALE + 2

@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import READY, Job
+from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES, MAX_TUBE_SETS, SWEEP_SLACK, TubeSet
 from tests.support.world import Actor, World
@@ -18,8 +20,8 @@ def watching(world: World, names: list[bytes] = NAMES) -> Actor:
     """Return a client that watches only the tubes *names*."""
     actor = world.client()
     for name in names:
-        world.broker.watch(actor.client, name)
-    world.broker.ignore(actor.client, b"default")
+        connecting.watch(world.broker, actor.client, name)
+    connecting.ignore(world.broker, actor.client, b"default")
     return actor
 
 
@@ -40,26 +42,26 @@ def test_reserve_gets_the_first_job_of_all_watched_tubes(seed: int) -> None:
             world.advance(0.001)
             verb, worker = random.random(), random.choice(workers)
             if verb < 0.45:
-                broker.use(producer.client, random.choice(NAMES))
+                connecting.use(broker, producer.client, random.choice(NAMES))
                 producer.put(random.randrange(5), delay=random.choice((0, 0, 0, 1)))
             elif verb < 0.8:
                 expected = first_of_all(world, worker)
-                job = broker.reserve(worker.client, world.now)
+                job = reserving.reserve(broker, worker.client, world.now)
                 assert job is expected
                 if job is not None and random.random() < 0.8:
-                    broker.delete(worker.client, job.id, world.now)
+                    finishing.delete(broker, worker.client, job.id, world.now)
             elif verb < 0.85 and worker.client.reserved:
-                broker.release(worker.client, random.choice(list(worker.client.reserved)), 1, 0, world.now)
+                finishing.release(broker, worker.client, random.choice(list(worker.client.reserved)), 1, 0, world.now)
             elif verb < 0.9:
-                broker.pause_tube(random.choice(NAMES), random.choice((0, 10**8, 10**9)), world.now)
+                editing.pause_tube(broker, random.choice(NAMES), random.choice((0, 10**8, 10**9)), world.now)
             elif verb < 0.92:
-                broker.ignore(worker.client, random.choice(NAMES))
+                connecting.ignore(broker, worker.client, random.choice(NAMES))
             elif verb < 0.96:
-                broker.watch(worker.client, random.choice(NAMES))
+                connecting.watch(broker, worker.client, random.choice(NAMES))
             elif broker.jobs:
-                broker.delete(None, random.choice(list(broker.jobs)), world.now)
+                finishing.delete(broker, None, random.choice(list(broker.jobs)), world.now)
             if step % 100 == 0:
-                broker.check()
+                invariants.check(broker)
     assert broker.tube_sets
 
 
@@ -80,7 +82,7 @@ def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
             if ready[name] and name not in paused:
                 waiters.remove(worker)
                 assert worker.ended == ready[name][:1]
-                broker.delete(worker.client, ready[name].pop(0), world.now)
+                finishing.delete(broker, worker.client, ready[name].pop(0), world.now)
                 worker.ended.clear()
 
     with world.in_bulk():
@@ -89,7 +91,7 @@ def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
             number = random.randrange(len(workers))
             worker = workers[number]
             if verb < 0.35:
-                broker.use(producer.client, name)
+                connecting.use(broker, producer.client, name)
                 ready[name].append(producer.put())
                 hand_out(name)
             elif verb < 0.85 and not worker.is_waiting:
@@ -99,7 +101,7 @@ def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
                 assert outcome == min(candidates, default="WAITING")
                 if isinstance(outcome, int):
                     ready[broker.jobs[outcome].tube.name].remove(outcome)
-                    broker.delete(worker.client, outcome, world.now)
+                    finishing.delete(broker, worker.client, outcome, world.now)
                 else:
                     waiters.append(worker)
             elif verb < 0.9 and worker.is_waiting:
@@ -110,18 +112,18 @@ def test_job_goes_to_the_client_that_has_waited_longest(seed: int) -> None:
                 worker.disconnect()
                 waiters = [other for other in waiters if other is not worker]
             elif verb < 0.96:
-                broker.pause_tube(name, 10**9, world.now)
+                editing.pause_tube(broker, name, 10**9, world.now)
                 paused.add(name)
             else:
                 paused.discard(name)
-                broker.pause_tube(name, 0, world.now)
+                editing.pause_tube(broker, name, 0, world.now)
                 hand_out(name)
             assert not any(worker.ended for worker in workers)
             assert {worker for worker in workers if worker.is_waiting} == set(waiters)
             waiting = sum(name in worker.client.watched for worker in waiters)
             assert world.stats_tube(name).current_waiting == waiting
             if step % 100 == 0:
-                broker.check()
+                invariants.check(broker)
 
 
 def test_client_that_watches_many_tubes_waits_in_one_tube_set() -> None:
@@ -139,9 +141,13 @@ def test_client_that_watches_many_tubes_waits_in_one_tube_set() -> None:
 def test_clients_that_watch_the_same_tubes_share_a_tube_set() -> None:
     world = World()
     first, second = watching(world), watching(world, NAMES[::-1])
-    assert world.broker.reserve(first.client, world.now) is world.broker.reserve(second.client, world.now) is None
+    assert (
+        reserving.reserve(world.broker, first.client, world.now)
+        is reserving.reserve(world.broker, second.client, world.now)
+        is None
+    )
     assert first.client.tube_set is second.client.tube_set is not None
-    world.broker.ignore(first.client, NAMES[0])
+    connecting.ignore(world.broker, first.client, NAMES[0])
     assert first.client.tube_set is None and second.client.tube_set is not None
     second.disconnect()
     assert not world.broker.tube_sets
@@ -153,12 +159,12 @@ def test_number_of_tube_sets_is_bounded() -> None:
     workers = [watching(world, NAMES[: MANY_TUBES + number]) for number in range(MAX_TUBE_SETS + 3)]
     ids = []
     for worker in workers:
-        world.broker.use(worker.client, NAMES[0])
+        connecting.use(world.broker, worker.client, NAMES[0])
         ids.append(worker.put())
-    taken = [world.broker.reserve(worker.client, world.now) for worker in workers]
+    taken = [reserving.reserve(world.broker, worker.client, world.now) for worker in workers]
     assert [job and job.id for job in taken] == ids
     assert len(world.broker.tube_sets) == MAX_TUBE_SETS
-    world.broker.check()
+    invariants.check(world.broker)
 
 
 def test_dead_entries_of_a_job_that_is_often_first_are_bounded() -> None:

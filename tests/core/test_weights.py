@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from greenstalk_server.core.operations import connecting, finishing, reserving
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES
 from greenstalk_server.core.tubes.weighting import MAX_RUN_RATIO, WEIGHTED, WEIGHTED_FAIR
 from tests.support.world import Actor, World
@@ -18,8 +19,8 @@ DRAWS = 4000
 def worker(world: World, weights: dict[bytes, int], mode: int = WEIGHTED) -> Actor:
     client = world.client(watch=list(weights))
     for name, weight in weights.items():
-        world.broker.set_weight(client.client, name, weight)
-    world.broker.set_reserve_mode(client.client, mode)
+        connecting.set_weight(client.client, name, weight)
+    connecting.set_reserve_mode(world.broker, client.client, mode)
     return client
 
 
@@ -30,10 +31,10 @@ def shares(world: World, client: Actor, draws: int = DRAWS) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     with world.in_bulk():
         for _ in range(draws):
-            job = world.broker.reserve(client.client, world.now)
+            job = reserving.reserve(world.broker, client.client, world.now)
             assert job is not None
             found[job.tube.name] += 1
-            world.broker.release(client.client, job.id, job.pri, 0, world.now)
+            finishing.release(world.broker, client.client, job.id, job.pri, 0, world.now)
     return found
 
 
@@ -56,7 +57,7 @@ def test_every_tube_with_a_job_is_chosen(world: World) -> None:
         found = set()
         for point in (0.0, 0.99999):
             world.broker.random = partial(float, point)
-            job = world.broker.reserve(client.client, world.now)
+            job = reserving.reserve(world.broker, client.client, world.now)
             assert job is not None
             found.add(job.tube.name)
             assert client.release(job.id)
@@ -113,5 +114,5 @@ def test_no_tube_is_slower_than_the_limit(world: World) -> None:
     client.put_in_tube(b"slow")
     client.put_in_tube(b"fast")
     world.broker.random = lambda: 0.5 / (MAX_RUN_RATIO + 1)
-    job = world.broker.reserve(client.client, world.now)
+    job = reserving.reserve(world.broker, client.client, world.now)
     assert job is not None and job.tube.name == b"slow"

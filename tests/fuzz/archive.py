@@ -14,8 +14,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, SECOND, Job
+from greenstalk_server.core.operations import connecting, finishing, reserving, ticking
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.archive import Reader, Writer
 from greenstalk_server.journal.lock import LOCK_NAME
@@ -104,27 +106,31 @@ def _bodies(jobs: dict[int, Any]) -> dict[int, bytes]:
 
 def _command(broker: Broker) -> None:
     """Change each job as clients do, so that it is recorded again."""
-    client, now = broker.connect(lambda: None), LATER + SECOND
+    client, now = connecting.connect(broker, lambda: None), LATER + SECOND
     for id in list(broker.jobs):
         job = broker.jobs.get(id)  # None if a policy has deleted it since
         if job is None or job.state not in (READY, BURIED):
             continue
         tube = job.tube
-        if not broker.reserve_job(client, id, now):
+        if not reserving.reserve_job(broker, client, id, now):
             assert tube.rules is not None, "only a policy refuses a reserve"
         else:
-            assert broker.touch(client, id, now)
-            assert broker.bury(client, id, 1, now) if id % 2 else broker.release(client, id, 1, SECOND, now)
-        broker.check()
-    broker.disconnect(client, now)
+            assert reserving.touch(broker, client, id, now)
+            assert (
+                finishing.bury(broker, client, id, 1, now)
+                if id % 2
+                else finishing.release(broker, client, id, 1, SECOND, now)
+            )
+        invariants.check(broker)
+    connecting.disconnect(broker, client, now)
     _tick(broker, now + SECOND)
 
 
 def _tick(broker: Broker, now: int) -> None:
     """Do all that is due at *now*."""
-    while (due := broker.tick(now)) is not None and due <= now:
+    while (due := ticking.tick(broker, now)) is not None and due <= now:
         pass
-    broker.check()
+    invariants.check(broker)
 
 
 def _archive(source: Source) -> bytes:

@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_attributes, job_history
 from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import check, record, startup
@@ -298,7 +300,7 @@ def _start(files: dict[str, bytes], recovery: Recovery) -> None:
 def started(disk: Disk) -> tuple[Broker, Binlog]:
     """Return a server on *disk*, whose broker keeps its invariants."""
     broker, binlog = recovered(disk)
-    broker.check()
+    invariants.check(broker)
     return broker, binlog
 
 
@@ -313,12 +315,12 @@ def recovered(disk: Disk) -> tuple[Broker, Binlog]:
 
 def put_one(broker: Broker) -> None:
     """Put a job as a client does."""
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     id = broker.allocate_id()
     assert id not in broker.jobs
-    assert broker.put(client, id, 0, 0, SECOND, b"one more", LATER) > 0
-    broker.disconnect(client, LATER)
-    broker.check()
+    assert putting.put(broker, client, id, 0, 0, SECOND, b"one more", LATER) > 0
+    connecting.disconnect(broker, client, LATER)
+    invariants.check(broker)
 
 
 @cache

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.operations import draining, editing, finishing, putting, ticking
 from greenstalk_server.net.connection import RECEIVE_SIZE
 from greenstalk_server.protocol import codec
 from greenstalk_server.protocol.arguments import MAX_BATCH, MAX_BATCH_LINE
@@ -166,7 +168,7 @@ class Wire(BrokerListener):
             if self.bench is not None:
                 self._commit()
             if len(self.broker.jobs) < CHECKED_UP_TO:
-                self.broker.check()
+                invariants.check(self.broker)
         self._finish()
 
     # Steps
@@ -290,7 +292,7 @@ class Wire(BrokerListener):
     def _tick(self) -> None:
         """Tick until nothing is due. In timed runs the schedule says when to tick."""
         for _ in range(MAX_TICKS):
-            self.due = self.broker.tick(self.now)
+            self.due = ticking.tick(self.broker, self.now)
             if self.due is None or self.due > self.now:
                 return
         raise AssertionError("time stands still")
@@ -307,22 +309,24 @@ class Wire(BrokerListener):
         broker, model, now = self.broker, self.oracle.model, self.now
         job = broker.jobs.get(id)
         if change == 0:
-            done = broker.delete_job(id, now, is_forced)
+            done = finishing.delete_job(broker, id, now, is_forced)
             assert model is None or model.delete_job(id, is_forced) == done
         elif change == 1:
-            done = broker.bury_job(id, now, is_forced)
+            done = finishing.bury_job(broker, id, now, is_forced)
             assert model is None or model.bury_job(id, is_forced) == done
         elif change == 2:
-            done = broker.release_job(id, now)
+            done = finishing.release_job(broker, id, now)
             assert model is None or model.release_job(id) == done
         elif change == 3:
             self._edit(source, id, is_forced)
         elif change == 4 and is_forced and source.byte() == 255:
-            broker.drain()
+            draining.drain(broker)
             self.oracle.is_draining = True
         elif change == 5 and job is not None:
             self.oracle.give_up()
-            broker.clear(job.tube, job.state, source.byte(), broker.next_id, now) if job.holder is None else None
+            finishing.clear(
+                broker, job.tube, job.state, source.byte(), broker.next_id, now
+            ) if job.holder is None else None
         elif change == 6:
             self._put_by_admin(source)
 
@@ -333,8 +337,8 @@ class Wire(BrokerListener):
         if job is not None and job.body is None:
             return  # the body would be read back first
         body = source.pick((None, None, b"edited", b"edited" * 1000)) if job is not None and not job.holder else None
-        done = self.broker.edit_job(
-            id, self.now, tube=tube, pri=pri, delay=delay, ttr=ttr, body=body, is_forced=is_forced
+        done = editing.edit_job(
+            self.broker, id, self.now, tube=tube, pri=pri, delay=delay, ttr=ttr, body=body, is_forced=is_forced
         )
         if EDITS[done] == "DONE" and body is not None:
             self.oracle.edited(id, body)
@@ -348,7 +352,7 @@ class Wire(BrokerListener):
         self.oracle.give_up()
         body = b"by an admin"
         delay = source.pick((0, SECOND))
-        id = self.broker.put_into(source.pick((b"default", b"elsewhere")), 5, delay, SECOND, body, self.now)
+        id = putting.put_into(self.broker, source.pick((b"default", b"elsewhere")), 5, delay, SECOND, body, self.now)
         if id > 0:  # otherwise it is a Refusal
             assert id not in self.oracle.bodies
             self.oracle.bodies[id] = body
@@ -396,7 +400,7 @@ class Wire(BrokerListener):
         for talker in self.talkers:
             self._disconnect(talker)
         self._tick()
-        self.broker.check()
+        invariants.check(self.broker)
         bodies = {id: job.body for id, job in self.broker.jobs.items() if job.body is not None}
         assert all(self.oracle.bodies[id] == body for id, body in bodies.items())
         if self.bench is None:

@@ -17,10 +17,10 @@ import pytest
 from gevent import get_hub
 from gevent import socket as patient
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.idle import TimedConnection, find_idle
 from greenstalk_server.net.listeners import Listener
@@ -124,9 +124,9 @@ def test_pipeline_of_expensive_commands_does_not_starve_others(
 def test_many_jobs_due_together_do_not_starve_others(here: Here, good: Client) -> None:
     """So another client sees the number of ready jobs grow in steps."""
     broker = here.broker
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     for _ in range(SLICE * SLICES):
-        assert broker.put(client, broker.allocate_id(), 0, SECOND, 60 * SECOND, b"", here.now) > 0
+        assert putting.put(broker, client, broker.allocate_id(), 0, SECOND, 60 * SECOND, b"", here.now) > 0
     here.now += SECOND  # so all are due when the server first looks
     seen = set[int]()
     while (ready := broker.tubes[b"default"].ready.count) < SLICE * SLICES:

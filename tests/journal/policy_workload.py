@@ -10,6 +10,7 @@ from collections.abc import Callable
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND, Job
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.transitions import placing
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import replay_all
@@ -54,8 +55,8 @@ class PolicyBench(Bench):
         self._set_attributes(job)
         job.state = READY
         broker.journal.move(job, source)
-        broker._add_ready(job, self.now)
-        broker._drop_if_unneeded(source)
+        placing.add_ready(broker, job, self.now)
+        broker.drop_if_unneeded(source)
 
     def _set_attributes(self, job: Job) -> None:
         """Give *job* random attributes, or none."""
@@ -81,7 +82,7 @@ class PolicyBench(Bench):
         if not broker.journal.put_group(jobs):
             self.refused += 1
             for job in jobs:
-                broker._drop_if_unneeded(job.tube)
+                broker.drop_if_unneeded(job.tube)
             return
         for job in jobs:
             broker.jobs.set(job)
@@ -89,7 +90,7 @@ class PolicyBench(Bench):
                 broker.bodies.add(job)
             job.tube.body_bytes += job.size
         for job in jobs:
-            broker._add_ready(job, self.now)
+            placing.add_ready(broker, job, self.now)
 
     def change_policy(self) -> None:
         name = self.random.choice(NAMES)

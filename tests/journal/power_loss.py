@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
 from tests.journal.disk import Chance, Disk, Fault, PowerLostError, no_fault, power_lost_at
 from tests.journal.workload import Bench
@@ -50,7 +51,7 @@ def step_with_crashes(bench: Bench, steps: int) -> int:
     for _ in range(steps):
         bench.step()
         bench.check_recorded()
-        bench.broker.check()
+        invariants.check(bench.broker)
         evicted += sum(job.body is None for job in bench.broker.jobs.values())
     assert bench.binlog.stats().records_migrated > 0
     return evicted
@@ -65,7 +66,7 @@ def crash_repeatedly(bench: AnyBench, times: int) -> AnyBench:
             run_forever(bench)
         bench = restarted(bench)
         bench.check_recorded()
-        bench.broker.check()
+        invariants.check(bench.broker)
     return bench
 
 

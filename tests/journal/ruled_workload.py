@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing, finishing, policy_changes, putting, reserving, ticking
 from greenstalk_server.core.policies.policy import parse_policy
 from tests.journal.workload import Bench
 
@@ -39,7 +40,7 @@ class RuledBench(Bench):
         self.change_policies()
         while self.broker.is_sweeping:  # the first put into "mail" gets a key
             self.now += 1
-            self.broker.tick(self.now)
+            ticking.tick(self.broker, self.now)
 
     def verbs(self) -> tuple[Callable[[], object], ...]:
         more = (self.put_again, self.put_again, self.put_again, self.redrive, self.redrive, self.change_policies)
@@ -49,27 +50,27 @@ class RuledBench(Bench):
         """Replace the policies by others; the following commands run before and while they are applied."""
         documents = [ONCE, *self.random.sample(DOCUMENTS, self.random.randrange(4, len(DOCUMENTS) + 1))]
         policies = [parse_policy(f"policy-{at}", document) for at, document in enumerate(documents)]
-        self.broker.set_file_policies(policies, self.now)
+        policy_changes.set_file_policies(self.broker, policies, self.now)
 
     def put_again(self) -> None:
         """Put a body that other jobs may have."""
         id, body = self.broker.allocate_id(), b"%d" % self.random.randrange(3) * self.random.choice((1, 300))
-        self.broker.put(self._client(), id, self.random.randrange(5), 0, 30 * SECOND, body, self.now)
+        putting.put(self.broker, self._client(), id, self.random.randrange(5), 0, 30 * SECOND, body, self.now)
 
     def redrive(self) -> None:
         dead = [job.id for job in self.broker.jobs.values() if job.dead_letter]
         if dead:
-            self.broker.redrive(self.random.choice(dead), self.now)
+            editing.redrive(self.broker, self.random.choice(dead), self.now)
 
     def fail(self) -> None:
         """Reserve a job, and release it without a delay."""
         client = self._client()
-        job = self.broker.reserve(client, self.now)
+        job = reserving.reserve(self.broker, client, self.now)
         if job is not None:
-            assert self.broker.release(client, job.id, job.pri, 0, self.now)
+            assert finishing.release(self.broker, client, job.id, job.pri, 0, self.now)
 
     def finish(self) -> None:
         client = self._client()
-        job = self.broker.reserve(client, self.now)
+        job = reserving.reserve(self.broker, client, self.now)
         if job is not None:
-            assert self.broker.delete(client, job.id, self.now)
+            assert finishing.delete(self.broker, client, job.id, self.now)

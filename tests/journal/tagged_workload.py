@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing, finishing, putting, reserving
 from greenstalk_server.core.tags.tags import Tags
 from tests.journal.workload import ELSEWHERE, TUBES, Bench
 
@@ -37,13 +38,15 @@ class TaggedBench(Bench):
             tags.concurrency_limit = random.choice((1, 1, 2, 2**32 - 1))
         name, body = random.choice((b"", ELSEWHERE, *TUBES)), b"%d:" % id + random.randbytes(random.choice((0, 9, 900)))
         delay, pri = random.choice((0, 0, 0, random.randrange(20))), random.randrange(5)
-        self.broker.put_tagged(self._client(), name, id, pri, delay * SECOND, 30 * SECOND, body, tags, self.now)
+        putting.put_tagged(
+            self.broker, self._client(), name, id, pri, delay * SECOND, 30 * SECOND, body, tags, self.now
+        )
 
     def finish(self) -> None:
         client = self._client()
-        job = self.broker.reserve(client, self.now)
+        job = reserving.reserve(self.broker, client, self.now)
         if job is not None:
-            assert self.broker.delete(client, job.id, self.now)
+            assert finishing.delete(self.broker, client, job.id, self.now)
 
     def forget(self) -> None:
-        self.broker.forget_keys(self.random.choice(TUBES), self.random.choice((1, 256)))
+        editing.forget_keys(self.broker, self.random.choice(TUBES), self.random.choice((1, 256)))

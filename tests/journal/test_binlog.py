@@ -9,6 +9,7 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
+from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.journal.segment import name_of, numbers
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import SMALL_SEGMENT, Bench, recovered
@@ -32,7 +33,7 @@ class PacedBench(Bench):
     ) -> None:
         super().__init__(disk or Disk(), random or seeded(0), now, max_size)
         self.max_size: int = max_size
-        self.client: Client = self.broker.connect(lambda: None)
+        self.client: Client = connecting.connect(self.broker, lambda: None)
         self.copied: int = 0
         self.died: int = 0
         self.lived: int = 0
@@ -40,8 +41,8 @@ class PacedBench(Bench):
     def churn(self) -> None:
         """Put a job and delete it, unless there is no room; commit, compact and do the upkeep."""
         id = self.broker.allocate_id()
-        if self.broker.put(self.client, id, 1, 0, SECOND, bytes(1500), self.now) > 0:
-            assert self.broker.delete(None, id, self.now)
+        if putting.put(self.broker, self.client, id, 1, 0, SECOND, bytes(1500), self.now) > 0:
+            assert finishing.delete(self.broker, None, id, self.now)
         self.commit()
         self.binlog.compact(SMALL_SEGMENT)
         self.run_upkeep()
@@ -75,19 +76,19 @@ class PacedBench(Bench):
 
     def disconnect_client(self) -> None:
         """Disconnect the client, so that its reserved jobs are ready again, and connect another one."""
-        self.broker.disconnect(self.client, self.now)
-        self.client = self.broker.connect(lambda: None)
+        connecting.disconnect(self.broker, self.client, self.now)
+        self.client = connecting.connect(self.broker, lambda: None)
 
     def put_job(self, size: int, pri: int = 10, delay: int = 0) -> int:
         """Put a job of *size* bytes with *delay* in seconds; return its id."""
         id = self.broker.allocate_id()
         self.now += 1
-        assert self.broker.put(self.client, id, pri, delay * SECOND, 60 * SECOND, bytes(size), self.now) > 0
+        assert putting.put(self.broker, self.client, id, pri, delay * SECOND, 60 * SECOND, bytes(size), self.now) > 0
         return id
 
     def reserve_any(self) -> int:
         """Reserve the next ready job; return its id."""
-        job = self.broker.reserve(self.client, self.now)
+        job = reserving.reserve(self.broker, self.client, self.now)
         assert job is not None
         return job.id
 
@@ -101,9 +102,9 @@ def test_directory_stays_small_under_bury_and_kick_of_one_job(size: int) -> None
     id = bench.put_job(size)
     for _ in range(2000):
         assert bench.reserve_any() == id
-        assert bench.broker.bury(bench.client, id, 5, bench.now)
+        assert finishing.bury(bench.broker, bench.client, id, 5, bench.now)
         bench.commit_and_compact()
-        assert bench.broker.kick(bench.broker.tubes[b"default"], BURIED, 1, bench.now) == 1
+        assert kicking.kick(bench.broker, bench.broker.tubes[b"default"], BURIED, 1, bench.now) == 1
         bench.commit_and_compact()
     assert bench.binlog.stats().records_migrated > 5
 
@@ -116,7 +117,7 @@ def test_directory_stays_small_under_release_of_many_jobs(size: int) -> None:
         bench.commit_and_compact()
     for turn in range(1500):
         id = bench.reserve_any()
-        assert bench.broker.release(bench.client, id, turn, 0, bench.now)
+        assert finishing.release(bench.broker, bench.client, id, turn, 0, bench.now)
         bench.commit_and_compact()
 
 
@@ -135,7 +136,7 @@ def test_directory_stays_small_with_one_old_job_among_short_lived_ones(size: int
     bench = PacedBench()
     oldest = bench.put_job(size, pri=2**32 - 1)
     for _ in range(1500):
-        assert bench.broker.delete(None, bench.put_job(size, pri=1), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put_job(size, pri=1), bench.now)
         bench.commit_and_compact()
     assert list(bench.broker.jobs) == [oldest]
     bench.check_after_crash(bench.disk.crash(Chance(seeded(0), 0.5)))
@@ -160,7 +161,7 @@ def test_directory_shrinks_when_most_jobs_are_deleted(size: int, one_in: int) ->
         bench.commit_and_compact()
     for id in range(1, 601):
         if id % one_in or one_in == 1:
-            assert bench.broker.delete(None, id, bench.now)
+            assert finishing.delete(bench.broker, None, id, bench.now)
             bench.commit_and_compact()
     bench.settle()
     bench.commit_and_compact()
@@ -172,7 +173,7 @@ def test_directory_shrinks_when_later_jobs_are_deleted() -> None:
         bench.put_job(200)
         bench.commit_and_compact()
     for id in range(600, 100, -1):
-        assert bench.broker.delete(None, id, bench.now)
+        assert finishing.delete(bench.broker, None, id, bench.now)
         bench.commit_and_compact()
 
 
@@ -193,7 +194,7 @@ def test_restarts_do_not_grow_the_directory() -> None:
     disk = Disk()
     for _ in range(50):
         bench = PacedBench(disk)
-        assert bench.broker.delete(None, bench.put_job(100), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put_job(100), bench.now)
         bench.settle()
         bench.commit_and_compact()
         disk = disk.crash(Chance(seeded(0), 1.0))
@@ -224,7 +225,7 @@ def test_stats_match_the_files() -> None:
         bench.put_job(100)
         bench.commit_and_compact()
     for id in range(1, 100):
-        assert bench.broker.delete(None, id, bench.now)
+        assert finishing.delete(bench.broker, None, id, bench.now)
         bench.commit_and_compact()
     bench.settle()
     stats = bench.binlog.stats()
@@ -247,7 +248,7 @@ def test_stats_count_a_file_at_its_size_until_a_batch_extends_it() -> None:
     first = bench.broker.jobs[id].segment
     bench.commit()
     while bench.broker.jobs[id].segment == first:
-        assert bench.broker.delete(None, bench.put_job(1500), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put_job(1500), bench.now)
         bench.commit()
         bench.run_upkeep()
         bench.binlog.compact(SMALL_SEGMENT)
@@ -266,8 +267,8 @@ def test_stats_match_the_files_while_a_batch_runs() -> None:
         bench.put_job(900)
     id = bench.put_job(0)
     for _ in range(100):
-        assert bench.broker.bury_job(id, bench.now)
-        assert bench.broker.kick_job(id, bench.now)
+        assert finishing.bury_job(bench.broker, id, bench.now)
+        assert kicking.kick_job(bench.broker, id, bench.now)
     batch = bench.binlog.take_batch(is_synced=True)
     check_sizes(bench)
     calls: list[str] = []
@@ -347,7 +348,7 @@ def test_directory_stays_small_under_large_jobs() -> None:
         bench.settle(2)
         bench.put_job(10)
         bench.settle(2)
-        assert bench.broker.delete(None, first, bench.now)
+        assert finishing.delete(bench.broker, None, first, bench.now)
         bench.settle(2)
         assert bench.disk.used <= 2.5 * bench.live_bytes + 3 * 4 * SMALL_SEGMENT
 
@@ -355,17 +356,17 @@ def test_directory_stays_small_under_large_jobs() -> None:
 def pause_tubes(bench: PacedBench, count: int) -> None:
     """Pause *count* tubes for 300 to 300 + *count* seconds; every other one has no job, and no client watches it."""
     for number in range(count):
-        bench.broker.watch(bench.client, b"%0200d" % number)
-        assert bench.broker.pause_tube(b"%0200d" % number, (300 + number) * SECOND, bench.now)
+        connecting.watch(bench.broker, bench.client, b"%0200d" % number)
+        assert editing.pause_tube(bench.broker, b"%0200d" % number, (300 + number) * SECOND, bench.now)
         if number % 2:
-            bench.broker.ignore(bench.client, b"%0200d" % number)
+            connecting.ignore(bench.broker, bench.client, b"%0200d" % number)
 
 
 def churn(bench: PacedBench, segments: int) -> None:
     """Put and delete jobs until the oldest *segments* segments are removed."""
     until = bench.binlog.stats().oldest_index + segments
     while bench.binlog.stats().oldest_index < until:
-        assert bench.broker.delete(None, bench.put_job(500), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put_job(500), bench.now)
         bench.settle(2)
 
 
@@ -389,9 +390,9 @@ def test_ended_pauses_are_not_copied() -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
     pause_tubes(bench, 60)
     assert bench.binlog.stats().bytes_live > 60 * 200
-    assert bench.broker.pause_tube(b"%0200d" % 0, 0, bench.now)
+    assert editing.pause_tube(bench.broker, b"%0200d" % 0, 0, bench.now)
     bench.now += 400 * SECOND
-    bench.broker.tick(bench.now)
+    ticking.tick(bench.broker, bench.now)
     assert bench.binlog.stats().bytes_live == 0
     churn(bench, 20)
     bench.check_after_crash(bench.disk.crash(Chance(seeded(0), 0.0)))
@@ -404,7 +405,7 @@ def fill(bench: PacedBench, size: int) -> None:
     """Put jobs of *size* bytes until one is refused because the disk is full."""
     for _ in range(10_000):
         id = bench.broker.allocate_id()
-        if bench.broker.put(bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) < 0:
+        if putting.put(bench.broker, bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) < 0:
             assert bench.binlog.is_full
             return
         bench.commit_on_full_disk()
@@ -420,10 +421,10 @@ def test_full_disk_refuses_puts_and_accepts_every_delete(size: int, by: str) -> 
     fill(bench, size)
     for id in list(bench.broker.jobs):
         if by != "delete":
-            assert bench.broker.reserve_job(bench.client, id, bench.now)
+            assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
         if by == "bury and delete":
-            assert bench.broker.bury(bench.client, id, 3, bench.now)
-        assert bench.broker.delete(bench.client, id, bench.now)
+            assert finishing.bury(bench.broker, bench.client, id, 3, bench.now)
+        assert finishing.delete(bench.broker, bench.client, id, bench.now)
         bench.commit_on_full_disk()
     bench.settle()
     assert not bench.binlog.is_full
@@ -446,7 +447,10 @@ def test_large_job_leaves_room_for_deletes() -> None:
     disk = Disk()
     disk.capacity = 20 * SEGMENT
     bench = PacedBench(disk)
-    while bench.broker.put(bench.client, bench.broker.allocate_id(), 0, 0, SECOND, bytes(3 * SEGMENT), bench.now) > 0:
+    while (
+        putting.put(bench.broker, bench.client, bench.broker.allocate_id(), 0, 0, SECOND, bytes(3 * SEGMENT), bench.now)
+        > 0
+    ):
         fill(bench, 0) if len(bench.broker.jobs) > 3 else bench.commit_on_full_disk()
     bench.delete_all()
     assert bench.commit()
@@ -464,7 +468,7 @@ def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_fi
 
     def put() -> bool:
         id = bench.broker.allocate_id()
-        return bench.broker.put(bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) > 0
+        return putting.put(bench.broker, bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) > 0
 
     def has_file() -> bool:
         return name_of(bench.binlog.stats().current_index) in disk.list()
@@ -472,8 +476,8 @@ def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_fi
     is_refused = False
     while not is_refused:
         while has_file():
-            assert bench.broker.bury_job(updated, bench.now)
-            assert bench.broker.kick_job(updated, bench.now)
+            assert finishing.bury_job(bench.broker, updated, bench.now)
+            assert kicking.kick_job(bench.broker, updated, bench.now)
         while not has_file() and not is_refused:
             is_refused = not put()
         for _ in range(SEGMENT // (size + 100) - 5):
@@ -563,7 +567,7 @@ def test_blank_file_of_a_failed_allocation_is_removed() -> None:
 def test_upkeep_error_is_logged_once_with_its_reason(call: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
     for _ in range(10):
-        assert bench.broker.delete(None, bench.put_job(500), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put_job(500), bench.now)
         bench.commit_and_compact()
     bench.disk.before = Fault(1, errno.EIO, is_lasting=True, calls=(call,))
     for _ in range(6):
@@ -600,8 +604,8 @@ def test_batch_cut_short_by_a_full_disk_is_completed_by_a_rewrite() -> None:
     on_disk = bench.binlog.safe
     for _ in range(8):
         for id in list(bench.broker.jobs):
-            assert bench.broker.reserve_job(bench.client, id, bench.now)
-            assert bench.broker.release(bench.client, id, 7, 0, bench.now)
+            assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
+            assert finishing.release(bench.broker, bench.client, id, 7, 0, bench.now)
         assert bench.commit()
         assert bench.binlog.trouble is None
         assert bench.binlog.safe >= bench.binlog.promised > on_disk
@@ -615,7 +619,7 @@ def test_finished_segments_are_removed_between_two_syncs() -> None:
     """A segment is synced when it is full, so the segments that it replaces need not wait for the next sync."""
     bench = Bench(Disk(), seeded(0), sync_interval=SECOND)
     for _ in range(200):
-        assert bench.broker.delete(None, bench.put(1500, 0), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put(1500, 0), bench.now)
         assert bench.commit()
         bench.binlog.compact(SMALL_SEGMENT)
         bench.run_upkeep()
@@ -631,7 +635,7 @@ def test_unsynced_segments_are_removed_without_a_following_record() -> None:
         assert bench.commit()
         bench.run_upkeep()
     for id in list(bench.broker.jobs):
-        assert bench.broker.delete(None, id, bench.now)
+        assert finishing.delete(bench.broker, None, id, bench.now)
     for _ in range(4):
         if bench.binlog.has_records:
             assert bench.commit()

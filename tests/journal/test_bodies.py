@@ -9,8 +9,10 @@ from random import Random
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.body_cache import SMALL, Bodies, held_body
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
+from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving
 from greenstalk_server.journal import rewrite
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.segment import name_of
@@ -43,7 +45,7 @@ def filled_bench(jobs: int, size: int = 900, max_size: int = SMALL_SEGMENT) -> B
     client = bench.clients[0]
     for _ in range(jobs):
         id = bench.broker.allocate_id()
-        assert bench.broker.put(client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now) > 0
+        assert putting.put(bench.broker, client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now) > 0
         bench.commit()
         bench.run_upkeep()
     bench.binlog.evict(10 * jobs)
@@ -65,10 +67,10 @@ def test_start_leaves_bodies_on_disk_that_exceed_memory() -> None:
     bench = filled_bench(60)
     bodies = {id: b"%d:" % id + bytes(900) for id in bench.broker.jobs}
     after = memory_limited_bench(bench.disk, bench.random)
-    after.broker.check()
+    invariants.check(after.broker)
     assert not evicted_jobs(after)  # there is room for all
     found = recovered(bench.disk, START, bodies=Bodies(30_000, can_evict=True))
-    found.check()
+    invariants.check(found)
     evicted = [job for job in found.jobs.values() if job.body is None]
     assert 20 < len(evicted) < 60
     assert found.bodies is not None and found.bodies.taken <= found.bodies.limit + 60 * 300
@@ -87,7 +89,7 @@ def test_only_as_many_bodies_as_needed_are_evicted_newest_first() -> None:
     client = bench.clients[0]
     for _ in range(100):
         id = bench.broker.allocate_id()
-        bench.broker.put(client, id, 0, 0, SECOND, bytes(900), bench.now)
+        putting.put(bench.broker, client, id, 0, 0, SECOND, bytes(900), bench.now)
         bench.commit()
         bench.run_upkeep()
     bench.broker.bodies.limit = bench.broker.bodies.taken - 20_000
@@ -112,11 +114,11 @@ def test_body_read_ahead_is_evicted_only_after_its_reservation() -> None:
     assert all(held_body(job) == b"%d:" % job.id + bytes(900) for job in jobs)
     assert bench.broker.bodies is not None and bench.broker.bodies.ahead_bytes == sum(job.size for job in jobs)
     for job in jobs:
-        bench.broker.reserve_job(bench.clients[0], job.id, bench.now)
+        reserving.reserve_job(bench.broker, bench.clients[0], job.id, bench.now)
     bench.binlog.evict(1000)
     assert all(job.body is None for job in jobs)
     assert bench.broker.bodies.ahead_bytes == 0 and not bench.broker.bodies.back
-    bench.broker.check()
+    invariants.check(bench.broker)
 
 
 def test_body_read_back_is_evicted_first() -> None:
@@ -130,9 +132,9 @@ def test_body_read_back_is_evicted_first() -> None:
 
 def test_newest_body_of_a_job_with_two_records_in_a_segment_is_read_back() -> None:
     bench = filled_bench(1)
-    assert bench.broker.edit_job(1, bench.now, body=b"1+" + bytes(900)) == 0
+    assert editing.edit_job(bench.broker, 1, bench.now, body=b"1+" + bytes(900)) == 0
     for _ in range(40):
-        bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), bench.now)
+        putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), bench.now)
         bench.commit()
     bench.binlog.evict(1000)
     job = bench.broker.jobs[1]
@@ -161,9 +163,9 @@ def test_unused_bodies_read_ahead_are_evicted_for_other_tubes(monkeypatch: pytes
     assert [job.body is None for job in jobs[:8]] == [True] * 3 + [False] * 5
     assert reader._next_of(tube)[:3] == jobs[:3]
     for job in jobs:
-        bench.broker.delete(client, job.id, bench.now)
+        finishing.delete(bench.broker, client, job.id, bench.now)
     assert bodies.ahead_bytes == 0 and not bodies.ahead and not bodies.back and not bodies.marks
-    bench.broker.check()
+    invariants.check(bench.broker)
 
 
 def test_read_ahead_is_small_under_a_low_limit() -> None:
@@ -186,9 +188,9 @@ def test_replaced_body_is_no_longer_lost() -> None:
     data[data.index(b"%d:" % job.id + bytes(900))] ^= 1
     read_back(bench, [job])
     assert job.id in bench.binlog._eviction.lost
-    assert bench.broker.edit_job(job.id, bench.now, body=b"new") == 0
+    assert editing.edit_job(bench.broker, job.id, bench.now, body=b"new") == 0
     assert not bench.binlog._eviction.lost
-    bench.broker.check()
+    invariants.check(bench.broker)
 
 
 @pytest.mark.parametrize("part", ["header", "fields", "body"])
@@ -203,7 +205,7 @@ def test_body_of_a_damaged_record_is_not_read(part: str) -> None:
     assert read.errors.keys() == {job.id} and read.bodies.keys() == {other.id for other in others}
     bench.binlog.complete_read(read)
     assert job.body is None
-    bench.broker.check()
+    invariants.check(bench.broker)
 
 
 def test_unreadable_file_does_not_affect_bodies_of_others() -> None:
@@ -236,7 +238,7 @@ def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
     bench.binlog.evict(1000)
     assert held_body(job) == b"%d:" % job.id + bytes(900)
     assert bench.commit()
-    bench.broker.check()
+    invariants.check(bench.broker)
     bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.5)))
 
 
@@ -244,20 +246,25 @@ def test_rewrite_reads_back_a_limited_number_of_bytes(monkeypatch: pytest.Monkey
     """All jobs were kicked, and those records are in doubt. Jobs beyond the limit get only another UPDATE record."""
     bench = filled_bench(0, max_size=2**20)
     for _ in range(60):
-        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1) > 0
+        assert (
+            putting.put(
+                bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 9 * SECOND, SECOND, bytes(900), 1
+            )
+            > 0
+        )
         bench.commit()
     bench.binlog._log.begin_segment(0)
     bench.commit()
     bench.binlog.evict(1000)
     assert len(evicted_jobs(bench)) == 60
     for id in range(1, 61):
-        assert bench.broker.kick_job(id, bench.now)
+        assert kicking.kick_job(bench.broker, id, bench.now)
     bench.commit()
     monkeypatch.setattr(rewrite, "REWRITE_BODIES", 9000)
     bench.binlog.note_failure(OSError(errno.EIO, "Input/output error"))
     assert bench.commit()
     assert len(evicted_jobs(bench)) == 50
-    bench.broker.check()
+    invariants.check(bench.broker)
     found = recovered(bench.disk.crash(Chance(bench.random, 0.0)), START)
     assert [(job.state, job.kicks, job.size) for job in found.jobs.values()] == [(READY, 1, 900)] * 60
 
@@ -289,13 +296,13 @@ def test_compaction_examines_each_deleted_job_once() -> None:
     bench = filled_bench(0)
     bench.binlog._log.begin_segment(2**21)
     for _ in range(3000):
-        assert bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1) > 0
+        assert putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1) > 0
     bench.commit()
     bench.binlog._log.begin_segment(0)
     bench.commit()
     bench.binlog.evict(10_000)
     for id in range(1, 3000):
-        bench.broker.delete(None, id, bench.now)
+        finishing.delete(bench.broker, None, id, bench.now)
     bench.commit()
     bench.run_upkeep()
     jobs = bench.binlog._log.jobs = CountingJobs(bench.broker.jobs)
@@ -307,13 +314,13 @@ def test_compaction_examines_each_deleted_job_once() -> None:
 def test_compaction_reads_back_no_more_than_one_batch() -> None:
     bench = filled_bench(0, max_size=4 * READ_BATCH)
     for _ in range(64):
-        bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_BATCH // 4), 1)
+        putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_BATCH // 4), 1)
         bench.commit()
         bench.run_upkeep()
     bench.binlog.evict(1000)
     for id in range(1, 61):
         if id % 3:
-            bench.broker.delete(None, id, bench.now)
+            finishing.delete(bench.broker, None, id, bench.now)
     bench.commit()
     copied = bench.binlog.stats().records_migrated
     assert not bench.binlog.compact(64 * READ_BATCH) and bench.binlog.wants_bodies
@@ -324,7 +331,7 @@ def test_compaction_reads_back_no_more_than_one_batch() -> None:
     bench.binlog.compact(READ_BATCH)
     assert bench.binlog.stats().records_migrated == copied + len(read.jobs)
     bench.binlog.evict(1000)
-    bench.broker.check()
+    invariants.check(bench.broker)
 
 
 # The memory limit
@@ -337,7 +344,7 @@ def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
     accepted = 0
     while (
         accepted < 2000
-        and bench.broker.put(bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1) > 0
+        and putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), 1) > 0
     ):
         accepted += 1
         bench.commit()
@@ -346,14 +353,17 @@ def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
     assert 200 < accepted < 400 and bodies.is_exhausted and len(evicted_jobs(bench)) > accepted / 2
     bench.delete_all()
     assert bench.put(900)
-    bench.broker.check()
+    invariants.check(bench.broker)
 
 
 def test_puts_without_a_journal_are_refused_at_the_limit() -> None:
     broker = make_broker()
     broker.bodies = Bodies(10_000, can_evict=False)
-    client = broker.connect(lambda: None)
-    sizes = [broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 1) > 0 for _ in range(10)]
+    client = connecting.connect(broker, lambda: None)
+    sizes = [putting.put(broker, client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 1) > 0 for _ in range(10)]
     assert sizes == [True] * 7 + [False] * 3
-    assert broker.delete(client, 1, 2) and broker.put(client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 3) > 0
-    broker.check()
+    assert (
+        finishing.delete(broker, client, 1, 2)
+        and putting.put(broker, client, broker.allocate_id(), 0, 0, SECOND, bytes(1000), 3) > 0
+    )
+    invariants.check(broker)

@@ -10,6 +10,7 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import finishing, putting
 from greenstalk_server.net.committer import Committer
 from tests.journal.disk import Disk, seeded
 from tests.journal.workload import Bench
@@ -69,13 +70,13 @@ class Load:
     def _delete(self, ids: list[int]) -> None:
         for at in range(0, len(ids), self.jobs):
             for id in ids[at : at + self.jobs]:
-                assert self.bench.broker.delete(None, id, self.bench.now)
+                assert finishing.delete(self.bench.broker, None, id, self.bench.now)
             self._wait()
 
     def _put(self, size: int) -> int:
         id = self.bench.broker.allocate_id()
         body = self._bodies.setdefault(size, bytes(size))
-        assert self.bench.broker.put(self._client, id, 0, 0, SECOND, body, self.bench.now) > 0
+        assert putting.put(self.bench.broker, self._client, id, 0, 0, SECOND, body, self.bench.now) > 0
         return id
 
     def _wait(self) -> None:

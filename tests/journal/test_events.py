@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.jobs.job_history import Event
+from greenstalk_server.core.operations import (
+    connecting,
+    draining,
+    editing,
+    finishing,
+    kicking,
+    putting,
+    reserving,
+    ticking,
+)
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.journal import record
 from greenstalk_server.journal.segment import name_of, numbers
@@ -33,7 +44,7 @@ def restarted(bench: PacedBench) -> PacedBench:
 def compact_away(bench: PacedBench, id: int) -> None:
     """Make compaction copy the job *id*, and remove the segment with its first JOB record."""
     while bench.broker.jobs[id].segment == 1:
-        bench.broker.delete(None, bench.put_job(5000), bench.now)
+        finishing.delete(bench.broker, None, bench.put_job(5000), bench.now)
         bench.commit_and_compact()
     bench.settle()
     assert min(numbers(bench.disk.list())) > 1
@@ -60,8 +71,8 @@ def bury_two_jobs(bench: PacedBench) -> int:
     """Put and bury two jobs; return the id of the first. The other has the next id."""
     ids = [bench.put_job(10), bench.put_job(10)]
     for id in ids:
-        assert bench.broker.reserve_job(bench.client, id, bench.now)
-        assert bench.broker.bury(bench.client, id, 5, bench.now)
+        assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
+        assert finishing.bury(bench.broker, bench.client, id, 5, bench.now)
     return ids[0]
 
 
@@ -71,15 +82,15 @@ def test_reserved_buried_job_is_buried_after_a_restart(is_copied: bool, is_edite
     """It keeps its place among the buried jobs, even if compaction or an edit has written another JOB record."""
     bench = PacedBench()
     id = bury_two_jobs(bench)
-    assert bench.broker.reserve_job(bench.client, id, bench.now)
+    assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
     if is_edited:
-        assert bench.broker.edit_job(id, bench.now, pri=9, is_forced=True) == EditOutcome.DONE
+        assert editing.edit_job(bench.broker, id, bench.now, pri=9, is_forced=True) == EditOutcome.DONE
     bench.commit_and_compact()
     if is_copied:
         compact_away(bench, id)
     for _ in range(2):
         bench = restarted(bench)
-        bench.broker.check()
+        invariants.check(bench.broker)
         assert list(bench.broker.tubes[b"default"].buried) == [id, id + 1]
         assert [event.kind for event in events(bench.broker, id)][-2:] == [job_history.RESERVED, job_history.RETURNED]
         assert bench.broker.jobs[id].pri == (9 if is_edited else 5)
@@ -91,7 +102,7 @@ def test_reserved_delayed_job_is_delayed_after_a_restart_until_its_deadline(is_c
     bench = PacedBench()
     id = bench.put_job(10, delay=1000)
     deadline = bench.broker.jobs[id].deadline
-    assert bench.broker.reserve_job(bench.client, id, bench.now)
+    assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
     bench.commit_and_compact()
     if is_copied:
         compact_away(bench, id)
@@ -106,19 +117,19 @@ def test_buried_job_whose_reservation_has_ended_is_ready_after_a_restart(ending:
     bench = PacedBench()
     id = bury_two_jobs(bench)
     broker, client = bench.broker, bench.client
-    assert broker.reserve_job(client, id, bench.now)
+    assert reserving.reserve_job(broker, client, id, bench.now)
     bench.commit_and_compact()
     if ending == "released":
-        assert broker.release(client, id, 5, 0, bench.now)
+        assert finishing.release(broker, client, id, 5, 0, bench.now)
     elif ending == "timed out":
-        broker.tick(bench.now + 60 * SECOND)
+        ticking.tick(broker, bench.now + 60 * SECOND)
     elif ending == "disconnected":
         bench.disconnect_client()
     else:
-        assert broker.bury(client, id, 5, bench.now)
-        assert broker.kick_job(id, bench.now)
+        assert finishing.bury(broker, client, id, 5, bench.now)
+        assert kicking.kick_job(broker, id, bench.now)
     assert broker.jobs[id].former_state == 0
-    assert broker.reserve(bench.client, bench.now) is broker.jobs[id]
+    assert reserving.reserve(broker, bench.client, bench.now) is broker.jobs[id]
     bench.commit_and_compact()
     assert recovered(bench.disk, bench.now + 100 * SECOND).jobs[id].state == READY
 
@@ -127,12 +138,12 @@ def test_stop_leaves_reserved_jobs_to_the_next_start() -> None:
     bench = PacedBench()
     id = bury_two_jobs(bench)
     ready = bench.put_job(10)
-    waiting = bench.broker.connect(lambda: None)
-    assert bench.broker.reserve_job(bench.client, id, bench.now)
-    assert bench.broker.reserve_job(bench.client, ready, bench.now)
-    bench.broker.wait(waiting, None, bench.now)
-    bench.broker.stop()
-    bench.broker.disconnect(bench.client, bench.now)
+    waiting = connecting.connect(bench.broker, lambda: None)
+    assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
+    assert reserving.reserve_job(bench.broker, bench.client, ready, bench.now)
+    reserving.wait(bench.broker, waiting, None, bench.now)
+    draining.stop(bench.broker)
+    connecting.disconnect(bench.broker, bench.client, bench.now)
     assert waiting.outcome is None
     bench.commit_and_compact()
     after = recovered(bench.disk, bench.now)
@@ -169,13 +180,13 @@ def test_client_numbers_continue_above_those_in_events() -> None:
     numbers_before = set()
     id = bench.put_job(10)
     for _ in range(5):
-        client = bench.broker.connect(lambda: None)
+        client = connecting.connect(bench.broker, lambda: None)
         numbers_before.add(client.number)
-        assert bench.broker.reserve_job(client, id, bench.now)
-        bench.broker.disconnect(client, bench.now)
+        assert reserving.reserve_job(bench.broker, client, id, bench.now)
+        connecting.disconnect(bench.broker, client, bench.now)
     bench.commit_and_compact()
     after = recovered(bench.disk, START)
-    client = after.connect(lambda: None)
+    client = connecting.connect(after, lambda: None)
     assert client.number == max(numbers_before) + 1
     assert after.counters.total_connections == 1
 
@@ -187,7 +198,7 @@ def test_client_numbers_wrap_around() -> None:
     job.events = job_history.add(b"", job_history.RESERVED, START, job_history.LAST_CLIENT)
     bench.binlog.lapse(job)
     bench.commit_and_compact()
-    assert recovered(bench.disk, START).connect(lambda: None).number == 1
+    assert connecting.connect(recovered(bench.disk, START), lambda: None).number == 1
 
 
 # Space
@@ -198,8 +209,8 @@ def put_jobs_with_all_events(bench: PacedBench, count: int) -> None:
     for _ in range(count):
         id = bench.put_job(0)
         for _ in range(job_history.MAX_EVENTS):
-            assert bench.broker.bury_job(id, bench.now)
-            assert bench.broker.kick_job(id, bench.now)
+            assert finishing.bury_job(bench.broker, id, bench.now)
+            assert kicking.kick_job(bench.broker, id, bench.now)
         bench.commit_and_compact()
 
 
@@ -233,21 +244,21 @@ def test_copies_on_a_full_disk_do_not_grow_by_events() -> None:
     disk.capacity = 20 * 16384
     bench = PacedBench(disk)
     ids = []
-    while bench.broker.put(bench.client, bench.broker.allocate_id(), 10, 0, 60 * SECOND, b"", bench.now) > 0:
+    while putting.put(bench.broker, bench.client, bench.broker.allocate_id(), 10, 0, 60 * SECOND, b"", bench.now) > 0:
         ids.append(bench.broker.next_id - 1)
         bench.commit_on_full_disk()
     assert bench.binlog.is_full
     for id in ids[::8]:
         for _ in range(job_history.MAX_EVENTS // 2):
-            assert bench.broker.bury_job(id, bench.now)
+            assert finishing.bury_job(bench.broker, id, bench.now)
             bench.commit_on_full_disk()
-            assert bench.broker.kick_job(id, bench.now)
+            assert kicking.kick_job(bench.broker, id, bench.now)
             bench.commit_on_full_disk()
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.5)))
     found = recovered(disk.crash(Chance(seeded(0), ALL_SURVIVES)), bench.now)
     assert any(len(found.jobs[id].events) < len(bench.broker.jobs[id].events) for id in ids)
     for id in ids[1:]:
-        assert bench.broker.delete(None, id, bench.now)
+        assert finishing.delete(bench.broker, None, id, bench.now)
         bench.commit_on_full_disk()
     bench.settle()
     assert not bench.binlog.is_full
@@ -263,7 +274,7 @@ LATER = START + 10 * SECOND
 
 def test_journal_of_version_1_is_read() -> None:
     broker = recovered(Disk(version1.files()), LATER)
-    broker.check()
+    invariants.check(broker)
     jobs = broker.jobs
     assert {id: (job.tube.name, job.body[:20], job.pri, job.state) for id, job in jobs.items()} == {
         1: (b"default", b"imported", 100, READY),
@@ -295,9 +306,9 @@ def test_journal_of_an_older_version_continues_in_version_4() -> None:
     """The files of version 1 stay unchanged until compaction removes them, and no record of either version is lost."""
     files = version1.files()
     bench = PacedBench(Disk(files))
-    assert bench.broker.kick_job(5, START + 1)
-    assert bench.broker.reserve_job(bench.client, 3, START + 2)
-    assert bench.broker.delete(None, 2, START + 3)
+    assert kicking.kick_job(bench.broker, 5, START + 1)
+    assert reserving.reserve_job(bench.broker, bench.client, 3, START + 2)
+    assert finishing.delete(bench.broker, None, 2, START + 3)
     bench.commit()
     assert files.items() - bench.disk.contents().items() <= {("journal.4", files["journal.4"])}
     found = [bench.disk.read(name_of(number)) for number in numbers(bench.disk.list())]
@@ -322,6 +333,6 @@ def test_power_loss_during_the_migration_of_version_1_loses_nothing(share: float
         bench.run_commands(3)
         bench.commit_and_compact()
     while min(numbers(bench.disk.list())) <= 4:
-        assert bench.broker.delete(None, bench.put_job(1000), bench.now)
+        assert finishing.delete(bench.broker, None, bench.put_job(1000), bench.now)
         bench.commit_and_compact()
     bench.check_recorded()

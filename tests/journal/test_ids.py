@@ -9,6 +9,7 @@ import pytest
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.operations import connecting, finishing, putting
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
@@ -76,7 +77,7 @@ def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | 
     for turn in range(4):
         bench.fill_and_release(200, turn)
         for id in list(bench.broker.jobs)[::3]:
-            assert bench.broker.delete(None, id, bench.now) or bench.broker.jobs[id].holder is not None
+            assert finishing.delete(bench.broker, None, id, bench.now) or bench.broker.jobs[id].holder is not None
         for _ in range(8):
             bench.compact()
             bench.run_upkeep()
@@ -176,11 +177,11 @@ def test_record_of_an_impossible_id_is_skipped(id: int) -> None:
 def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
     disk = disk_with(Encoder(b"salt").job(job_of(record.ID_LIMIT - 3), 1))
     broker, journal = started(disk, sync_interval)
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     accepted = []
     for _ in range(4):
         id = broker.allocate_id()
-        if broker.put(client, id, 0, 0, SECOND, b"body", START) > 0:
+        if putting.put(broker, client, id, 0, 0, SECOND, b"body", START) > 0:
             accepted.append(id)
     assert accepted == [record.ID_LIMIT - 2, record.ID_LIMIT - 1]
     batch = journal.take_batch(is_synced=True)

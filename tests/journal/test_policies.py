@@ -7,6 +7,7 @@ import os
 import pytest
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import Binlog
@@ -25,9 +26,11 @@ def test_restart_keeps_the_policies_that_were_set_at_run_time() -> None:
     disk = Disk({})
     broker = recovered(disk, START)
     for name in ("mail", "sms", "fax"):
-        broker.set_policy(parse_policy(name, {"tubes": [name], "max_jobs": 1}), START)
-    broker.set_policy(parse_policy("sms", {"tubes": ["sms", "sms.*"], "max_jobs": 2, "expire_after": "1d"}), START)
-    assert broker.remove_policy("fax", START)
+        policy_changes.set_policy(broker, parse_policy(name, {"tubes": [name], "max_jobs": 1}), START)
+    policy_changes.set_policy(
+        broker, parse_policy("sms", {"tubes": ["sms", "sms.*"], "max_jobs": 2, "expire_after": "1d"}), START
+    )
+    assert policy_changes.remove_policy(broker, "fax", START)
     write(broker)
     again = recovered(disk, START)
     assert again.policies.policies == broker.policies.policies
@@ -37,11 +40,11 @@ def test_restart_keeps_the_policies_that_were_set_at_run_time() -> None:
 def test_restart_logs_the_policies_that_have_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk({})
     broker = recovered(disk, START)
-    broker.set_policy(parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2}), START)
+    policy_changes.set_policy(broker, parse_policy("mail", {"tubes": ["mail"], "max_jobs": 2}), START)
     broker.journal.policy("later", b'{"tubes":["x"],"max_colour":3}')
     write(broker)
     broker = make_broker()
-    broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_jobs": 1})], START)
+    policy_changes.set_file_policies(broker, [parse_policy("mail", {"tubes": ["mail"], "max_jobs": 1})], START)
     binlog = broker.journal = Binlog(disk, SMALL_SEGMENT, 0, os.urandom)
     startup.recover(disk, broker, binlog, START, is_strict=True)
     assert "the policy mail, set at run time, has no effect: the configuration file defines it too" in caplog.text

@@ -15,6 +15,7 @@ from pathlib import Path
 import greenstalk
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.journal.beanstalkd import find
 from greenstalk_server.journal.startup import IMPORTED_DIRECTORY
@@ -203,7 +204,7 @@ def assert_imported(disk: Disk) -> None:
     """Assert that two starts on *disk* recover all jobs, and that beanstalkd's files were moved unchanged."""
     for _ in range(2):
         broker = recovered(disk, START)
-        broker.check()
+        invariants.check(broker)
         assert {id: job.body for id, job in broker.jobs.items()} == {id: b"%d" % id for id in range(1, 11)}
         assert list(broker.tubes[b"default"].buried) == [5, 10]
         assert broker.next_id == 12

@@ -13,6 +13,7 @@ import gevent
 import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import finishing, putting, reserving
 from greenstalk_server.journal import batch, rewrite, segment, segment_log
 from greenstalk_server.journal.segment import LARGE_BODY
 from greenstalk_server.net.committer import Committer
@@ -69,13 +70,13 @@ def test_rewrite_of_many_jobs_yields_every_few_milliseconds(has_updates: bool) -
     bench = Bench(disk, seeded(0), max_size=SEGMENT, sync_interval=SECOND)
     client = bench.clients[0]
     for _ in range(JOBS):
-        bench.broker.put(client, bench.broker.allocate_id(), 0, 0, SECOND, b"body", bench.now)
+        putting.put(bench.broker, client, bench.broker.allocate_id(), 0, 0, SECOND, b"body", bench.now)
     if has_updates:
         assert bench.commit()
         assert bench.sync()
         for id in list(bench.broker.jobs):
-            assert bench.broker.reserve_job(client, id, bench.now)
-            assert bench.broker.release(client, id, 7, 0, bench.now)
+            assert reserving.reserve_job(bench.broker, client, id, bench.now)
+            assert finishing.release(bench.broker, client, id, 7, 0, bench.now)
     assert bench.commit()
     disk.before = Fault(1, errno.EIO, is_lasting=False, calls=("sync",))
     assert not bench.sync()

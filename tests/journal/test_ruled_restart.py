@@ -8,8 +8,10 @@ from typing import cast
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
+from greenstalk_server.core.operations import connecting, policy_changes, ticking
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal.files import Directory
 from tests.journal.disk import Disk, seeded
@@ -33,18 +35,18 @@ class RuntimeBench(RuledBench):
             at = random.randrange(len(DOCUMENTS) + len(UNIQUE))
             document = [*DOCUMENTS, *UNIQUE][at]
             if random.random() < 0.3:
-                broker.remove_policy(f"policy-{at}", self.now)
+                policy_changes.remove_policy(broker, f"policy-{at}", self.now)
             else:
-                broker.set_policy(parse_policy(f"policy-{at}", document), self.now)
+                policy_changes.set_policy(broker, parse_policy(f"policy-{at}", document), self.now)
 
     def rest(self) -> None:
         """Disconnect all clients, and tick until nothing is due."""
         for client in self.clients:
-            self.broker.disconnect(client, self.now)
+            connecting.disconnect(self.broker, client, self.now)
         due: int | None = self.now
         while self.broker.is_sweeping or (due is not None and due <= self.now):
             self.now += 1
-            due = self.broker.tick(self.now)
+            due = ticking.tick(self.broker, self.now)
 
 
 def jobs_of(broker: Broker, now: int) -> dict[int, JobSnapshot]:
@@ -90,7 +92,7 @@ def test_restart_shows_the_same_jobs_keys_and_policies(tmp_path: Path, seed: int
         bench.settle()
         assert bench.binlog.stats().records_migrated > 0
     before, after = bench.broker, recovered(files, bench.now)
-    after.check()
+    invariants.check(after)
     assert len(before.jobs) > 3
     assert jobs_of(after, bench.now) == jobs_of(before, bench.now)
     assert orders_of(after) == orders_of(before)

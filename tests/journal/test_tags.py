@@ -9,9 +9,11 @@ from typing import cast
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_attributes
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND
+from greenstalk_server.core.operations import connecting, finishing, putting, ticking
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tubes.tube import Tube
@@ -83,7 +85,7 @@ def test_ttl_without_a_key_and_limit_without_a_key_are_ignored() -> None:
 
 def test_job_with_a_key_alone_needs_no_cold_state() -> None:
     bench = TaggedBench(Disk(), seeded(0))
-    bench.broker.put_tagged(bench.clients[0], b"t", 1, 0, 0, SECOND, b"body", Tags(b"k"), bench.now)
+    putting.put_tagged(bench.broker, bench.clients[0], b"t", 1, 0, 0, SECOND, b"body", Tags(b"k"), bench.now)
     job = bench.broker.jobs[1]
     assert job.cold is DEFAULT_COLD_STATE
     assert record.recorded_size(job) == record.job_size(job) + 3 + 3
@@ -96,10 +98,10 @@ def test_job_with_a_key_alone_needs_no_cold_state() -> None:
 
 def test_job_with_all_tags_survives_a_restart() -> None:
     bench = TaggedBench(Disk(), seeded(0))
-    bench.broker.put_tagged(bench.clients[0], b"t", 1, 5, 0, SECOND, b"body", ALL, bench.now)
+    putting.put_tagged(bench.broker, bench.clients[0], b"t", 1, 5, 0, SECOND, b"body", ALL, bench.now)
     assert bench.commit()
     after = recovered(bench.disk, bench.now)
-    after.check()
+    invariants.check(after)
     assert fields_of(tags_of(after.jobs[1])) == fields_of(ALL)
 
 
@@ -122,11 +124,11 @@ def limits_of(broker: Broker) -> dict[bytes, tuple[int, int]]:
 def rest(bench: TaggedBench) -> None:
     """Disconnect all clients, and tick until nothing is due."""
     for client in bench.clients:
-        bench.broker.disconnect(client, bench.now)
+        connecting.disconnect(bench.broker, client, bench.now)
     due: int | None = bench.now
     while due is not None and due <= bench.now:
         bench.now += 1
-        due = bench.broker.tick(bench.now)
+        due = ticking.tick(bench.broker, bench.now)
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
@@ -136,17 +138,17 @@ def test_restart_restores_groups_and_keys(tmp_path: Path, seed: int, is_compacte
     bench = TaggedBench(cast(Disk, files), seeded(seed))
     for _ in range(60):
         bench.step()
-        bench.broker.check()
+        invariants.check(bench.broker)
     rest(bench)
     assert bench.commit()
     if is_compacted:
         bench.settle()
         assert bench.binlog.stats().records_migrated > 0
     before, after = bench.broker, recovered(files, bench.now)
-    after.check()
-    while (due := after.tick(bench.now)) is not None and due <= bench.now:
+    invariants.check(after)
+    while (due := ticking.tick(after, bench.now)) is not None and due <= bench.now:
         pass
-    after.check()
+    invariants.check(after)
     assert len(before.groups) + len(before.concurrency_keys) > 3
     assert jobs_of(after, bench.now) == jobs_of(before, bench.now)
     assert orders_of(after) == orders_of(before)
@@ -164,8 +166,8 @@ def test_deletion_that_is_torn_after_its_key_undoes_the_key(id_before: int) -> N
     """
     tags = Tags(b"k", 1000 * SECOND)
     bench = Bench(Disk(), seeded(1))
-    client, scope, until = bench.broker.connect(lambda: None), scope_of(b"default"), START + 500 * SECOND
-    assert bench.broker.put_tagged(client, b"", 1, 0, 0, SECOND, b"", tags, START) == 1
+    client, scope, until = connecting.connect(bench.broker, lambda: None), scope_of(b"default"), START + 500 * SECOND
+    assert putting.put_tagged(bench.broker, client, b"", 1, 0, 0, SECOND, b"", tags, START) == 1
     if id_before:
         bench.binlog.key(scope, b"k", id_before, until)
     bench.binlog.key(scope, b"k", 1, START + 1000 * SECOND)
@@ -175,5 +177,5 @@ def test_deletion_that_is_torn_after_its_key_undoes_the_key(id_before: int) -> N
         assert (1 in bench.broker.jobs) != is_deleted
         assert kept_keys_of(bench.broker, START) == ({(scope, b"k"): (id_before, until)} if id_before else {})
         if not is_deleted:
-            assert bench.broker.delete_job(1, START)
+            assert finishing.delete_job(bench.broker, 1, START)
             assert bench.commit()

@@ -8,6 +8,7 @@ import pytest
 
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
+from greenstalk_server.core.operations import finishing
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import check, record
 from greenstalk_server.journal.record import Encoder, SegmentHeader
@@ -166,7 +167,7 @@ def test_policies_and_keys_survive_compaction_and_restarts() -> None:
         bench.binlog.keys[b"mail", b"key%d" % at] = at, START + (at + 1) * SECOND
         bench.binlog.key(b"mail", b"key%d" % at, at, START + (at + 1) * SECOND)
     for _ in range(300):
-        bench.broker.delete(None, bench.put(500), bench.now)
+        finishing.delete(bench.broker, None, bench.put(500), bench.now)
         bench.commit()
         bench.binlog.compact(4096)
         bench.run_upkeep()
@@ -187,7 +188,7 @@ def test_space_of_expired_keys_is_reclaimed() -> None:
         bench.commit()
     bench.expire_keys()
     for _ in range(300):
-        bench.broker.delete(None, bench.put(500), bench.now)
+        finishing.delete(bench.broker, None, bench.put(500), bench.now)
         bench.commit()
         bench.binlog.compact(4096)
         bench.run_upkeep()

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_attributes, job_history
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.batch import Read
@@ -211,7 +214,7 @@ class History:
 
         Its next id must exceed the ids in all records up to number *acknowledged*, even if these records are lost.
         """
-        broker.check()
+        invariants.check(broker)
         self.check_groups(broker)
         assert broker.jobs.keys() <= self.jobs.keys(), "recovery has created a job that was never put"
         for id, entries in self.jobs.items():
@@ -466,9 +469,9 @@ class Bench:
             self.run_upkeep()
         for id in list(self.broker.jobs):
             client = self.random.choice(self.clients)
-            self.broker.cancel_wait(client)
-            if self.broker.reserve_job(client, id, self.now):
-                assert self.broker.release(client, id, pri, 0, self.now)
+            waiting.cancel_wait(self.broker, client)
+            if reserving.reserve_job(self.broker, client, id, self.now):
+                assert finishing.release(self.broker, client, id, pri, 0, self.now)
         assert self.commit(30)
 
     def compact(self) -> None:
@@ -557,7 +560,7 @@ class Bench:
         id = self.broker.allocate_id()
         body = b"%d:" % id + random.randbytes(size)
         pri, ttr = random.choice((0, 10, 2**32 - 1)), random.choice((1, 30, 2**32 - 1))
-        if self.broker.put(client, id, pri, delay * SECOND, ttr * SECOND, body, self.now) > 0:
+        if putting.put(self.broker, client, id, pri, delay * SECOND, ttr * SECOND, body, self.now) > 0:
             return id
         self.refused += 1
         return 0
@@ -567,51 +570,51 @@ class Bench:
         random, id = self.random, self.broker.allocate_id()
         name, body = random.choice((ELSEWHERE, *TUBES)), b"%d:" % id + random.randbytes(random.randrange(200))
         delay, ttr = random.choice((0, SECOND // 4)), random.choice((SECOND // 1000, 5 * SECOND // 2))
-        self.refused += self.broker.put_in_tube(self._client(), name, id, 5, delay, ttr, body, self.now) < 0
+        self.refused += putting.put_in_tube(self.broker, self._client(), name, id, 5, delay, ttr, body, self.now) < 0
 
     def reprioritize(self) -> None:
         if self.broker.jobs:
             id = self._any_id()
             is_held = self.broker.jobs[id].state == RESERVED
-            outcome = self.broker.reprioritize(id, self.random.randrange(20), self.now)
+            outcome = editing.reprioritize(self.broker, id, self.random.randrange(20), self.now)
             assert outcome == (EditOutcome.HELD if is_held else EditOutcome.DONE)
 
     def reserve(self) -> Job | None:
-        return self.broker.reserve(self._client(), self.now)
+        return reserving.reserve(self.broker, self._client(), self.now)
 
     def wait(self) -> None:
         client = self._client()
-        if self.broker.reserve(client, self.now) is None:
-            self.broker.wait(client, self.now + 5 * SECOND, self.now)
+        if reserving.reserve(self.broker, client, self.now) is None:
+            reserving.wait(self.broker, client, self.now + 5 * SECOND, self.now)
 
     def reserve_job(self) -> None:
         if self.broker.jobs:
-            self.broker.reserve_job(self._client(), self._any_id(), self.now)
+            reserving.reserve_job(self.broker, self._client(), self._any_id(), self.now)
 
     def release(self) -> None:
         if held := self._held():
             client, id = held
             delay = self.random.choice((0, self.random.randrange(60)))
-            assert self.broker.release(client, id, self.random.randrange(5), delay * SECOND, self.now)
+            assert finishing.release(self.broker, client, id, self.random.randrange(5), delay * SECOND, self.now)
 
     def bury(self) -> None:
         if held := self._held():
             client, id = held
-            assert self.broker.bury(client, id, self.random.randrange(5), self.now)
+            assert finishing.bury(self.broker, client, id, self.random.randrange(5), self.now)
 
     def touch(self) -> None:
         if held := self._held():
             client, id = held
-            assert self.broker.touch(client, id, self.now)
+            assert reserving.touch(self.broker, client, id, self.now)
 
     def delete_held(self) -> None:
         if held := self._held():
             client, id = held
-            assert self.broker.delete(client, id, self.now)
+            assert finishing.delete(self.broker, client, id, self.now)
 
     def delete(self) -> None:
         if self.broker.jobs:
-            self.broker.delete(self._client(), self._any_id(), self.now)
+            finishing.delete(self.broker, self._client(), self._any_id(), self.now)
 
     def edit(self) -> None:
         """Edit random fields of a random job; assert that the edit is complete, or has changed nothing."""
@@ -625,7 +628,8 @@ class Bench:
                 return
             job = self.broker.jobs[id]
         before, is_forced = JobSnapshot.of(job), random.random() < 0.5
-        outcome = self.broker.edit_job(
+        outcome = editing.edit_job(
+            self.broker,
             id,
             self.now,
             tube=random.choice((None, ELSEWHERE, *TUBES)),
@@ -642,48 +646,48 @@ class Bench:
 
     def bury_job(self) -> None:
         if self.broker.jobs:
-            self.broker.bury_job(self._any_id(), self.now, is_forced=self.random.random() < 0.5)
+            finishing.bury_job(self.broker, self._any_id(), self.now, is_forced=self.random.random() < 0.5)
 
     def release_job(self) -> None:
         if held := self._held():
-            assert self.broker.release_job(held[1], self.now)
+            assert finishing.release_job(self.broker, held[1], self.now)
 
     def delete_forced(self) -> None:
         if held := self._held():
-            assert self.broker.delete_job(held[1], self.now, is_forced=True)
+            assert finishing.delete_job(self.broker, held[1], self.now, is_forced=True)
 
     def truncate_job(self) -> None:
         """Have a held job deleted when its reservation ends, as truncate does with each one."""
         if held := self._held():
             is_new = not self.broker.jobs[held[1]].is_truncated
-            assert self.broker.truncate_job(held[1], self.now) == is_new
+            assert finishing.truncate_job(self.broker, held[1], self.now) == is_new
 
     def kick(self) -> None:
         tube = self.random.choice(list(self.broker.tubes.values()))
-        self.broker.kick(tube, self.random.choice((BURIED, DELAYED)), self.random.randrange(1, 5), self.now)
+        kicking.kick(self.broker, tube, self.random.choice((BURIED, DELAYED)), self.random.randrange(1, 5), self.now)
 
     def kick_job(self) -> None:
         if self.broker.jobs:
-            self.broker.kick_job(self._any_id(), self.now)
+            kicking.kick_job(self.broker, self._any_id(), self.now)
 
     def pause(self) -> None:
         name = self.random.choice(list(self.broker.tubes))
-        self.broker.pause_tube(name, self.random.choice((0, 0, 3, 300)) * SECOND, self.now)
+        editing.pause_tube(self.broker, name, self.random.choice((0, 0, 3, 300)) * SECOND, self.now)
 
     def reconnect(self) -> None:
         at = self.random.randrange(len(self.clients))
-        self.broker.disconnect(self.clients[at], self.now)
+        connecting.disconnect(self.broker, self.clients[at], self.now)
         self.clients[at] = self._connect()
 
     def pass_time(self) -> None:
         self.now += self.random.choice((1, SECOND, 10 * SECOND))
-        while (due := self.broker.tick(self.now)) is not None and due <= self.now:
+        while (due := ticking.tick(self.broker, self.now)) is not None and due <= self.now:
             pass
 
     def delete_all(self) -> None:
         """Delete every job, held or not."""
         for job in list(self.broker.jobs.values()):
-            assert self.broker.delete(job.holder, job.id, self.now)
+            assert finishing.delete(self.broker, job.holder, job.id, self.now)
 
     # Checks of tests
 
@@ -719,16 +723,16 @@ class Bench:
         return sum(recorded_size(job) for job in self.broker.jobs.values()) + self.binlog.entry_bytes
 
     def _connect(self) -> Client:
-        client = self.broker.connect(lambda: None)
-        self.broker.use(client, self.random.choice(TUBES))
+        client = connecting.connect(self.broker, lambda: None)
+        connecting.use(self.broker, client, self.random.choice(TUBES))
         for name in self.random.sample(TUBES, 2):
-            self.broker.watch(client, name)
+            connecting.watch(self.broker, client, name)
         return client
 
     def _client(self) -> Client:
         """Return a random client, and end its wait if it waits."""
         client = self.random.choice(self.clients)
-        self.broker.cancel_wait(client)
+        waiting.cancel_wait(self.broker, client)
         return client
 
     def _held(self) -> tuple[Client, int] | None:
@@ -736,7 +740,7 @@ class Bench:
         if not holding:
             return None
         client = self.random.choice(holding)
-        self.broker.cancel_wait(client)
+        waiting.cancel_wait(self.broker, client)
         return client, self.random.choice(list(client.reserved))
 
     def _any_id(self) -> int:

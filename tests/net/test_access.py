@@ -15,6 +15,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.operations import draining, editing, policy_changes, putting, ticking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.protocol.access import Grants, grants, read_rules
@@ -74,16 +75,16 @@ class Drains(BrokerListener):
 def test_wait_ends_when_the_job_moves_to_a_hidden_tube(broker: Broker) -> None:
     client = Guarded(broker, inspect="mail,shown")
     assert client.send(b"wait 1\r\n") == b""
-    assert broker.edit_job(1, START, tube=b"shown") == EditOutcome.DONE
+    assert editing.edit_job(broker, 1, START, tube=b"shown") == EditOutcome.DONE
     assert client.woken == 0
-    assert broker.edit_job(1, START, tube=b"hidden") == EditOutcome.DONE
+    assert editing.edit_job(broker, 1, START, tube=b"hidden") == EditOutcome.DONE
     assert client.resume() == NOT_FOUND
 
 
 def test_wait_ends_when_the_job_becomes_a_dead_letter_in_a_hidden_tube(broker: Broker) -> None:
     keys = {"tubes": ["mail"], "max_attempts": 1, "dead_letter": "hidden"}
-    broker.set_policies(PolicySet([parse_policy("p", keys)]), START)
-    broker.tick(START)
+    policy_changes.set_policies(broker, PolicySet([parse_policy("p", keys)]), START)
+    ticking.tick(broker, START)
     client, worker = Guarded(broker, inspect="mail"), Talk(broker)
     assert worker.send(b"reserve-job 1\r\n") == b"RESERVED 1 1\r\na\r\n"
     assert client.send(b"wait 1\r\n") == b""
@@ -112,9 +113,9 @@ def test_undrain_does_not_end_the_drain_of_the_operator(broker: Broker, is_first
     """SIGUSR1 calls `drain`, before or after the command of a client."""
     admin = Guarded(broker, administer="yes")
     if is_first:
-        broker.drain()
+        draining.drain(broker)
     assert admin.send(b"drain\r\n") == b"DRAINING\r\n"
-    broker.drain()
+    draining.drain(broker)
     assert admin.send(b"undrain\r\nundrain\r\n") == b"DRAINING\r\n" * 2
     assert broker.is_draining
 
@@ -122,7 +123,7 @@ def test_undrain_does_not_end_the_drain_of_the_operator(broker: Broker, is_first
 def test_undrain_does_not_end_the_drain_of_a_stopping_server(broker: Broker) -> None:
     admin = Guarded(broker, administer="yes")
     assert admin.send(b"drain\r\n") == b"DRAINING\r\n"
-    broker.stop()
+    draining.stop(broker)
     assert admin.send(b"undrain\r\n") == b"DRAINING\r\n"
     assert broker.is_draining
 
@@ -295,7 +296,7 @@ def test_list_tubes_shows_only_granted_tubes(broker: Broker) -> None:
 def test_list_tubes_is_charged_for_each_examined_tube(broker: Broker) -> None:
     """Few of many tubes are granted. The session yields between the slices of pipelined list-tubes commands."""
     for number in range(2000):
-        broker.put_into(b"%d" % number, 0, 0, 60 * SECOND, b"", START)
+        putting.put_into(broker, b"%d" % number, 0, 0, 60 * SECOND, b"", START)
     talk = Guarded(broker, consume="mail")
     listed = b"OK 11\r\n---\n- mail\n\r\n"
     outs = [talk.session.receive(b"list-tubes\r\n" * 3, START)]

@@ -27,13 +27,14 @@ import sys
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.operations import connecting, putting, ticking
 from greenstalk_server.runtime.process import server_facts
 
 broker = Broker(server_facts(started_at=0))
-client = broker.connect(lambda: None)
+client = connecting.connect(broker, lambda: None)
 for _ in range({JOBS}):
-    broker.put(client, broker.allocate_id(), 0, int(sys.argv[1]), {SECOND}, b"", 0)
-while (due := broker.tick({SECOND})) is not None and due <= {SECOND}:
+    putting.put(broker, client, broker.allocate_id(), 0, int(sys.argv[1]), {SECOND}, b"", 0)
+while (due := ticking.tick(broker, {SECOND})) is not None and due <= {SECOND}:
     pass
 assert client.used.ready.count == {JOBS}
 assert not any(gc.is_tracked(job) for job in broker.jobs.values())

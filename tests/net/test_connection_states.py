@@ -14,6 +14,7 @@ import gevent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import Binlog
@@ -105,7 +106,7 @@ class Place:
             client.close()
         stopping.join()
         assert not self.server.connections
-        self.broker.check()
+        invariants.check(self.broker)
         assert not self.broker.clients
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import READY
@@ -80,7 +81,7 @@ def test_error_in_on_leave_ends_only_that_connection(
     assert read_to_end(victim) == b""
     assert len(served.server.connections) == len(broker.clients) == len(others)
     assert broker.jobs[1].state == READY
-    broker.check()
+    invariants.check(broker)
     assert [served.ask(peer, b"list-tube-used\r\n") for peer in others] == [b"USING default\r\n"] * len(others)
     assert caplog.text.count("internal error: the connection is closed") == 1
 

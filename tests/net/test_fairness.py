@@ -17,9 +17,9 @@ from typing import Any
 import gevent
 import pytest
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs.job import SECOND, Job
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.operations import connecting, finishing, kicking, putting
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.record import UPDATE_SIZE
 from greenstalk_server.journal.startup import recover
@@ -72,8 +72,8 @@ def test_loop_runs_between_the_pieces_of_a_large_reply() -> None:
     pair = Pair(broker)
     pair.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * STREAM_BATCH)
     body = os.urandom(LARGE)
-    client = broker.connect(lambda: None)
-    assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
+    client = connecting.connect(broker, lambda: None)
+    assert putting.put(broker, client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
     pair.peer.sendall(b"peek 1\r\nlist-tube-used\r\n")
     expected = b"FOUND 1 %d\r\n%b\r\nUSING default\r\n" % (LARGE, body)
     received, iterations = bytearray(), 0
@@ -159,8 +159,8 @@ def test_stop_waits_for_a_stream_to_be_sent() -> None:
     broker = Broker(FACTS, max_job_size=LARGE)
     pair = Pair(broker)
     body = bytes(LARGE)
-    client = broker.connect(lambda: None)
-    assert broker.put(client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
+    client = connecting.connect(broker, lambda: None)
+    assert putting.put(broker, client, broker.allocate_id(), 0, 0, 1, body, 0) > 0
     pair.send(b"peek 1\r\n")
     pair.connection.stop()
     size = 0
@@ -186,17 +186,17 @@ def test_reply_waits_for_the_records_of_earlier_slices_of_its_command() -> None:
     journal = Recording()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     for _ in range(2 * SLICE + 1):
         id = broker.allocate_id()
-        assert broker.put(client, id, 0, 0, 60, b"", 0) > 0
-        assert broker.bury_job(id, 0)
+        assert putting.put(broker, client, id, 0, 0, 60, b"", 0) > 0
+        assert finishing.bury_job(broker, id, 0)
     journal.safe = journal.promised
     connection = pair.connection
     connection.serve(b"kick 1000\r\n", 1, COMMAND_QUANTUM)
     assert connection.collect() == b""
     for job in list(broker.tubes[b"default"].buried.values()):
-        assert broker.delete(None, job.id, 1)
+        assert finishing.delete(broker, None, job.id, 1)
     connection.send(connection.resume(1, COMMAND_QUANTUM))
     assert [out for _, out in connection._held] == [b"KICKED %d\r\n" % SLICE]
     pair.hang_up()
@@ -220,14 +220,14 @@ def test_reply_of_a_batch_waits_for_the_records_of_its_earlier_slices(sent: byte
     journal = CountingDeletes()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     for _ in range(SLICE + 1):
-        assert broker.put(client, broker.allocate_id(), 0, 0, 60, b"", 0) > 0
+        assert putting.put(broker, client, broker.allocate_id(), 0, 0, 60, b"", 0) > 0
     journal.safe = journal.promised
     connection = pair.connection
     connection.serve(sent + b"\r\n", 1, COMMAND_QUANTUM)
     assert connection.collect() == b""
-    assert broker.delete(None, SLICE + 1, 1)
+    assert finishing.delete(broker, None, SLICE + 1, 1)
     connection.send(connection.resume(1, COMMAND_QUANTUM))
     assert [out for _, out in connection._held] == [reply]
     pair.hang_up()
@@ -237,12 +237,12 @@ def test_end_of_a_wait_for_a_job_waits_for_the_record_of_the_deletion() -> None:
     journal = CountingDeletes()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
-    client = broker.connect(lambda: None)
-    assert broker.put(client, broker.allocate_id(), 0, 0, 60, b"", 0) == 1
+    client = connecting.connect(broker, lambda: None)
+    assert putting.put(broker, client, broker.allocate_id(), 0, 0, 60, b"", 0) == 1
     journal.safe = journal.promised
     connection = pair.connection
     assert connection.serve(b"wait 1\r\n", 1, COMMAND_QUANTUM) == b""
-    assert broker.delete(None, 1, 1)
+    assert finishing.delete(broker, None, 1, 1)
     connection.send(connection.resume(1, COMMAND_QUANTUM))
     assert [out for _, out in connection._held] == [b"DELETED 1\r\n"]
     pair.hang_up()
@@ -257,21 +257,21 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
     binlog = Binlog(files, 2**25, SECOND, os.urandom)
     broker = Broker(FACTS, binlog)
     recover(files, broker, binlog, now, is_strict=True)
-    client = broker.connect(lambda: None)
+    client = connecting.connect(broker, lambda: None)
     count = 10 * MAX_UNCOMMITTED // UPDATE_SIZE
     for _ in range(count):
-        assert broker.put(client, broker.allocate_id(), 0, 1000 * SECOND, SECOND, b"", now) > 0
+        assert putting.put(broker, client, broker.allocate_id(), 0, 1000 * SECOND, SECOND, b"", now) > 0
     committer = Committer(binlog)
     committer.start()
     assert committer.wait(TIMEOUT)
-    pending, kick = list[int](), broker.kick
+    pending, kick = list[int](), kicking.kick
 
     def recording_kick(*args: Any) -> int:
         kicked = kick(*args)
         pending.append(binlog.pending_bytes)
         return kicked
 
-    monkeypatch.setattr(broker, "kick", recording_kick)
+    monkeypatch.setattr(kicking, "kick", recording_kick)
     pair = Pair(broker, committer)
     pair.send(b"kick %d\r\n" % count)
     wait_until(lambda: is_readable(pair.peer))

@@ -8,11 +8,13 @@ from typing import Any
 import gevent
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import MAX_HELD, Connection
 from greenstalk_server.net.poller import Poller
@@ -102,7 +104,7 @@ def test_hang_up_of_an_idle_client_with_jobs() -> None:
     assert not pair.is_at_end()
     pair.hang_up()
     assert [job.state for job in broker.jobs.values()] == [READY] * 3
-    broker.check()
+    invariants.check(broker)
 
 
 def test_hang_up_of_a_waiting_client() -> None:
@@ -112,7 +114,7 @@ def test_hang_up_of_a_waiting_client() -> None:
     assert pair.client.is_waiting
     pair.hang_up()
     assert not broker.clients
-    broker.check()
+    invariants.check(broker)
 
 
 def test_hang_up_in_the_middle_of_a_body() -> None:
@@ -128,7 +130,7 @@ def test_hang_up_of_a_client_that_reads_nothing() -> None:
     pair = Pair(broker)
     pair.send(b"put 0 0 60 60000\r\n" + bytes(60000) + b"\r\n" + b"peek 1\r\n" * 200)
     pair.hang_up()
-    broker.check()
+    invariants.check(broker)
 
 
 def test_hang_up_while_replies_wait_for_the_journal() -> None:
@@ -149,8 +151,8 @@ def test_job_of_an_unwritten_put_is_not_sent_at_the_end_of_input() -> None:
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
     pair.send(b"reserve\r\n")
-    producer = broker.connect(lambda: None)
-    assert broker.put(producer, broker.allocate_id(), 0, 0, SECOND, b"x", 0) > 0
+    producer = connecting.connect(broker, lambda: None)
+    assert putting.put(broker, producer, broker.allocate_id(), 0, 0, SECOND, b"x", 0) > 0
     assert pair.connection.serve(b"", 0, COMMAND_SLICE) == b""
     assert journal.holders == [pair.connection]
     assert pair.client.is_closed and not pair.is_at_end()

@@ -18,9 +18,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import LIMIT_DESCRIPTIONS, Limits, job_quotas
+from greenstalk_server.core.operations import editing, restoring
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.protocol.restricted_session import RestrictedSession
@@ -81,14 +83,14 @@ def test_body_bytes_after_edits_moves_and_a_restart() -> None:
     """Talk and Broker.check compare the counters with the jobs."""
     talk = limited_talk(bytes=100)
     talk.send(b"put 0 0 60 9\r\n123456789\r\n")
-    talk.broker.edit_job(1, START, body=b"x" * 40)
-    talk.broker.edit_job(1, START, tube=b"other")
-    talk.broker.check()
+    editing.edit_job(talk.broker, 1, START, body=b"x" * 40)
+    editing.edit_job(talk.broker, 1, START, tube=b"other")
+    invariants.check(talk.broker)
     assert talk.broker.quotas is not None and talk.broker.quotas.body_bytes == 40
     again = make_broker(limits=Limits(bytes=100))
     tube = again.tube(b"other")
     again.jobs[1] = talk.broker.jobs[1].copy_with(tube, b"x" * 40)
-    again.restore(2, 0)
+    restoring.restore(again, 2, 0)
     assert again.quotas is not None and again.quotas.body_bytes == 40
 
 

@@ -13,6 +13,7 @@ from gevent import get_hub
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.server import STOP_GRACE
 from greenstalk_server.net.tls import Certificates
 from tests.net.in_process import is_readable, listen, read_to_end, start_server, wait_until
@@ -29,7 +30,10 @@ def test_tls_connection_accepted_just_before_a_stop_does_not_delay_it(tmp_path: 
     options = parse(["--tls-cert", str(tmp_path / "server.pem"), "--tls-key", str(tmp_path / "server.key")], {})
     assert isinstance(options, Options)
     broker = Broker(FACTS, max_job_size=LARGE)
-    assert broker.put(broker.connect(lambda: None), broker.allocate_id(), 0, 0, 1, bytes(LARGE), 0) > 0
+    assert (
+        putting.put(broker, connecting.connect(broker, lambda: None), broker.allocate_id(), 0, 0, 1, bytes(LARGE), 0)
+        > 0
+    )
     plain, secured = listen(), listen(is_tls=True)
     server = start_server(broker, [plain, secured], Certificates(options))
     with plain, secured, socket.create_connection(plain.sock.getsockname(), TIMEOUT) as slow:

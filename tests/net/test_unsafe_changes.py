@@ -10,10 +10,11 @@ from typing import Final
 
 import pytest
 
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.operations import editing, finishing, kicking, policy_changes
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.journal import startup
 from greenstalk_server.journal.writer import Binlog
 from greenstalk_server.net.acceptor import DescriptorBudget
@@ -40,7 +41,9 @@ class SlowServer:
         broker = make_broker()
         broker.journal = binlog
         startup.recover(disk, broker, binlog, clock(), is_strict=True)
-        broker.set_policies(PolicySet([parse_policy("once", {"tubes": ["once"], "unique": "body"})]), clock())
+        policy_changes.set_policies(
+            broker, PolicySet([parse_policy("once", {"tubes": ["once"], "unique": "body"})]), clock()
+        )
         listener = listen()
         files = DescriptorBudget(1000, broker.limit_counters)
         committer = Committer(binlog)
@@ -159,7 +162,7 @@ def test_reserve_waits_for_the_put_of_its_job(slow: SlowServer) -> None:
 def test_reserve_waits_for_the_edit_of_its_job(slow: SlowServer) -> None:
     assert slow.ask(slow.writer, b"put 0 0 60 1\r\nx") == b"INSERTED 1\r\n"
     slow.block()
-    assert slow.server.broker.edit_job(1, slow.server.clock(), body=b"y") == EditOutcome.DONE
+    assert editing.edit_job(slow.server.broker, 1, slow.server.clock(), body=b"y") == EditOutcome.DONE
     assert slow.is_held(b"reserve")
     slow.unblock()
     assert slow.read(slow.reader) == b"RESERVED 1 1\r\ny\r\n"
@@ -180,6 +183,6 @@ def test_reply_to_a_command_of_several_slices_waits(slow: SlowServer) -> None:
     """The put comes between the slices of the search, whose last slice changes nothing."""
     slow.ask(slow.writer, *[PUT] * (SLICE + 1), *[b"reserve"] * (SLICE + 1))
     slow.block()
-    assert slow.server.broker.kick_job(1, slow.server.clock()) is False
-    assert slow.server.broker.delete_job(2, slow.server.clock(), is_forced=True)
+    assert kicking.kick_job(slow.server.broker, 1, slow.server.clock()) is False
+    assert finishing.delete_job(slow.server.broker, 2, slow.server.clock(), is_forced=True)
     assert slow.is_held(b"peek-reserved")

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.operations import connecting, finishing, putting, reserving, restoring
 from greenstalk_server.journal.postgresql.connection import DatabaseRefused, DatabaseUnavailable, NotLeader, conninfo_of
 from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease
@@ -61,13 +63,13 @@ class Member:
         self.follower.finish(epoch)
         self.rows.begin(epoch)
         resume_from(self.follower.recovery, self.broker, self.binlog, START)
-        self.broker.restore(self.follower.recovery.next_id, START)
-        self.client = self.broker.connect(lambda: None)
+        restoring.restore(self.broker, self.follower.recovery.next_id, START)
+        self.client = connecting.connect(self.broker, lambda: None)
 
     def put(self, body: bytes) -> int:
         """Put a job, which `commit` commits; return its id."""
         id = self.broker.allocate_id()
-        assert self.broker.put(self.client, id, 0, 0, 60 * 10**9, body, START) > 0
+        assert putting.put(self.broker, self.client, id, 0, 0, 60 * 10**9, body, START) > 0
         return id
 
     def commit(self) -> None:
@@ -193,16 +195,16 @@ def test_follower_has_the_same_state_as_the_leader(members: tuple[Member, Member
     for number in range(400):
         one.put(b"%d" % number * 20)
         if number % 3:
-            job = one.broker.reserve(one.client, START)
+            job = reserving.reserve(one.broker, one.client, START)
             assert job is not None
-            one.broker.delete(one.client, job.id, START)
+            finishing.delete(one.broker, one.client, job.id, START)
         one.commit()
         two.read()
     assert one.binlog.stats().oldest_index > 5, "no segment was removed"
     assert len(two.follower.recovery.segments) <= len(one.rows.list()) + 1
     assert bodies(two) == bodies(one)
     take_over(two, cluster)
-    two.broker.check()
+    invariants.check(two.broker)
     assert two.broker.next_id == one.broker.next_id
 
 
@@ -215,7 +217,7 @@ def test_follower_detects_removed_segments_it_has_not_read(members: tuple[Member
     while two.follower.recovery.segments[-1].file in one.rows.list():
         one.put(b"a" * 1000)
         for id in list(one.broker.jobs):
-            one.broker.delete(one.client, id, START)
+            finishing.delete(one.broker, one.client, id, START)
         one.commit()
     with pytest.raises(PositionLost):
         two.read()
@@ -298,7 +300,7 @@ def test_standby_forgets_expired_keys(members: tuple[Member, Member]) -> None:
         if not at:
             kept[b"mail", name] = at + 1, 2**63
         one.binlog.key(b"mail", name, at + 1, 2**63)
-        assert one.broker.delete(None, one.put(bytes(SEGMENT // 10)), START)
+        assert finishing.delete(one.broker, None, one.put(bytes(SEGMENT // 10)), START)
         one.commit()
     two.read()
     assert (b"mail", b"key0") in two.follower.recovery.keys

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import Job
+from greenstalk_server.core.operations import editing, finishing
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.protocol.arguments import MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST, WEIGHTED_COST
@@ -36,7 +38,7 @@ def slices(talk: Talk, data: bytes) -> list[bytes]:
     out = [talk.session.receive(data, talk.now)]
     while talk.session.has_more:
         out.append(talk.session.resume(talk.now))
-        talk.broker.check()
+        invariants.check(talk.broker)
     return out
 
 
@@ -230,7 +232,7 @@ def test_touch_all_takes_slices_and_counts_the_jobs_still_held(talk: Talk, other
     talk.advance(30)
     assert talk.session.receive(b"touch-all\r\n" + MARK, talk.now) == b""
     assert talk.session.has_more
-    talk.broker.release_job(3 * SLICE, talk.now)
+    finishing.release_job(talk.broker, 3 * SLICE, talk.now)
     assert talk.resume() == b"TOUCHED_ALL %d\r\n" % (3 * SLICE - 1) + MARKED
     other.send(b"delete %d\r\n" % (3 * SLICE))
     talk.advance(59)
@@ -356,7 +358,7 @@ def test_truncated_job_is_deleted_however_its_reservation_ends(talk: Talk, other
 
 def test_truncated_job_that_an_operator_moves_stays(talk: Talk) -> None:
     talk.send(PUT + b"reserve\r\ntruncate default\r\n")
-    assert talk.broker.edit_job(1, talk.now, tube=b"kept", is_forced=True) == EditOutcome.DONE
+    assert editing.edit_job(talk.broker, 1, talk.now, tube=b"kept", is_forced=True) == EditOutcome.DONE
     assert talk.send(b"release 1 0 0\r\npeek 1\r\n") == b"RELEASED\r\nFOUND 1 1\r\nx\r\n"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from greenstalk_server.core.operations import draining
 from greenstalk_server.protocol.arguments import MAX_PUT_LINE
 from tests.support.talk import CUTS, MARK, MARKED, Talk
 from tests.support.world import FullJournal, make_broker
@@ -445,7 +446,7 @@ def test_disconnect_in_a_body_uses_an_id_and_creates_no_job() -> None:
 def test_draining_refuses_only_puts_after_their_body() -> None:
     talk = Talk()
     talk.send(PUT)
-    talk.broker.drain()
+    draining.drain(talk.broker)
     assert Talk(talk.broker).send(b"put 0 0 9 1\r\nx\r\nput 0 0 9 1\r\nxyz") == b"DRAINING\r\nEXPECTED_CRLF\r\n"
     assert talk.send(b"put 0 0 9 65536\r\n" + b"b" * 65538) == b"JOB_TOO_BIG\r\n"
     assert talk.send(b"reserve\r\nrelease 1 0 0\r\n") == b"RESERVED 1 1\r\nx\r\nRELEASED\r\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.protocol.costs import (
     COMMAND_SLICE,
     NEW_TUBE_COST,
@@ -26,7 +27,7 @@ def slices(talk: Talk, data: bytes) -> list[bytes]:
     while talk.session.has_more:
         assert not talk.session.wants_input
         out.append(talk.session.resume(talk.now))
-        talk.broker.check()
+        invariants.check(talk.broker)
     return out
 
 

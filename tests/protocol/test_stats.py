@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from greenstalk_server.core.counters import COUNTERS
+from greenstalk_server.core.operations import draining
 from greenstalk_server.protocol.arguments import mode
 from greenstalk_server.protocol.verb import Verb
 from greenstalk_server.protocol.verbs import VERBS
@@ -105,7 +106,7 @@ def test_stats_reply_is_exact() -> None:
         "draining: false\nid: 0123456789abcdef\nhostname: host\nos: os\nplatform: platform\n"
     ).encode()
     assert talk.send(b"stats\r\n") == b"OK %d\r\n%b\r\n" % (len(body), body)
-    talk.broker.drain()
+    draining.drain(talk.broker)
     assert b"\ndraining: true\n" in talk.send(b"stats\r\n")
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.operations import connecting, finishing, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from tests.support.world import World
 
 
 def set_policies(world: World, **policies: dict[str, Any]) -> None:
     """Replace the policies by *policies*, and let the broker apply them to existing jobs."""
-    world.broker.set_policies(
-        PolicySet([parse_policy(name, document) for name, document in policies.items()]), world.now
+    policy_changes.set_policies(
+        world.broker, PolicySet([parse_policy(name, document) for name, document in policies.items()]), world.now
     )
     world.advance(0.01)
     assert not world.broker.is_sweeping
@@ -23,7 +25,7 @@ def job_of(world: World, id: int) -> Job:
 
 
 def put(world: World, tube: bytes = b"mail", body: bytes = b"hello", pri: int = 0, delay: int = 0) -> int:
-    return world.broker.put_into(tube, pri, delay * SECOND, 60 * SECOND, body, world.now)
+    return putting.put_into(world.broker, tube, pri, delay * SECOND, 60 * SECOND, body, world.now)
 
 
 def fail(world: World, times: int, tube: bytes = b"mail") -> int:
@@ -31,10 +33,10 @@ def fail(world: World, times: int, tube: bytes = b"mail") -> int:
     worker = world.client(watch=[tube])
     id = 0
     for _ in range(times):
-        job = world.broker.reserve(worker.client, world.now)
+        job = reserving.reserve(world.broker, worker.client, world.now)
         assert job is not None
         id = job.id
-        assert world.broker.release(worker.client, id, 0, 0, world.now)
-        world.broker.check()
-    world.broker.disconnect(worker.client, world.now)
+        assert finishing.release(world.broker, worker.client, id, 0, 0, world.now)
+        invariants.check(world.broker)
+    connecting.disconnect(world.broker, worker.client, world.now)
     return id

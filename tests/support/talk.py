@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from io import BytesIO
 from typing import Final
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import ticking
 from greenstalk_server.protocol.session import Session
 from tests.support.world import START, make_broker, slots
 
@@ -48,20 +50,20 @@ class Talk:
     def advance(self, seconds: float) -> None:
         """Advance the time and tick the broker; do not resume the session."""
         self.now += round(seconds * SECOND)
-        while (due := self.broker.tick(self.now)) is not None and due <= self.now:
+        while (due := ticking.tick(self.broker, self.now)) is not None and due <= self.now:
             pass
-        self.broker.check()
+        invariants.check(self.broker)
 
     def close(self) -> None:
         self.session.close(self.now)
-        self.broker.check()
+        invariants.check(self.broker)
 
     def _rest(self, out: bytes) -> bytes:
         outs = [out]
         while self.session.has_more:
             outs += stream_of(self.session)
             outs.append(self.session.resume(self.now))
-        self.broker.check()
+        invariants.check(self.broker)
         return b"".join(outs)
 
     def _on_wake(self) -> None:

@@ -1,6 +1,6 @@
 """A broker in fake time, and clients that record the outcomes of their reserves.
 
-Every step ends with `Broker.check()`, except in bulk. Time passes only in `advance`, which ticks only when the broker
+Every step ends with `invariants.check`, except in bulk. Time passes only in `advance`, which ticks only when the broker
 has requested a tick. So a broker that does not request a tick fails the test.
 """
 
@@ -10,16 +10,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias, TypeVar
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.listener import BrokerListener
+from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
-from greenstalk_server.core.transitions import SLICE
+from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
@@ -139,14 +141,14 @@ class World(BrokerListener):
             ticks = ticks + 1 if self.due <= self.now else 0
             assert ticks < MAX_TICKS, "the broker requests ticks without end"
             self.now = max(self.now, self.due)
-            self.due = self.broker.tick(self.now)
+            self.due = ticking.tick(self.broker, self.now)
             self.check()
         self.now = until
 
     def check(self) -> None:
         """Verify the broker's invariants."""
         if not self._is_bulk:
-            self.broker.check()
+            invariants.check(self.broker)
 
     def checked(self, value: T) -> T:
         """Check the broker, and return *value*."""
@@ -176,7 +178,8 @@ class World(BrokerListener):
         is_forced: bool = False,
     ) -> str:
         """Edit job *id* as an operator; times in seconds. Return the outcome as a word."""
-        done = self.broker.edit_job(
+        done = editing.edit_job(
+            self.broker,
             id,
             self.now,
             tube=tube,
@@ -190,7 +193,7 @@ class World(BrokerListener):
         return self.checked(EDITS[done])
 
     def reprioritize(self, id: int, pri: int) -> str:
-        return self.checked(EDITS[self.broker.reprioritize(id, pri, self.now)])
+        return self.checked(EDITS[editing.reprioritize(self.broker, id, pri, self.now)])
 
     def truncate(self, name: bytes) -> int | None:
         """Truncate the tube *name* in one step; return the number of deleted jobs, or None if there is no such tube."""
@@ -198,18 +201,20 @@ class World(BrokerListener):
         if tube is None:
             return None
         for job in [job for job in self.broker.jobs.values() if job.tube is tube and job.state == RESERVED]:
-            self.broker.truncate_job(job.id, self.now)
-        deleted = sum(self.broker.clear(tube, state, SLICE, below, self.now) for state in (READY, DELAYED, BURIED))
+            finishing.truncate_job(self.broker, job.id, self.now)
+        deleted = sum(
+            finishing.clear(self.broker, tube, state, SLICE, below, self.now) for state in (READY, DELAYED, BURIED)
+        )
         return self.checked(deleted)
 
     def bury_job(self, id: int, is_forced: bool = False) -> bool:
-        return self.checked(self.broker.bury_job(id, self.now, is_forced))
+        return self.checked(finishing.bury_job(self.broker, id, self.now, is_forced))
 
     def release_job(self, id: int) -> bool:
-        return self.checked(self.broker.release_job(id, self.now))
+        return self.checked(finishing.release_job(self.broker, id, self.now))
 
     def delete_job(self, id: int, is_forced: bool = False) -> bool:
-        return self.checked(self.broker.delete_job(id, self.now, is_forced))
+        return self.checked(finishing.delete_job(self.broker, id, self.now, is_forced))
 
     def state(self, id: int) -> str:
         """Return the state of job *id*, or "deleted"."""
@@ -256,7 +261,7 @@ class Actor:
         self.world = world
         self.broker = world.broker
         self.ended: list[Outcome] = []
-        self.client: Client = self.broker.connect(self._on_wake)
+        self.client: Client = connecting.connect(self.broker, self._on_wake)
         self.use(use)
         for name in watch:
             self.watch(name)
@@ -273,21 +278,23 @@ class Actor:
         return self.client.is_waiting
 
     def use(self, name: bytes) -> None:
-        self.broker.use(self.client, name)
+        connecting.use(self.broker, self.client, name)
         self.world.check()
 
     def watch(self, name: bytes, weight: int = 1) -> int:
-        count = self.broker.watch(self.client, name)
-        self.broker.set_weight(self.client, name, weight)
+        count = connecting.watch(self.broker, self.client, name)
+        connecting.set_weight(self.client, name, weight)
         return self.world.checked(count)
 
     def ignore(self, name: bytes) -> int:
-        return self.world.checked(self.broker.ignore(self.client, name))
+        return self.world.checked(connecting.ignore(self.broker, self.client, name))
 
     def put(self, pri: int = 0, delay: float = 0, ttr: float = 60, body: bytes = b"") -> int:
         """Put a job and return its id."""
         id = self.broker.allocate_id()
-        done = self.broker.put(self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now)
+        done = putting.put(
+            self.broker, self.client, id, pri, round(delay * SECOND), round(ttr * SECOND), body, self.world.now
+        )
         assert self.world.checked(done) == id
         return id
 
@@ -295,7 +302,7 @@ class Actor:
         """Put a job into the tube *name*; return its id, or a Refusal."""
         id, now = self.broker.allocate_id(), self.world.now
         times = (round(delay * SECOND), round(ttr * SECOND))
-        return self.world.checked(self.broker.put_in_tube(self.client, name, id, pri, *times, body, now))
+        return self.world.checked(putting.put_in_tube(self.broker, self.client, name, id, pri, *times, body, now))
 
     def put_tagged(
         self, words: str, pri: int = 0, delay: float = 0, ttr: float = 60, tube: bytes = b"", body: bytes = b""
@@ -307,7 +314,7 @@ class Actor:
         tags = parse_tags(words.encode().split(), _seconds)
         assert tags is not None
         id, times, now = self.broker.allocate_id(), (round(delay * SECOND), round(ttr * SECOND)), self.world.now
-        done = self.world.checked(self.broker.put_tagged(self.client, tube, id, pri, *times, body, tags, now))
+        done = self.world.checked(putting.put_tagged(self.broker, self.client, tube, id, pri, *times, body, tags, now))
         if not isinstance(done, Duplicate):
             return done
         state = STATE_NAMES[done.state] if done.state else "deleted"
@@ -317,50 +324,50 @@ class Actor:
         """Wait until the job *id* is deleted or buried; return the outcome."""
         now = self.world.now
         until = None if timeout is None else now + round(timeout * SECOND)
-        return self.world.checked(WORDS[self.broker.wait_for_job(self.client, id, until, now)])
+        return self.world.checked(WORDS[reserving.wait_for_job(self.broker, self.client, id, until, now)])
 
     def reserve(self, timeout: float | None = None) -> Outcome:
         """Reserve a job, or wait for one like a session; return the outcome."""
         now = self.world.now
-        job = self.broker.reserve(self.client, now)
+        job = reserving.reserve(self.broker, self.client, now)
         if job is not None:
             return self.world.checked(job.id)
         until = None if timeout is None else now + round(timeout * SECOND)
-        return self.world.checked(WORDS[self.broker.wait(self.client, until, now)])
+        return self.world.checked(WORDS[reserving.wait(self.broker, self.client, until, now)])
 
     def cancel_wait(self) -> None:
-        self.broker.cancel_wait(self.client)
+        waiting.cancel_wait(self.broker, self.client)
         self.world.check()
 
     def reserve_job(self, id: int) -> bool:
-        job = self.broker.reserve_job(self.client, id, self.world.now)
+        job = reserving.reserve_job(self.broker, self.client, id, self.world.now)
         assert job is None or job.id == id
         return self.world.checked(job is not None)
 
     def delete(self, id: int) -> bool:
-        return self.world.checked(self.broker.delete(self.client, id, self.world.now))
+        return self.world.checked(finishing.delete(self.broker, self.client, id, self.world.now))
 
     def release(self, id: int, pri: int = 0, delay: float = 0) -> bool:
-        done = self.broker.release(self.client, id, pri, round(delay * SECOND), self.world.now)
+        done = finishing.release(self.broker, self.client, id, pri, round(delay * SECOND), self.world.now)
         return self.world.checked(done)
 
     def bury(self, id: int, pri: int = 0) -> bool:
-        return self.world.checked(self.broker.bury(self.client, id, pri, self.world.now))
+        return self.world.checked(finishing.bury(self.broker, self.client, id, pri, self.world.now))
 
     def touch(self, id: int) -> bool:
-        return self.world.checked(self.broker.touch(self.client, id, self.world.now))
+        return self.world.checked(reserving.touch(self.broker, self.client, id, self.world.now))
 
     def kick(self, state: int, bound: int) -> int:
-        return self.world.checked(self.broker.kick(self.client.used, state, bound, self.world.now))
+        return self.world.checked(kicking.kick(self.broker, self.client.used, state, bound, self.world.now))
 
     def kick_job(self, id: int) -> bool:
-        return self.world.checked(self.broker.kick_job(id, self.world.now))
+        return self.world.checked(kicking.kick_job(self.broker, id, self.world.now))
 
     def pause_tube(self, name: bytes, delay: float) -> bool:
-        return self.world.checked(self.broker.pause_tube(name, round(delay * SECOND), self.world.now))
+        return self.world.checked(editing.pause_tube(self.broker, name, round(delay * SECOND), self.world.now))
 
     def disconnect(self) -> None:
-        self.broker.disconnect(self.client, self.world.now)
+        connecting.disconnect(self.broker, self.client, self.world.now)
         self.world.check()
 
     def take(self, count: int) -> list[int]:

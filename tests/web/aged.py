@@ -12,6 +12,7 @@ from flask import Flask
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, finishing, putting, reserving
 from greenstalk_server.web.features.history.history import History
 
 from .conftest import Queue
@@ -45,31 +46,31 @@ EVIL: Final = "reason=\N{RIGHT-TO-LEFT OVERRIDE}evil\N{POP DIRECTIONAL FORMATTIN
 def fill(queue: Queue) -> Client:
     """Put jobs into every tube over a day, some of them large, held, delayed or buried; return the worker."""
     broker, worker, crowd = queue.broker, queue.connect(), queue.connect()
-    broker.note_worker(worker)
+    connecting.note_worker(broker, worker)
     for at, tube in enumerate(TUBES):
         queue.put(tube, count=3 + at * 7 % 40)
         queue.put(tube, pri=10, count=at % 5)
         queue.put(tube, delay=40 * 86_400, count=at % 3)
         if tube not in UNWATCHED:
-            broker.watch(crowd, tube.encode())
+            connecting.watch(broker, crowd, tube.encode())
     for size in (100_000, 864_890, 1_000_004):
         put(queue, b'{"data": "' + b"x" * (size - 12) + b'"}')
     put(queue, EVIL.encode())
     put(queue, bytes(range(256)), pri=2**32 - 1, ttr=2**32 - 1)
     queue.put("billing.invoices", pri=1, count=12_000)
     queue.now += 23 * HOUR
-    broker.watch(worker, b"mail")
+    connecting.watch(broker, worker, b"mail")
     for at in range(30):
-        job = broker.reserve(worker, queue.now)
+        job = reserving.reserve(broker, worker, queue.now)
         assert job is not None
         if at % 3:
-            broker.bury(worker, job.id, job.pri, queue.now)
+            finishing.bury(broker, worker, job.id, job.pri, queue.now)
     return worker
 
 
 def put(queue: Queue, body: bytes, pri: int = 0, ttr: int = 6 * 3600) -> int:
     """Put one job into `mail`."""
-    return queue.broker.put_into(b"mail", pri, 0, ttr * SECOND, body, queue.now)
+    return putting.put_into(queue.broker, b"mail", pri, 0, ttr * SECOND, body, queue.now)
 
 
 def live(queue: Queue, history: History) -> None:
@@ -77,7 +78,7 @@ def live(queue: Queue, history: History) -> None:
     for second in range(628):
         for tube, count in BUSY.items():
             for id in queue.put(tube, count=count + second // 60 % 3):
-                queue.broker.delete_job(id, queue.now)
+                finishing.delete_job(queue.broker, id, queue.now)
         queue.now += SECOND
         history.tick()
 

@@ -17,6 +17,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, finishing, putting, reserving
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web.app import WebOptions, create_dashboard
 from greenstalk_server.web.framework import cooperative
@@ -93,20 +94,20 @@ class Queue:
 
     def connect(self) -> Client:
         """Connect a client that the dashboard can disconnect."""
-        client = self.broker.connect(lambda: None)
+        client = connecting.connect(self.broker, lambda: None)
         client.connected_at = self.now
         client.address = f"10.0.0.{client.number}:4711"
-        client.hang_up = lambda: self.broker.disconnect(client, self.now)
+        client.hang_up = lambda: connecting.disconnect(self.broker, client, self.now)
         return client
 
     def put(self, tube: str, *, pri: int = 2000, delay: int = 0, count: int = 1) -> list[int]:
         """Put *count* jobs with a new client, which then disconnects."""
         client = self.connect()
-        self.broker.use(client, tube.encode())
+        connecting.use(self.broker, client, tube.encode())
         ids = [self.broker.allocate_id() for _ in range(count)]
         for id in ids:
-            assert self.broker.put(client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now) > 0
-        self.broker.disconnect(client, self.now)
+            assert putting.put(self.broker, client, id, pri, delay * SECOND, 60 * SECOND, b"body", self.now) > 0
+        connecting.disconnect(self.broker, client, self.now)
         return ids
 
     def app(self, commit: Callable[[], bool] | None = None, **options: Any) -> Flask:
@@ -144,8 +145,8 @@ def ids(queue: Queue) -> list[int]:
     """Ids of a ready, a delayed, a buried and a reserved job, in this order, all in `mail`."""
     ready, buried, reserved = queue.put("mail", count=3)
     (delayed,) = queue.put("mail", delay=60)
-    queue.broker.bury_job(buried, queue.now)
-    queue.broker.reserve_job(queue.connect(), reserved, queue.now)
+    finishing.bury_job(queue.broker, buried, queue.now)
+    reserving.reserve_job(queue.broker, queue.connect(), reserved, queue.now)
     return [ready, delayed, buried, reserved]
 
 

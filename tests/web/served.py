@@ -12,6 +12,7 @@ from flask import Flask
 from gevent.pywsgi import WSGIServer
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, finishing, reserving
 from greenstalk_server.web.features.history.history import History
 
 from .conftest import Queue
@@ -20,18 +21,18 @@ from .conftest import Queue
 def work(queue: Queue, history: History, hours: float, tube: str) -> None:
     """Put at least six jobs every ten seconds; reserve most of them, and delete, bury or release those."""
     broker, worker = queue.broker, queue.connect()
-    broker.watch(worker, tube.encode())
+    connecting.watch(broker, worker, tube.encode())
     for at in range(int(hours * 360)):
         queue.put(tube, count=6 + at // 40 % 3 * 4)
         for turn in range(5 + at // 60 % 2 * 4):
-            job = broker.reserve(worker, queue.now - SECOND)
+            job = reserving.reserve(broker, worker, queue.now - SECOND)
             assert job is not None
             if turn == 1:
-                broker.bury(worker, job.id, 0, queue.now)
+                finishing.bury(broker, worker, job.id, 0, queue.now)
             elif turn == 2:
-                broker.release(worker, job.id, 9, 0, queue.now)
+                finishing.release(broker, worker, job.id, 9, 0, queue.now)
             else:
-                broker.delete(worker, job.id, queue.now)
+                finishing.delete(broker, worker, job.id, queue.now)
         for _ in range(5):
             queue.now += 2 * SECOND
             history.tick()

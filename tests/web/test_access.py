@@ -14,7 +14,9 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, finishing, putting, reserving
 from greenstalk_server.web.auth.guard import SAFE_METHODS
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.rights import least_role
@@ -52,18 +54,18 @@ def rules(app: Flask, method: str) -> set[str]:
 def ids(queue: Queue) -> dict[str, int]:
     """A job in each state, with the marker as its body."""
     client, now = queue.connect(), queue.now
-    queue.broker.use(client, b"mail")
+    connecting.use(queue.broker, client, b"mail")
     ids = {state: queue.broker.allocate_id() for state in ("ready", "reserved", "buried", "delayed")}
     for state, id in ids.items():
         delay = 60 * SECOND if state == "delayed" else 0
-        assert queue.broker.put(client, id, 10, delay, 60 * SECOND, MARKER, now) > 0
-    queue.broker.reserve_job(queue.connect(), ids["reserved"], now)
-    queue.broker.bury_job(ids["buried"], now)
+        assert putting.put(queue.broker, client, id, 10, delay, 60 * SECOND, MARKER, now) > 0
+    reserving.reserve_job(queue.broker, queue.connect(), ids["reserved"], now)
+    finishing.bury_job(queue.broker, ids["buried"], now)
     return ids
 
 
 def states(queue: Queue) -> dict[int, tuple[int, bytes, int]]:
-    queue.broker.check()
+    invariants.check(queue.broker)
     return {job.id: (job.state, job.body, job.pri) for job in queue.broker.jobs.values()}
 
 

@@ -11,9 +11,10 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core import invariants
+from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.web.changes import operations
 from greenstalk_server.web.features.jobs.pages.actions import ACTIONS
 from greenstalk_server.web.features.jobs.pages.edit import version
@@ -43,7 +44,7 @@ def refused(response: TestResponse, status: int) -> str:
 
 
 def states(queue: Queue, ids: list[int]) -> list[int | None]:
-    queue.broker.check()
+    invariants.check(queue.broker)
     return [job.state if (job := queue.broker.jobs.get(id)) else None for id in ids]
 
 
@@ -133,7 +134,7 @@ def test_put(queue: Queue, client: FlaskClient) -> None:
     assert job.body == "one\ntwo é".encode()
     _, id = done(post(client, "/tube/put", **form | {"delay": "9"}))
     assert queue.broker.jobs[id].state == DELAYED
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_put_of_the_largest_and_a_too_large_body(queue: Queue, client: FlaskClient) -> None:

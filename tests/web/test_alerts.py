@@ -19,6 +19,7 @@ from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.receivers import Receiver, parse_receiver
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting
 from greenstalk_server.web.features.alerts.alerts import (
     FIRST_RETRY,
     MAX_RETRY,
@@ -361,7 +362,7 @@ def test_condition_and_its_end_reach_a_receiver(queue: Queue, server: Server) ->
     for _ in range(4):
         world.run()
     worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
+    connecting.watch(queue.broker, worker, b"mail")
     for _ in range(3):
         world.run()
     first, second = server.requests
@@ -403,7 +404,7 @@ def test_receiver_gets_only_conditions_that_still_hold_after_an_outage(queue: Qu
     world.run()
     world.run()
     queue.put("web")
-    queue.broker.watch(queue.connect(), b"mail")
+    connecting.watch(queue.broker, queue.connect(), b"mail")
     server.answer = answer(200)
     for _ in range(3):
         world.run(10)
@@ -527,7 +528,7 @@ def test_condition_that_ended_during_a_restart_is_resolved_later(queue: Queue, s
     world = World(queue, table(server), directory=tmp_path)
     world.run()
     world.run()
-    queue.broker.watch(queue.connect(), b"mail")
+    connecting.watch(queue.broker, queue.connect(), b"mail")
     again = World(queue, table(server), directory=tmp_path)
     again.run()
     again.run(RESTORED_TIME // SECOND - 10)

@@ -16,6 +16,7 @@ from greenstalk_server.config.tables.thresholds import DEFAULTS, Thresholds, Thr
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.core.operations import connecting, editing, finishing, policy_changes, reserving, ticking
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.features.conditions import measures
 from greenstalk_server.web.features.conditions.measures import (
@@ -418,7 +419,7 @@ class Watched:
         """Evaluate once a second; return the sentences of the active conditions by kind and tube."""
         for _ in range(seconds):
             self.queue.now += SECOND
-            self.queue.broker.tick(self.queue.now)
+            ticking.tick(self.queue.broker, self.queue.now)
             self.monitor.tick()
         return {(measure.kind.name, measure.tube.decode()): plain(measure) for measure, _ in self.monitor.conditions}
 
@@ -428,19 +429,19 @@ def test_monitor_sees_jobs_without_consumers_after_five_minutes(queue: Queue) ->
     queue.put("mail")
     assert watched.run(290) == {}
     assert set(watched.run(15)) == {("no_consumers", "mail")}
-    queue.broker.watch(queue.connect(), b"mail")
+    connecting.watch(queue.broker, queue.connect(), b"mail")
     assert watched.run(10) == {}
     assert set(watched.run(600)) == {("oldest_ready", "mail")}
 
 
 def test_monitor_counts_what_happened_in_new_and_old_tubes(queue: Queue) -> None:
     for id in queue.put("old", count=50):
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     watched = Watched(queue)
     assert watched.run(60) == {}, "buried before the start"
     for name in ("old", "new"):
         for id in queue.put(name, count=12):
-            queue.broker.bury_job(id, queue.now)
+            finishing.bury_job(queue.broker, id, queue.now)
     assert watched.run(10) == {
         ("buried_growth", "new"): "12 more jobs of “new” are buried than 15 minutes ago: 12 in all.",
         ("buried_growth", "old"): "12 more jobs of “old” are buried than 15 minutes ago: 62 in all.",
@@ -451,30 +452,30 @@ def test_monitor_counts_what_happened_in_new_and_old_tubes(queue: Queue) -> None
 def test_monitor_sees_timeouts_and_held_jobs(queue: Queue) -> None:
     watched = Watched(queue)
     worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
+    connecting.watch(queue.broker, worker, b"mail")
     queue.put("mail", count=12)
     for _ in range(12):
-        assert queue.broker.reserve(worker, queue.now) is not None
+        assert reserving.reserve(queue.broker, worker, queue.now) is not None
     assert [measure for key, measure in watched.run(70).items() if key[0] == "timeouts"] == [
         "12 reservations of “mail” timed out in the last 15 minutes, in which 12 jobs were reserved."
     ]
     (id,) = queue.put("slow")
-    job = queue.broker.reserve_job(worker, id, queue.now)
+    job = reserving.reserve_job(queue.broker, worker, id, queue.now)
     assert job is not None
     for _ in range(121):
-        queue.broker.touch(worker, id, queue.now)
+        reserving.touch(queue.broker, worker, id, queue.now)
         conditions = watched.run(30)
     assert conditions["held_job", "slow"].startswith(f"Connection {worker.number} has held job {id} of “slow” for 1 h")
 
 
 def test_monitor_sees_pauses_and_policies(queue: Queue) -> None:
     document = {"tubes": ["capped"], "max_jobs": 10}
-    queue.broker.set_file_policies([parse_policy("cap", document)], queue.now)
+    policy_changes.set_file_policies(queue.broker, [parse_policy("cap", document)], queue.now)
     watched = Watched(queue)
-    queue.broker.pause_tube(b"default", 9 * 3600 * SECOND, queue.now)
+    editing.pause_tube(queue.broker, b"default", 9 * 3600 * SECOND, queue.now)
     queue.put("default")
     queue.put("capped", count=10)
-    queue.broker.watch(queue.connect(), b"capped")
+    connecting.watch(queue.broker, queue.connect(), b"capped")
     seen = watched.run(3610)
     assert seen["limit", "capped"] == "“capped” has 10 of at most 10 jobs (max_jobs): more are refused."
     assert seen["paused", "default"].startswith(
@@ -484,13 +485,13 @@ def test_monitor_sees_pauses_and_policies(queue: Queue) -> None:
 
 def test_dead_letter_tube_needs_no_consumers(queue: Queue) -> None:
     document = {"tubes": ["mail"], "max_jobs": 10, "max_attempts": 1, "dead_letter": "failed"}
-    queue.broker.set_file_policies([parse_policy("mail", document)], queue.now)
+    policy_changes.set_file_policies(queue.broker, [parse_policy("mail", document)], queue.now)
     watched = Watched(queue)
     worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
+    connecting.watch(queue.broker, worker, b"mail")
     for id in queue.put("mail", count=3):
-        assert queue.broker.reserve_job(worker, id, queue.now) is not None
-        queue.broker.release(worker, id, 0, 0, queue.now)
+        assert reserving.reserve_job(queue.broker, worker, id, queue.now) is not None
+        finishing.release(queue.broker, worker, id, 0, 0, queue.now)
     assert watched.run(10) == {
         ("dead_letters", "mail"): "3 jobs of “mail” became dead letters in the last 15 minutes, which are in “failed”."
     }

@@ -7,6 +7,7 @@ from flask.testing import FlaskClient
 from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import putting
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.reads.jobs.body_format import describe_body, row_preview
 
@@ -38,7 +39,7 @@ def test_body_is_spelled_out_in_lists_and_panes() -> None:
 
 
 def test_pages_spell_out_what_a_form_keeps(queue: Queue, client: FlaskClient) -> None:
-    id = queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, EVIL.encode(), queue.now)
+    id = putting.put_into(queue.broker, b"mail", 0, 0, 60 * SECOND, EVIL.encode(), queue.now)
     post(client, "/tube/pause", tube="mail", seconds=60, reason=EVIL)
     for path in ("/tube?tube=mail", f"/job?id={id}", "/search?q=evil", "/audit"):
         page = Page(client.get(path).text)

@@ -19,9 +19,11 @@ from flask import Flask
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import BURIED, SECOND, Job
+from greenstalk_server.core.operations import editing, finishing, putting
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import recover
@@ -70,18 +72,18 @@ class DiskQueue(Queue):
 
     def put_on_disk(self, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
         """Put jobs and evict their bodies."""
-        ids = [self.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, body, self.now) for body in bodies]
+        ids = [putting.put_into(self.broker, tube.encode(), pri, 0, 60 * SECOND, body, self.now) for body in bodies]
         self.evict(*ids)
         return ids
 
     def evict(self, *ids: int) -> None:
         """Evict the bodies of these jobs, by moving the journal on to a new file."""
-        assert self.broker.put_into(b"filler", 0, 0, SECOND, b"f" * SEGMENT, self.now) > 0
+        assert putting.put_into(self.broker, b"filler", 0, 0, SECOND, b"f" * SEGMENT, self.now) > 0
         assert self.commit()
         with gevent.Timeout(TIMEOUT):
             while any(self.job(id).body is not None for id in ids):
                 gevent.sleep(0.001)
-        self.broker.check()
+        invariants.check(self.broker)
 
     def damage(self, id: int) -> None:
         """Make the body of a job unreadable: overwrite its record on the disk."""
@@ -94,7 +96,7 @@ class DiskQueue(Queue):
 def queue(tmp_path: Path) -> Iterator[DiskQueue]:
     made = DiskQueue(tmp_path)
     yield made
-    made.broker.check()
+    invariants.check(made.broker)
     made.committer.stop()
 
 
@@ -163,12 +165,12 @@ def test_hidden_bodies_are_not_read_from_disk(queue: DiskQueue) -> None:
 def test_job_deleted_while_its_body_is_read(queue: DiskQueue, client: FlaskClient) -> None:
     one, two = queue.put_on_disk("mail", body(1), body(2))
     gone = with_change_during_read(
-        queue, lambda: client.get(f"/job?id={one}"), lambda: queue.broker.delete_job(one, queue.now)
+        queue, lambda: client.get(f"/job?id={one}"), lambda: finishing.delete_job(queue.broker, one, queue.now)
     )
     assert f"Job {one} does not exist" in refused(gone, 404)
     move = partial(post, client, "/job/move", id=two, tube="moved")
     assert f"Job {two} does not exist" in refused(
-        with_change_during_read(queue, move, lambda: queue.broker.delete_job(two, queue.now)), 404
+        with_change_during_read(queue, move, lambda: finishing.delete_job(queue.broker, two, queue.now)), 404
     )
     assert b"moved" not in queue.broker.tubes
 
@@ -178,7 +180,7 @@ def test_job_deleted_while_its_body_is_read(queue: DiskQueue, client: FlaskClien
 
 def test_lists_mark_bodies_on_disk_and_read_none(queue: DiskQueue, client: FlaskClient) -> None:
     [away] = queue.put_on_disk("mail", body(7))
-    near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b"near", queue.now)
+    near = putting.put_into(queue.broker, b"mail", 2000, 0, SECOND, b"near", queue.now)
     rows = client.get("/live?page=tube&tube=mail&state=ready").json["rows"]["jobs"]
     assert [(row[0], row[-1]) for row in rows] == [(str(away), ON_DISK), (str(near), "near")]
     assert ON_DISK in Page(client.get("/tube?tube=mail&state=ready").text).text
@@ -187,7 +189,7 @@ def test_lists_mark_bodies_on_disk_and_read_none(queue: DiskQueue, client: Flask
 
 def test_filter_of_a_list_searches_bodies_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
     found = queue.put_on_disk("mail", *[body(n) for n in range(20)])
-    near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b'"number": 3', queue.now)
+    near = putting.put_into(queue.broker, b"mail", 2000, 0, SECOND, b'"number": 3', queue.now)
     rows = client.get("/live?page=tube&tube=mail&state=ready&q=body:%22number%5C%22: 3%22".replace(" ", "%20")).json
     assert [row[0] for row in rows["rows"]["jobs"]] == [str(found[3]), str(near)]
     assert rows["fields"]["summary"] == "2 matching, among all 21"
@@ -209,7 +211,7 @@ def test_lists_of_the_api_contain_bodies(queue: DiskQueue, program: Program, que
 
 def test_search_reads_bodies_in_batches_and_keeps_none(queue: DiskQueue, client: FlaskClient) -> None:
     found = queue.put_on_disk("mail", *[body(n) for n in range(2 * BATCH_SIZE + 50)])
-    near = queue.broker.put_into(b"mail", 2000, 0, SECOND, b'"number": 42, is near', queue.now)
+    near = putting.put_into(queue.broker, b"mail", 2000, 0, SECOND, b'"number": 42, is near', queue.now)
     before = queue.bodies.in_memory
     page = find(client, '"\\"number\\": 42,"')
     assert ids(page) == [found[42], near]
@@ -235,10 +237,10 @@ def test_records_out_of_order_or_twice_in_a_file(queue: DiskQueue, client: Flask
     found = queue.put_on_disk("mail", *[body(n) for n in range(10)])
     for n in (1, 2):
         for id in reversed(found[n:]):
-            assert queue.broker.edit_job(id, queue.now, body=body(100 * n + id)) == 0
+            assert editing.edit_job(queue.broker, id, queue.now, body=body(100 * n + id)) == 0
         queue.evict(*found)
     for id in found[8:] * 2:
-        assert queue.broker.edit_job(id, queue.now, pri=1, body=body(id)) == 0
+        assert editing.edit_job(queue.broker, id, queue.now, pri=1, body=body(id)) == 0
     queue.evict(*found)
     expected = [body(0), body(100 + found[1]), *[body(200 + id) for id in found[2:8]], *map(body, found[8:])]
     lines = [json.loads(line) for line in client.get("/export?format=jsonl&tube=mail").text.splitlines()]
@@ -268,7 +270,7 @@ def test_bulk_change_keeps_bodies(queue: DiskQueue, program: Program, change: di
 def test_bulk_kick_and_delete_read_no_bodies(queue: DiskQueue, program: Program) -> None:
     found = queue.put_on_disk("mail", *[body(n) for n in range(10)])
     for id in found:
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     for id in found:
         queue.damage(id)
     assert program.do("POST", "/bulk", {"action": "kick", "ids": found, "dry_run": False}, status=202)["changed"] == 10
@@ -335,7 +337,7 @@ def test_http_reserve_buries_a_job_with_an_unreadable_body(queue: DiskQueue, pro
 def test_figures_count_bodies_in_memory_and_on_disk(queue: DiskQueue, client: FlaskClient, program: Program) -> None:
     queue.put_on_disk("mail", body(1), body(2))
     [filler] = [job for job in queue.broker.jobs.values() if job.tube.name == b"filler"]
-    queue.broker.put_into(b"mail", 0, 0, SECOND, b"near", queue.now)
+    putting.put_into(queue.broker, b"mail", 0, 0, SECOND, b"near", queue.now)
     assert queue.commit()
     with gevent.Timeout(TIMEOUT):
         while filler.body is not None:

@@ -17,8 +17,10 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.config.tables.roles import Rights, Role
+from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import RESERVED, SECOND
+from greenstalk_server.core.operations import connecting, editing, finishing, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.app import Dashboard
 
@@ -305,7 +307,7 @@ class World:
 
     def state(self) -> Any:
         """Return everything in hidden tubes that a request could change, and what belongs to the whole server."""
-        self.queue.broker.check()
+        invariants.check(self.queue.broker)
         broker, dashboard = self.queue.broker, self.dashboard
         jobs = [
             (job.id, job.state, job.pri, job.body, job.ttr, job.deadline if job.state == RESERVED else 0, job.kicks)
@@ -330,40 +332,40 @@ class World:
             ("hidden", {"tubes": ["covert.*"], "dead_letter": "billing.failed", "copy_to": ["covert.copies"]}),
             ("own", {"tubes": ["billing.invoice"], "dead_letter": "covert.letters"}),
         ):
-            broker.set_policy(parse_policy(name, document | {"max_attempts": 1}), queue.now)
+            policy_changes.set_policy(broker, parse_policy(name, document | {"max_attempts": 1}), queue.now)
         self.jobs = {name: self._put(name) for name in ("covert.payroll", "covert.letters", "billing.invoice")}
         self.letters = {tube: self._dead_letter(tube) for tube in ("covert.payroll", "billing.invoice")}
         self.hidden_client, self.shared_client = queue.connect(), queue.connect()
-        broker.use(self.hidden_client, HIDDEN.encode())
-        broker.watch(self.hidden_client, HIDDEN.encode())
+        connecting.use(broker, self.hidden_client, HIDDEN.encode())
+        connecting.watch(broker, self.hidden_client, HIDDEN.encode())
         for tube in ("billing.invoice", "covert.payroll"):
-            broker.watch(self.shared_client, tube.encode())
-            broker.reserve_job(self.shared_client, self.jobs[tube][1], queue.now)
-        broker.use(self.shared_client, b"covert.payroll")
-        broker.pause_tube(b"covert.letters", 39000 * SECOND, queue.now)
+            connecting.watch(broker, self.shared_client, tube.encode())
+            reserving.reserve_job(broker, self.shared_client, self.jobs[tube][1], queue.now)
+        connecting.use(broker, self.shared_client, b"covert.payroll")
+        editing.pause_tube(broker, b"covert.letters", 39000 * SECOND, queue.now)
 
     def _put(self, tube: str) -> list[int]:
         """Put a ready, a reserved and a buried job; return their ids."""
         client: Client = self.queue.connect()
         broker, now = self.queue.broker, self.queue.now
-        broker.use(client, tube.encode())
+        connecting.use(broker, client, tube.encode())
         ids = [broker.allocate_id() for _ in range(3)]
         for id in ids:
-            assert broker.put(client, id, 10, 0, 9000 * SECOND, BODY if "covert" in tube else b"bill", now) > 0
-        broker.bury_job(ids[2], now)
-        broker.disconnect(client, now)
+            assert putting.put(broker, client, id, 10, 0, 9000 * SECOND, BODY if "covert" in tube else b"bill", now) > 0
+        finishing.bury_job(broker, ids[2], now)
+        connecting.disconnect(broker, client, now)
         return ids
 
     def _dead_letter(self, tube: str) -> int:
         """Let a job of *tube* fail until it is a dead letter; return its id."""
         broker, now = self.queue.broker, self.queue.now
         client = self.queue.connect()
-        broker.use(client, tube.encode())
+        connecting.use(broker, client, tube.encode())
         id = broker.allocate_id()
-        assert broker.put(client, id, 10, 0, 9000 * SECOND, b"bill" if tube == HIDDEN else BODY, now) > 0
-        broker.reserve_job(client, id, now)
-        broker.release(client, id, 10, 0, now)
-        broker.disconnect(client, now)
+        assert putting.put(broker, client, id, 10, 0, 9000 * SECOND, b"bill" if tube == HIDDEN else BODY, now) > 0
+        reserving.reserve_job(broker, client, id, now)
+        finishing.release(broker, client, id, 10, 0, now)
+        connecting.disconnect(broker, client, now)
         job = broker.jobs[id]
         assert job.dead_letter, job.tube.name
         return id
@@ -406,7 +408,7 @@ class World:
 
     def _deleted_id(self) -> int:
         (id,) = self.queue.put("billing.gone")
-        self.queue.broker.delete_job(id, self.queue.now, False)
+        finishing.delete_job(self.queue.broker, id, self.queue.now, False)
         return id
 
 

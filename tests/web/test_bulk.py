@@ -10,8 +10,10 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.operations import draining, finishing
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
 from tests.support.daemon import TIMEOUT
@@ -121,12 +123,12 @@ def test_only_selected_jobs_in_an_unchanged_state_are_changed(
 ) -> None:
     more = queue.put("mail", count=5)
     gone, kept = more[0], more[1]
-    queue.broker.delete_job(gone, queue.now)
+    finishing.delete_job(queue.broker, gone, queue.now)
     chosen = [kept, gone, more[2], kept, ids[2]]  # one twice, one deleted, and one buried meanwhile
     id = preview(client, "ticked", tube="mail", state="ready", id=chosen, action="delete")
     page = look(client, id)
     assert "4 ticked jobs of tube:mail state:ready" in words(page) and "2 jobs would be deleted" in words(page)
-    queue.broker.bury_job(kept, queue.now)
+    finishing.bury_job(queue.broker, kept, queue.now)
     assert run(client, id, confirm="mail").done == 1
     assert more[2] not in queue.broker.jobs and {kept, more[3], ids[2]} <= set(queue.broker.jobs)
 
@@ -145,7 +147,7 @@ def test_jobs_put_during_the_run_are_not_changed(queue: Queue, client: FlaskClie
     assert run(client, id, confirm="mail").done == 3000
     producer.join()
     assert new and list(queue.broker.jobs) == new
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 # Refusals
@@ -167,7 +169,7 @@ def test_double_submit_runs_once(queue: Queue, client: FlaskClient, ids: list[in
     id = preview(client, tube="mail", action="kick")
     first, second = run(client, id), run(client, id)
     assert first is second and first.done == 2
-    queue.broker.bury_job(ids[0], queue.now)
+    finishing.bury_job(queue.broker, ids[0], queue.now)
     assert run(client, id) is first and run(client, first.id) is first
     assert states(queue, ids)[0] == BURIED
     assert "This change has already been started" in words(look(client, id))
@@ -212,7 +214,7 @@ def test_run_stops_when_the_journal_has_no_room(queue: Queue, client: FlaskClien
     assert (done.state, done.done) == (FAILED, 4)
     page = Page(client.get(f"/task?id={done.id}").text)
     assert "The journal has no room for more records. 4 jobs were changed before that." in page.text
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_run_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> None:
@@ -221,7 +223,7 @@ def test_run_stops_when_the_server_drains(queue: Queue, client: FlaskClient) -> 
 
     def drain_soon() -> None:
         begin(queue, "mail")
-        queue.broker.drain()
+        draining.drain(queue.broker)
 
     drain = gevent.spawn(drain_soon)
     done = run(client, id)
@@ -274,7 +276,7 @@ def test_cancelled_run_keeps_its_changes_and_waits_for_the_journal(
     running.wait(TIMEOUT)
     buried = len(queue.broker.tubes[b"mail"].buried)
     assert running.state == CANCELLED and 0 < running.done == buried < 20_000 and waits
-    queue.broker.check()
+    invariants.check(queue.broker)
     noted = [
         (entry.what, entry.details.get("jobs")) for entry in client.application.extensions["dashboard"].audit.entries
     ]

@@ -12,6 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing
 from greenstalk_server.web.features.history.pages.charts import format_value
 from greenstalk_server.web.features.history.rings import SERIES
 from greenstalk_server.web.framework.sparkline import path
@@ -120,7 +121,7 @@ def test_pauses_and_policies_leave_marks(queue: Queue, client: FlaskClient) -> N
     queue.put("mail")
     for action, body in (("pause", {"seconds": 3600, "reason": ""}), ("resume", {}), ("resume", {})):
         assert client.post(f"/api/v1/tube/{action}?tube=mail", json=body).status_code == 200
-    queue.broker.pause_tube(b"mail", 5 * SECOND, queue.now)  # as a client does
+    editing.pause_tube(queue.broker, b"mail", 5 * SECOND, queue.now)  # as a client does
     assert client.put("/api/v1/policies/retry", json={"tubes": ["mail"], "max_attempts": 3}).status_code == 200
     found = client.get("/api/v1/marks").get_json()["marks"]
     assert [(mark["kind"], mark["tube"], mark["text"]) for mark in found] == [

@@ -14,8 +14,10 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from flask.testing import FlaskClient
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import READY, SECOND
+from greenstalk_server.core.operations import connecting, reserving
 from greenstalk_server.web.features.connections.pages import MAX_ROWS
 from greenstalk_server.web.reads.connections import BATCH_SIZE, MAX_JOBS_LISTED, MAX_SCANNED_JOBS, MAX_TUBES_LISTED
 from tests.support.daemon import TIMEOUT, Daemon
@@ -34,9 +36,9 @@ def connect(
     client = queue.connect()
     client.address, client.name = address or client.address, name
     if uses:
-        queue.broker.use(client, uses.encode())
+        connecting.use(queue.broker, client, uses.encode())
     for tube in watches:
-        queue.broker.watch(client, tube.encode())
+        connecting.watch(queue.broker, client, tube.encode())
     return client
 
 
@@ -45,8 +47,8 @@ def reserve(queue: Queue, client: Client, count: int = 1) -> list[int]:
     tube = next(reversed(client.watched)).decode()
     ids = queue.put(tube, count=count)
     for id in ids:
-        assert queue.broker.reserve_job(client, id, queue.now)
-    queue.broker.note_worker(client)
+        assert reserving.reserve_job(queue.broker, client, id, queue.now)
+    connecting.note_worker(queue.broker, client)
     return ids
 
 
@@ -79,13 +81,13 @@ def numbers(html: str) -> list[int]:
 
 def test_list_shows_connected_clients(queue: Queue, client: FlaskClient) -> None:
     producer = connect(queue, uses="mail", address="10.0.0.1:4000")
-    queue.broker.note_producer(producer)
+    connecting.note_producer(queue.broker, producer)
     worker = connect(queue, watches=("a", "b", "c"), address="unix", name="python3, process 77")
     queue.now += 90 * SECOND
     ids = reserve(queue, worker, 5)
     queue.now += 10 * SECOND
     waiting = connect(queue, watches=("z",), address="[::1]:5000")
-    queue.broker.wait(waiting, queue.now + 60 * SECOND, queue.now)
+    reserving.wait(queue.broker, waiting, queue.now + 60 * SECOND, queue.now)
     queue.now += 4 * SECOND
     one, two, three = rows(look(client))
     assert one == f"1 10.0.0.1:4000 producer 1{NBSP}min 44{NBSP}s mail default – –".replace(NBSP, " ")
@@ -146,8 +148,8 @@ def test_lists_of_one_connection_are_bounded(queue: Queue, client: FlaskClient) 
 
 def test_closed_connection_is_not_found(queue: Queue, client: FlaskClient) -> None:
     worker = connect(queue, address="10.7.7.7:1")
-    queue.broker.note_worker(worker)
-    queue.broker.disconnect(worker, queue.now)
+    connecting.note_worker(queue.broker, worker)
+    connecting.disconnect(queue.broker, worker, queue.now)
     assert "it came from 10.7.7.7:1 and has ended" in refused(client.get(f"/connection?number={worker.number}"), 404)
     assert "never existed" in refused(client.get("/connection?number=99"), 404)
     assert "“number” must be" in refused(client.get("/connection?number=x"), 400)
@@ -167,7 +169,7 @@ def test_job_page_shows_current_and_last_holder(queue: Queue, client: FlaskClien
     listed = look(client, "/tube", tube="mail", state="reserved")
     assert "10.1.2.3:4" in text(listed)
     assert f'href="/job/holder?id={id}"' in listed
-    queue.broker.disconnect(worker, queue.now)
+    connecting.disconnect(queue.broker, worker, queue.now)
     html = look(client, "/job", id=id)
     assert f"Last held by connection {worker.number}, disconnected, from 10.1.2.3:4" in text(html)
     assert f'href="/connection?number={worker.number}"' not in html
@@ -188,7 +190,7 @@ def test_close_ends_the_connection(queue: Queue) -> None:
     assert worker.is_closed
     assert not other.is_closed
     assert [queue.broker.jobs[id].state for id in ids] == [READY] * 3
-    queue.broker.check()
+    invariants.check(queue.broker)
     (entry,) = app.extensions["dashboard"].audit.entries
     assert (entry.what, entry.details) == (
         "connection/close", {"number": worker.number, "address": worker.address, "jobs": 3}

@@ -14,6 +14,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import finishing
 from greenstalk_server.web.features.jobs.export import LARGE_BODY, MAX_EXPORTS, escape_formulas
 
 from .conftest import Queue
@@ -64,7 +65,7 @@ def body_of(row: dict[str, Any]) -> bytes:
 
 def test_json_lines_contain_every_field(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     [id] = put(queue, "//x", b"body", pri=7)
-    queue.broker.bury_job(id, queue.now)
+    finishing.bury_job(queue.broker, id, queue.now)
     queue.now += 90 * SECOND
     assert rows(visit(), "jsonl") == [
         {
@@ -145,7 +146,7 @@ def test_export_contains_all_matches(queue: Queue, client: FlaskClient) -> None:
     found = queue.put("mail", count=2500)
     queue.put("other", count=10)
     for id in found[:1200]:
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     assert [row["id"] for row in rows(client, "jsonl", tube="mail", state="buried", q="buries:1")] == found[:1200]
     assert len(rows(client, "csv", tube="mail")) == 2500
     assert rows(client, "jsonl", tube="nowhere") == rows(client, "csv", tube="nowhere") == []
@@ -188,7 +189,7 @@ def test_jobs_deleted_during_the_export_are_omitted(queue: Queue, client: FlaskC
     stream: Any = iter(response.response)
     first = next(stream)
     for id in found[2000:]:
-        queue.broker.delete_job(id, queue.now)
+        finishing.delete_job(queue.broker, id, queue.now)
     lines = (first + b"".join(stream)).splitlines()
     assert [json.loads(line)["id"] for line in lines] == found[:2000]
 

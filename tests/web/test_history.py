@@ -13,6 +13,7 @@ import pytest
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
+from greenstalk_server.core.operations import connecting, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.core.tubes.durations import RELATIVE_ERROR
 from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.features.history.rings import (
@@ -53,20 +54,20 @@ class HistoryDriver:
 
     def worker(self, tube: str) -> Client:
         client = self.queue.connect()
-        self.broker.watch(client, tube.encode())
-        self.broker.use(client, tube.encode())
+        connecting.watch(self.broker, client, tube.encode())
+        connecting.use(self.broker, client, tube.encode())
         return client
 
     def put(self, client: Client, count: int = 1, ttr: int = 60) -> None:
         for _ in range(count):
             id = self.broker.allocate_id()
-            assert self.broker.put(client, id, 0, 0, ttr * SECOND, b"", self.queue.now) > 0
+            assert putting.put(self.broker, client, id, 0, 0, ttr * SECOND, b"", self.queue.now) > 0
 
     def delete(self, client: Client, count: int = 1) -> None:
         """Reserve and delete *count* jobs."""
         for _ in range(count):
-            job = self.broker.reserve(client, self.queue.now)
-            assert job is not None and self.broker.delete(client, job.id, self.queue.now)
+            job = reserving.reserve(self.broker, client, self.queue.now)
+            assert job is not None and finishing.delete(self.broker, client, job.id, self.queue.now)
 
     def size(self) -> int:
         """Return the bytes of the history, its broker and everything they refer to, without code."""
@@ -121,14 +122,14 @@ def test_every_kind_of_event_counts(driver: HistoryDriver) -> None:
     mail, broker = driver.worker("mail"), driver.broker
     driver.advance(10)
     driver.put(mail, 7, ttr=1)
-    jobs = [broker.reserve(mail, driver.queue.now) for _ in range(7)]
+    jobs = [reserving.reserve(broker, mail, driver.queue.now) for _ in range(7)]
     now = driver.queue.now
     ids = [job.id for job in jobs if job is not None]
-    assert broker.delete(mail, ids[0], now)
-    assert all(broker.bury(mail, id, 0, now) for id in ids[1:3])
-    assert all(broker.release(mail, id, 0, 0, now) for id in ids[3:6])
-    assert broker.kick(broker.tubes[b"mail"], BURIED, 1, now) == 1
-    broker.tick(now + SECOND)  # the last one times out
+    assert finishing.delete(broker, mail, ids[0], now)
+    assert all(finishing.bury(broker, mail, id, 0, now) for id in ids[1:3])
+    assert all(finishing.release(broker, mail, id, 0, 0, now) for id in ids[3:6])
+    assert kicking.kick(broker, broker.tubes[b"mail"], BURIED, 1, now) == 1
+    ticking.tick(broker, now + SECOND)  # the last one times out
     driver.advance(10)
     expected = Rates(put=0.7, reserve=0.7, delete=0.1, bury=0.2, timeout=0.1, release=0.3, kick=0.1)
     assert driver.history.rates(b"mail") == pytest.approx(expected)
@@ -233,7 +234,7 @@ def test_tube_dropped_between_two_samples_is_recorded(driver: HistoryDriver) -> 
     client = driver.worker("moment")
     driver.put(client)
     driver.delete(client)
-    driver.broker.disconnect(client, driver.queue.now)
+    connecting.disconnect(driver.broker, client, driver.queue.now)
     assert b"moment" not in driver.broker.tubes
     driver.advance(10)
     assert driver.history.rates(b"moment") == Rates(put=0.1, reserve=0.1, delete=0.1)
@@ -250,7 +251,7 @@ def test_recreated_tube_continues_its_series(driver: HistoryDriver) -> None:
             client = driver.worker("mail")
             driver.put(client, 2)
             driver.delete(client, 2)
-            driver.broker.disconnect(client, driver.queue.now)
+            connecting.disconnect(driver.broker, client, driver.queue.now)
         driver.advance(1)
     assert driver.history.rates(b"mail") == Rates(put=6, reserve=6, delete=6)
     assert driver.history.total_rates() == Rates(put=6, reserve=6, delete=6)
@@ -270,7 +271,7 @@ def test_flood_of_tubes_is_bounded(driver: HistoryDriver) -> None:
                 client = driver.worker(f"reply.{count}")
                 driver.put(client)
                 driver.delete(client)
-                driver.broker.disconnect(client, driver.queue.now)
+                connecting.disconnect(driver.broker, client, driver.queue.now)
                 count += 1
             driver.advance(1)
         return driver.size()
@@ -315,9 +316,9 @@ def test_wait_and_run_times(driver: HistoryDriver) -> None:
     driver.advance(10)
     driver.put(mail, 4)
     driver.advance(4)
-    jobs = [driver.broker.reserve(mail, driver.queue.now) for _ in range(4)]
+    jobs = [reserving.reserve(driver.broker, mail, driver.queue.now) for _ in range(4)]
     driver.queue.now += SECOND // 4
-    assert all(job is not None and driver.broker.delete(mail, job.id, driver.queue.now) for job in jobs)
+    assert all(job is not None and finishing.delete(driver.broker, mail, job.id, driver.queue.now) for job in jobs)
     driver.queue.now += SECOND - SECOND // 4
     driver.history.tick()
     driver.advance(5)

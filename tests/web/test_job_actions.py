@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import TestResponse, encode_multipart
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import RESERVED, SECOND, Job
+from greenstalk_server.core.operations import editing, finishing, kicking, putting, reserving
 from greenstalk_server.web.features.jobs.pages.edit import as_lines, from_lines, line_ends
 from greenstalk_server.web.framework.fields import MAX_PUT
 
@@ -33,9 +35,9 @@ class Jobs:
         self.queue = queue
         ready, buried, reserved = queue.put("mail", count=3)
         (delayed,) = queue.put("mail", delay=60)
-        queue.broker.bury_job(buried, queue.now)
+        finishing.bury_job(queue.broker, buried, queue.now)
         self.worker: Client = queue.connect()
-        queue.broker.reserve_job(self.worker, reserved, queue.now)
+        reserving.reserve_job(queue.broker, self.worker, reserved, queue.now)
         self.ids = {"ready": ready, "delayed": delayed, "buried": buried, HELD: reserved}
 
     def __getitem__(self, state: str) -> Job:
@@ -46,7 +48,7 @@ class Jobs:
         return {"confirm": "1"} if state == HELD else {}
 
     def look(self) -> list[tuple[object, ...]]:
-        self.queue.broker.check()
+        invariants.check(self.queue.broker)
         return [
             (job.id, job.tube.name, job.state, job.pri, job.ttr, job.delay, job.deadline, job.body)
             for job in self.queue.broker.jobs.values()
@@ -118,8 +120,8 @@ def test_confirmation_is_valid_for_one_reservation(queue: Queue, client: FlaskCl
     job, other = jobs[HELD], queue.connect()
     shown = Page(client.get("/job", query_string={"id": job.id}).text).elements
     (confirm,) = {a.get("value") for tag, a in shown if tag == "input" and a.get("name") == "confirm"}
-    queue.broker.release(jobs.worker, job.id, job.pri, 0, queue.now)
-    queue.broker.reserve_job(other, job.id, queue.now)
+    finishing.release(queue.broker, jobs.worker, job.id, job.pri, 0, queue.now)
+    reserving.reserve_job(queue.broker, other, job.id, queue.now)
     message = refused(post(client, f"/{action}", id=job.id, confirm=confirm, **FORCED[action]), 409)
     assert "another client has since reserved it" in message
     assert job.holder is other
@@ -151,7 +153,7 @@ def test_edit_of_a_held_job_requires_confirmation(client: FlaskClient, jobs: Job
 def test_job_deleted_before_the_redirect(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
     def commit() -> bool:
         for id in list(queue.broker.jobs):
-            queue.broker.delete_job(id, queue.now, is_forced=True)
+            finishing.delete_job(queue.broker, id, queue.now, is_forced=True)
         return True
 
     response = post(visit(commit=commit), "/job/kick", id=jobs["buried"].id)
@@ -182,13 +184,13 @@ def test_stale_edit_is_refused_and_shows_both_versions(
     job, broker = jobs["delayed"], queue.broker
     form = load(client, job.id) | {"body": "mine <b>", "pri": "77"}
     if other_change == "edit":
-        broker.edit_job(job.id, queue.now, body=b"theirs <i>")
+        editing.edit_job(broker, job.id, queue.now, body=b"theirs <i>")
     elif other_change == "move":
-        broker.edit_job(job.id, queue.now, tube=b"elsewhere")
+        editing.edit_job(broker, job.id, queue.now, tube=b"elsewhere")
     elif other_change == "kick":
-        broker.kick_job(job.id, queue.now)
+        kicking.kick_job(broker, job.id, queue.now)
     else:
-        broker.reserve_job(queue.connect(), job.id, queue.now)
+        reserving.reserve_job(broker, queue.connect(), job.id, queue.now)
     before = jobs.look()
     response = client.post("/job/edit", data=form, headers=SAME_ORIGIN)
     message = refused(response, 409)
@@ -238,7 +240,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name: str) -> None:
     body = BODIES[name]
-    id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+    id = putting.put_into(queue.broker, b"mail", 5, 0, SECOND, body, queue.now)
     assert done(edit(client, id, pri="6"), "/job") == ("edited-job", id)
     assert (queue.broker.jobs[id].body, queue.broker.jobs[id].pri) == (body, 6)
     form = load(client, id, encoding="base64")
@@ -269,13 +271,13 @@ def test_body_too_large_for_a_form_cannot_be_edited(queue: Queue) -> None:
     queue.broker.max_job_size = 8 * MAX_PUT
     client = queue.app().test_client()
     body = b"x" * (MAX_PUT + 1)
-    id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+    id = putting.put_into(queue.broker, b"mail", 5, 0, SECOND, body, queue.now)
     form = load(client, id)
     assert "body" not in form
     assert "larger than 1,048,576 bytes" in Page(client.get("/job/form", query_string={"id": id}).text).text
     assert done(client.post("/job/edit", data=form | {"pri": "9"}, headers=SAME_ORIGIN), "/job") == ("edited-job", id)
     assert (queue.broker.jobs[id].body, queue.broker.jobs[id].pri) == (body, 9)
-    whole = queue.broker.put_into(b"mail", 5, 0, SECOND, b"\n" * MAX_PUT, queue.now)
+    whole = putting.put_into(queue.broker, b"mail", 5, 0, SECOND, b"\n" * MAX_PUT, queue.now)
     assert done(edit(client, whole, pri="9"), "/job")[0] == "edited-job"
     assert queue.broker.jobs[whole].body == b"\n" * MAX_PUT
 
@@ -285,7 +287,7 @@ def test_body_too_large_for_a_form_cannot_be_edited(queue: Queue) -> None:
 
 def test_hidden_bodies_stay_hidden(queue: Queue, jobs: Jobs, visit: Callable[..., FlaskClient]) -> None:
     client, job = visit(hides_bodies=True), jobs["ready"]
-    queue.broker.edit_job(job.id, queue.now, body=b"c0nfidential")
+    editing.edit_job(queue.broker, job.id, queue.now, body=b"c0nfidential")
     for path in ("/job", "/job/form"):
         response = client.get(path, query_string={"id": job.id})
         assert response.status_code == 200

@@ -9,7 +9,8 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.transitions import MAX_RECENT_WORKERS
+from greenstalk_server.core.operations import connecting, editing, finishing, kicking, reserving, ticking
+from greenstalk_server.core.operations.connecting import MAX_RECENT_WORKERS
 
 from .conftest import Queue
 from .table import Page
@@ -29,14 +30,14 @@ def test_history_lists_events_since_the_put(queue: Queue, client: FlaskClient) -
     (id,) = queue.put("mail")
     broker, worker = queue.broker, queue.connect()
     queue.now += 10 * SECOND
-    broker.reserve_job(worker, id, queue.now)
+    reserving.reserve_job(broker, worker, id, queue.now)
     queue.now += 5 * SECOND
-    broker.release(worker, id, 5, 30 * SECOND, queue.now)
-    broker.kick_job(id, queue.now)
-    broker.bury_job(id, queue.now)
+    finishing.release(broker, worker, id, 5, 30 * SECOND, queue.now)
+    kicking.kick_job(broker, id, queue.now)
+    finishing.bury_job(broker, id, queue.now)
     queue.now += SECOND
-    broker.edit_job(id, queue.now, pri=9)
-    broker.edit_job(id, queue.now, tube=b"other")
+    editing.edit_job(broker, id, queue.now, pri=9)
+    editing.edit_job(broker, id, queue.now, tube=b"other")
     by = f"by connection {worker.number}, {worker.address}"
     assert history_entries(client, id) == [
         "Put 2027-01-15 08:00:00 UTC, 16 s ago",
@@ -53,19 +54,19 @@ def test_history_lists_events_since_the_put(queue: Queue, client: FlaskClient) -
 def test_timed_out_and_abandoned_reservations(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     slow, gone = queue.connect(), queue.connect()
-    queue.broker.reserve_job(slow, id, queue.now)
+    reserving.reserve_job(queue.broker, slow, id, queue.now)
     queue.now += 60 * SECOND
-    queue.broker.tick(queue.now)
-    queue.broker.reserve_job(gone, id, queue.now)
-    queue.broker.note_worker(gone)
-    queue.broker.disconnect(gone, queue.now)
+    ticking.tick(queue.broker, queue.now)
+    reserving.reserve_job(queue.broker, gone, id, queue.now)
+    connecting.note_worker(queue.broker, gone)
+    connecting.disconnect(queue.broker, gone, queue.now)
     entries = history_entries(client, id)
     assert entries[2].startswith(f"Timed out while held by connection {slow.number}, {slow.address} ")
     assert entries[4].startswith(f"Returned on disconnect by connection {gone.number}, disconnected, from 10.")
     for _ in range(MAX_RECENT_WORKERS + 1):  # enough others to evict its address
         other = queue.connect()
-        queue.broker.note_worker(other)
-        queue.broker.disconnect(other, queue.now)
+        connecting.note_worker(queue.broker, other)
+        connecting.disconnect(queue.broker, other, queue.now)
     assert f"connection {gone.number}, disconnected 2027" in history_entries(client, id)[4]
 
 
@@ -73,8 +74,8 @@ def test_events_beyond_the_history_are_counted(queue: Queue, client: FlaskClient
     (id,) = queue.put("mail")
     worker = queue.connect()
     for _ in range(20):
-        queue.broker.reserve_job(worker, id, queue.now)
-        queue.broker.release(worker, id, 5, 0, queue.now)
+        reserving.reserve_job(queue.broker, worker, id, queue.now)
+        finishing.release(queue.broker, worker, id, 5, 0, queue.now)
     entries = history_entries(client, id)
     assert entries[1].startswith("Older events: reserved 12 times, released 12 times Only the last 16 events are kept")
     assert len(entries) == 2 + job_history.MAX_EVENTS
@@ -90,7 +91,7 @@ def test_live_history_and_hint_of_an_edit(queue: Queue, client: FlaskClient) -> 
     html = client.get(f"/job?id={id}").text
     args = unescape(re.findall(r'data-live-args="([^"]*)"', html)[0])
     assert client.get(f"/live?page=job&{args}").json["shown"] == {"edited": False}
-    queue.broker.edit_job(id, queue.now, body=b"other")
+    editing.edit_job(queue.broker, id, queue.now, body=b"other")
     live = client.get(f"/live?page=job&{args}").json
     assert live["shown"] == {"edited": True}
     assert "Edited" in live["parts"]["life"]

@@ -12,11 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.operations import connecting, editing, finishing, putting, reserving, ticking
 from greenstalk_server.web.features.leases import leases as module
 from greenstalk_server.web.features.leases.leases import (
     TOKEN_LENGTH,
@@ -41,7 +43,7 @@ TUBES = st.sampled_from(["default", "mail", "post"])
 
 
 class LeaseDriver:
-    """Leases of a queue, with short methods for tests. Every method ends with `Broker.check`."""
+    """Leases of a queue, with short methods for tests. Every method ends with `invariants.check`."""
 
     def __init__(self, queue: Queue, commit: Callable[[], bool] = lambda: True) -> None:
         self.queue = queue
@@ -53,7 +55,7 @@ class LeaseDriver:
             names = tuple(tube.encode() for tube in tubes or ("default",))
             return self.leases.reserve(ReserveRequest(names, count, wait * SECOND, "mailer", "192.0.2.7"), peer)
         finally:
-            self.broker.check()
+            invariants.check(self.broker)
 
     def begin(self, *tubes: str, **options: Any) -> gevent.Greenlet:
         """Reserve in another greenlet; return once it waits."""
@@ -71,14 +73,14 @@ class LeaseDriver:
     def advance(self, seconds: float) -> None:
         """Advance time, and tick."""
         self.queue.now += round(seconds * SECOND)
-        self.broker.tick(self.queue.now)
+        ticking.tick(self.broker, self.queue.now)
         self.settle()
 
     def settle(self) -> None:
         """Let the event loop run once."""
         gevent.sleep(0)
         gevent.sleep(0)
-        self.broker.check()
+        invariants.check(self.broker)
 
     def holds(self, lease: Lease) -> bool:
         """Return whether the token is still valid."""
@@ -121,9 +123,9 @@ def waiting(queue: Queue, *tubes: str) -> Client:
     """Return a client of the protocol that waits for a job of *tubes*."""
     client = queue.connect()
     for tube in tubes:
-        queue.broker.watch(client, tube.encode())
-    assert queue.broker.reserve(client, queue.now) is None
-    queue.broker.wait(client, None, queue.now)
+        connecting.watch(queue.broker, client, tube.encode())
+    assert reserving.reserve(queue.broker, client, queue.now) is None
+    reserving.wait(queue.broker, client, None, queue.now)
     return client
 
 
@@ -147,7 +149,10 @@ def test_reserve_returns_up_to_count_ready_jobs(queue: Queue, driver: LeaseDrive
 
 def test_reserve_stops_at_a_mebibyte_of_bodies_but_returns_a_larger_one(queue: Queue, driver: LeaseDriver) -> None:
     body = b"x" * (module.MAX_BYTES // 2)
-    all = [driver.broker.put_into(b"mail", 5, 0, 60 * SECOND, body * times, queue.now) for times in (1, 1, 1, 3, 1)]
+    all = [
+        putting.put_into(driver.broker, b"mail", 5, 0, 60 * SECOND, body * times, queue.now)
+        for times in (1, 1, 1, 3, 1)
+    ]
     assert ids(driver.reserve("mail", count=9)) == all[:2]
     assert ids(driver.reserve("mail", count=9)) == all[2:4]
     assert ids(driver.reserve("mail", count=9)) == all[4:]
@@ -155,7 +160,7 @@ def test_reserve_stops_at_a_mebibyte_of_bodies_but_returns_a_larger_one(queue: Q
 
 def test_paused_tube_yields_no_jobs(queue: Queue, driver: LeaseDriver) -> None:
     queue.put("mail")
-    driver.broker.pause_tube(b"mail", 5 * SECOND, queue.now)
+    editing.pause_tube(driver.broker, b"mail", 5 * SECOND, queue.now)
     assert driver.reserve("mail") == []
     waiting = driver.begin("mail")
     driver.advance(5)
@@ -216,7 +221,7 @@ def test_reserves_wait_in_line_with_other_clients(queue: Queue, driver: LeaseDri
 def test_reserve_waits_again_if_its_job_is_deleted_first(queue: Queue, driver: LeaseDriver) -> None:
     greenlet = driver.begin("mail")
     (gone,) = queue.put("mail")
-    assert driver.broker.delete_job(gone, queue.now, is_forced=True)
+    assert finishing.delete_job(driver.broker, gone, queue.now, is_forced=True)
     driver.settle()
     assert driver.broker.waiting_count == 1
     (id,) = queue.put("mail")
@@ -265,12 +270,15 @@ ENDINGS: dict[str, tuple[Ending, int]] = {
     "bury": (lambda driver, lease: driver.leases.bury(lease.token, None), BURIED),
     "ttr": (lambda driver, _: driver.advance(TTR), READY),
     "admin deletes": (
-        lambda driver, lease: driver.broker.delete_job(lease.job.id, driver.queue.now, is_forced=True),
+        lambda driver, lease: finishing.delete_job(driver.broker, lease.job.id, driver.queue.now, is_forced=True),
         0,
     ),
-    "admin releases": (lambda driver, lease: driver.broker.release_job(lease.job.id, driver.queue.now), READY),
+    "admin releases": (
+        lambda driver, lease: finishing.release_job(driver.broker, lease.job.id, driver.queue.now),
+        READY,
+    ),
     "admin buries": (
-        lambda driver, lease: driver.broker.bury_job(lease.job.id, driver.queue.now, is_forced=True),
+        lambda driver, lease: finishing.bury_job(driver.broker, lease.job.id, driver.queue.now, is_forced=True),
         BURIED,
     ),
     "admin hangs up": (lambda _, lease: holder(lease.job).hang_up(), READY),
@@ -318,7 +326,7 @@ def test_old_token_does_nothing_to_the_next_holder(
         new = driver.one("mail")
         assert new.token != old.token
     else:
-        driver.broker.reserve_job(queue.connect(), old.job.id, queue.now)
+        reserving.reserve_job(driver.broker, queue.connect(), old.job.id, queue.now)
     job = driver.broker.jobs[old.job.id]
     before = (job.holder, job.state, job.deadline, job.pri)
     queue.now += SECOND
@@ -429,7 +437,7 @@ def test_job_whose_ttr_ends_during_the_commit_is_not_leased(
     def commit() -> bool:
         slow_journal.safe = slow_journal.promised
         queue.now += TTR * SECOND
-        late.broker.tick(queue.now)
+        ticking.tick(late.broker, queue.now)
         if is_later:
             late.settle()
         return True
@@ -460,7 +468,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for client in self.others:
-            self.broker.disconnect(client, self.queue.now)
+            connecting.disconnect(self.broker, client, self.queue.now)
         self.driver.leases.stop()
         self.settle()
         assert self.driver.is_empty()
@@ -484,7 +492,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 number in leases._clients and leases._clients[number].is_waiting for number in leases._waiting
             ):
                 gevent.sleep(0)
-        self.broker.check()
+        invariants.check(self.broker)
 
     @rule(tube=TUBES, pri=st.integers(0, 2), delay=st.integers(0, 3), count=st.integers(1, 3))
     def put(self, tube: str, pri: int, delay: int, count: int) -> None:
@@ -511,15 +519,15 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(tube=TUBES)
     def start_waiting_client(self, tube: str) -> None:
         client = self.queue.connect()
-        self.broker.watch(client, tube.encode())
-        if self.broker.reserve(client, self.queue.now) is None:
-            self.broker.wait(client, None, self.queue.now)
+        connecting.watch(self.broker, client, tube.encode())
+        if reserving.reserve(self.broker, client, self.queue.now) is None:
+            reserving.wait(self.broker, client, None, self.queue.now)
         self.others.append(client)
 
     @precondition(lambda self: self.others)
     @rule(at=st.integers(0))
     def close_waiting_client(self, at: int) -> None:
-        self.broker.disconnect(self.others.pop(at % len(self.others)), self.queue.now)
+        connecting.disconnect(self.broker, self.others.pop(at % len(self.others)), self.queue.now)
 
     @precondition(lambda self: self.leases)
     @rule(at=st.integers(0), operation=st.sampled_from(sorted(FINISHERS)))
@@ -547,7 +555,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(tube=TUBES, seconds=st.integers(0, 5))
     def pause(self, tube: str, seconds: int) -> None:
-        self.broker.pause_tube(tube.encode(), seconds * SECOND, self.queue.now)
+        editing.pause_tube(self.broker, tube.encode(), seconds * SECOND, self.queue.now)
 
     @rule(seconds=st.sampled_from([0.5, 2, 30, TTR]))
     def advance(self, seconds: float) -> None:

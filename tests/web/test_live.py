@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing, finishing
 from greenstalk_server.web.live import hub
 from greenstalk_server.web.live.hub import LiveHub, Topic, difference
 from tests.support.daemon import TIMEOUT, Daemon
@@ -241,7 +242,7 @@ def test_stream_ends_when_its_subject_is_gone(queue: Queue, serve: Callable[...,
     stream = dashboard.open("job", id=id)
     stream.block()
     stream.changes()
-    queue.broker.delete(None, id, queue.now)
+    finishing.delete(queue.broker, None, id, queue.now)
     assert stream.event() == ("gone", {})
     assert stream.block() == []  # the end of the stream
     dashboard.wait_for_streams(0)
@@ -278,7 +279,7 @@ def test_stream_is_rendered_with_the_rights_and_prefix_of_its_request(
         streams[password] = dashboard.open("tube", headers, "/queue", tube="mail")
         streams[password].block()
         assert "Resume now" not in streams[password].changes()["parts"]["pause"]
-    queue.broker.pause_tube(b"mail", 60 * SECOND, queue.now)
+    editing.pause_tube(queue.broker, b"mail", 60 * SECOND, queue.now)
     assert 'action="/queue/tube/resume"' in streams["sesame"].changes()["parts"]["pause"]
     part = streams["look"].changes()["parts"]["pause"]
     assert "left" in part

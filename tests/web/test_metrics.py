@@ -22,8 +22,19 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
+from greenstalk_server.core.operations import (
+    connecting,
+    editing,
+    finishing,
+    kicking,
+    policy_changes,
+    putting,
+    reserving,
+    ticking,
+)
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS
 from greenstalk_server.web.features.metrics import ledger
@@ -97,21 +108,21 @@ def scraper(queue: Queue) -> Scraper:
 
 def worker(queue: Queue, tube: str) -> Client:
     client = queue.connect()
-    queue.broker.use(client, tube.encode())
-    queue.broker.watch(client, tube.encode())
-    queue.broker.ignore(client, b"default")
+    connecting.use(queue.broker, client, tube.encode())
+    connecting.watch(queue.broker, client, tube.encode())
+    connecting.ignore(queue.broker, client, b"default")
     return client
 
 
 def put(queue: Queue, client: Client, body: bytes = b"body", pri: int = 2000, ttr: int = 60) -> int:
     id = queue.broker.allocate_id()
-    assert queue.broker.put(client, id, pri, 0, ttr * SECOND, body, queue.now) > 0
+    assert putting.put(queue.broker, client, id, pri, 0, ttr * SECOND, body, queue.now) > 0
     return id
 
 
 def finish(queue: Queue, client: Client) -> None:
-    job = queue.broker.reserve(client, queue.now)
-    assert job is not None and queue.broker.delete(client, job.id, queue.now)
+    job = reserving.reserve(queue.broker, client, queue.now)
+    assert job is not None and finishing.delete(queue.broker, client, job.id, queue.now)
 
 
 # Values
@@ -120,8 +131,8 @@ def finish(queue: Queue, client: Client) -> None:
 def test_server_metrics(queue: Queue, scraper: Scraper) -> None:
     client = worker(queue, "mail")
     queue.connect()
-    queue.broker.note_producer(client)
-    queue.broker.note_worker(client)
+    connecting.note_producer(queue.broker, client)
+    connecting.note_worker(queue.broker, client)
     queue.broker.counters.cmd_reserve_with_timeout += 3
     queue.now += 90 * SECOND
     scraper.scrape()
@@ -139,8 +150,8 @@ def test_jobs_of_a_tube_by_state(queue: Queue, scraper: Scraper) -> None:
     ids = [put(queue, client, b"x" * 10, pri=pri) for pri in (0, 1023, 1024, 5, 6, 7)]
     put(queue, client, b"")
     queue.put("mail", delay=9)
-    queue.broker.bury_job(ids[3], queue.now)
-    assert [queue.broker.reserve_job(client, id, queue.now) is not None for id in ids[4:]] == [True, True]
+    finishing.bury_job(queue.broker, ids[3], queue.now)
+    assert [reserving.reserve_job(queue.broker, client, id, queue.now) is not None for id in ids[4:]] == [True, True]
     scraper.scrape()
     states = ("ready", "reserved", "delayed", "buried")
     assert [scraper.value("tube_jobs", tube="mail", state=state) for state in states] == [4, 2, 1, 1]
@@ -154,10 +165,10 @@ def test_ages_pauses_and_waiting(queue: Queue, scraper: Scraper) -> None:
     client, broker = worker(queue, "mail"), queue.broker
     scraper.scrape()
     assert scraper.value("tube_oldest_ready_age_seconds", tube="mail") == 0
-    assert broker.reserve(client, queue.now) is None
-    broker.wait(client, None, queue.now)
+    assert reserving.reserve(broker, client, queue.now) is None
+    reserving.wait(broker, client, None, queue.now)
     put(queue, worker(queue, "idle"))
-    broker.pause_tube(b"idle", 10 * SECOND, queue.now)
+    editing.pause_tube(broker, b"idle", 10 * SECOND, queue.now)
     queue.now += 3 * SECOND + SECOND // 2
     scraper.scrape()
     assert scraper.value("tube_waiting", tube="mail") == 1
@@ -176,17 +187,17 @@ def test_each_counter_of_a_tube(queue: Queue, scraper: Scraper) -> None:
     for _ in range(7):
         put(queue, client, ttr=1)
     for _ in range(6):
-        assert broker.reserve(client, queue.now) is not None
+        assert reserving.reserve(broker, client, queue.now) is not None
     held = list(client.reserved)
     for id in held[:1]:
-        broker.release(client, id, 0, 0, queue.now)
+        finishing.release(broker, client, id, 0, 0, queue.now)
     for id in held[1:3]:
-        broker.bury(client, id, 0, queue.now)
-    broker.kick(broker.tubes[b"mail"], BURIED, 2, queue.now)
+        finishing.bury(broker, client, id, 0, queue.now)
+    kicking.kick(broker, broker.tubes[b"mail"], BURIED, 2, queue.now)
     for id in held[3:5]:
-        broker.delete(client, id, queue.now)
+        finishing.delete(broker, client, id, queue.now)
     queue.now += SECOND
-    broker.tick(queue.now)
+    ticking.tick(broker, queue.now)
     scraper.scrape()
     words = ("put", "reserved", "released", "buried", "kicked", "deleted", "timed_out")
     counts = {word: scraper.value(f"tube_jobs_{word}_total", tube="mail") for word in words}
@@ -209,12 +220,12 @@ def test_waits_and_runs_include_dropped_tubes(queue: Queue, scraper: Scraper) ->
         client = worker(queue, tube)
         put(queue, client, ttr=10**8)
         queue.now += wait * SECOND
-        job = queue.broker.reserve(client, queue.now)
+        job = reserving.reserve(queue.broker, client, queue.now)
         assert job is not None
         queue.now += run * SECOND
-        queue.broker.delete(client, job.id, queue.now)
+        finishing.delete(queue.broker, client, job.id, queue.now)
         if tube == "a":
-            queue.broker.disconnect(client, queue.now)
+            connecting.disconnect(queue.broker, client, queue.now)
             assert b"a" not in queue.broker.tubes
     scraper.scrape()
     assert [bucket(scraper, "job_wait_seconds", at) for at in (0.5, 2, 100, 400_000, float("inf"))] == [0, 1, 2, 2, 3]
@@ -267,19 +278,19 @@ def test_hostile_names(queue: Queue, scraper: Scraper) -> None:
 
 def set_policies(queue: Queue, **policies: dict[str, Any]) -> None:
     """Replace the policies by *policies*, and let the broker apply them to existing tubes."""
-    queue.broker.set_policies(
-        PolicySet([parse_policy(name, document) for name, document in policies.items()]), queue.now
+    policy_changes.set_policies(
+        queue.broker, PolicySet([parse_policy(name, document) for name, document in policies.items()]), queue.now
     )
     while queue.broker.is_sweeping:
         queue.now += 1
-        queue.broker.tick(queue.now)
+        ticking.tick(queue.broker, queue.now)
 
 
 def fail(queue: Queue, client: Client, times: int = 1) -> None:
     """Reserve and release the first job of *client*'s tubes, *times* times."""
     for _ in range(times):
-        job = queue.broker.reserve(client, queue.now)
-        assert job is not None and queue.broker.release(client, job.id, 0, 0, queue.now)
+        job = reserving.reserve(queue.broker, client, queue.now)
+        assert job is not None and finishing.release(queue.broker, client, job.id, 0, 0, queue.now)
 
 
 def actions(scraper: Scraper, tube: str) -> dict[str, float]:
@@ -298,12 +309,12 @@ def test_actions_of_policies(queue: Queue, scraper: Scraper) -> None:
     fail(queue, client)
     for _ in range(2):
         put(queue, client)
-    assert queue.broker.put(client, queue.broker.allocate_id(), 0, 0, SECOND, b"", queue.now) < 0
+    assert putting.put(queue.broker, client, queue.broker.allocate_id(), 0, 0, SECOND, b"", queue.now) < 0
     queue.now += 61 * SECOND
     for _ in range(3):
-        queue.broker.tick(queue.now)
+        ticking.tick(queue.broker, queue.now)
     first = put(queue, once)
-    assert queue.broker.put(once, queue.broker.allocate_id(), 9000, 0, SECOND, b"body", queue.now) == first
+    assert putting.put(queue.broker, once, queue.broker.allocate_id(), 9000, 0, SECOND, b"body", queue.now) == first
     scraper.scrape()
     assert actions(scraper, "mail") == {"dead_lettered": 1, "refused": 1, "expired": 2, "copied": 3}
     assert actions(scraper, "mail.failed") == {"received": 1}
@@ -320,7 +331,7 @@ def test_held_tubes_by_reason(queue: Queue, scraper: Scraper) -> None:
         client = worker(queue, tube)
         for _ in range(2):
             put(queue, client)
-        assert queue.broker.reserve(client, queue.now) is not None
+        assert reserving.reserve(queue.broker, client, queue.now) is not None
     scraper.scrape()
     reasons = ("rate", "max_reserved")
     held = {tube: [scraper.value("tube_held", tube=tube, reason=reason) for reason in reasons]
@@ -342,7 +353,7 @@ def test_counters_of_a_tube_outlive_it(queue: Queue, scraper: Scraper) -> None:
         finish(queue, client)
         scraper.scrape()
         assert scraper.value("tube_jobs_put_total", tube="mail") == round
-        queue.broker.disconnect(client, queue.now)
+        connecting.disconnect(queue.broker, client, queue.now)
         assert b"mail" not in queue.broker.tubes
         scraper.scrape()
         assert scraper.value("tube_jobs_put_total", tube="mail") == round
@@ -374,7 +385,7 @@ class Churn:
             queue.now += dice.randrange(SECOND)
             finish(queue, client)
         if not tube.ready.count and dice.random() < 0.4:
-            queue.broker.disconnect(self.clients.pop(name), queue.now)
+            connecting.disconnect(queue.broker, self.clients.pop(name), queue.now)
 
     def finish(self) -> None:
         for client in self.clients.values():
@@ -400,7 +411,7 @@ def test_no_counter_decreases_or_loses_events(queue: Queue, monkeypatch: pytest.
             assert puts == queue.broker.counters.total_jobs
             ended = queue.broker.counters.total_jobs - len(queue.broker.jobs)
             assert scraper.value("job_wait_seconds_count") == scraper.value("job_run_seconds_count") == ended
-    queue.broker.check()
+    invariants.check(queue.broker)
     assert len(labels) > 5 + 1, "no label was given to another tube"
 
 
@@ -447,7 +458,7 @@ def test_events_during_a_scrape_do_not_tear_it(
 def test_at_most_a_thousand_labels(queue: Queue, scraper: Scraper) -> None:
     client = queue.connect()
     for number in range(MAX_LABELS + 500):
-        queue.broker.use(client, b"tube-%d" % number)
+        connecting.use(queue.broker, client, b"tube-%d" % number)
         put(queue, client, b"12345")
     scraper.scrape()
     first = scraper.tubes()
@@ -466,7 +477,7 @@ def test_other_has_sums_but_the_longest_age_and_pause(queue: Queue, monkeypatch:
     queue.put("large", count=9)
     for age in range(3):
         queue.put(f"small-{age}")
-        queue.broker.pause_tube(b"small-%d" % age, (10 + age) * SECOND, queue.now)
+        editing.pause_tube(queue.broker, b"small-%d" % age, (10 + age) * SECOND, queue.now)
         queue.now += SECOND
     scraper.scrape()
     assert scraper.tubes() == {"default", "large", OTHER.decode()}
@@ -482,7 +493,7 @@ def test_label_of_a_dropped_tube_goes_to_an_existing_one(queue: Queue, monkeypat
         put(queue, client)
         finish(queue, client)
     scraper.scrape()
-    queue.broker.disconnect(clients[0], queue.now)
+    connecting.disconnect(queue.broker, clients[0], queue.now)
     scraper.scrape()
     assert scraper.tubes() == {"a", "b", "default", OTHER.decode()}
     worker(queue, "c")

@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import JournalStats
+from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.features.history.history import History
@@ -71,14 +72,14 @@ def test_each_count_is_in_its_column(queue: Queue, client: FlaskClient) -> None:
     queue.put("mail", count=1200)
     queue.put("mail", delay=30, count=4)
     worker, waiter = queue.connect(), queue.connect()
-    queue.broker.watch(worker, b"mail")
-    taken = [queue.broker.reserve(worker, queue.now) for _ in range(3)]
+    connecting.watch(queue.broker, worker, b"mail")
+    taken = [reserving.reserve(queue.broker, worker, queue.now) for _ in range(3)]
     assert taken[0]
-    assert queue.broker.bury(worker, taken[0].id, 5, queue.now)
-    queue.broker.watch(waiter, b"other")
-    queue.broker.ignore(waiter, b"default")
-    assert queue.broker.wait(waiter, None, queue.now) == WaitOutcome.WAITING
-    queue.broker.use(waiter, b"mail")
+    assert finishing.bury(queue.broker, worker, taken[0].id, 5, queue.now)
+    connecting.watch(queue.broker, waiter, b"other")
+    connecting.ignore(queue.broker, waiter, b"default")
+    assert reserving.wait(queue.broker, waiter, None, queue.now) == WaitOutcome.WAITING
+    connecting.use(queue.broker, waiter, b"mail")
     queue.now += 75 * SECOND
     assert tubes(client) == {
         "default": CALM,
@@ -94,16 +95,16 @@ def test_rates_and_values_derived_from_them(queue: Queue) -> None:
     client = queue.app().test_client()
     history: History = client.application.extensions["dashboard"].history
     worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
+    connecting.watch(queue.broker, worker, b"mail")
     queue.put("mail", count=100)
     for _ in range(12):
         history.tick()
         queue.now += SECOND
         queue.put("mail", count=1)
         for _ in range(4):
-            job = queue.broker.reserve(worker, queue.now)
+            job = reserving.reserve(queue.broker, worker, queue.now)
             assert job
-            queue.broker.delete(worker, job.id, queue.now)
+            finishing.delete(queue.broker, worker, job.id, queue.now)
     history.tick()
     row = tubes(client)["mail"]
     assert (row["put-rate"], row["reserve-rate"], row["delete-rate"], row["bury-rate"]) == ("1.0", "4.0", "4.0", "0")
@@ -137,8 +138,8 @@ def test_tubes_are_sorted(queue: Queue, client: FlaskClient, query: dict[str, st
     for name, count in (("a", 2), ("b", 9), ("c", 4)):
         queue.put(name, count=count)
         queue.now += SECOND
-    queue.broker.pause_tube(b"c", 60 * SECOND, queue.now)
-    queue.broker.watch(queue.connect(), b"a")
+    editing.pause_tube(queue.broker, b"c", 60 * SECOND, queue.now)
+    connecting.watch(queue.broker, queue.connect(), b"a")
     assert names(client, **query) == expected
     assert [row[0] for row in live(client, **query)["rows"]["tubes"]] == expected
     shown = page(client, **query)
@@ -273,7 +274,7 @@ def test_unused_queue_shows_examples(queue: Queue, visit: Callable[..., FlaskCli
     assert 'greenstalk.Client(("127.0.0.1", 11399))' in shown.text
     [id] = queue.put("mail")
     assert not page(client).is_shown("unused")
-    queue.broker.delete(None, id, queue.now)
+    finishing.delete(queue.broker, None, id, queue.now)
     assert not page(client).is_shown("unused")
 
 
@@ -297,7 +298,7 @@ def test_tubes_that_need_attention_are_first(queue: Queue, client: FlaskClient) 
     attention = client.application.extensions["dashboard"].attention
     for tube in ("a", "b", "c"):
         queue.connect()
-        queue.broker.watch(queue.connect(), tube.encode())
+        connecting.watch(queue.broker, queue.connect(), tube.encode())
     queue.put("z", count=5)
     for _ in range(100):
         queue.now += 10 * SECOND

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jinja2.runtime import Context
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.web.framework import cooperative
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, MAX_SCANNED, PAGE_SIZE, job_columns, list_jobs
 
@@ -68,7 +69,7 @@ def test_next_page_continues_after_jobs_are_deleted(queue: Queue, client: FlaskC
     link = next_page(shown)
     assert link
     for id in put[: PAGE_SIZE + 5 : 2]:
-        queue.broker.delete(None, id, queue.now)
+        finishing.delete(queue.broker, None, id, queue.now)
     shown = page(client, link)
     assert ids(shown) == [id for id in put[PAGE_SIZE:] if id in queue.broker.jobs][:PAGE_SIZE]
     link = next_page(shown)
@@ -77,7 +78,7 @@ def test_next_page_continues_after_jobs_are_deleted(queue: Queue, client: FlaskC
     assert ids(shown) == put[-len(ids(shown)) :]
     assert next_page(shown) is None
     for id in put:
-        queue.broker.delete(None, id, queue.now)
+        finishing.delete(queue.broker, None, id, queue.now)
     queue.broker.tube(b"mail").using = 1
     assert "No ready jobs follow the previous page." in page(client, link).text
 
@@ -88,7 +89,7 @@ def test_pages_end_at_max_listed(queue: Queue, client: FlaskClient, state: str) 
     worker = queue.connect()
     for id in put:
         if state == "reserved":
-            queue.broker.reserve_job(worker, id, queue.now)
+            reserving.reserve_job(queue.broker, worker, id, queue.now)
     link: str | None = f"/tube?tube=mail&state={state}"
     seen: list[int] = []
     while link:
@@ -102,7 +103,7 @@ def test_pages_end_at_max_listed(queue: Queue, client: FlaskClient, state: str) 
 def test_scan_for_reserved_jobs_is_bounded(queue: Queue) -> None:
     worker = queue.connect()
     for id in [*queue.put("other", count=MAX_SCANNED + 1), *queue.put("mail")]:
-        queue.broker.reserve_job(worker, id, queue.now)
+        reserving.reserve_job(queue.broker, worker, id, queue.now)
     found = list_jobs(queue.broker, queue.broker.tubes[b"mail"], 2, None, queue.now, job_columns(2, True))
     assert found.rows == []
 
@@ -141,13 +142,13 @@ def test_first_page_costs_the_same_for_few_and_many_jobs(
 def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClient) -> None:
     (id,) = queue.put("mail", pri=7)
     worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
-    queue.broker.reserve_job(worker, id, queue.now)
-    queue.broker.release(worker, id, 8, 30 * SECOND, queue.now)
-    queue.broker.kick_job(id, queue.now)
-    queue.broker.reserve_job(worker, id, queue.now)
+    connecting.watch(queue.broker, worker, b"mail")
+    reserving.reserve_job(queue.broker, worker, id, queue.now)
+    finishing.release(queue.broker, worker, id, 8, 30 * SECOND, queue.now)
+    kicking.kick_job(queue.broker, id, queue.now)
+    reserving.reserve_job(queue.broker, worker, id, queue.now)
     queue.now += 100 * SECOND
-    queue.broker.tick(queue.now)
+    ticking.tick(queue.broker, queue.now)
     text = collapsed(page(client, "/job", id=id).text)
     for message in (
         f"Job {id} ready", "Priority 8 urgent", "Age 1 min 40 s", "Ready for 0 s ttr 1 min", "Reserves 2 1 timed out",
@@ -165,7 +166,7 @@ def test_job_page_shows_every_field_of_stats_job(queue: Queue, client: FlaskClie
     ids=lambda body: repr(body[:12]),
 )  # fmt: skip
 def test_hostile_body_is_shown_as_text(queue: Queue, client: FlaskClient, body: bytes) -> None:
-    id = queue.broker.put_into(b"mail", 5, 0, SECOND, body, queue.now)
+    id = putting.put_into(queue.broker, b"mail", 5, 0, SECOND, body, queue.now)
     for shown in (page(client, "/job", id=id), page(client, "/tube", tube="mail")):
         assert shown.runs_only_our_scripts()
         assert [attributes["src"] for tag, attributes in shown.elements if tag == "img"] == ["/static/favicon.svg"]
@@ -222,7 +223,7 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
     assert "the next put creates it again" in refusal(client, "/tube?tube=nowhere", 404)
     assert "the next put gets 1" in refusal(client, "/job?id=7", 404)
     (id,) = queue.put("mail")
-    queue.broker.delete(None, id, queue.now)
+    finishing.delete(queue.broker, None, id, queue.now)
     for path in (f"/job?id={id}", f"/job/body?id={id}"):
         assert "it was deleted" in refusal(client, path, 404)
 

@@ -10,6 +10,7 @@ from flask import Flask
 from werkzeug.exceptions import Conflict, NotFound
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving, ticking
 from greenstalk_server.core.policies.policy import PolicyError, parse_policy
 from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.changes import bulk
@@ -48,14 +49,14 @@ def settle(queue: Queue) -> None:
     """Let the broker apply the policies to existing tubes and jobs; less than a millisecond passes for the jobs."""
     for _ in range(1000):
         queue.now += 100
-        due = queue.broker.tick(queue.now)
+        due = ticking.tick(queue.broker, queue.now)
         if not queue.broker.is_sweeping and (due is None or due > queue.now):
             return
     raise AssertionError("the broker does not settle")
 
 
 def set_policy(queue: Queue, name: str = "mail", **document: Any) -> None:
-    queue.broker.set_policy(parse_policy(name, {"tubes": ["mail"]} | document), queue.now)
+    policy_changes.set_policy(queue.broker, parse_policy(name, {"tubes": ["mail"]} | document), queue.now)
     settle(queue)
 
 
@@ -63,9 +64,9 @@ def fail(queue: Queue, id: int, times: int) -> None:
     """Reserve and release the job *id*, *times* times."""
     worker = queue.connect()
     for _ in range(times):
-        assert queue.broker.reserve_job(worker, id, queue.now)
-        assert queue.broker.release(worker, id, 0, 0, queue.now)
-    queue.broker.disconnect(worker, queue.now)
+        assert reserving.reserve_job(queue.broker, worker, id, queue.now)
+        assert finishing.release(queue.broker, worker, id, 0, 0, queue.now)
+    connecting.disconnect(queue.broker, worker, queue.now)
 
 
 def dry_run(dashboard: Dashboard, name: str = "mail", **document: Any) -> Task:
@@ -111,7 +112,9 @@ def test_set_policy_is_in_force_listed_and_in_the_audit_log(queue: Queue, dashbo
 
 def test_policy_of_the_file_can_only_be_read(queue: Queue, dashboard: Dashboard) -> None:
     dashboard.policies.set(parse_policy("mail", {"tubes": ["mail"], "max_attempts": 3}))
-    queue.broker.set_file_policies([parse_policy("mail", {"tubes": ["mail"], "max_attempts": 9})], queue.now)
+    policy_changes.set_file_policies(
+        queue.broker, [parse_policy("mail", {"tubes": ["mail"], "max_attempts": 9})], queue.now
+    )
     first, second = dashboard.policies.all()
     assert (first.is_from_file, first.problem, first.document["max_attempts"]) == (True, "", 9)
     assert (second.is_from_file, second.document["max_attempts"]) == (False, 3)
@@ -134,7 +137,7 @@ def test_dry_run_counts_what_the_policy_then_does(queue: Queue, dashboard: Dashb
     fail(queue, ids[0], 3)
     fail(queue, ids[1], 2)
     for id in ids[2:4]:
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     queue.now += 100 * SECOND
     queue.put("mail", count=4)
     policy: dict[str, Any] = {
@@ -257,7 +260,7 @@ def test_redrive_of_a_held_job_or_into_a_full_tube_is_refused(
     queue: Queue, operations: Operations, dead: list[int]
 ) -> None:
     held, other = (queue.broker.jobs[id] for id in dead[:2])
-    queue.broker.reserve_job(queue.connect(), held.id, queue.now)
+    reserving.reserve_job(queue.broker, queue.connect(), held.id, queue.now)
     with pytest.raises(Conflict, match="a client holds it"):
         operations.redrive_job(held)
     queue.put("mail")

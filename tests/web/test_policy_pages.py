@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import READY, SECOND
+from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.web.changes import tasks
@@ -102,7 +103,7 @@ def test_list_shows_policies_of_both_sources_and_the_tubes_they_match(queue: Que
     queue.put("mail.low")
     queue.put("other")
     every = parse_policy("all", {"tubes": ["*"], "priority": -1, "expire_after": 86400})
-    queue.broker.set_file_policies([every], queue.now)
+    policy_changes.set_file_policies(queue.broker, [every], queue.now)
     set_policy(queue, "mail", tubes=["mail.*", "letters"], max_attempts=5, dead_letter="failed")
     page = words(shown(client, "/policies"))
     assert "2 policies" in page
@@ -274,12 +275,12 @@ def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client:
     queue.put("mail", count=3)
     worker, waiting = queue.connect(), queue.connect()
     for one in (worker, waiting):
-        queue.broker.watch(one, b"mail")
+        connecting.watch(queue.broker, one, b"mail")
     assert "Workers wait" not in shown(client, "/tube", tube="mail").text
     for _ in range(2):
-        assert queue.broker.reserve(worker, queue.now)
-    assert queue.broker.reserve(waiting, queue.now) is None
-    queue.broker.wait(waiting, None, queue.now)
+        assert reserving.reserve(queue.broker, worker, queue.now)
+    assert reserving.reserve(queue.broker, waiting, queue.now) is None
+    reserving.wait(queue.broker, waiting, None, queue.now)
     page = shown(client, "/tube", tube="mail")
     assert "Workers wait: at most 2 jobs reserved: 2 are." in words(page)
     assert "Held by maximum reserved 1" in words(page)
@@ -288,8 +289,8 @@ def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client:
     assert "Held back mail: at most 2 jobs reserved: 2 are" in connection
     live = client.get("/live?page=tube&tube=mail&state=ready").json
     assert "at most 2 jobs reserved: 2 are" in live["parts"]["badges"]
-    queue.broker.delete(worker, next(iter(worker.reserved)), queue.now)
-    queue.broker.delete(waiting, next(iter(waiting.reserved)), queue.now)
+    finishing.delete(queue.broker, worker, next(iter(worker.reserved)), queue.now)
+    finishing.delete(queue.broker, waiting, next(iter(waiting.reserved)), queue.now)
     assert "Workers wait" not in shown(client, "/tube", tube="mail").text
 
 
@@ -323,7 +324,7 @@ def test_list_and_job_show_attempts_and_expiry(queue: Queue, client: FlaskClient
     set_policy(queue, "mail", max_attempts=3, expire_after=3600, buried_expire_after=60)
     ready, buried = queue.put("mail", count=2)
     fail(queue, ready, 2)
-    assert queue.broker.bury_job(buried, queue.now)
+    assert finishing.bury_job(queue.broker, buried, queue.now)
     queue.now += 2 * SECOND
     assert "2 of 3 59 min" in words(shown(client, "/tube", tube="mail")).replace("\xa0", " ")
     job = words(shown(client, "/job", id=ready)).replace("\xa0", " ")
@@ -362,7 +363,7 @@ def run(client: FlaskClient, **form: str) -> str:
 
 def test_all_dead_letters_of_a_tube_are_redriven(queue: Queue, client: FlaskClient) -> None:
     ids = [dead_letter(queue) for _ in range(3)]
-    assert queue.broker.bury_job(ids[0], queue.now)
+    assert finishing.bury_job(queue.broker, ids[0], queue.now)
     (other,) = queue.put("failed")
     text = run(client, tube="failed", scope="all", rate="")
     assert "Redrive 3 jobs" in text

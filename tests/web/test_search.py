@@ -12,6 +12,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.operations import editing, finishing, kicking, putting, reserving
 from greenstalk_server.web.features.search import pages as search
 from greenstalk_server.web.features.search.pages import PAGE_SIZE
 from greenstalk_server.web.features.search.search import MAX_MATCHES
@@ -35,7 +36,7 @@ def _long_initial_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(queue: Queue, tube: str, *bodies: bytes, pri: int = 2000) -> list[int]:
-    return [queue.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, body, queue.now) for body in bodies]
+    return [putting.put_into(queue.broker, tube.encode(), pri, 0, 60 * SECOND, body, queue.now) for body in bodies]
 
 
 def find(client: FlaskClient, q: str, **more: str | int) -> Page:
@@ -56,7 +57,7 @@ def task_id(page: Page) -> str:
 def test_matches_are_listed_by_id(queue: Queue, client: FlaskClient) -> None:
     one, two, three = put(queue, "mail", b"no route", b"fine", b"no route to host")
     put(queue, "other", b"no route", pri=1)
-    queue.broker.bury_job(one, queue.now)
+    finishing.bury_job(queue.broker, one, queue.now)
     page = find(client, 'tube:mail "no route"')
     assert ids(page) == [one, three]
     assert "scanned 3 of 3 jobs" in page.text and "done" in page.text
@@ -81,8 +82,8 @@ def test_matches_show_the_current_state_without_deleted_jobs(queue: Queue, clien
     buried, deleted = put(queue, "mail", b"x", b"x")
     page = find(client, "tube:mail")
     args = task_id(page)
-    queue.broker.bury_job(buried, queue.now)
-    queue.broker.delete_job(deleted, queue.now)
+    finishing.bury_job(queue.broker, buried, queue.now)
+    finishing.delete_job(queue.broker, deleted, queue.now)
     rows = client.get(f"/live?page=search&{args}").json["rows"]["matches"]
     assert [(row[0], row[2]) for row in rows] == [(str(buried), "buried")]
     assert ids(Page(client.get(f"/search?{args}").text)) == [buried]
@@ -182,13 +183,13 @@ def test_candidates_contain_each_job_once(queue: Queue) -> None:
     queue.put("other", count=3)
     found = queue.put("mail", count=40) + queue.put("mail", count=10, delay=60)
     for id in found[::3]:
-        broker.bury_job(id, queue.now)
+        finishing.bury_job(broker, id, queue.now)
     for id in found[::6]:
-        broker.kick_job(id, queue.now)
+        kicking.kick_job(broker, id, queue.now)
     worker = queue.connect()
     for id in found[1::5]:
-        broker.reserve_job(worker, id, queue.now)
-    broker.edit_job(found[2], queue.now, tube=b"other")
+        reserving.reserve_job(broker, worker, id, queue.now)
+    editing.edit_job(broker, found[2], queue.now, tube=b"other")
     here = [id for id in found if id != found[2]]
     found_ids = places(broker, "tube:mail")
     assert set(found_ids) >= set(here) and len(found_ids) == len(set(found_ids)) and found_ids == sorted(found_ids)
@@ -216,7 +217,7 @@ def test_search_of_many_jobs_does_not_delay_workers(
     found = queue.put("mail", count=MAX_COLLECTED_IDS + 1000)
     rare = found[::300]
     for id in rare:
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     page = find(client, "state:buried -body:x reserves:0")
     task = app.extensions["dashboard"].tasks.running(lambda _: True)
     with LoopIterations(lambda: task.scanned) as turns:

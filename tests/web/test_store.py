@@ -14,6 +14,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import ticking
 from greenstalk_server.web.store.store import (
     MAX_REASONS,
     MAX_SAMPLE_SIZE,
@@ -246,10 +247,10 @@ def test_reason_is_shown_during_the_pause(queue: Queue, client: FlaskClient) -> 
     post(client, "/tube/pause", tube="mail", seconds=90, reason="  the database\nmoves ")
     assert why(client) == "the database moves"
     queue.now += 89 * SECOND
-    queue.broker.tick(queue.now)
+    ticking.tick(queue.broker, queue.now)
     assert why(client) == "the database moves"
     queue.now += SECOND
-    queue.broker.tick(queue.now)
+    ticking.tick(queue.broker, queue.now)
     assert why(client) == ""
 
 

@@ -8,6 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.operations import connecting, finishing, putting, reserving
 from greenstalk_server.core.tags.tags import Tags, tags_of
 
 from .conftest import Queue
@@ -19,13 +20,16 @@ def put(queue: Queue, tube: str = "mail", delay: int = 0, **tags: bytes | int) -
     client = queue.connect()
     id, made = queue.broker.allocate_id(), Tags(**tags)  # type: ignore[arg-type]
     ttr = 60 * SECOND
-    assert queue.broker.put_tagged(client, tube.encode(), id, 9, delay * SECOND, ttr, b"body", made, queue.now) == id
-    queue.broker.disconnect(client, queue.now)
+    assert (
+        putting.put_tagged(queue.broker, client, tube.encode(), id, 9, delay * SECOND, ttr, b"body", made, queue.now)
+        == id
+    )
+    connecting.disconnect(queue.broker, client, queue.now)
     return id
 
 
 def reserve(queue: Queue, id: int) -> None:
-    queue.broker.reserve_job(queue.connect(), id, queue.now)
+    reserving.reserve_job(queue.broker, queue.connect(), id, queue.now)
 
 
 def page(client: FlaskClient, path: str) -> str:
@@ -67,7 +71,7 @@ def test_job_that_waits_for_a_group_says_so(queue: Queue, client: FlaskClient) -
     assert reason in listed
     assert "aft:import" in listed
     for member in members:
-        queue.broker.delete_job(member, queue.now)
+        finishing.delete_job(queue.broker, member, queue.now)
     assert queue.broker.jobs[id].state == READY
     shown = page(client, f"/job?id={id}")
     assert "waits for group" not in shown

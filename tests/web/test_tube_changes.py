@@ -9,7 +9,9 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing, finishing
 from greenstalk_server.web.changes import tube_changes
 from greenstalk_server.web.changes.tasks import DONE, FAILED, Task
 from greenstalk_server.web.changes.tube_changes import TubePlan
@@ -30,7 +32,7 @@ def buried(queue: Queue) -> dict[str, list[int]]:
     for count, tube in enumerate(TUBES, start=1):
         found[tube] = queue.put(tube, count=count)
         for id in found[tube]:
-            queue.broker.bury_job(id, queue.now)
+            finishing.bury_job(queue.broker, id, queue.now)
         queue.put(tube)
     return found
 
@@ -87,7 +89,7 @@ def test_pause_and_resume_by_pattern(queue: Queue, client: FlaskClient, buried: 
     assert paused(queue) == {"billing.mail", "billing.sms"}
     assert queue.broker.tubes[b"billing.sms"].pause == 600 * SECOND
     assert "the relay is down" in client.get("/tube?tube=billing.sms").text
-    queue.broker.pause_tube(b"other", SECOND, queue.now)
+    editing.pause_tube(queue.broker, b"other", SECOND, queue.now)
     id = preview(client, "billing*", "resume")
     assert "1 tube match and would not change: not paused" in words(client, f"/tubes/change?task={id}")
     assert run(client, id).done == 2
@@ -100,11 +102,11 @@ def test_kick_is_limited_to_the_jobs_that_were_counted(
     id = preview(client, "*", "kick")
     assert "Kick 10 buried jobs of 4 tubes?" in words(client, f"/tubes/change?task={id}")
     (late,) = queue.put("billing")
-    queue.broker.bury_job(late, queue.now)
+    finishing.bury_job(queue.broker, late, queue.now)
     done = run(client, id)
     assert (done.done, done.verb) == (10, "jobs kicked")
     assert buried_counts(queue) == {"billing.mail": 0, "billing.sms": 0, "billing": 1, "other": 0}
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_audit_merges_start_and_end(queue: Queue, client: FlaskClient, buried: dict[str, list[int]]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES
 from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.operations import connecting, finishing, putting
 from greenstalk_server.web.changes.tasks import CANCELLED, Task
 from greenstalk_server.web.features.errors import groups as error_groups
 from greenstalk_server.web.features.errors import pages as tube_errors
@@ -33,15 +34,15 @@ SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 def put(queue: Queue, *bodies: object, tube: str = "mail", is_buried: bool = True) -> list[int]:
     """Put a job with each body, text as it is and others as JSON, and bury it."""
     client = queue.connect()
-    queue.broker.use(client, tube.encode())
+    connecting.use(queue.broker, client, tube.encode())
     ids = []
     for body in bodies:
         raw = body.encode() if isinstance(body, str) else body if isinstance(body, bytes) else json.dumps(body).encode()
         ids.append(queue.broker.allocate_id())
-        assert queue.broker.put(client, ids[-1], 100, 0, 60 * SECOND, raw, queue.now) > 0
+        assert putting.put(queue.broker, client, ids[-1], 100, 0, 60 * SECOND, raw, queue.now) > 0
         if is_buried:
-            assert queue.broker.bury_job(ids[-1], queue.now)
-    queue.broker.disconnect(client, queue.now)
+            assert finishing.bury_job(queue.broker, ids[-1], queue.now)
+    connecting.disconnect(queue.broker, client, queue.now)
     return ids
 
 
@@ -149,7 +150,7 @@ def test_dead_letters_of_all_states_are_grouped(queue: Queue, client: FlaskClien
     ids = put(queue, failing("late"), failing("late"), "x", "x", tube="mail.dead", is_buried=False)
     for id, reason in zip(ids, (1, 2, DeadLetterReason.EXPIRED, DeadLetterReason.ATTEMPTS), strict=True):
         dead_letter(queue, id, reason, queue.now - 5 * SECOND)
-    queue.broker.bury_job(ids[0], queue.now)
+    finishing.bury_job(queue.broker, ids[0], queue.now)
     put(queue, "no dead letter", tube="mail.dead")
     path = "/tube/errors?tube=mail.dead"
     assert shown(client, path) == [

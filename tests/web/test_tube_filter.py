@@ -9,6 +9,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import editing, finishing, putting
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.search import search
 from greenstalk_server.web.features.tubes.pages import tube_filter
@@ -27,7 +28,7 @@ def _long_initial_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def put(queue: Queue, *bodies: bytes, pri: int = 2000) -> list[int]:
-    return [queue.broker.put_into(b"mail", pri, 0, 60 * SECOND, body, queue.now) for body in bodies]
+    return [putting.put_into(queue.broker, b"mail", pri, 0, 60 * SECOND, body, queue.now) for body in bodies]
 
 
 def ids(page: Page) -> list[int]:
@@ -107,9 +108,9 @@ def test_jobs_that_left_the_state_are_not_listed(queue: Queue, client: FlaskClie
     page = Page(client.get("/tube?tube=mail&q=needle").text)
     assert ids(page) == [gone, buried, moved, kept]
     args = page.attribute("main", "data-live-args")
-    queue.broker.delete(None, gone, queue.now)
-    queue.broker.bury_job(buried, queue.now)
-    queue.broker.edit_job(moved, queue.now, tube=b"other")
+    finishing.delete(queue.broker, None, gone, queue.now)
+    finishing.bury_job(queue.broker, buried, queue.now)
+    editing.edit_job(queue.broker, moved, queue.now, tube=b"other")
     state = client.get(f"/live?page=tube&{args}").json
     assert state is not None and [row[0] for row in state["rows"]["jobs"]] == [str(kept)]
     assert state["fields"]["task-state"] == "done" and state["shown"]["task-running"] is False

@@ -10,6 +10,7 @@ from flask.testing import FlaskClient
 
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, editing, finishing, reserving, ticking
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import INTERVAL, KEPT, WorkerRates
 from greenstalk_server.web.features.tubes.pages.tube_summary import drain_text, find_workers
@@ -23,17 +24,17 @@ from .table import Page
 def worker(queue: Queue, tube: str) -> Client:
     """Connect a client that has reserved before, and watches only *tube*."""
     client = queue.connect()
-    queue.broker.watch(client, tube.encode())
-    queue.broker.ignore(client, b"default")
-    queue.broker.note_worker(client)
+    connecting.watch(queue.broker, client, tube.encode())
+    connecting.ignore(queue.broker, client, b"default")
+    connecting.note_worker(queue.broker, client)
     return client
 
 
 def finish(queue: Queue, client: Client, tube: str, count: int) -> None:
     """Have *client* reserve and delete *count* jobs of *tube*."""
     for id in queue.put(tube, count=count):
-        queue.broker.reserve_job(client, id, queue.now)
-        assert queue.broker.delete(client, id, queue.now)
+        reserving.reserve_job(queue.broker, client, id, queue.now)
+        assert finishing.delete(queue.broker, client, id, queue.now)
 
 
 def view(queue: Queue, history: History, tube: str = "mail") -> TubeView:
@@ -45,13 +46,13 @@ def test_each_end_of_a_reservation_by_its_worker_is_counted(queue: Queue) -> Non
     client, broker = worker(queue, "mail"), queue.broker
     deleted, released, buried, expired, kept = queue.put("mail", count=5)
     for id in (deleted, released, buried, expired, kept):
-        broker.reserve_job(client, id, queue.now)
-    broker.delete(client, deleted, queue.now)
-    broker.release(client, released, 0, 0, queue.now)
-    broker.bury(client, buried, 0, queue.now)
+        reserving.reserve_job(broker, client, id, queue.now)
+    finishing.delete(broker, client, deleted, queue.now)
+    finishing.release(broker, client, released, 0, 0, queue.now)
+    finishing.bury(broker, client, buried, 0, queue.now)
     assert client.finished == 3
     queue.now += 61 * SECOND
-    broker.tick(queue.now)
+    ticking.tick(broker, queue.now)
     assert client.finished == 3, "timeouts do not count"
 
 
@@ -72,12 +73,12 @@ def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
     rates = WorkerRates(queue.broker, queue.clock)
     waiting, busy, stuck, other = (worker(queue, "mail") for _ in range(4))
     (first,) = queue.put("mail")
-    queue.broker.reserve_job(stuck, first, queue.now)
+    reserving.reserve_job(queue.broker, stuck, first, queue.now)
     queue.now += 40 * SECOND
     second, (elsewhere,) = queue.put("mail")[0], queue.put("other")
-    queue.broker.reserve_job(busy, second, queue.now)
-    queue.broker.reserve_job(other, elsewhere, queue.now)
-    queue.broker.wait(waiting, None, queue.now)
+    reserving.reserve_job(queue.broker, busy, second, queue.now)
+    reserving.reserve_job(queue.broker, other, elsewhere, queue.now)
+    reserving.wait(queue.broker, waiting, None, queue.now)
     queue.now += 5 * SECOND
     found = find_workers(queue.broker, queue.broker.tubes[b"mail"], rates, queue.now)
     assert [(row.number, row.job, row.doing) for row in found.rows] == [
@@ -93,7 +94,7 @@ def test_workers_that_hold_a_job_for_long_come_first(queue: Queue) -> None:
 def test_producers_are_not_workers_of_the_default_tube(queue: Queue) -> None:
     queue.connect()
     reserving = queue.connect()
-    queue.broker.note_worker(reserving)
+    connecting.note_worker(queue.broker, reserving)
     found = find_workers(queue.broker, queue.broker.default_tube, WorkerRates(queue.broker, queue.clock), queue.now)
     assert [row.number for row in found.rows] == [str(reserving.number)]
 
@@ -114,7 +115,7 @@ def test_backlog_says_whether_the_tube_drains(queue: Queue, puts: int, deletes: 
     history = History(queue.broker, queue.clock)
     new = queue.put("mail", count=puts)
     for id in [*old, *new][:deletes]:
-        queue.broker.delete(None, id, queue.now)
+        finishing.delete(queue.broker, None, id, queue.now)
     for _ in range(10):
         queue.now += SECOND
         history.tick()
@@ -126,7 +127,7 @@ def test_backlog_without_consumers_never_drains(queue: Queue) -> None:
     history = History(queue.broker, queue.clock)
     queue.put("mail")
     assert drain_text(view(queue, history)) == ("never drains", "no consumers")
-    queue.broker.pause_tube(b"mail", 60 * SECOND, queue.now)
+    editing.pause_tube(queue.broker, b"mail", 60 * SECOND, queue.now)
     assert drain_text(view(queue, history)) == ("paused", "")
 
 
@@ -141,7 +142,7 @@ def test_summary_is_live(queue: Queue, app: Flask, client: FlaskClient) -> None:
     (id,) = queue.put("mail")
     page = Page(client.get("/tube?tube=mail").text)
     assert "never drains" not in page.text
-    queue.broker.reserve_job(holder, id, queue.now)
+    reserving.reserve_job(queue.broker, holder, id, queue.now)
     queue.now += 7 * SECOND
     state = live(client, tube="mail")
     assert f">job {id}</a> for 7\xa0s" in state["parts"]["workers"]

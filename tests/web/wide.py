@@ -10,6 +10,7 @@ from typing import Final
 from flask import Flask
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 
 from . import aged
 from .conftest import Queue
@@ -33,19 +34,19 @@ def widen(queue: Queue, app: Flask) -> None:
         first, *_ = queue.put(name, count=3, pri=2**32 - 1)
         queue.put(name, delay=2**32 - 1)
         (buried,) = queue.put(name)
-        broker.bury_job(buried, queue.now)
+        finishing.bury_job(broker, buried, queue.now)
         client = queue.connect()
-        broker.use(client, name.encode())
+        connecting.use(broker, client, name.encode())
         for other in (LONG, SOLID, "mail"):
-            broker.watch(client, other.encode())
-        broker.note_worker(client)
+            connecting.watch(broker, client, other.encode())
+        connecting.note_worker(broker, client)
         client.address = "[2001:db8:1234:5678:9abc:def0:1234:5678%eth0]:65535"
         client.name = "worker-of-" + name
         client.finished = MANY
-        broker.reserve_job(client, first, queue.now - SECOND)
+        reserving.reserve_job(broker, client, first, queue.now - SECOND)
         tube = broker.tubes[name.encode()]
         tube.total_jobs = tube.cmd_delete = tube.total_reserves = MANY
-        broker.pause_tube(name.encode(), (2**32 - 1) * SECOND, queue.now)
+        editing.pause_tube(broker, name.encode(), (2**32 - 1) * SECOND, queue.now)
     with app.test_client() as admin:
         headers = {"Sec-Fetch-Site": "same-origin"}
         response = admin.put(f"/api/v1/policies/{'p' * 100}", json={"tubes": ["*"]} | POLICY, headers=headers)

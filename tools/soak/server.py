@@ -6,6 +6,7 @@ import sys
 from typing import Final
 
 from greenstalk_server import cli
+from greenstalk_server.core import invariants
 from greenstalk_server.net.server import Server
 
 CHECKED: Final = "the broker's invariants hold"
@@ -15,9 +16,9 @@ _stop = Server.stop
 
 
 def _stop_and_check(server: Server) -> None:
-    server.broker.check()
+    invariants.check(server.broker)
     _stop(server)
-    server.broker.check()
+    invariants.check(server.broker)
     print(f"{CHECKED}, with {len(server.broker.jobs)} jobs", flush=True)
 
 

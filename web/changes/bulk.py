@@ -24,6 +24,7 @@ from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.jobs.job_attributes import DeadLetter
+from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
@@ -194,28 +195,32 @@ class Change:
         return who.operates(job.tube.name) and (not source or who.operates(source))
 
     def apply(self, broker: Broker, id: int, body: bytes | None, is_forced: bool, now: int) -> int:
-        """Change the job *id*, whose body is *body*; return an EditOutcome, as `Broker.edit_job` does."""
+        """Change the job *id*, whose body is *body*; return an EditOutcome, as `editing.edit_job` does."""
         job = broker.jobs.get(id)
         if job is None:
             return EditOutcome.NOT_FOUND
         if self.key == "redrive":
-            return broker.redrive(id, now)
+            return editing.redrive(broker, id, now)
         if job.state == RESERVED and not is_forced:
             return EditOutcome.HELD
         if isinstance(self.value, bytes):
-            return broker.edit_job(id, now, tube=self.value, body=body, is_forced=is_forced)
+            return editing.edit_job(broker, id, now, tube=self.value, body=body, is_forced=is_forced)
         if self.key == "pri":
-            return broker.edit_job(id, now, pri=self.value, body=body, is_forced=is_forced)
+            return editing.edit_job(broker, id, now, pri=self.value, body=body, is_forced=is_forced)
         if self.key == "delay":
-            return broker.edit_job(id, now, delay=self.value * SECOND, body=body)
+            return editing.edit_job(broker, id, now, delay=self.value * SECOND, body=body)
         return EditOutcome.DONE if self._transition(broker, job, is_forced, now) else EditOutcome.NOT_FOUND
 
     def _transition(self, broker: Broker, job: Job, is_forced: bool, now: int) -> bool:
         if self.key == "kick":
-            return broker.release_job(job.id, now) if job.state == RESERVED else broker.kick_job(job.id, now)
+            return (
+                finishing.release_job(broker, job.id, now)
+                if job.state == RESERVED
+                else kicking.kick_job(broker, job.id, now)
+            )
         if self.key == "bury":
-            return broker.bury_job(job.id, now, is_forced)
-        return broker.delete_job(job.id, now, is_forced)
+            return finishing.bury_job(broker, job.id, now, is_forced)
+        return finishing.delete_job(broker, job.id, now, is_forced)
 
 
 class Throttle:

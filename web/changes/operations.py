@@ -18,15 +18,15 @@ from typing import Final, NoReturn
 import gevent
 from werkzeug.exceptions import Conflict, ServiceUnavailable
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
+from greenstalk_server.core.operations import editing, finishing, kicking, putting
 from greenstalk_server.core.outcomes import EditOutcome, Refusal
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tags.tags import Tags
-from greenstalk_server.core.transitions import SLICE
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -99,7 +99,7 @@ class Operations:
         """Pause *tube* for *seconds*: no client can reserve its jobs. May switch."""
         require_operator(tube.name)
         now = self._clock()
-        self._broker.pause_tube(tube.name, to_nanoseconds(seconds), now)
+        editing.pause_tube(self._broker, tube.name, to_nanoseconds(seconds), now)
         self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
         shown = int(seconds) if seconds == int(seconds) else f"{seconds:.3f}"
         self._audit.note("tube/pause", tube=tube.name.decode(), seconds=shown, reason=reason)
@@ -109,7 +109,7 @@ class Operations:
         """End the pause of *tube*. May switch."""
         require_operator(tube.name)
         now = self._clock()
-        self._broker.pause_tube(tube.name, 0, now)
+        editing.pause_tube(self._broker, tube.name, 0, now)
         self._store.set_reason(tube.name.decode(), "", 0, now)
         self._audit.note("tube/resume", tube=tube.name.decode())
         self._store.save()
@@ -121,7 +121,9 @@ class Operations:
         """
         require_operator(tube.name)
         bound = min(bound, count_jobs(tube, state))
-        kicked = self._in_slices(tube, bound, lambda found, left: self._broker.kick(found, state, left, self._clock()))
+        kicked = self._in_slices(
+            tube, bound, lambda found, left: kicking.kick(self._broker, found, state, left, self._clock())
+        )
         self._audit.note("tube/kick", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=kicked)
         return kicked
 
@@ -134,7 +136,7 @@ class Operations:
         below = self._broker.next_id
 
         def clear(found: Tube, left: int) -> int:
-            return self._broker.clear(found, state, left, below, self._clock())
+            return finishing.clear(self._broker, found, state, left, below, self._clock())
 
         cleared = self._in_slices(tube, count_jobs(tube, state), clear)
         self._audit.note("tube/clear", tube=tube.name.decode(), state=STATE_NAMES[state], jobs=cleared)
@@ -151,7 +153,7 @@ class Operations:
         require_operator(tube.name)
         below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
         keys, pace = self._broker.kept_keys.count(scope_of(tube.name)), Pace()
-        while keys > 0 and (freed := self._broker.forget_keys(tube.name, SLICE)):
+        while keys > 0 and (freed := editing.forget_keys(self._broker, tube.name, SLICE)):
             keys -= freed
             pace.yield_if_due()
         found = -1
@@ -161,7 +163,9 @@ class Operations:
                 found += self._in_slices(
                     tube,
                     count_jobs(tube, state),
-                    lambda part, left, state=state: self._broker.clear(part, state, left, below, self._clock()),  # type: ignore[misc]
+                    lambda part, left, state=state: finishing.clear(  # type: ignore[misc]
+                        self._broker, part, state, left, below, self._clock()
+                    ),
                 )
             flushed += found
         self._audit.note("tube/flush", tube=tube.name.decode(), jobs=flushed)
@@ -210,7 +214,7 @@ class Operations:
     def kick_job(self, job: Job) -> None:
         """Make *job* ready; raise Conflict unless it is buried or delayed."""
         require_operator(job.tube.name)
-        if not self._broker.kick_job(job.id, self._clock()):
+        if not kicking.kick_job(self._broker, job.id, self._clock()):
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
         self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
 
@@ -219,7 +223,7 @@ class Operations:
         require_operator(job.tube.name)
         if job.state == BURIED:
             raise Conflict(f"Job {job.id} is buried already.")
-        if not self._broker.bury_job(job.id, self._clock(), is_forced):
+        if not finishing.bury_job(self._broker, job.id, self._clock(), is_forced):
             self._refuse_held(job, "buried")
         self._audit.note("job/bury", id=job.id, tube=job.tube.name.decode())
 
@@ -233,14 +237,14 @@ class Operations:
             raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a reserved job can be released.")
         if not is_forced:
             self._refuse_held(job, "released")
-        self._broker.release_job(job.id, self._clock())
+        finishing.release_job(self._broker, job.id, self._clock())
         self._audit.note("job/release", id=job.id, tube=job.tube.name.decode())
 
     def delete_job(self, job: Job, is_forced: bool) -> None:
         """Delete *job*; raise JobHeld if a client holds it and not *is_forced*."""
         require_operator(job.tube.name)
         name = job.tube.name.decode()
-        if not self._broker.delete_job(job.id, self._clock(), is_forced):
+        if not finishing.delete_job(self._broker, job.id, self._clock(), is_forced):
             self._refuse_held(job, "deleted")
         self._audit.note("job/delete", id=job.id, tube=name)
 
@@ -251,7 +255,7 @@ class Operations:
         require_operator(name)
         if name == old:
             raise Conflict(f"Job {job.id} is in the tube “{name.decode()}” already.")
-        done = self._broker.edit_job(job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
+        done = editing.edit_job(self._broker, job.id, self._clock(), tube=name, body=body, is_forced=is_forced)
         self._refuse_failed_edit(job, done, "moved")
         self._audit.note("job/move", id=job.id, tube=old.decode(), to=name.decode())
 
@@ -261,7 +265,8 @@ class Operations:
         Raise JobHeld if a client holds the job and not *is_forced*.
         """
         require_operator(job.tube.name)
-        done = self._broker.edit_job(
+        done = editing.edit_job(
+            self._broker,
             job.id,
             self._clock(),
             pri=changes.pri,
@@ -302,7 +307,7 @@ class Operations:
             raise Conflict(f"Job {job.id} is not a dead letter, so there is no tube to move it back to.")
         tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
         require_operator(source.encode())
-        outcome = self._broker.redrive(job.id, self._clock())
+        outcome = editing.redrive(self._broker, job.id, self._clock())
         if outcome == EditOutcome.HELD:
             self._refuse_held(job, "moved")
         if outcome == EditOutcome.NO_ROOM:
@@ -356,7 +361,7 @@ class Operations:
     def _put(self, new: Put) -> Added:
         broker, first_new = self._broker, self._broker.next_id
         delay, ttr = to_nanoseconds(new.delay), to_nanoseconds(new.ttr)
-        id = broker.put_into(new.tube, new.pri, delay, ttr, new.body, self._clock(), new.tags)
+        id = putting.put_into(broker, new.tube, new.pri, delay, ttr, new.body, self._clock(), new.tags)
         if id < 0:
             self._refuse_put(new, id)
         return Added(id, is_duplicate=id < first_new)
@@ -386,7 +391,11 @@ class Operations:
         flushed, pace = 0, Pace()
         for client in (*self._broker.clients, *self._broker.closing_clients):
             for job in [*client.reserved.values()]:
-                if job.tube is tube and job.id < below and self._broker.delete_job(job.id, self._clock(), True):
+                if (
+                    job.tube is tube
+                    and job.id < below
+                    and finishing.delete_job(self._broker, job.id, self._clock(), True)
+                ):
                     flushed += 1
                 pace.yield_if_due()
         return flushed

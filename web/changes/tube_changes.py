@@ -18,6 +18,7 @@ from werkzeug.exceptions import Conflict, Forbidden, NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
+from greenstalk_server.core.operations import editing, kicking
 from greenstalk_server.core.tubes.patterns import to_regex
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
@@ -280,7 +281,7 @@ class TubeChanges:
         """Change *tube*; yield the numbers of tubes paused or resumed, or of jobs kicked. May switch."""
         if change.key == KICK:
             while jobs and self._broker.tubes.get(tube.name) is tube:
-                kicked = self._broker.kick(tube, change.state, jobs, self._clock())
+                kicked = kicking.kick(self._broker, tube, change.state, jobs, self._clock())
                 if not kicked:
                     return
                 jobs -= kicked
@@ -288,7 +289,7 @@ class TubeChanges:
                 task.checkpoint()
             return
         now, name = self._clock(), tube.name
-        self._broker.pause_tube(name, to_nanoseconds(change.seconds) if change.key == PAUSE else 0, now)
+        editing.pause_tube(self._broker, name, to_nanoseconds(change.seconds) if change.key == PAUSE else 0, now)
         self._store.set_reason(name.decode(), change.reason, tube.paused_until, now)
         changed.without_reason += self._store.reason(name.decode(), tube.paused_until) != change.reason
         yield 1

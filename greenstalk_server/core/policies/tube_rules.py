@@ -1,7 +1,7 @@
 """The rules of one tube: the merged settings of the policies that match it, and their state.
 
 Owns the index of the tube's waiting jobs by age, the keys of its unique jobs, and the time of its next allowed start.
-The broker calls it, moves jobs, and records changes (see greenstalk_server.core.policy_transitions). Pure.
+The broker calls it, moves jobs, and records changes (see greenstalk_server.core.transitions.enforcing). Pure.
 """
 
 from __future__ import annotations

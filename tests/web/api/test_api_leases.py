@@ -18,7 +18,9 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.operations import finishing, kicking, ticking
 from greenstalk_server.web.features.leases import leases as operations
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
@@ -84,11 +86,11 @@ def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
         (job,) = reserve(client, "mail")
         finish(client, operation, job["token"], **how)
         assert (found.state, found.pri) == then
-    queue.broker.kick_job(id, queue.now)
+    kicking.kick_job(queue.broker, id, queue.now)
     (job,) = reserve(client, "mail")
     finish(client, "release", job["token"], pri=3, delay=5)
     assert (found.state, found.pri, found.deadline) == (DELAYED, 3, queue.now + 5 * SECOND)
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_show_and_touch(queue: Queue, client: FlaskClient) -> None:
@@ -109,7 +111,7 @@ def test_ended_lease_is_gone(queue: Queue, client: FlaskClient, operation: str) 
     queue.put("mail")
     (old,) = reserve(client, "mail")
     queue.now += 60 * SECOND
-    queue.broker.tick(queue.now)
+    ticking.tick(queue.broker, queue.now)
     assert "The job is ready now" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
     (new,) = reserve(client, "mail")
     assert "reserved by another worker" in refused(send(client, f"/leases/{operation}", token=old["token"]), 410)
@@ -215,7 +217,7 @@ def test_every_report_on_a_lease_waits_for_the_journal(queue: Queue, operation: 
     client = queue.app(commit=lambda: not commits.append(True)).test_client()
     (job,) = reserve(client, "mail")
     if has_ended:
-        assert queue.broker.delete_job(job["id"], queue.now, is_forced=True)
+        assert finishing.delete_job(queue.broker, job["id"], queue.now, is_forced=True)
     commits.clear()
     status = send(client, f"/leases/{operation}", token=job["token"]).status_code
     assert (status == 410) == has_ended

@@ -9,6 +9,8 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core import invariants
+from greenstalk_server.core.operations import editing
 from greenstalk_server.web.auth.logins import LOCK_TIME, MAX_FAILURES
 from greenstalk_server.web.framework.api.router import ROOT
 
@@ -170,7 +172,7 @@ def test_no_page_of_another_site_changes_anything(
         else:
             assert "came from elsewhere" in problem(response, 403)["detail"]
             assert not queue.broker.tubes[b"default"].paused_until
-        queue.broker.pause_tube(b"default", 0, queue.now)
+        editing.pause_tube(queue.broker, b"default", 0, queue.now)
 
 
 def test_request_that_no_form_can_send_needs_no_json(queue: Queue) -> None:
@@ -216,4 +218,4 @@ def test_only_admins_change_anything(queue: Queue, options: dict[str, Any], head
                 allowed.add(rule.endpoint)
     assert allowed == {"api_search_jobs", "api_dry_run_policy"}
     assert look(app, headers).status_code == 200
-    queue.broker.check()
+    invariants.check(queue.broker)

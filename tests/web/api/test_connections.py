@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, reserving
 from greenstalk_server.core.outcomes import WaitOutcome
 
 from ..conftest import Queue
@@ -20,11 +21,11 @@ def test_lists_in_every_order(queue: Queue, program: Program, limit: int) -> Non
     queue.put("mail", count=2)  # number 1 puts them and is gone
     clients = [queue.connect() for _ in range(5)]
     for at in (3, 1):
-        queue.broker.watch(clients[at], b"mail")
-        queue.broker.reserve(clients[at], queue.now)
+        connecting.watch(queue.broker, clients[at], b"mail")
+        reserving.reserve(queue.broker, clients[at], queue.now)
         queue.now += SECOND
     for at in (4, 0):
-        assert queue.broker.wait(clients[at], None, queue.now) == WaitOutcome.WAITING
+        assert reserving.wait(queue.broker, clients[at], None, queue.now) == WaitOutcome.WAITING
         queue.now += SECOND
     assert numbers(program, limit=limit) == [2, 3, 4, 5, 6]
     assert numbers(program, sort="held", limit=limit) == [5, 3, 2, 4, 6]
@@ -37,12 +38,12 @@ def test_lists_in_every_order(queue: Queue, program: Program, limit: int) -> Non
 def test_one_connection(queue: Queue, program: Program) -> None:
     ids = queue.put("mail", count=3)
     client = queue.connect()
-    queue.broker.watch(client, b"mail")
-    queue.broker.note_worker(client)
+    connecting.watch(queue.broker, client, b"mail")
+    connecting.note_worker(queue.broker, client)
     for _ in ids:
-        queue.broker.reserve(client, queue.now)
+        reserving.reserve(queue.broker, client, queue.now)
     queue.now += 2 * SECOND
-    assert queue.broker.wait(client, queue.now + 10 * SECOND, queue.now) == WaitOutcome.WAITING
+    assert reserving.wait(queue.broker, client, queue.now + 10 * SECOND, queue.now) == WaitOutcome.WAITING
     found = program.get(f"/connections/{client.number}")
     assert found["jobs"] == [
         {"id": id, "tube": "mail", "pri": 2000, "size": 4, "reserved_at": "2027-01-15T08:00:00Z", "time_left": 58}
@@ -60,7 +61,7 @@ def test_one_connection(queue: Queue, program: Program) -> None:
 def test_close(queue: Queue, program: Program) -> None:
     (id,) = queue.put("mail")
     client = queue.connect()
-    queue.broker.reserve_job(client, id, queue.now)
+    reserving.reserve_job(queue.broker, client, id, queue.now)
     program.do("DELETE", f"/connections/{client.number}", None, 204)
     assert client.is_closed
     assert program.get(f"/jobs/{id}")["state"] == "ready"

@@ -12,6 +12,7 @@ import pytest
 from flask import Flask
 from werkzeug.test import TestResponse
 
+from greenstalk_server.core.operations import finishing
 from greenstalk_server.web.framework.api.problems import MEANINGS
 from tests.support.daemon import REPOSITORY
 
@@ -28,7 +29,7 @@ GUIDE = Path(REPOSITORY, "docs", "api.md")
 def app(queue: Queue) -> Flask:
     """A dashboard with the objects that the examples use."""
     queue.put("mail", count=50)
-    queue.broker.bury_job(42, queue.now)
+    finishing.bury_job(queue.broker, 42, queue.now)
     return queue.app(api_token=TOKEN)
 
 

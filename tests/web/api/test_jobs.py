@@ -9,10 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
+from greenstalk_server.core.operations import draining, finishing, kicking, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY
 from greenstalk_server.web.framework.notices import NOT_DURABLE
@@ -41,13 +43,13 @@ def ids(queue: Queue, worker: Client) -> dict[str, int]:
     """A job in each state, all in `mail`."""
     ready, buried, reserved = queue.put("mail", count=3)
     (delayed,) = queue.put("mail", delay=60)
-    queue.broker.bury_job(buried, queue.now)
-    queue.broker.reserve_job(worker, reserved, queue.now)
+    finishing.bury_job(queue.broker, buried, queue.now)
+    reserving.reserve_job(queue.broker, worker, reserved, queue.now)
     return {"ready": ready, "delayed": delayed, "buried": buried, "reserved": reserved}
 
 
 def state(queue: Queue, id: int) -> str:
-    queue.broker.check()
+    invariants.check(queue.broker)
     return STATE_NAMES[queue.broker.jobs[id].state]
 
 
@@ -118,7 +120,7 @@ def test_put_with_tags(queue: Queue, program: Program) -> None:
     assert program.get("/jobs/3")["state"] == "ready"
     assert program.get("/jobs/3")["events"][-1]["kind"] == "unblocked"
     assert put(program, {"tube": "mail", "tags": {"idempotency_key": "k"}})["id"] == 4  # an operator frees the key
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_full_disk(queue: Queue, ids: dict[str, int]) -> None:
     problem(program.ask("POST", f"/jobs/{ids['ready']}/move", json={"tube": "x"}), 507)
     problem(program.ask("PATCH", f"/jobs/{ids['ready']}", json={"pri": 1}), 507)
     assert set(what(program)) == {"tube/put"}
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_journal_in_trouble(queue: Queue) -> None:
@@ -199,7 +201,7 @@ def test_journal_in_trouble(queue: Queue) -> None:
 
 
 def test_draining(queue: Queue, program: Program, ids: dict[str, int]) -> None:
-    queue.broker.drain()
+    draining.drain(queue.broker)
     for body in ({"tube": "mail"}, [{"tube": "mail"}]):
         assert "draining" in problem(program.ask("POST", "/jobs", json=body), 503)["detail"]
     problem(program.ask("POST", f"/jobs/{ids['ready']}/copy"), 503)
@@ -278,7 +280,9 @@ def test_counts_and_lists_do_not_wait_for_the_journal(queue: Queue, path: str) -
 def test_jobs_that_were_put_before_a_refusal_are_reported_once_they_are_safe(queue: Queue) -> None:
     commits = []
     program = Program(queue.app(api_token=TOKEN, commit=lambda: not commits.append(True)))
-    queue.broker.set_policies(PolicySet([parse_policy("one", {"tubes": ["mail"], "max_jobs": 1})]), queue.now)
+    policy_changes.set_policies(
+        queue.broker, PolicySet([parse_policy("one", {"tubes": ["mail"], "max_jobs": 1})]), queue.now
+    )
     new = {"tube": "mail", "body": "x"}
     assert problem(program.ask("POST", "/jobs", json=[new, new]), 507)["put"] == [1]
     assert len(commits) == 1
@@ -334,7 +338,7 @@ def test_move_keeps_state_and_id(queue: Queue, program: Program, ids: dict[str, 
 def test_change(queue: Queue, program: Program, ids: dict[str, int]) -> None:
     result = program.do("PATCH", f"/jobs/{ids['ready']}", {"pri": 5, "ttr": 7, "delay": 30, "body": "new"})
     assert [result[key] for key in ("pri", "ttr", "delay", "body", "state")] == [5, 7, 30, "new", "delayed"]
-    queue.broker.check()
+    invariants.check(queue.broker)
     assert program.do("PATCH", f"/jobs/{ids['ready']}", {"body": "AP8=", "encoding": "base64"})["body"] == "AP8="
     assert queue.broker.jobs[ids["ready"]].body == b"\0\xff"
     assert program.do("PATCH", f"/jobs/{ids['ready']}", {"delay": 0})["state"] == "ready"
@@ -370,9 +374,9 @@ def test_deleted_job_is_not_found(queue: Queue, program: Program, ids: dict[str,
 def test_events_and_holder(queue: Queue, program: Program, worker: Client, ids: dict[str, int]) -> None:
     broker: Broker = queue.broker
     queue.now += SECOND
-    broker.bury(worker, ids["reserved"], 1, queue.now)
-    broker.kick_job(ids["reserved"], queue.now)
-    broker.reserve_job(worker, ids["reserved"], queue.now)
+    finishing.bury(broker, worker, ids["reserved"], 1, queue.now)
+    kicking.kick_job(broker, ids["reserved"], queue.now)
+    reserving.reserve_job(broker, worker, ids["reserved"], queue.now)
     result = program.get(f"/jobs/{ids['reserved']}")
     assert result["held_by"] == worker.number
     assert [(event["kind"], event["connection"]) for event in result["events"]] == [
@@ -388,7 +392,7 @@ def test_events_and_holder(queue: Queue, program: Program, worker: Client, ids: 
 
 
 def test_hidden_bodies_appear_nowhere(queue: Queue) -> None:
-    queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, MARKER, queue.now)
+    putting.put_into(queue.broker, b"mail", 0, 0, 60 * SECOND, MARKER, queue.now)
     app = queue.app(api_token=TOKEN, hides_bodies=True)
     program = Program(app)
     put(program, {"tube": "mail", "body": MARKER.decode()})

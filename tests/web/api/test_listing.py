@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import READY, SECOND
+from greenstalk_server.core.operations import editing, finishing, putting, reserving
 from greenstalk_server.web.features.jobs.api import jobs, listing
 from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
@@ -35,7 +36,7 @@ def shuffled(queue: Queue, tube: str, count: int) -> list[int]:
     dice, found = random.Random(count), []  # noqa: S311
     for _ in range(count):
         pri = dice.randrange(50)
-        found.append((pri, queue.broker.put_into(tube.encode(), pri, 0, 60 * SECOND, b"x", queue.now)))
+        found.append((pri, putting.put_into(queue.broker, tube.encode(), pri, 0, 60 * SECOND, b"x", queue.now)))
     return [id for _, id in sorted(found)]
 
 
@@ -52,10 +53,10 @@ def test_order_of_delayed_buried_and_reserved_jobs(queue: Queue, program: Progra
     worker = queue.connect()
     buried = [ids[4], ids[0], ids[2]]
     for id in buried:
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     reserved = [ids[8], ids[1], ids[5]]
     for id in reserved:
-        queue.broker.reserve_job(worker, id, queue.now)
+        reserving.reserve_job(queue.broker, worker, id, queue.now)
         queue.now += SECOND
     delayed = [queue.put("mail", delay=delay)[0] for delay in (30, 10, 20)]
     assert listed(program, tube="mail", state="buried", limit=1) == buried
@@ -68,7 +69,7 @@ def test_many_reserved_jobs_come_by_id(queue: Queue, program: Program) -> None:
     worker = queue.connect()
     ids = queue.put("mail", count=MAX_LISTED + 50)
     for id in reversed(ids):
-        queue.broker.reserve_job(worker, id, queue.now)
+        reserving.reserve_job(queue.broker, worker, id, queue.now)
         queue.now += 1
     assert listed(program, tube="mail", state="reserved", limit=300) == ids
 
@@ -85,7 +86,7 @@ def test_more_urgent_jobs_do_not_hide_others(queue: Queue, program: Program) -> 
     expected = shuffled(queue, "mail", 200)
     first = program.get("/jobs", tube="mail", state="ready", limit=100)
     for _ in range(MAX_LISTED + 10):
-        queue.broker.put_into(b"mail", 0, 0, 60 * SECOND, b"x", queue.now)
+        putting.put_into(queue.broker, b"mail", 0, 0, 60 * SECOND, b"x", queue.now)
     rest = listed(program, tube="mail", state="ready", limit=100, cursor=first["next_cursor"])
     assert [job["id"] for job in first["jobs"]] == expected[:100]
     assert set(rest) >= set(expected[100:])
@@ -99,7 +100,7 @@ def test_other_lists_come_by_id(queue: Queue, program: Program, count: int) -> N
     ids = sorted(shuffled(queue, "mail", count))
     queue.put("other", count=10)
     for id in ids[::2]:
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     assert listed(program, tube="mail", limit=1000) == ids
     assert listed(program, tube="mail", state="buried", q="pri:<10", limit=1000) == [
         id for id in ids[::2] if queue.broker.jobs[id].pri < 10
@@ -137,7 +138,7 @@ def test_unchanged_jobs_come_exactly_once(data: st.DataObject) -> None:
             cursor = {"cursor": page["next_cursor"]}
             for id in data.draw(st.lists(st.sampled_from(ids), max_size=5)):
                 if id not in staying and id in queue.broker.jobs:
-                    data.draw(st.sampled_from([queue.broker.bury_job, queue.broker.delete_job]))(id, queue.now)
+                    data.draw(st.sampled_from([finishing.bury_job, finishing.delete_job]))(queue.broker, id, queue.now)
             shuffled(queue, "mail", data.draw(st.integers(0, 3)))
     wanted = {id for id in staying if "q" not in query or queue.broker.jobs[id].pri < 40}
     assert wanted <= set(found)
@@ -172,7 +173,7 @@ def test_number_of_concurrent_lists_is_bounded(queue: Queue, program: Program, m
 def test_page_of_large_bodies_is_short(queue: Queue, program: Program) -> None:
     queue.broker.max_job_size = 400_000
     for _ in range(9):
-        queue.broker.put_into(b"mail", 0, 0, SECOND, b"\xff" * 400_000, queue.now)
+        putting.put_into(queue.broker, b"mail", 0, 0, SECOND, b"\xff" * 400_000, queue.now)
     pages = program.pages("/jobs", "jobs", tube="mail")
     assert [len(page) for page in pages] == [3, 3, 3]
     (page,) = program.pages("/jobs", "jobs", tube="mail", bodies="false")
@@ -183,7 +184,7 @@ def test_page_of_large_bodies_is_short(queue: Queue, program: Program) -> None:
 def test_long_search_ends_early_and_continues(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page scans for SCAN_TIME only, and has a cursor to continue."""
     ids = queue.put("mail", count=2000)
-    queue.broker.edit_job(ids[-1], queue.now, pri=7)
+    editing.edit_job(queue.broker, ids[-1], queue.now, pri=7)
     monkeypatch.setattr(listing, "SCAN_TIME", 0.0005)
     pages = program.pages("/jobs", "jobs", q="pri:7")
     assert len(pages) > 2
@@ -251,7 +252,7 @@ def test_fields_of_bodies_are_listed(queue: Queue, program: Program) -> None:
         b'{"kind":"b","pad":"%s"}' % (b"x" * 70_000),
     )
     for body in bodies:
-        queue.broker.put_into(b"mail", 1, 0, 60 * SECOND, body, queue.now)
+        putting.put_into(queue.broker, b"mail", 1, 0, 60 * SECOND, body, queue.now)
     for has_bodies in ("true", "false"):
         found = program.get("/jobs", tube="mail", fields="customer.id, kind", bodies=has_bodies)["jobs"]
         assert [job["fields"] for job in found] == [

@@ -9,6 +9,7 @@ import pytest
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
+from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.web.features.jobs.api.jobs import Kind, Reason
 from greenstalk_server.web.features.jobs.pages.details import EVENTS
@@ -99,7 +100,7 @@ def test_invalid_policy_names_the_key_and_what_is_allowed(
 
 
 def test_policy_of_the_file_is_read_only(queue: Queue, program: Program) -> None:
-    queue.broker.set_file_policies([parse_policy("mail", DEAD)], queue.now)
+    policy_changes.set_file_policies(queue.broker, [parse_policy("mail", DEAD)], queue.now)
     assert program.get("/policies/mail")["source"] == "file"
     for method, path in (("PUT", "/policies/mail"), ("DELETE", "/policies/mail"), ("POST", "/policies/mail/dry-run")):
         json = None if method == "DELETE" else {"tubes": ["a"]}
@@ -167,14 +168,14 @@ def test_tube_has_the_reason_of_its_hold(queue: Queue, program: Program) -> None
     assert held_by() == "pause"
     program.do("POST", "/tube/resume", tube="mail", json={})
     worker = queue.connect()
-    queue.broker.watch(worker, b"mail")
+    connecting.watch(queue.broker, worker, b"mail")
     set_policy(queue, max_reserved=1)
     assert held_by() is None
-    assert queue.broker.reserve(worker, queue.now)
+    assert reserving.reserve(queue.broker, worker, queue.now)
     assert held_by() == "max_reserved"
     assert program.get("/tube", tube="mail")["reserved"] == 1
     set_policy(queue, rate=0.1)
-    assert queue.broker.reserve(worker, queue.now)
+    assert reserving.reserve(queue.broker, worker, queue.now)
     assert held_by() == "rate"
     counts = program.get("/tube", tube="mail")["policy_counts"]
     assert (counts["reserved_holds"], counts["rate_holds"]) == (1, 1)
@@ -275,8 +276,8 @@ def test_duplicate_put_names_the_first_job(queue: Queue, program: Program) -> No
     found = program.do("POST", "/jobs", [new, new | {"body": "y"}], 201)
     assert [one.get("is_duplicate") for one in found] == [True, None]
     worker = queue.connect()
-    assert queue.broker.reserve_job(worker, 1, queue.now)
-    assert queue.broker.delete(worker, 1, queue.now)
+    assert reserving.reserve_job(queue.broker, worker, 1, queue.now)
+    assert finishing.delete(queue.broker, worker, 1, queue.now)
     assert program.do("POST", "/jobs", new, 201) == duplicate | {"state": None}
 
 

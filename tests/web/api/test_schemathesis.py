@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from greenstalk_server.core.operations import finishing, policy_changes, reserving, ticking
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 
 from ..conftest import Queue
@@ -34,14 +35,18 @@ def app() -> Flask:
     queue.put("mail", delay=3600, count=10)
     worker = queue.connect()
     for id in range(1, 11):
-        assert queue.broker.reserve_job(worker, id, queue.now)
+        assert reserving.reserve_job(queue.broker, worker, id, queue.now)
     for id in range(11, 21):
-        assert queue.broker.bury_job(id, queue.now)
-    queue.broker.set_policy(parse_policy("mail", {"tubes": ["*"], "max_attempts": 1, "expire_after": 60}), queue.now)
-    queue.broker.set_file_policies([parse_policy("dead", {"tubes": ["mail"], "dead_letter": "failed"})], queue.now)
+        assert finishing.bury_job(queue.broker, id, queue.now)
+    policy_changes.set_policy(
+        queue.broker, parse_policy("mail", {"tubes": ["*"], "max_attempts": 1, "expire_after": 60}), queue.now
+    )
+    policy_changes.set_file_policies(
+        queue.broker, [parse_policy("dead", {"tubes": ["mail"], "dead_letter": "failed"})], queue.now
+    )
     for _ in range(100):
-        queue.broker.tick(queue.now)
-    assert queue.broker.release(worker, 10, 0, 0, queue.now)
+        ticking.tick(queue.broker, queue.now)
+    assert finishing.release(queue.broker, worker, 10, 0, 0, queue.now)
     assert queue.broker.jobs[10].dead_letter
     return queue.app(api_token=TOKEN)
 

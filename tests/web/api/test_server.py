@@ -11,6 +11,7 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.journal import JournalStats, NullJournal
+from greenstalk_server.core.operations import finishing
 from greenstalk_server.web.live import hub
 
 from ..conftest import Queue
@@ -85,7 +86,7 @@ def test_stream(queue: Queue, program: Program) -> None:
     _, second = next(stream)
     assert second["tubes"] == {"other": program.get("/tubes", q="other")["tubes"][0]}
     assert set(second["server"]) == {"stats"}
-    queue.broker.delete_job(id, queue.now)
+    finishing.delete_job(queue.broker, id, queue.now)
     _, third = next(stream)
     assert third["tubes"] == {"mail": None}
     response.close()
@@ -96,7 +97,7 @@ def test_stream_of_a_tube_ends_with_the_tube(queue: Queue, program: Program) -> 
     (id,) = queue.put("mail")
     stream = events(program.ask("GET", "/events?tube=mail"))
     assert next(stream)[1] == {"tubes": {"mail": program.get("/tubes", q="mail")["tubes"][0]}}
-    queue.broker.delete_job(id, queue.now)
+    finishing.delete_job(queue.broker, id, queue.now)
     assert list(stream) == [("gone", {})]
     problem(program.ask("GET", "/events?tube=mail"), 404)
 

@@ -7,7 +7,9 @@ from typing import Any, get_args
 import gevent
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, READY
+from greenstalk_server.core.operations import draining, finishing, reserving
 from greenstalk_server.web.changes import bulk, tasks
 from greenstalk_server.web.features.tasks.api import Action, Progress
 
@@ -37,7 +39,7 @@ def test_search(queue: Queue, program: Program) -> None:
     assert response.headers["Location"] == f"/api/v1/tasks/{task['id']}"
     assert (task["kind"], task["state"], task["matched"], task["counted"]) == ("search", "done", 30, None)
     assert task["scanned"] == task["total"] == 60
-    queue.broker.delete_job(ids[3], queue.now)
+    finishing.delete_job(queue.broker, ids[3], queue.now)
     found = program.pages(f"/tasks/{task['id']}/jobs", "jobs", limit=7)
     assert [job["id"] for page in found for job in page] == ids[:3] + ids[4:]
     assert program.get("/tasks")["tasks"] == [task]
@@ -47,8 +49,8 @@ def test_dry_run_then_run(queue: Queue, program: Program) -> None:
     ids = queue.put("mail", count=30)
     worker = queue.connect()
     for id in ids[:3]:
-        queue.broker.reserve_job(worker, id, queue.now)
-    queue.broker.bury_job(ids[3], queue.now)
+        reserving.reserve_job(queue.broker, worker, id, queue.now)
+    finishing.bury_job(queue.broker, ids[3], queue.now)
     task = ended(program, program.do("POST", "/bulk", {"action": "bury", "tube": "mail"}, 202))
     assert (task["kind"], task["changed"]) == ("dry-run", 0)
     counted = {"action": "bury", "would_change": 26, "held": 3, "as_they_are": 1, "sample": ids[4:14], "run": None}
@@ -60,7 +62,7 @@ def test_dry_run_then_run(queue: Queue, program: Program) -> None:
     assert program.do("POST", f"/tasks/{task['id']}/run", {"force": True}, 202)["id"] == run["id"]
     states = [job.state for job in queue.broker.jobs.values()]
     assert (states.count(BURIED), states.count(READY)) == (27, 5)
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +83,12 @@ def test_change_without_a_dry_run(queue: Queue, program: Program, change: dict[s
     queue.put("default", count=5)
     worker = queue.connect()
     for id in ids[:2]:
-        queue.broker.reserve_job(worker, id, queue.now)
+        reserving.reserve_job(queue.broker, worker, id, queue.now)
     counted = ended(program, program.do("POST", "/bulk", change, 202))["counted"]
     assert counted["would_change"] + (counted["held"] if change.get("force") else 0) == changed
     task = ended(program, program.do("POST", "/bulk", change | {"dry_run": False}, 202))
     assert (task["state"], task["changed"]) == ("done", changed)
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_invalid_change_is_refused(program: Program, change: dict[str, Any], fie
 
 def test_draining_server_starts_no_change(queue: Queue, program: Program) -> None:
     task = ended(program, program.do("POST", "/bulk", {"action": "kick", "all": True}, 202))
-    queue.broker.drain()
+    draining.drain(queue.broker)
     problem(program.ask("POST", f"/tasks/{task['id']}/run"), 503)
     problem(program.ask("POST", "/bulk", json={"action": "kick", "all": True, "dry_run": False}), 503)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from greenstalk_server.core.operations import finishing
+
 from ..conftest import Queue
 from .conftest import Program, problem
 from .test_tasks import ended
@@ -13,7 +15,7 @@ from .test_tasks import ended
 def tubes(queue: Queue) -> Queue:
     for tube, count in (("billing.a", 1), ("billing.b", 2), ("mail", 3)):
         for id in queue.put(tube, count=count):
-            queue.broker.bury_job(id, queue.now)
+            finishing.bury_job(queue.broker, id, queue.now)
     return queue
 
 

@@ -6,7 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.operations import connecting, editing, finishing, reserving
 from greenstalk_server.web.features.marks.marks import MAX_MARKS
 from greenstalk_server.web.features.tubes.api.tubes import Sort
 from greenstalk_server.web.features.tubes.tube_view import BY_NAME, SORTS
@@ -30,7 +32,7 @@ def test_every_order_has_every_tube_once(queue: Queue, program: Program, limit: 
     for at, name in enumerate(HOSTILE):
         queue.put(name, count=at + 1, delay=at % 2 * 60)
         if at % 3 == 0:
-            queue.broker.pause_tube(name.encode(), at * SECOND + SECOND, queue.now)
+            editing.pause_tube(queue.broker, name.encode(), at * SECOND + SECOND, queue.now)
     everything = sorted([*HOSTILE, "default"])
     for sort in get_args(Sort):
         for desc in ("false", "true"):
@@ -47,10 +49,10 @@ def test_figures(queue: Queue, program: Program) -> None:
     ids = queue.put("a/b", count=5, pri=5)
     queue.put("a/b", delay=60)
     worker = queue.connect()
-    queue.broker.watch(worker, b"a/b")
-    queue.broker.reserve_job(worker, ids[0], queue.now)
-    queue.broker.bury_job(ids[1], queue.now)
-    queue.broker.delete_job(ids[2], queue.now)
+    connecting.watch(queue.broker, worker, b"a/b")
+    reserving.reserve_job(queue.broker, worker, ids[0], queue.now)
+    finishing.bury_job(queue.broker, ids[1], queue.now)
+    finishing.delete_job(queue.broker, ids[2], queue.now)
     queue.now += 5 * SECOND
     found = program.get("/tube", tube="a/b")
     counts = {"ready": 2, "urgent": 2, "reserved": 1, "delayed": 1, "buried": 1, "watching": 1, "using": 0}
@@ -80,14 +82,14 @@ def test_pause_and_resume(queue: Queue, program: Program) -> None:
 
 def test_kick(queue: Queue, program: Program) -> None:
     for id in queue.put("mail", count=700):
-        queue.broker.bury_job(id, queue.now)
+        finishing.bury_job(queue.broker, id, queue.now)
     queue.put("mail", delay=60, count=3)
     result = program.do("POST", "/tube/kick", {"count": 100}, tube="mail")
     assert result == {"tube": "mail", "state": "buried", "jobs": 100, "left": 600}
     assert program.do("POST", "/tube/kick", {"state": "delayed"}, tube="mail")["jobs"] == 3
     assert program.do("POST", "/tube/kick", tube="mail") == {"tube": "mail", "state": "buried", "jobs": 600, "left": 0}
     assert queue.broker.tubes[b"mail"].ready.count == 703
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_clear(queue: Queue, program: Program) -> None:
@@ -98,16 +100,16 @@ def test_clear(queue: Queue, program: Program) -> None:
     problem(program.ask("POST", "/tube/clear?tube=mail", json={"state": "reserved"}), 400, "state")
     problem(program.ask("POST", "/tube/clear?tube=mail", json={}), 400, "state")
     assert queue.broker.tubes[b"mail"].delayed.count == 3
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_flush_frees_idempotency_keys(queue: Queue, program: Program) -> None:
     tags = {"idempotency_key": "k", "idempotency_ttl": 100}
     job = {"tube": "mail", "tags": tags}
     assert program.do("POST", "/jobs", job, 201)["id"] == 1
-    client = queue.broker.connect(lambda: None)
-    queue.broker.watch(client, b"mail")
-    assert queue.broker.delete(client, 1, queue.now)
+    client = connecting.connect(queue.broker, lambda: None)
+    connecting.watch(queue.broker, client, b"mail")
+    assert finishing.delete(queue.broker, client, 1, queue.now)
     assert program.do("POST", "/jobs", job, 201) == {"id": 1, "tube": "mail", "state": None, "is_duplicate": True}
     assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0}
     assert program.do("POST", "/jobs", job, 201)["id"] == 3
@@ -115,12 +117,12 @@ def test_flush_frees_idempotency_keys(queue: Queue, program: Program) -> None:
 
 def test_flush_deletes_jobs_in_every_state(queue: Queue, program: Program) -> None:
     held = queue.put("mail", count=300)
-    client = queue.broker.connect(lambda: None)
-    queue.broker.watch(client, b"mail")
+    client = connecting.connect(queue.broker, lambda: None)
+    connecting.watch(queue.broker, client, b"mail")
     for _ in held:
-        assert queue.broker.reserve(client, queue.now) is not None
+        assert reserving.reserve(queue.broker, client, queue.now) is not None
     (buried,) = queue.put("mail")
-    queue.broker.bury_job(buried, queue.now)
+    finishing.bury_job(queue.broker, buried, queue.now)
     queue.put("mail", delay=60, count=3)
     queue.put("mail", count=700)
     (other,) = queue.put("post")
@@ -128,7 +130,7 @@ def test_flush_deletes_jobs_in_every_state(queue: Queue, program: Program) -> No
     assert [*queue.broker.jobs] == [other]
     assert not client.reserved
     assert program.do("POST", "/tube/flush", tube="mail") == {"tube": "mail", "jobs": 0}, "the client watches it"
-    queue.broker.check()
+    invariants.check(queue.broker)
 
 
 def test_unknown_tube_is_not_found(queue: Queue, program: Program) -> None:
@@ -205,7 +207,7 @@ def test_marks_are_bounded_and_pauses_do_not_evict_marks_of_users(queue: Queue, 
         program.do("POST", "/marks", {"text": f"deploy {number}"}, 201)
     queue.put("mail")
     for _ in range(MAX_MARKS + 5):
-        queue.broker.pause_tube(b"mail", SECOND, queue.now)
+        editing.pause_tube(queue.broker, b"mail", SECOND, queue.now)
     found = program.get("/marks", limit=1000)["marks"]
     kinds = [mark["kind"] for mark in found]
     assert (kinds.count("note"), kinds.count("pause")) == (MAX_MARKS, MAX_MARKS)

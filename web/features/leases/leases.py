@@ -33,13 +33,13 @@ from typing import Final
 from gevent import get_hub
 from gevent.event import Event
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.body_cache import held_bodies
 from greenstalk_server.core.jobs.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.limits import LIMIT_NAMES
+from greenstalk_server.core.operations import connecting, finishing, reserving
 from greenstalk_server.core.outcomes import WaitOutcome
-from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.live.peer import Peer
 from greenstalk_server.web.reads.jobs.bodies import load_bodies
@@ -161,22 +161,22 @@ class Leases:
         must wait for the journal before it reports success.
         """
         client, job = self._find(token)
-        self._broker.delete(client, job.id, self._clock())
+        finishing.delete(self._broker, client, job.id, self._clock())
 
     def release(self, token: str, pri: int | None, delay: int) -> None:
         """Release the job, with a delay in nanoseconds; *pri* None keeps its priority."""
         client, job = self._find(token)
-        self._broker.release(client, job.id, job.pri if pri is None else pri, delay, self._clock())
+        finishing.release(self._broker, client, job.id, job.pri if pri is None else pri, delay, self._clock())
 
     def bury(self, token: str, pri: int | None) -> None:
         """Bury the job; *pri* None keeps its priority."""
         client, job = self._find(token)
-        self._broker.bury(client, job.id, job.pri if pri is None else pri, self._clock())
+        finishing.bury(self._broker, client, job.id, job.pri if pri is None else pri, self._clock())
 
     def touch(self, token: str) -> Job:
         """Restart the ttr of the job, and return the job."""
         client, job = self._find(token)
-        self._broker.touch(client, job.id, self._clock())
+        reserving.touch(self._broker, client, job.id, self._clock())
         return job
 
     def stop(self) -> None:
@@ -190,19 +190,19 @@ class Leases:
     def _connect(self, request: ReserveRequest, woken: Event) -> Client:
         """Return a new client that watches the tubes of *request*; raise ReserveRefused if a limit forbids that."""
         broker = self._broker
-        client = broker.connect(woken.set)
+        client = connecting.connect(broker, woken.set)
         client.reserved = _Held(client.number, self._note_emptied)
         client.is_http = True
         client.name, client.address, client.connected_at = request.worker, request.address, self._clock()
         client.hang_up = partial(self._hang_up, client.number)
         for name in request.tubes:
-            watched = broker.watch(client, name)
+            watched = connecting.watch(broker, client, name)
             if watched < 0:
-                broker.disconnect(client, self._clock())
+                connecting.disconnect(broker, client, self._clock())
                 raise ReserveRefused(f"A limit of the server is reached: {LIMIT_NAMES[watched]}.")
         if DEFAULT_TUBE not in request.tubes:
-            broker.ignore(client, DEFAULT_TUBE)
-        broker.note_worker(client)
+            connecting.ignore(broker, client, DEFAULT_TUBE)
+        connecting.note_worker(broker, client)
         self._clients[client.number] = client
         self._waiting.add(client.number)
         return client
@@ -232,7 +232,7 @@ class Leases:
         held, now = client.reserved, self._clock()
         size = sum([job.size for job in held.values()])
         while len(held) < request.count and size < MAX_BYTES:
-            job = self._broker.reserve(client, now)
+            job = reserving.reserve(self._broker, client, now)
             if job is None:
                 return
             size += job.size
@@ -250,7 +250,7 @@ class Leases:
         bodies |= held_bodies(held.values())  # a job may have been edited while this greenlet read
         lost = [job for id, job in held.items() if id not in bodies]
         for job in lost:
-            broker.bury(client, job.id, job.pri, self._clock())
+            finishing.bury(broker, client, job.id, job.pri, self._clock())
         if lost and not self._commit():
             raise ReserveRefused(
                 f"The journal is late{_because(broker.journal.trouble)}, and the body of a job is lost."
@@ -267,7 +267,7 @@ class Leases:
 
         Return False at once if *client* cannot wait because *until* has passed.
         """
-        if self._broker.wait(client, until, self._clock()) != WaitOutcome.WAITING:
+        if reserving.wait(self._broker, client, until, self._clock()) != WaitOutcome.WAITING:
             return False
         woken.clear()
         with peer.watched(woken.set):
@@ -312,7 +312,7 @@ class Leases:
         """Disconnect client *number*, if it still exists. The jobs that it holds become ready."""
         client = self._clients.pop(number, None)
         if client is not None:
-            self._broker.disconnect(client, self._clock())
+            connecting.disconnect(self._broker, client, self._clock())
 
     def _hang_up(self, number: int) -> None:
         """End client *number*, its wait and its leases. Does not switch."""

@@ -18,6 +18,7 @@ from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, Policy, PolicySet
 from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at
 from greenstalk_server.core.tubes.patterns import any_of
@@ -127,7 +128,7 @@ class Policies:
 
     def set(self, policy: Policy) -> None:
         """Add or replace *policy*; raise PolicyError if that is not allowed. Does not switch."""
-        self._broker.set_policy(policy, self._clock())
+        policy_changes.set_policy(self._broker, policy, self._clock())
         shown = json.dumps(policy.document(), separators=(",", ":"))
         self._audit.note("policy/set", policy=policy.name, document=shown)
         self._marks.add(f"Policy {policy.name} set", kind=POLICY, who=visitor().name)
@@ -137,7 +138,7 @@ class Policies:
 
         Does not switch.
         """
-        if not self._broker.remove_policy(name, self._clock()):
+        if not policy_changes.remove_policy(self._broker, name, self._clock()):
             raise NotFound(f"There is no policy “{name[:100]}”. Nothing was removed.")
         self._audit.note("policy/remove", policy=name)
         self._marks.add(f"Policy {name} removed", kind=POLICY, who=visitor().name)

@@ -12,10 +12,9 @@ from typing import Final
 
 from flask import url_for
 
-from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
-from greenstalk_server.core.transitions import DEFAULT_TUBE
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.features.history.pages.charts import format_value
 from greenstalk_server.web.features.history.worker_rates import WorkerRates

@@ -1,0 +1,186 @@
+"""The operations on clients: connect, disconnect, and choose the tubes that a client uses and watches. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Final
+
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.client import Client, ignore_call
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.operations.finishing import lapse, record_lapse
+from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.transitions.holding import remove_reserved
+from greenstalk_server.core.transitions.settling import settle_some
+from greenstalk_server.core.transitions.waiting import cancel_wait
+from greenstalk_server.core.tubes.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
+
+MAX_RECENT_WORKERS: Final = 10_000
+"""Maximum number of disconnected workers whose addresses are kept.
+
+The events of a job contain only a worker's number, so the dashboard looks up the address in `recent_workers`.
+"""
+
+
+def connect(broker: Broker, wake: Callable[[], None]) -> Client:
+    """Add a client that uses and watches `default`. The broker calls *wake* to end a wait."""
+    broker.counters.total_connections += 1
+    broker.last_client = broker.last_client % job_history.LAST_CLIENT + 1
+    client = Client(broker.default_tube, wake, broker.last_client)
+    broker.default_tube.using += 1
+    broker.default_tube.watching += 1
+    broker.clients[client] = None
+    return client
+
+
+def _refuse_watch(broker: Broker, name: bytes, client: Client) -> int:
+    """Return 0 if *client* may watch the tube *name* too; else count and return the Refusal."""
+    limit = broker.max_watched
+    if client.is_weighted and not 0 < limit < MAX_WEIGHTED_TUBES:
+        limit = MAX_WEIGHTED_TUBES
+    if limit and len(client.watched) >= limit:
+        return broker.refuse(Refusal.WATCHED, client, name)
+    return broker.refuse_tube(name, client)
+
+
+def _leave_tube_set(broker: Broker, client: Client) -> None:
+    """Remove *client* from its tube set, since the tubes that it watches change."""
+    tube_set, client.tube_set = client.tube_set, None
+    if tube_set is not None:
+        tube_set.users -= 1
+        if not tube_set.users:
+            tube_set.close()
+            del broker.tube_sets[frozenset(tube_set.tubes)]
+
+
+def disconnect(broker: Broker, client: Client, now: int) -> None:
+    """Remove *client*: end its wait, and requeue the jobs that it holds, in the order of their reservation.
+
+    This call handles one slice of its jobs and one slice of its watches; later ticks do the rest.
+    """
+    cancel_wait(broker, client)
+    client.is_closed = True
+    client.wake = client.hang_up = ignore_call  # both refer to the connection, which refers back: a cycle
+    del broker.clients[client]
+    broker.producer_count -= client.is_producer
+    broker.worker_count -= client.is_worker
+    if client.is_worker:
+        broker.recent_workers[client.number] = client.address
+        if len(broker.recent_workers) > MAX_RECENT_WORKERS:
+            broker.recent_workers.popitem(last=False)
+    client.used.using -= 1
+    broker.drop_if_unneeded(client.used)
+    _leave_tube_set(broker, client)
+    broker.closing_clients[client] = iter(list(client.reserved)), iter(list(client.watched))
+    close_some(broker, client, SLICE, now)
+
+
+def close_some(broker: Broker, client: Client, limit: int, now: int) -> int:
+    """Requeue up to *limit* jobs of the closing *client*, and remove up to *limit* of its watches.
+
+    Each job is offered together with the jobs that the end of its reservation makes runnable, before the next one.
+    Return the cost of settling these. The next ticks do the rest. While the server stops, the client keeps its jobs
+    and watches.
+    """
+    if broker.is_stopping:
+        return 0
+    left = SLICE
+    ids, names = broker.closing_clients[client]
+    for id in islice(ids, limit):
+        job = client.reserved.get(id)
+        if job is not None:
+            remove_reserved(broker, job, now)
+            record_lapse(job, job_history.RETURNED, client.number, now)
+            lapse(broker, job, now)
+        if broker.unsettled:
+            left -= settle_some(broker, left, now)
+            if left <= 0:
+                break
+    for name in islice(names, limit):
+        tube = client.watched.pop(name)
+        tube.watching -= 1
+        broker.drop_if_unneeded(tube)
+    if client.reserved or client.watched:
+        broker.arm(client, now)
+    else:
+        del broker.closing_clients[client]
+        broker.timers.disarm(client)
+    return SLICE - left
+
+
+def note_producer(broker: Broker, client: Client) -> None:
+    """Count *client* among the producers, once."""
+    if not client.is_producer:
+        client.is_producer = True
+        broker.producer_count += 1
+
+
+def note_worker(broker: Broker, client: Client) -> None:
+    """Count *client* among the workers, once."""
+    if not client.is_worker:
+        client.is_worker = True
+        broker.worker_count += 1
+
+
+def use(broker: Broker, client: Client, name: bytes) -> bool:
+    """Send *client*'s puts to the tube *name*, created if it does not exist. Return False if a limit forbids it."""
+    if broker.quotas is not None and broker.refuse_tube(name, client):
+        return False
+    tube = broker.tube(name)
+    tube.using += 1
+    old, client.used = client.used, tube
+    old.using -= 1
+    broker.drop_if_unneeded(old)
+    return True
+
+
+def watch(broker: Broker, client: Client, name: bytes) -> int:
+    """Add the tube *name* to those that *client* watches; return how many it watches, or the Refusal."""
+    if name not in client.watched:
+        refusal = _refuse_watch(broker, name, client)
+        if refusal:
+            return refusal
+        tube = broker.tube(name)
+        tube.watching += 1
+        client.watched[name] = tube
+        _leave_tube_set(broker, client)
+    return len(client.watched)
+
+
+def ignore(broker: Broker, client: Client, name: bytes) -> int:
+    """End a watch; return how many tubes *client* watches, or 0 if *name* is its only one, which stays."""
+    tube = client.watched.get(name)
+    if tube is not None:
+        if len(client.watched) == 1:
+            return 0
+        del client.watched[name]
+        if client.weighting is not None:
+            client.weighting.set_weight(name, 1)
+        _leave_tube_set(broker, client)
+        tube.watching -= 1
+        broker.drop_if_unneeded(tube)
+    return len(client.watched)
+
+
+def set_weight(client: Client, name: bytes, weight: int) -> None:
+    """Set the weight of the tube *name*, which *client* watches, to *weight*, 1 to MAX_WEIGHT."""
+    if client.weighting is None:
+        if weight == 1:
+            return
+        client.weighting = Weighting()
+    client.weighting.set_weight(name, weight)
+
+
+def set_reserve_mode(broker: Broker, client: Client, mode: int) -> bool:
+    """Set the mode by which reserves of *client* select a tube: FIFO, WEIGHTED or WEIGHTED_FAIR.
+
+    Return False, and change nothing, if *client* watches too many tubes for *mode*.
+    """
+    if mode != FIFO and len(client.watched) > MAX_WEIGHTED_TUBES:
+        broker.refuse(Refusal.WATCHED, client, b"")
+        return False
+    if client.weighting is None:
+        client.weighting = Weighting()
+    client.weighting.mode = mode
+    return True

@@ -1,0 +1,152 @@
+"""Changes of existing jobs and tubes: fields, priorities, moves, redrives, pauses, and keys that are freed. Pure."""
+
+from __future__ import annotations
+
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter
+from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.policies.tube_rules import key_of
+from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.transitions.enforcing import move, refuse_move
+from greenstalk_server.core.transitions.holding import update_hold
+from greenstalk_server.core.transitions.placing import replace, set_priority
+from greenstalk_server.core.transitions.settling import settle
+from greenstalk_server.core.transitions.waiting import offer
+
+
+def edit_job(
+    broker: Broker,
+    id: int,
+    now: int,
+    *,
+    tube: bytes | None = None,
+    pri: int | None = None,
+    delay: int | None = None,
+    ttr: int | None = None,
+    body: bytes | None = None,
+    is_renewed: bool = False,
+    is_forced: bool = False,
+) -> int:
+    """Change the given fields of job *id*, all or none; its id, age and counts stay. Return an EditOutcome.
+
+    *tube* moves the job, which keeps its state; its count of attempts restarts. *delay* makes a ready or delayed
+    job turn ready that many nanoseconds from now, and has no effect if the job is reserved or buried. *is_renewed*
+    makes the job expire as if it had been put now. A reserved job is changed only if *is_forced*: its holder keeps
+    the job, its deadline, and the body that it has received. The caller has to give *body* if the job's body is on
+    disk (see Bodies.look). With any outcome but DONE nothing has changed.
+    """
+    old = broker.jobs.get(id)
+    if old is None:
+        return EditOutcome.NOT_FOUND
+    if old.state == RESERVED and not is_forced:
+        return EditOutcome.HELD
+    if body is None:
+        body = old.body
+    if body is None:
+        return EditOutcome.BODY_ON_DISK
+    target = old.tube if tube is None else broker.tube(tube)
+    new = old.copy_with(target, body)
+    new.pri = old.pri if pri is None else pri
+    new.ttr = old.ttr if ttr is None else ttr
+    _set_delay(new, delay, now)
+    if is_renewed:
+        new.expires_from = now
+    new.unique_key = key_of(body) if target.rules is not None and target.rules.keys is not None else b""
+    is_move = target is not old.tube
+    if is_move:
+        new.attempts_base = new.reserves - (new.state == RESERVED)
+    if is_move and new.state == BURIED:
+        broker.burials += 1
+        new.burial_number = broker.burials
+    kind = job_history.MOVED if is_move else job_history.EDITED
+    new.events = job_history.add(new.events, kind, now, job_history.NOBODY)
+    if not broker.journal.replace(old, new):
+        broker.drop_if_unneeded(target)
+        return EditOutcome.NO_ROOM
+    replace(broker, old, new, now)
+    broker.drop_if_unneeded(old.tube)
+    settle(broker, now)
+    return EditOutcome.DONE
+
+
+def _set_delay(job: Job, delay: int | None, now: int) -> None:
+    """Make the detached *job*, if it is ready or delayed, turn ready *delay* nanoseconds from *now*.
+
+    If *delay* is None, a delayed job keeps its deadline.
+    """
+    if delay is not None and job.state in (READY, DELAYED):
+        job.delay = delay
+        job.state = DELAYED if delay else READY
+        job.deadline = now + delay
+    elif job.state == READY:
+        job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
+
+
+def reprioritize(broker: Broker, id: int, pri: int, now: int) -> int:
+    """Give the ready, delayed or buried job *id* the priority *pri*; return DONE, NOT_FOUND or HELD."""
+    job = broker.jobs.get(id)
+    if job is None:
+        return EditOutcome.NOT_FOUND
+    if job.state == RESERVED:
+        return EditOutcome.HELD
+    set_priority(broker, job, pri, now)
+    settle(broker, now)
+    return EditOutcome.DONE
+
+
+def redrive(broker: Broker, id: int, now: int) -> int:
+    """Move the dead-lettered job *id* back to the tube that it came from, as a new job; return an EditOutcome.
+
+    The job is ready there and no longer a dead letter; its attempts and its age restart.
+    """
+    job = broker.jobs.get(id)
+    if job is None or not job.dead_letter:
+        return EditOutcome.NOT_FOUND
+    if job.state == RESERVED:
+        return EditOutcome.HELD
+    source = DeadLetter.unpack(job.dead_letter).source
+    if source != job.tube.name and refuse_move(broker, source, 1, job.size):
+        return EditOutcome.NO_ROOM
+    job.tube.remove(job)
+    job.dead_letter = b""
+    job.expires_from = now
+    move(broker, job, broker.tube(source), job_history.REDRIVEN, now)
+    settle(broker, now)
+    return EditOutcome.DONE
+
+
+def pause_tube(broker: Broker, name: bytes, delay: int, now: int) -> bool:
+    """Pause reserves from the tube *name* for *delay* nanoseconds; 0 ends a pause. Return False if no such tube."""
+    tube = broker.tubes.get(name)
+    if tube is None:
+        return False
+    tube.cmd_pause_tube += 1
+    is_changed = delay > 0 or tube.paused_until > now
+    tube.pause = delay
+    tube.paused_until = now + delay if delay else 0
+    broker.journal.pause(tube)
+    update_hold(tube, now)
+    if delay:
+        broker.arm(tube, tube.paused_until)
+    else:
+        offer(broker, tube, SLICE, now)
+    settle(broker, now)
+    if is_changed:
+        for listener in broker.listeners:
+            listener.on_tube_paused(tube)
+    broker.drop_if_unneeded(tube)
+    return True
+
+
+def forget_keys(broker: Broker, tube: bytes, limit: int) -> int:
+    """Free up to *limit* idempotency keys of the tube *tube* that have outlived their jobs; return how many.
+
+    *limit* is at most SLICE, because each key needs a record in the journal.
+    """
+    scope = scope_of(tube)
+    keys = broker.kept_keys.forget(scope, limit)
+    for key in keys:
+        broker.journal.key(scope, key, 0, 0)
+    return len(keys)

@@ -1,0 +1,80 @@
+"""The start: take over the jobs and tubes that a journal has recovered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import DELAYED, READY, Job, deadline_of
+from greenstalk_server.core.operations.policy_changes import apply_rules
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.transitions.placing import add_delayed, forget
+from greenstalk_server.core.transitions.settling import settle
+from greenstalk_server.core.transitions.tagging import attach_tags, free_key
+
+
+def _in_order_of_deadlines(jobs: Collection[Job]) -> Collection[Job]:
+    """Return *jobs* in the order of their deadlines. A table of jobs that were only put is in this order."""
+    last = 0
+    for job in jobs:
+        if job.deadline < last:
+            return sorted(jobs, key=deadline_of)
+        last = job.deadline
+    return jobs
+
+
+def restore(broker: Broker, next_id: int, now: int) -> None:
+    """Take over the jobs and tubes that a journal has recovered, before any client connects.
+
+    `jobs` holds the recovered jobs, each in the state ready, delayed or buried, but not yet added to its tube.
+    `tubes` holds their tubes, and paused tubes. The policies must be set before: jobs that have used up their
+    attempts become dead letters now.
+    """
+    for tube in broker.tubes.values():
+        tube.rules = broker.new_rules(tube)
+    broker.next_id = max(broker.next_id, next_id)
+    numbers = (job_history.highest_client(job.events) for job in broker.jobs.values() if job.events)
+    broker.last_client = max(numbers, default=0)
+    for job in _in_order_of_deadlines(broker.jobs.values()):
+        _restore_job(broker, job, now)
+    if broker.quotas is not None:
+        broker.quotas.body_bytes = sum(tube.body_bytes for tube in broker.tubes.values())
+    _delete_truncated(broker, now)
+    for tube in list(broker.tubes.values()):
+        if tube.paused_until:
+            tube.held_until = tube.paused_until
+            broker.arm(tube, tube.paused_until)
+        if broker.keeps_pauses or not tube.paused_until:
+            broker.drop_if_unneeded(tube)
+        if tube.rules is not None:
+            apply_rules(broker, tube, tube.rules, now)
+    if broker.kept_keys.table:
+        broker.arm(broker.kept_keys, now)
+    settle(broker, now)
+
+
+def _restore_job(broker: Broker, job: Job, now: int) -> None:
+    """Add the restored *job* to its tube, and to the groups and keys that its tags name."""
+    job.tube.body_bytes += job.size
+    if broker.bodies is not None:
+        broker.bodies.add(job)
+    if job.tube.rules is not None:
+        job.tube.rules.restore_key(job)
+    if isinstance(job, TaggedJob):
+        attach_tags(broker, job)
+    if job.state == READY:
+        job.tube.add_ready(job)
+    elif job.state == DELAYED:
+        add_delayed(broker, job, now)
+    else:
+        job.tube.add_buried(job)
+        broker.burials = job.burial_number
+
+
+def _delete_truncated(broker: Broker, now: int) -> None:
+    """Delete the restored jobs of truncated tubes: the end of the previous process ended their reservations."""
+    for job in [job for job in broker.jobs.values() if job.cold.is_truncated]:
+        job.tube.remove(job)
+        free_key(job)
+        forget(broker, job, now)

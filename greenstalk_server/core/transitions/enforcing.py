@@ -1,0 +1,335 @@
+"""The effects of a tube's policy: on puts, on failed attempts, by age, and moves to other tubes. Pure.
+
+The other modules call these functions only if `tube.rules` is not None. Every change that a policy makes is recorded
+in the journal like the change of a command, so a restart never repeats a decision.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
+from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.policies.policy import Overflow, UniqueFor
+from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at, key_of
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.transitions.placing import (
+    add_buried,
+    add_delayed,
+    add_ready,
+    arm_burial_expiry,
+    forget,
+    insert,
+    raise_priority,
+)
+from greenstalk_server.core.transitions.waiting import end_blind_waits
+from greenstalk_server.core.tubes.tube import Tube
+
+
+def admit(broker: Broker, job: Job, rules: TubeRules, now: int) -> int:
+    """Apply *rules* to the new *job*, and record it with its copies.
+
+    Return 0 if the caller must insert the job. Otherwise nothing was recorded: return the id of the job that is
+    its duplicate, or a Refusal, which is negative.
+    """
+    tube, policy = job.tube, rules.policy
+    duplicate = _duplicate_of(broker, job, rules, now)
+    if duplicate:
+        tube.counts().duplicates += 1
+        raise_priority(broker, duplicate, job.pri, now)
+        return duplicate
+    group = [job]
+    refusal = _refuse_put(broker, job, rules)
+    for name in policy.copy_to:
+        if not refusal:
+            refusal = _plan_copy(broker, job, name, group, now)
+    if not refusal and not (broker.journal.put(job) if len(group) == 1 else broker.journal.put_group(group)):
+        refusal = Refusal.JOURNAL
+    if refusal:
+        for copy in group[1:]:
+            broker.drop_if_unneeded(copy.tube)
+        tube.counts().refused += refusal in (Refusal.TUBE_FULL, Refusal.TOO_BIG)
+        return refusal
+    tubes = [member.tube for member in group]
+    for each in tubes:
+        each.using += 1  # no eviction may drop the tube
+    for copy in group[1:]:
+        tube.counts().copied += 1
+        _make_room(broker, copy.tube, copy.size, now)
+        insert(broker, copy, now)
+    _make_room(broker, tube, job.size, now)
+    for each in tubes:
+        each.using -= 1
+    for each in tubes[1:]:
+        broker.drop_if_unneeded(each)  # its job may have been evicted already
+    return 0
+
+
+def _plan_copy(broker: Broker, job: Job, name: bytes, group: list[Job], now: int) -> int:
+    """Append to *group* the copy of *job* for the tube *name*, unless it is a duplicate there.
+
+    Return 0, or why the copy is refused; the caller then drops the tubes of *group* that are not needed.
+    """
+    if broker.quotas is not None:
+        refusal = 0 if name in broker.tubes else broker.quotas.refuse_tube(len(broker.tubes))
+        if refusal:
+            return refusal
+    target = broker.tube(name)
+    copy = Job(broker.allocate_id(), target, job.body or b"", job.pri, job.delay, job.ttr, now)
+    if job.delay:  # without a delay, only its tags delay the job, and copies have no tags
+        copy.state, copy.deadline = job.state, job.deadline
+    group.append(copy)
+    if broker.quotas is not None:
+        refusal = broker.quotas.refuse_job(target, job.size, len(broker.jobs) + len(group) - 1)
+        if refusal:
+            return refusal
+    if target.rules is not None:
+        if _duplicate_of(broker, copy, target.rules, now):
+            target.counts().duplicates += 1
+            group.pop()
+            broker.drop_if_unneeded(target)
+            return 0
+        return _refuse_put(broker, copy, target.rules)
+    return 0
+
+
+def _duplicate_of(broker: Broker, job: Job, rules: TubeRules, now: int) -> int:
+    """Return the id of the job that makes the new *job* a duplicate, or 0; set the key of *job*."""
+    if rules.keys is None:
+        return 0
+    key = job.unique_key = key_of(job.body or b"")
+    other = rules.keys.get(key)
+    if rules.policy.unique_for != UniqueFor.TIME:
+        return other or 0
+    if other is not None:
+        before = broker.jobs.get(other)
+        if before is not None and now < before.created_at + rules.policy.unique_time:
+            return other
+    return broker.kept_keys.find(job.tube.name, key, now)
+
+
+def _refuse_put(broker: Broker, job: Job, rules: TubeRules) -> int:
+    """Clamp the ttr of the new *job*; return the Refusal by *rules*, or 0."""
+    policy = rules.policy
+    if policy.ttr_min and job.ttr < policy.ttr_min:
+        job.ttr = policy.ttr_min
+    if policy.ttr_max and job.ttr > policy.ttr_max:
+        job.ttr = policy.ttr_max
+    if policy.max_job_size and job.size > policy.max_job_size:
+        return Refusal.TOO_BIG
+    return _choose_evicted(broker, job.tube, rules, 1, job.size, [])
+
+
+def _make_room(broker: Broker, tube: Tube, size: int, now: int) -> None:
+    """Evict jobs of *tube* until one more of *size* bytes fits. Evict none if that is impossible."""
+    evicted = list[Job]()
+    if tube.rules is not None and not _choose_evicted(broker, tube, tube.rules, 1, size, evicted):
+        for old in evicted:
+            _evict(broker, old, now)
+
+
+def _choose_evicted(broker: Broker, tube: Tube, rules: TubeRules, jobs: int, bytes: int, evicted: list[Job]) -> int:
+    """Append to *evicted* the oldest jobs to evict from *tube* before *jobs* more of *bytes* in total fit.
+
+    Return 0, or a Refusal if they cannot fit: no job may be evicted, or the dead-letter tube has no room for those
+    that would be.
+    """
+    policy = rules.policy
+    jobs = tube.job_count + jobs - policy.max_jobs if policy.max_jobs else 0
+    bytes = tube.body_bytes + bytes - policy.max_bytes if policy.max_bytes else 0
+    if jobs <= 0 and bytes <= 0:
+        return 0
+    if policy.overflow != Overflow.REFUSE and rules.waiting is not None:
+        size = 0
+        for old in islice(rules.waiting.walk(), SLICE):
+            evicted.append(old)
+            size += old.size
+            jobs -= 1
+            bytes -= old.size
+            if jobs <= 0 and bytes <= 0:
+                if policy.overflow == Overflow.DROP_OLDEST:
+                    return 0
+                target = rules.dead_letter
+                is_refused = not target or refuse_move(broker, target, len(evicted), size)
+                return Refusal.TUBE_FULL if is_refused else 0
+    return Refusal.TUBE_FULL
+
+
+def _evict(broker: Broker, job: Job, now: int) -> None:
+    """Drop the waiting *job* of a full tube, or move it to the dead-letter tube."""
+    tube, rules = job.tube, job.tube.rules
+    assert rules is not None
+    tube.remove(job)
+    if rules.policy.overflow == Overflow.DEAD_LETTER_OLDEST:
+        dead_letter(broker, job, DeadLetterReason.OVERFLOW, now)
+    else:
+        tube.counts().dropped += 1
+        forget(broker, job, now)
+
+
+def keep_key(broker: Broker, job: Job, rules: TubeRules, now: int) -> None:
+    """Keep the key of the finished *job* for the rest of `unique_time`."""
+    if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key:
+        return
+    tube, key, until = job.tube.name, job.unique_key, job.created_at + rules.policy.unique_time
+    if broker.kept_keys.keep(tube, key, job.id, until, now):
+        broker.journal.key(tube, key, job.id, until)
+        broker.arm(broker.kept_keys, until)
+
+
+def expire(broker: Broker, job: Job, now: int) -> None:
+    """Drop the detached *job*, which is too old, or move it to the dead-letter tube."""
+    tube, rules = job.tube, job.tube.rules
+    assert rules is not None
+    if rules.policy.expires_to_dead_letter:
+        is_buried = job.state == BURIED
+        dead_letter(broker, job, DeadLetterReason.BURIED_EXPIRED if is_buried else DeadLetterReason.EXPIRED, now)
+    else:
+        tube.counts().expired += 1
+        forget(broker, job, now)
+
+
+def _expire_first(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> bool:
+    """Expire one waiting or one buried job of *tube* if it is due; return whether another may be due."""
+    if rules.next_expiry() <= now and rules.waiting is not None:
+        job = rules.waiting.first()
+        assert job is not None
+        tube.remove(job)
+        expire(broker, job, now)
+        return True
+    buried = tube.first_buried() if rules.policy.buried_expire_after else None
+    if buried is not None and buried_at(buried) + rules.policy.buried_expire_after <= now:
+        tube.remove(buried)
+        expire(broker, buried, now)
+        return True
+    return False
+
+
+def dead_letter(broker: Broker, job: Job, reason: int, now: int) -> None:
+    """Move the detached *job* to the dead-letter tube of its tube; bury it if there is none, or no room in it."""
+    tube, rules = job.tube, job.tube.rules
+    name = rules.dead_letter if rules is not None else b""
+    if name and _move_dead(broker, job, name, reason, now):
+        return
+    tube.counts().buried += 1
+    job.events = job_history.add(job.events, job_history.BURIED, now, job_history.NOBODY)
+    add_buried(broker, job)
+
+
+def _move_dead(broker: Broker, job: Job, name: bytes, reason: int, now: int) -> bool:
+    """Move the detached *job* to the dead-letter tube *name*; return False if that cannot take it."""
+    source = job.tube
+    if refuse_move(broker, name, 1, job.size):
+        return False
+    first_at = DeadLetter.unpack(job.dead_letter).first_at if job.dead_letter else now
+    job.dead_letter = DeadLetter(reason, source.name, job.attempts, first_at, now).pack()
+    source.counts().dead_lettered += 1
+    target = broker.tube(name)
+    target.counts().received += 1
+    move(broker, job, target, job_history.DEAD_LETTERED, now)
+    return True
+
+
+def refuse_move(broker: Broker, name: bytes, jobs: int, bytes: int) -> int:
+    """Return why *jobs* jobs of *bytes* in total may not move to the tube *name*, or 0."""
+    target, refusal = broker.tubes.get(name), 0
+    if target is None:
+        target = Tube(name, broker.jobs, broker.totals)  # like the tube that the move would create
+        target.rules = broker.new_rules(target)
+        refusal = broker.quotas.refuse_tube(len(broker.tubes)) if broker.quotas is not None else 0
+    if not refusal and broker.quotas is not None:
+        refusal = broker.quotas.refuse_move(target, jobs, bytes)
+    if not refusal and target.rules is not None:
+        refusal = _choose_evicted(broker, target, target.rules, jobs, bytes, [])
+    return refusal
+
+
+def move(broker: Broker, job: Job, target: Tube, kind: int, now: int) -> None:
+    """Make the detached *job* ready in *target*, with a new count of attempts; *kind* is the event to record."""
+    source = job.tube
+    if target is not source:
+        target.using += 1  # no eviction may drop the tube
+        _make_room(broker, target, job.size, now)
+        target.using -= 1
+    if source.rules is not None:
+        source.rules.release_key(job)
+    source.release_key(job, broker.jobs)
+    source.body_bytes -= job.size
+    target.body_bytes += job.size
+    job.tube = target
+    target.claim_key(job)
+    if target.rules is not None:
+        target.rules.restore_key(job)
+    job.attempts_base = job.reserves
+    job.state = READY
+    job.ready_since = now
+    job.events = job_history.add(job.events, kind, now, job_history.NOBODY)
+    broker.journal.move(job, source)
+    if broker.job_waiters:
+        end_blind_waits(broker, job)
+    add_ready(broker, job, now)
+    broker.drop_if_unneeded(source)
+
+
+def rules_due(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
+    """Apply to *tube* what its rules require at *now*: one expiry or eviction, and the end of a hold."""
+    if rules.full_at <= now:
+        rules.full_at = 0
+    oldest = rules.waiting.first() if rules.waiting is not None else None
+    if _expire_first(broker, tube, rules, now):
+        broker.arm(tube, now)
+    elif oldest is not None and rules.must_evict(tube.job_count, tube.body_bytes):
+        _evict(broker, oldest, now)
+        broker.arm(tube, now)
+    else:
+        _arm_rules(broker, tube, rules, now)
+
+
+def _arm_rules(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
+    """Arm timers for the times when the rules of *tube* next require something."""
+    expiry = rules.next_expiry()
+    if expiry < NEVER:
+        broker.arm(tube, expiry)
+    arm_burial_expiry(broker, tube, rules)
+    if now < tube.held_until <= rules.full_at:
+        broker.arm(tube, tube.held_until)
+
+
+def end_attempt(broker: Broker, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
+    """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.
+
+    *delay* is the delay in nanoseconds that a release asked for. With *is_command*, a reply waits for the record.
+    """
+    is_expired = rules.expiry_of(job) <= now
+    if is_expired or rules.has_failed(job):
+        job.state = READY
+        job.ready_since = now
+        _record_end(broker, job, is_command)  # a record has only the last event; the next record adds one
+        if is_expired:
+            expire(broker, job, now)
+        else:
+            dead_letter(broker, job, DeadLetterReason.ATTEMPTS, now)
+        return
+    if not delay:
+        delay = rules.retry_delay(job, broker.random())
+        if delay:
+            job.delay = delay
+            job.tube.counts().retried += 1
+    job.deadline = now + delay
+    job.state = DELAYED if delay else READY
+    _record_end(broker, job, is_command or delay > 0)
+    if delay:
+        add_delayed(broker, job, now)
+    else:
+        add_ready(broker, job, now)
+
+
+def _record_end(broker: Broker, job: Job, is_update: bool) -> None:
+    """Record the state of *job* after its reservation; without *is_update*, only that the reservation lapsed."""
+    if is_update:
+        broker.journal.update(job)
+    else:
+        broker.journal.lapse(job)

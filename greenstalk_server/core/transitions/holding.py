@@ -1,0 +1,79 @@
+"""The start and the end of a reservation, and the time before which a tube hands out no job. Pure."""
+
+from __future__ import annotations
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.jobs.job import RESERVED, Job
+from greenstalk_server.core.policies.tube_rules import TubeRules
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.tubes.tube import Tube
+
+
+def add_reserved(broker: Broker, job: Job, client: Client, now: int) -> None:
+    """Have *client* hold the detached *job*, whose `ready_since` is set."""
+    tube = job.tube
+    tube.note_wait(now - job.deadline)  # ready_since
+    tube.total_reserves += 1
+    tube.reserved_count += 1
+    broker.totals.reserved += 1
+    if broker.bodies is not None:
+        broker.bodies.reserved(job)
+    job.state = RESERVED
+    if isinstance(job, TaggedJob):
+        job.count_reserved(1)
+    job.holder = client
+    job.reserves += 1
+    job.reserved_at = now
+    job.deadline = now + job.ttr
+    client.hold(job)
+    if not 0 < client.timer_at <= job.deadline:
+        broker.arm(client, job.deadline)
+    if tube.rules is not None:
+        _note_start(broker, tube, tube.rules, now)
+    broker.journal.reserve(job)
+
+
+def remove_reserved(broker: Broker, job: Job, now: int) -> None:
+    """Detach the reserved *job* from its holder.
+
+    The caller ends with `dispatch_freed`, since this may end the hold of the tube.
+    """
+    assert job.holder is not None
+    job.holder.drop(job)
+    job.holder = None
+    tube = job.tube
+    tube.reserved_count -= 1
+    broker.totals.reserved -= 1
+    if isinstance(job, TaggedJob):
+        job.count_reserved(-1)
+    if tube.rules is not None and tube.held_until == NEVER:
+        update_hold(tube, now)
+
+
+def update_hold(tube: Tube, now: int) -> None:
+    """Set `held_until` of *tube* from its pause and its rules."""
+    until, rules = tube.paused_until, tube.rules
+    if rules is not None:
+        until = max(until, rules.starts_at())
+        if 0 < rules.policy.max_reserved <= tube.reserved_count:
+            until = NEVER
+    before, tube.held_until = tube.held_until, until
+    if until < before:
+        for tube_set in tube.tube_sets:
+            tube_set.resume(tube, now)
+
+
+def _note_start(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
+    """Count the reservation of a job against the limits of *tube*."""
+    rules.note_start(now)
+    was_held = tube.held_until > now
+    update_hold(tube, now)
+    if now < tube.held_until < NEVER:
+        broker.arm(tube, tube.held_until)
+    if tube.held_until > now and not was_held:
+        if tube.held_until == NEVER:
+            tube.counts().reserved_holds += 1
+        else:
+            tube.counts().rate_holds += 1

@@ -1,0 +1,208 @@
+"""The places of a job: ready, delayed, buried, or none before its put and after its deletion. Pure.
+
+A job is *detached* between two moves: it is in no place of its tube, and no client holds it.
+"""
+
+from __future__ import annotations
+
+from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at
+from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
+from greenstalk_server.core.timers import NEVER
+from greenstalk_server.core.transitions.holding import update_hold
+from greenstalk_server.core.transitions.tagging import attach_tags, detach_tags
+from greenstalk_server.core.transitions.waiting import (
+    deliver,
+    dispatch_freed,
+    end_blind_waits,
+    end_job_waits,
+    offer,
+    wait_cost,
+)
+from greenstalk_server.core.tubes.tube import Tube
+
+
+def add_ready(broker: Broker, job: Job, now: int) -> None:
+    """Make the detached *job* ready, or reserve it for the client that has waited longest."""
+    tube = job.tube
+    waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
+    is_held = isinstance(job, TaggedJob) and job.must_queue
+    if waiter is None or is_held or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
+        queue_ready(broker, job, now)
+    elif tube.ready.count or broker.unsettled or wait_cost(waiter) > 1:
+        # Ready jobs: a hold has just ended, or a slice was too short. Unsettled: a better job may become runnable.
+        queue_ready(broker, job, now)
+        offer(broker, tube, 1, now)
+    else:
+        deliver(broker, job, waiter, now)
+
+
+def queue_ready(broker: Broker, job: Job, now: int) -> None:
+    """Add the detached *job* to the ready jobs of its tube."""
+    tube = job.tube
+    tube.add_ready(job)
+    if tube.rules is not None:
+        arm_waiting(broker, job, tube.rules, now)
+
+
+def add_delayed(broker: Broker, job: Job, now: int) -> None:
+    """Make the detached *job* delayed until its deadline, or until the group for which it waits is empty."""
+    tube = job.tube
+    tube.add_delayed(job)
+    if job.deadline == NO_DEADLINE:
+        _await_group(broker, job)
+    else:
+        broker.arm(tube, job.deadline)
+    if tube.rules is not None:
+        arm_waiting(broker, job, tube.rules, now)
+
+
+def _await_group(broker: Broker, job: Job) -> None:
+    """Make the delayed *job* wait for the group that its tag `after` names."""
+    tags = job.more_tags if isinstance(job, TaggedJob) else None
+    assert tags is not None
+    tags.awaited = broker.group(tags.after)
+    tags.awaited.add_waiting(job)
+
+
+def arm_waiting(broker: Broker, job: Job, rules: TubeRules, now: int) -> None:
+    """Arm a timer for the time when the waiting *job* expires, or for now if its tube is above its caps."""
+    tube = job.tube
+    expiry = now if rules.must_evict(tube.job_count, tube.body_bytes) else rules.expiry_of(job)
+    if expiry < NEVER:
+        broker.arm(tube, expiry)
+
+
+def add_buried(broker: Broker, job: Job) -> None:
+    """Bury the detached *job*."""
+    job.tube.total_buries += 1
+    job.buries += 1
+    broker.burials += 1
+    job.burial_number = broker.burials
+    job.tube.add_buried(job)
+    broker.journal.update(job)
+    if broker.job_waiters:
+        end_job_waits(broker, job.id, WaitOutcome.BURIED)
+    if job.tube.rules is not None:
+        arm_burial_expiry(broker, job.tube, job.tube.rules)
+
+
+def arm_burial_expiry(broker: Broker, tube: Tube, rules: TubeRules) -> None:
+    """Arm a timer for the time when the first buried job of *tube* expires."""
+    job = tube.first_buried() if rules.policy.buried_expire_after else None
+    if job is not None:
+        broker.arm(tube, buried_at(job) + rules.policy.buried_expire_after)
+
+
+def insert(broker: Broker, job: Job, now: int) -> None:
+    """Add the new *job*, which is recorded, to its tube: ready, or delayed if its state says so."""
+    tube = job.tube
+    broker.jobs.set(job)
+    if broker.bodies is not None:
+        broker.bodies.add(job)
+    tube.body_bytes += job.size
+    tube.total_jobs += 1
+    broker.counters.total_jobs += 1
+    if broker.quotas is not None:
+        broker.quotas.body_bytes += job.size
+    if tube.rules is not None:
+        tube.rules.claim_key(job)
+    if isinstance(job, TaggedJob):
+        attach_tags(broker, job)
+    if job.state == DELAYED:
+        add_delayed(broker, job, now)
+    else:
+        add_ready(broker, job, now)
+
+
+def forget(broker: Broker, job: Job, now: int) -> None:
+    """Remove the detached *job* from the tables, and record its deletion."""
+    tube = job.tube
+    if isinstance(job, TaggedJob):
+        detach_tags(broker, job, now)
+    broker.jobs.remove(job.id)
+    if broker.bodies is not None:
+        broker.bodies.remove(job)
+    tube.body_bytes -= job.size
+    if broker.quotas is not None:
+        broker.quotas.body_bytes -= job.size
+    broker.journal.delete(job)
+    if broker.job_waiters:
+        end_job_waits(broker, job.id, WaitOutcome.DELETED)
+    if tube.rules is not None:
+        tube.rules.release_key(job)
+    if not tube.using and not tube.watching:
+        broker.drop_if_unneeded(tube)
+
+
+def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
+    """Replace *old* by *new*, which keeps the place if it is reserved, or buried in the same tube."""
+    broker.jobs.set(new)
+    if broker.bodies is not None:
+        broker.bodies.remove(old)
+        broker.bodies.add(new)
+    old.tube.body_bytes -= old.size
+    new.tube.body_bytes += new.size
+    if broker.quotas is not None:
+        broker.quotas.body_bytes += new.size - old.size
+    old.tube.release_key(old, broker.jobs)
+    new.tube.claim_key(new)
+    if old.tube.rules is not None:
+        old.tube.rules.release_key(old)
+    if new.tube.rules is not None:
+        new.tube.rules.claim_key(new)
+    if new.holder is not None:
+        old.holder = None
+        new.holder.reserved[new.id] = new
+        old.tube.reserved_count -= 1
+        new.tube.reserved_count += 1
+        update_hold(old.tube, now)
+        update_hold(new.tube, now)
+        dispatch_freed(broker, old.tube, now)
+    elif new.state == BURIED and new.tube is old.tube:
+        new.tube.buried[new.id] = new
+    else:
+        old.tube.remove(old)
+        if new.state == READY:
+            add_ready(broker, new, now)
+        elif new.state == DELAYED:
+            add_delayed(broker, new, now)
+        else:
+            new.tube.add_buried(new)
+    if broker.job_waiters and new.tube is not old.tube:
+        end_blind_waits(broker, new)
+    if new.tube.rules is not None:
+        broker.arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
+
+
+def set_priority(broker: Broker, job: Job, pri: int, now: int) -> None:
+    """Change the priority of *job*, which no client holds; a buried job keeps its place."""
+    job.events = job_history.add(job.events, job_history.EDITED, now, job_history.NOBODY)
+    if job.state == BURIED:
+        job.pri = pri
+        broker.journal.update(job)
+        return
+    job.tube.remove(job)
+    job.pri = pri
+    if job.state == DELAYED:
+        broker.journal.update(job)
+        add_delayed(broker, job, now)
+    else:
+        job.ready_since = now  # `ReadyQueue.add` takes jobs in the order of `ready_since`
+        broker.journal.update(job)
+        add_ready(broker, job, now)
+
+
+def raise_priority(broker: Broker, id: int, pri: int, now: int) -> bool:
+    """Give the job *id* the priority *pri* if that is more urgent than its own, and no client holds the job.
+
+    Return whether the priority has changed.
+    """
+    job = broker.jobs.get(id)
+    if job is None or pri >= job.pri or job.state == RESERVED:
+        return False
+    set_priority(broker, job, pri, now)
+    return True

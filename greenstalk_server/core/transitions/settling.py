@@ -1,0 +1,138 @@
+"""What follows from tags: jobs that a group without members releases, and free slots of concurrency keys.
+
+An operation may leave a group without members, or a concurrency key with a free slot. Such targets are added to
+`Broker.unsettled`, and so are tubes whose jobs could be handed out before that. Each operation ends with `settle`,
+which handles one slice of them and hands out the best job first; ticks handle the rest. An operation that ends several
+reservations, such as a disconnect, settles after each of them. Pure.
+"""
+
+from __future__ import annotations
+
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.jobs import job_history
+from greenstalk_server.core.jobs.job import READY, Job
+from greenstalk_server.core.tags.concurrency import ConcurrencyKey
+from greenstalk_server.core.tags.groups import Group
+from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.timers import Target
+from greenstalk_server.core.transitions.placing import add_delayed, add_ready, queue_ready
+from greenstalk_server.core.transitions.tagging import hold_for_group
+from greenstalk_server.core.transitions.waiting import dispatch_best
+from greenstalk_server.core.tubes.tube import Tube
+
+
+def settle(broker: Broker, now: int) -> None:
+    """Settle one slice of the unsettled targets, if there are any."""
+    if broker.unsettled:
+        settle_some(broker, SLICE, now)
+
+
+def settle_some(broker: Broker, limit: int, now: int) -> int:
+    """Make jobs of unsettled groups and concurrency keys ready or runnable, then hand out the best of them first.
+
+    Return the cost, which exceeds *limit* by the number of unsettled targets at most; ticks do the rest.
+    """
+    left = limit
+    while broker.unsettled and left > 0:
+        targets = broker.unsettled[:]
+        broker.unsettled.clear()
+        offered: dict[Tube, None] = {}
+        for target in targets:
+            left -= 1 + _prepare(broker, target, max(left, 0), offered, now)
+        left -= dispatch_best(broker, list(offered), max(left, 0), now)
+        for target in targets:
+            if isinstance(target, ConcurrencyKey):
+                target.note()  # its slots are still free if clients were given other jobs
+    while broker.unsettled:
+        target = broker.unsettled.pop()
+        if isinstance(target, (ConcurrencyKey, Group)):
+            target.is_noted = False
+        broker.arm(target, now)
+    return limit - left
+
+
+def _prepare(broker: Broker, target: Target, limit: int, offered: dict[Tube, None], now: int) -> int:
+    """Make up to *limit* jobs of *target* ready or runnable, and add their tubes to *offered*; return how many."""
+    if isinstance(target, ConcurrencyKey):
+        target.is_noted = False
+        return _place_fronts(target, limit, offered, now)
+    if isinstance(target, Group):
+        target.is_noted = False
+        return _release_waiting(broker, target, limit, offered, now)
+    assert isinstance(target, Tube)
+    if target.ready.is_unfinished:
+        broker.arm(target, now)
+    else:
+        offered[target] = None
+    return 0
+
+
+def _place_fronts(limiter: ConcurrencyKey, limit: int, offered: dict[Tube, None], now: int) -> int:
+    """Place a front in up to *limit* pending tubes of *limiter*; return how many.
+
+    End when each free slot has a front that a waiting client may take.
+    """
+    placed = 0
+    free = limiter.limit - limiter.reserved
+    while limiter.pending and free > 0 and placed < limit:
+        tube = next(iter(limiter.pending))
+        job = tube.ready.place_front(limiter, tube)
+        placed += 1
+        for tube_set in tube.tube_sets:
+            tube_set.note(job)
+        if tube.held_until <= now and tube.first_waiter() is not None:
+            offered[tube] = None
+            free -= 1
+    return placed
+
+
+def _release_waiting(broker: Broker, group: Group, limit: int, offered: dict[Tube, None], now: int) -> int:
+    """Make up to *limit* jobs that wait for *group* ready, while it has no members; return how many.
+
+    Drop the group if no job waits for it.
+    """
+    released = 0
+    while not group.members:
+        job = group.waiting.first()
+        if job is None:
+            if broker.groups.get(group.name) is group:
+                del broker.groups[group.name]
+                broker.timers.disarm(group)
+            break
+        if released == limit:
+            broker.arm(group, now)
+            break
+        job.tube.remove(job)
+        _unblock(broker, job, now)
+        queue_ready(broker, job, now)
+        offered[job.tube] = None
+        released += 1
+    return released
+
+
+def _unblock(broker: Broker, job: Job, now: int) -> None:
+    """Set and record the state of the detached *job*, which no longer waits for the group of its tag `after`."""
+    job.state = READY
+    job.ready_since = now
+    job.events = job_history.add(job.events, job_history.UNBLOCKED, now, job_history.NOBODY)
+    broker.journal.update(job)
+
+
+def end_delay(broker: Broker, job: Job, now: int) -> None:
+    """Make the detached *job*, whose delay is over, ready, unless it must wait for a group."""
+    if isinstance(job, TaggedJob) and job.may_await:
+        if hold_for_group(broker, job):
+            add_delayed(broker, job, now)
+            return
+        _unblock(broker, job, now)
+    job.ready_since = now
+    add_ready(broker, job, now)
+
+
+def search_on(tube: Tube) -> None:
+    """Continue the search for the first runnable job of *tube*, which too many stale fronts have interrupted."""
+    tube.ready.is_unfinished = False
+    job = tube.ready.first()
+    if job is not None:
+        for tube_set in tube.tube_sets:
+            tube_set.note(job)

@@ -1,0 +1,123 @@
+"""The ends of waits: ready jobs for the clients that wait for them, and outcomes without a job. Pure."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.client import Client
+from greenstalk_server.core.jobs.job import SECOND, Job
+from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.transitions.holding import add_reserved
+from greenstalk_server.core.tubes.tube import Tube
+
+SAFETY_MARGIN: Final = SECOND
+"""A client does not wait during the last second of a job that it holds (protocol.txt, "reserve")."""
+
+WAITED_TUBES: Final = 64
+"""Tubes whose waiting clients a client leaves in the time that a job takes."""
+
+
+def offer(broker: Broker, tube: Tube, limit: int, now: int) -> int:
+    """Hand out jobs of *tube* as `dispatch` does, but leave that to `settle` if it is due; return the cost."""
+    if broker.unsettled:
+        broker.unsettled.append(tube)
+        return 0
+    return dispatch(broker, tube, limit, now)
+
+
+def dispatch_best(broker: Broker, tubes: list[Tube], limit: int, now: int) -> int:
+    """Hand out jobs of *tubes* as `dispatch` does, the best job of all these tubes first; return the cost."""
+    firsts = [(tube, tube.ready.first()) for tube in tubes]
+    queue = [(job.pri, job.id, tube) for tube, job in firsts if job is not None]
+    heapify(queue)
+    done = 0
+    while queue and done < limit:
+        pri, id, tube = heappop(queue)
+        job = tube.ready.first()
+        if job is not None and job.id == id and job.pri == pri:
+            cost = dispatch(broker, tube, 1, now)
+            done += cost
+            job = tube.ready.first() if cost else None
+        if job is not None:
+            heappush(queue, (job.pri, job.id, tube))
+    for _, _, tube in queue:
+        broker.arm(tube, now)
+    return done
+
+
+def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
+    """Reserve ready jobs of *tube* for the clients that wait for them, longest waiting first, until it is held.
+
+    Return the sum of their `wait_cost`, at most *limit*; ticks, which pass a *limit* of SLICE, hand out the rest.
+    A tick also removes expired jobs.
+    """
+    done = 0
+    while True:
+        waiter, job = tube.first_waiter(), tube.ready.first()
+        if waiter is None or job is None or tube.held_until > now:
+            return done
+        cost = wait_cost(waiter)
+        if done + cost > limit or (tube.rules is not None and tube.rules.next_expiry() <= now):
+            broker.arm(tube, now)
+            return done
+        done += cost
+        tube.remove_ready(job)
+        deliver(broker, job, waiter, now)
+
+
+def dispatch_freed(broker: Broker, tube: Tube, now: int) -> None:
+    """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
+    if tube.rules is not None and tube.held_until <= now and tube.ready.count:
+        offer(broker, tube, 1, now)
+
+
+def deliver(broker: Broker, job: Job, client: Client, now: int) -> None:
+    """End the wait of *client* with the detached *job*."""
+    add_reserved(broker, job, client, now)
+    end_wait(broker, client, job)
+
+
+def end_wait(broker: Broker, client: Client, outcome: Job | int) -> None:
+    """End the wait of *client* with a job, or with a WaitOutcome, and wake it."""
+    cancel_wait(broker, client)
+    client.outcome = outcome
+    client.wake()
+
+
+def end_job_waits(broker: Broker, id: int, outcome: int) -> None:
+    """End the waits for the job *id* with a WaitOutcome."""
+    for client in list(broker.job_waiters.get(id, ())):
+        end_wait(broker, client, outcome)
+
+
+def end_blind_waits(broker: Broker, job: Job) -> None:
+    """End the waits for *job* of clients that may not look at the tube to which it has moved."""
+    for client in list(broker.job_waiters.get(job.id, ())):
+        if client.may_inspect is not None and job.holder is not client and not client.may_inspect(job.tube.name):
+            end_wait(broker, client, WaitOutcome.NOT_FOUND)
+
+
+def cancel_wait(broker: Broker, client: Client) -> None:
+    """End *client*'s wait, if it waits, without an outcome and without waking it."""
+    if client.is_waiting and client.awaited_id:
+        client.is_waiting = False
+        waiters = broker.job_waiters[client.awaited_id]
+        del waiters[client]
+        if not waiters:
+            del broker.job_waiters[client.awaited_id]
+        client.awaited_id = 0
+    elif client.is_waiting:
+        client.is_waiting = False
+        broker.waiting_count -= 1
+        if client.tube_set is not None:
+            del client.tube_set.waiters[client]
+        else:
+            for tube in client.watched.values():
+                del tube.waiters[client]
+
+
+def wait_cost(client: Client) -> int:
+    """Return the cost of the end of *client*'s wait: 1, and more if it waits in many tubes without a tube set."""
+    return 1 if client.tube_set is not None else min(1 + len(client.watched) // WAITED_TUBES, SLICE)
