@@ -187,14 +187,6 @@ def test_lists_mark_bodies_on_disk_and_read_none(queue: DiskQueue, client: Flask
     assert queue.job(away).body is None
 
 
-def test_filter_of_a_list_searches_bodies_on_disk(queue: DiskQueue, client: FlaskClient) -> None:
-    found = queue.put_on_disk("mail", *[body(n) for n in range(20)])
-    near = putting.put_into(queue.broker, b"mail", 2000, 0, SECOND, b'"number": 3', queue.now)
-    rows = client.get("/live?page=tube&tube=mail&state=ready&q=body:%22number%5C%22: 3%22".replace(" ", "%20")).json
-    assert [row[0] for row in rows["rows"]["jobs"]] == [str(found[3]), str(near)]
-    assert rows["fields"]["summary"] == "2 matching, among all 21"
-
-
 @pytest.mark.parametrize("query", [{"tube": "mail", "state": "ready"}, {"q": "body:pad"}, {"tube": "mail"}])
 def test_lists_of_the_api_contain_bodies(queue: DiskQueue, program: Program, query: dict[str, Any]) -> None:
     found = queue.put_on_disk("mail", *[body(n) for n in range(30)])

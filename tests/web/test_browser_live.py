@@ -81,14 +81,3 @@ def test_focus_moves_to_the_next_job_when_the_job_leaves(quiet_tab: Tab, clients
     clients.producer.delete(ids[0])
     quiet_tab.page.wait_for_selector(f"tr[data-key='{ids[0]}']", state="detached")
     assert focused(quiet_tab) == "MAIN"
-
-
-def test_focus_on_a_checkbox_moves_to_the_next_checkbox(quiet_tab: Tab, clients: Clients) -> None:
-    ids = clients.put(*[b"x"] * 3)
-    follow(quiet_tab, clients.url)
-    quiet_tab.page.locator(f"tr[data-key='{ids[0]}'] input").focus()
-    clients.producer.delete(ids[0])
-    quiet_tab.page.wait_for_selector(f"tr[data-key='{ids[0]}']", state="detached")
-    assert quiet_tab.page.evaluate("document.activeElement.value") == str(ids[1])
-    quiet_tab.page.keyboard.press("j")
-    assert focused(quiet_tab) == str(ids[2])

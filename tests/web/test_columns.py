@@ -12,8 +12,6 @@ from html import unescape
 import pytest
 from flask.testing import FlaskClient
 
-from greenstalk_server.web.reads.jobs.job_list import SUGGESTED_FROM
-
 from .conftest import Queue
 from .table import Page
 from .test_tube_errors import dead_letter, failing, put
@@ -81,15 +79,6 @@ def test_columns_are_kept_by_pages_filters_exports_and_live_updates(queue: Queue
     assert len(state["rows"]["jobs"]) == 100
     assert state["rows"]["jobs"][0][-3:] == ["12345678901234567890123", "order", WHOLE]
     assert "cols=customer.id,kind" in unescape(state["parts"]["pager"])
-
-
-def test_fields_of_the_listed_jobs_are_suggested(queue: Queue, client: FlaskClient) -> None:
-    put(queue, ORDER, *["text"] * SUGGESTED_FROM, {"late": 1})
-    for path in ("/tube?tube=mail&state=buried&cols=kind", "/search?q=tube:mail&cols=kind"):
-        html = client.get(path).text
-        boxes = re.findall(r'<input type="checkbox" name="cols" value="(.*?)"( checked)?', html)
-        assert boxes == [("kind", " checked"), ("error", ""), ("customer.id", "")]
-        assert re.findall(r'<option value="(?:tube:mail )?body\.(.*?):">', html) == ["kind", "error", "customer.id"]
 
 
 @pytest.mark.parametrize("path", ["/tube?tube=mail", "/search?q=tube:mail", "/export?format=csv&tube=mail"])

@@ -172,19 +172,6 @@ def test_restart_after_hours_closes_the_previous_hour(server: Server) -> None:
     assert [value for value in again.series(NINETY_DAYS) if value is not None] == known
 
 
-def test_idle_time_of_the_server_is_unknown_and_of_a_tube_is_not(server: Server) -> None:
-    server.work(5)
-    later = server.restart(600)
-    for _ in range(300):
-        later.queue.now += SECOND
-        later.history.tick()
-    later.wait()
-    found = later.series(HOUR)
-    assert None not in found[-20:-15]
-    assert found[-15:-5] == [None] * 10
-    assert found[-5:] == [0] * 5, "the tube is known, and idle"
-
-
 # Damage
 
 

@@ -171,12 +171,6 @@ def client_sees(client: FlaskClient, response: TestResponse) -> str:
 # Edit
 
 
-def test_edit_that_changes_nothing(client: FlaskClient, jobs: Jobs) -> None:
-    before, events = jobs.look(), jobs["ready"].events
-    assert done(edit(client, jobs["ready"].id), "/job") == ("unchanged-job", jobs["ready"].id)
-    assert (jobs.look(), jobs["ready"].events) == (before, events)
-
-
 @pytest.mark.parametrize("other_change", ["edit", "move", "kick", "reserve"])
 def test_stale_edit_is_refused_and_shows_both_versions(
     queue: Queue, client: FlaskClient, jobs: Jobs, other_change: str

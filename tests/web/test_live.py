@@ -220,22 +220,6 @@ def test_stream_sends_the_state_and_then_changes(queue: Queue, serve: Callable[.
     assert [row[0] for row in changes["rows"]["jobs"]["changed"]] == ["3"]
 
 
-def test_overview_and_its_stream_agree(queue: Queue, serve: Callable[..., Dashboard]) -> None:
-    dashboard = serve()
-    stream = dashboard.open("overview", q="ai", sort="ready", desc="1")
-    stream.block()
-    state = stream.changes()
-    assert state["shown"]["filtered-out"]
-    queue.put("mail", count=2)
-    queue.put("other", count=2)
-    state = applied(stream.changes(), state)
-    now = dashboard.app.test_client().get("/live?page=overview&q=ai&sort=ready&desc=1").json
-    with gevent.Timeout(TIMEOUT):
-        while state != now:
-            state = applied(stream.changes(), state)
-    assert [row[0] for row in state["rows"]["tubes"]] == ["mail"]
-
-
 def test_stream_ends_when_its_subject_is_gone(queue: Queue, serve: Callable[..., Dashboard]) -> None:
     dashboard = serve()
     (id,) = queue.put("mail")

@@ -94,4 +94,3 @@ def test_table_is_bounded_and_keeps_the_latest_addresses(queue: Queue) -> None:
     assert logins.seconds_locked("first") == 60
     logins.fail("one-more")
     assert logins.seconds_locked("first") == 0
-    assert len(logins._failures) == MAX_ADDRESSES

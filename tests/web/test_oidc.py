@@ -279,10 +279,12 @@ def provider() -> Iterator[ScriptedProvider]:
     found.server.server_close()
 
 
+ROLE = {"staff": Role("staff", Rights(view=frozenset({"*"})), ("staff",))}
+
+
 @pytest.fixture
 def app(queue: Queue, provider: ScriptedProvider) -> Flask:
-    roles = {"staff": Role("staff", Rights(view=frozenset({"*"})), ("staff",))}
-    return queue.app(oidc=Provider(provider.issuer, "queue", "s3cret"), roles=roles)
+    return queue.app(oidc=Provider(provider.issuer, "queue", "s3cret"), roles=ROLE)
 
 
 def begin(client: FlaskClient) -> dict[str, str]:
@@ -548,9 +550,15 @@ def test_forged_cookie_is_refused(app: Flask, cookie: str) -> None:
     assert "started in another browser" in finish(client, sent).text
 
 
-def test_nested_claim_gives_the_groups() -> None:
-    claims = {"realm_access": {"roles": ["a", "b", 5]}, "a.b": ["x"]}
-    assert oidc._groups(oidc._claim(claims, "realm_access.roles")) == {"a", "b"}
-    assert oidc._groups(oidc._claim(claims, "a.b")) == {"x"}
-    assert oidc._groups(oidc._claim(claims, "nothing.there")) == frozenset()
-    assert oidc._groups("one") == {"one"}
+@pytest.mark.parametrize(
+    ("claim", "groups", "role"),
+    [("realm_access.roles", {"realm_access": {"roles": ["staff", 5]}}, "staff"), ("a.b", {"a.b": ["staff"]}, "staff"),
+     ("nothing.there", {}, ""), ("one", {"one": "staff"}, "staff")],
+)  # fmt: skip
+def test_claim_with_the_groups_may_be_nested(
+    queue: Queue, provider: ScriptedProvider, claim: str, groups: dict[str, Any], role: str
+) -> None:
+    client = queue.app(oidc=Provider(provider.issuer, "queue", groups_claim=claim), roles=ROLE).test_client()
+    sent = begin(client)
+    provider.claims = {name: value for name, value in good_claims(provider, sent).items() if name != "groups"} | groups
+    assert finish(client, sent).status_code == (303 if role else 403)

@@ -72,24 +72,6 @@ def test_peer_that_sends_data_is_not_gone_and_no_longer_watched(line: Line) -> N
     assert ours.recv(10) == b"GET", "the peer has read data"
 
 
-def test_close_after_the_block_is_not_reported(line: Line) -> None:
-    ours, theirs = line
-    peer, calls = Peer(ours.fileno()), []
-    with peer.watched(lambda: calls.append("ended")):
-        pass
-    theirs.close()
-    until(lambda: peer.is_gone)
-    gevent.sleep(0.01)  # a watcher that was left would report now
-    assert not calls
-
-
-def test_peer_without_a_socket_never_closes() -> None:
-    peer, calls = Peer(None), []
-    with peer.watched(lambda: calls.append("ended")):
-        assert not peer.is_gone
-    assert not calls
-
-
 def test_peer_of_a_request_is_its_socket(line: Line) -> None:
     ours, theirs = line
     with ours.makefile("rb") as rfile:

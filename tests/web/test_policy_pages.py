@@ -262,14 +262,6 @@ def test_value_text_is_exact(key: str, value: object, expected: str) -> None:
 # The page of a tube
 
 
-def test_tube_shows_each_value_with_the_policy_it_comes_from(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail.high")
-    set_policy(queue, "all", tubes=["*"], priority=-1, expire_after=3600, max_attempts=9)
-    set_policy(queue, "mail", tubes=["mail.*"], max_attempts=5)
-    page = words(shown(client, "/tube", tube="mail.high")).replace("\xa0", " ")
-    assert "Maximum attempts 5 from mail Expire after 1 h from all" in page
-
-
 def test_exhausted_limit_is_shown_as_the_reason_for_a_wait(queue: Queue, client: FlaskClient) -> None:
     set_policy(queue, "mail", max_reserved=2)
     queue.put("mail", count=3)
@@ -344,31 +336,6 @@ def test_job_is_redriven(queue: Queue, client: FlaskClient) -> None:
     job = queue.broker.jobs[id]
     assert (job.tube.name, job.state, job.dead_letter) == (b"mail", READY, b"")
     assert post(client, "/job/redrive", id=str(id)).status_code == 409
-
-
-def run(client: FlaskClient, **form: str) -> str:
-    """Preview a bulk redrive and run it; return the text of the preview."""
-    response = client.post("/bulk/preview", data={"action": "redrive", "q": ""} | form, headers=SAME_ORIGIN)
-    assert response.status_code == 303, response.text
-    page = client.get(response.headers["Location"])
-    (task,) = parse_qs(urlsplit(response.headers["Location"]).query)["task"]
-    response = post(client, "/bulk/run", task=task)
-    assert response.status_code == 303
-    (id,) = parse_qs(urlsplit(response.headers["Location"]).query)["id"]
-    with visiting(client.application):
-        found = client.application.extensions["dashboard"].tasks.find({"task": id})
-    found.wait(10)
-    return words(Spaced(page.text))
-
-
-def test_all_dead_letters_of_a_tube_are_redriven(queue: Queue, client: FlaskClient) -> None:
-    ids = [dead_letter(queue) for _ in range(3)]
-    assert finishing.bury_job(queue.broker, ids[0], queue.now)
-    (other,) = queue.put("failed")
-    text = run(client, tube="failed", scope="all", rate="")
-    assert "Redrive 3 jobs" in text
-    assert "1 job match, but would not change" in text
-    assert [queue.broker.jobs[id].tube.name for id in [*ids, other]] == [b"mail"] * 3 + [b"failed"]
 
 
 def test_only_pages_of_dead_letter_tubes_offer_a_redrive(queue: Queue, client: FlaskClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlencode
 
 import gevent
 import pytest
@@ -228,20 +227,3 @@ def test_search_of_many_jobs_does_not_delay_workers(
     assert [row[0] for row in done["rows"]["matches"]] == [str(id) for id in rare]
     assert early["rows"]["matches"] == done["rows"]["matches"][: len(early["rows"]["matches"])]
     assert turns.max_progress <= 2
-
-
-def test_long_search_shows_matches_so_far_and_a_refresh_link(
-    queue: Queue, app: Flask, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "INITIAL_WAIT", 0)
-    found = queue.put("mail", count=60_000)
-    args = task_id(find(client, "tube:mail"))
-    task = app.extensions["dashboard"].tasks.running(lambda _: True)
-    until(lambda: task.matched >= PAGE_SIZE)
-    page = Page(client.get(f"/search?{args}").text)
-    assert "running" in page.text and ids(page) == found[:PAGE_SIZE] and "Load new matches" in page.text
-    until(lambda: not task.is_running)
-    page = Page(client.get(f"/search?{args}").text)
-    assert "Load new matches" not in page.text
-    assert "scanned 60,000 of 60,000 jobs, 60,000 match" in " ".join(page.text.split()).replace(" ,", ",")
-    assert urlencode({"task": args}) not in page.text

@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import gevent
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
@@ -17,7 +16,6 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import ticking
 from greenstalk_server.web.store.store import (
     MAX_REASONS,
-    MAX_SAMPLE_SIZE,
     MAX_SAMPLES,
     Sample,
     SampleLimitExceeded,
@@ -69,20 +67,6 @@ def test_without_a_directory_data_is_in_memory(tmp_path: Path, monkeypatch: pyte
     store.save()
     assert (store.samples, store.is_kept, store.trouble) == ({"welcome": SAMPLE}, False, "")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_save_returns_with_its_change_on_disk(tmp_path: Path) -> None:
-    """Also while other greenlets save."""
-    store = Store(str(tmp_path))
-
-    def save(name: str) -> bool:
-        store.add_sample(Sample(name, "mail", 0, 0, 1, ""))
-        store.save()
-        return name in Store(str(tmp_path)).samples
-
-    savers = [gevent.spawn(save, f"sample {number}") for number in range(20)]
-    gevent.joinall(savers)
-    assert [saver.value for saver in savers] == [True] * 20
 
 
 GOOD = {"version": 1, "samples": [], "pauses": {}}
@@ -205,28 +189,6 @@ def test_sample_is_saved_loaded_put_and_deleted(queue: Queue, client: FlaskClien
     ]
 
 
-@pytest.mark.parametrize(
-    ("form", "status", "message"),
-    [
-        ({"name": ""}, 400, "“name” is missing"),
-        ({"name": "x" * 61}, 400, "“name” must have at most 60 characters, but has 61."),
-        ({"tube": "no tube"}, 400, "“tube” must be a tube name"),
-        ({"ttr": "0"}, 400, "“ttr” must be"),
-        ({"pri": ""}, 400, "“pri” must be"),
-        (
-            {"body": "x" * (MAX_SAMPLE_SIZE + 1)},
-            409,
-            "The template was not saved: its body has more than 65,536 bytes.",
-        ),
-    ],
-)
-def test_invalid_sample_is_refused(client: FlaskClient, form: dict[str, str], status: int, message: str) -> None:
-    good = {"name": "a", "tube": "mail", "pri": "1", "delay": "0", "ttr": "1", "body": ""}
-    response = post(client, "/sample/save", **(good | form))
-    assert response.status_code == status
-    assert message in Page(response.text).text
-
-
 # Reasons for pauses
 
 
@@ -252,14 +214,6 @@ def test_reason_is_shown_during_the_pause(queue: Queue, client: FlaskClient) -> 
     queue.now += SECOND
     ticking.tick(queue.broker, queue.now)
     assert why(client) == ""
-
-
-def test_reason_is_removed_with_its_pause(queue: Queue, client: FlaskClient) -> None:
-    queue.put("mail")
-    for end in ("/tube/resume", "/tube/pause"):
-        post(client, "/tube/pause", tube="mail", seconds=90, reason="old")
-        post(client, end, tube="mail", seconds=60)
-        assert why(client) == ""
 
 
 def test_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:

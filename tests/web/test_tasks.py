@@ -183,13 +183,6 @@ def test_tasks_that_need_bodies_are_hidden_with_the_bodies(queue: Queue, app: Fl
             tasks.find({"id": secret.id}, "id")
 
 
-def test_audit_entry_of_a_task_names_who_started_it(app: Flask, tasks: Tasks) -> None:
-    task = tasks.start("x", object(), lambda task: app.extensions["dashboard"].audit.note("test/done"))
-    settle(task)
-    [entry] = app.extensions["dashboard"].audit.entries
-    assert (entry.who, entry.address) == ("ann", "192.0.2.1")
-
-
 def test_task_ends_with_the_session_of_its_visitor(app: Flask) -> None:
     work, live = BlockingWork(), [True]
     with app.test_request_context():

@@ -63,7 +63,8 @@ def endless(monkeypatch: pytest.MonkeyPatch, short_steps: None) -> Endless:
 
 def tasks(app: Flask) -> list[Task]:
     with app.test_request_context():
-        return list(app.extensions["dashboard"].tasks._kept.values())
+        app.preprocess_request()  # sets the visitor, who may see the tasks
+        return list(app.extensions["dashboard"].tasks.all())
 
 
 def test_match_at_the_end_of_a_long_list_is_found(queue: Queue, app: Flask, client: FlaskClient) -> None:

@@ -19,7 +19,7 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core import invariants
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import finishing, kicking, ticking
 from greenstalk_server.web.features.leases import leases as operations
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
@@ -29,8 +29,6 @@ from tests.web.visit import FLAGS
 
 API = "/api/v1"
 PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
-ADMIN = {"Authorization": "Bearer sesame"}
-VIEWER = {"Authorization": "Bearer look"}
 
 Json = dict[str, Any]
 
@@ -179,21 +177,6 @@ def test_invalid_field_is_named(queue: Queue, client: FlaskClient, path: str, bo
     assert f"“{field}”" in refused(response, 400)
     assert [error["field"] for error in response.json["errors"]] == [field]
     assert not queue.broker.clients
-
-
-def test_viewers_cannot_use_leases_and_no_token_is_logged(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
-    queue.put("mail", count=2)
-    client = visit(api_token="sesame", api_viewer_token="look")  # noqa: S106
-    (job,) = send(client, "/reserve", ADMIN, tubes=["mail"]).json["jobs"]
-    refused(send(client, "/reserve", VIEWER, tubes=["mail"]), 403)
-    for operation in FINISHERS:
-        refused(send(client, f"/leases/{operation}", VIEWER, token=job["token"]), 403)
-        refused(send(client, f"/leases/{operation}", None, token=job["token"]), 401)
-    assert queue.broker.jobs[job["id"]].state == RESERVED
-    assert len(queue.broker.clients) == 1
-    entries = client.application.extensions["dashboard"].audit.entries
-    assert {entry.what for entry in entries} == {"refused/change"}
-    assert job["token"] not in str(entries)
 
 
 def test_server_with_hidden_bodies_reserves_nothing(queue: Queue, visit: Callable[..., FlaskClient]) -> None:

@@ -14,20 +14,13 @@ from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.web.features.jobs.api.jobs import Kind, Reason
 from greenstalk_server.web.features.jobs.pages.details import EVENTS
 from greenstalk_server.web.features.policies.api import PolicyRequest
-from tests.support.daemon import TIMEOUT
 
 from ..conftest import STARTED_AT, Queue
 from ..test_policy_operations import fail, set_policy, settle
 from .conftest import TOKEN, Program, problem
+from .test_tasks import ended
 
 DEAD = {"tubes": ["mail"], "max_attempts": 2, "dead_letter": "mail.failed"}
-
-
-def finished(program: Program, task: Any) -> Any:
-    """Return the task *task* once it has ended."""
-    with program.app.app_context():
-        program.app.extensions["dashboard"].tasks._kept[task["id"]].wait(TIMEOUT)
-    return program.get(f"/tasks/{task['id']}")
 
 
 def kill(queue: Queue, count: int = 1) -> list[int]:
@@ -122,7 +115,7 @@ def test_set_waits_for_the_journal(queue: Queue) -> None:
 def test_dry_run_counts_and_changes_nothing(queue: Queue, program: Program) -> None:
     queue.put("mail", count=5)
     document = {"tubes": ["mail"], "max_jobs": 3, "overflow": "drop-oldest", "max_reserved": 1}
-    task = finished(program, program.do("POST", "/policies/caps/dry-run", document, 202))
+    task = ended(program, program.do("POST", "/policies/caps/dry-run", document, 202))
     assert (task["kind"], task["state"], task["counted"]) == ("policy-dry-run", "done", None)
     assert task["effect"] == {
         "policy": "caps", "tubes": 1, "changed_tubes": 1, "sample": ["mail"], "jobs": 5, "expired": 0,
@@ -227,7 +220,7 @@ def test_redrive_into_a_full_tube_is_refused(queue: Queue, program: Program) -> 
     set_policy(queue, "cap", max_jobs=1)
     detail = problem(program.ask("POST", f"/jobs/{id}/redrive", json={}), 507)["detail"]
     assert "“mail” cannot take the job" in detail and "Nothing was moved" in detail
-    task = finished(program, program.do("POST", "/redrive", {"ids": [id]}, 202))
+    task = ended(program, program.do("POST", "/redrive", {"ids": [id]}, 202))
     assert (task["state"], task["changed"], task["skipped"]) == ("done", 0, 1)
 
 
@@ -243,7 +236,7 @@ def test_redrive_into_a_full_tube_is_refused(queue: Queue, program: Program) -> 
 )
 def test_redrive_of_many(queue: Queue, program: Program, body: dict[str, Any], moved: list[int]) -> None:
     ids = kill(queue, 3)
-    task = finished(program, program.do("POST", "/redrive", body, 202))
+    task = ended(program, program.do("POST", "/redrive", body, 202))
     assert (task["kind"], task["state"], task["changed"]) == ("change", "done", len(moved))
     assert [at for at, id in enumerate(ids) if queue.broker.jobs[id].tube.name == b"mail"] == moved
 

@@ -1,4 +1,4 @@
-"""Alerts of a real server: a condition reaches a receiver and ends, and the page in a real browser."""
+"""Alerts of a real server: a condition reaches a receiver and ends, and SIGHUP changes the receivers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import pytest
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, Daemon
 from tests.support.log import Log
 from tests.support.peer import eventually
-from tests.support.receiver import Received, Receiver, answer
+from tests.support.receiver import Received, Receiver
 
-from .browser import Browser
-from .visit import FLAGS, notice_text, press
+from .visit import FLAGS
 
 CONFIG = """
 [attention]
@@ -95,39 +94,3 @@ def test_sighup_changes_the_receivers(queue: Daemon, receiver: Receiver, tmp_pat
     assert api(queue, "alerts/test", {"receiver": "new"})["error"] == ""
     assert [request.path for request in receiver.requests] == ["/chat"]
     assert receiver.requests[0].document["text"].split("\n")[1].startswith("• *warning* This is a test")
-
-
-def test_page(queue: Daemon, receiver: Receiver, chromium: Browser) -> None:
-    receiver.answer = answer(503, b"out of order")
-    queue.ask(b"use mail\r\nput 0 0 60 2\r\nhi\r\n")
-    receiver.wait_for(1)
-    with chromium.tab(queue.dashboard) as tab:
-        tab.page.goto(f"{queue.dashboard}alerts")
-        main = tab.page.locator("main")
-        assert "swordfish" not in tab.page.content()
-        assert f"localhost:{receiver.port}" in main.inner_text()
-        tab.page.get_by_text("The last attempt failed: status 503: out of order").wait_for()
-        tab.page.get_by_text("no worker watches the tube").wait_for()
-        tab.screenshot("alerts")
-        press(tab, "Send a test")
-        assert notice_text(tab) == "The receiver did not accept the test. The log below has the reason."
-        tab.page.get_by_label("Tubes", exact=True).fill("mail *")
-        press(tab, "Silence")
-        assert "must be a pattern of tube names" in tab.page.inner_text("#silence-refused")
-        assert tab.page.get_by_label("Tubes", exact=True).input_value() == "mail *"
-        tab.page.get_by_role("link", name="Silence").click()
-        assert tab.page.get_by_label("Tubes", exact=True).input_value() == "mail"
-        assert tab.page.get_by_role("combobox", name="Conditions").input_value() == "no_consumers"
-        tab.page.get_by_label("Reason").fill("deploy")
-        press(tab, "Silence")
-        assert notice_text(tab) == "Silence 1 was set."
-        tab.page.get_by_text("silenced until").wait_for()
-        receiver.answer = answer(200)
-        press(tab, "Send a test")
-        assert notice_text(tab).startswith("The receiver accepted the test in ")
-        press(tab, "End silence 1")
-        assert notice_text(tab) == "The silence was ended."
-        tab.page.get_by_text("The last message was accepted.").wait_for()
-        tab.page.locator("#conditions-title ~ *, [data-part=conditions]").get_by_text("own: sent").wait_for()
-        assert [each for each in tab.console if "400" not in each] == []
-        assert tab.elsewhere == []
