@@ -49,6 +49,7 @@ from greenstalk_server.web.features.history.pages.history import HistoryPages
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import Exports
 from greenstalk_server.web.features.jobs.pages.actions import Actions
+from greenstalk_server.web.features.jobs.pages.bulk import BulkPages
 from greenstalk_server.web.features.leases.leases import Leases
 from greenstalk_server.web.features.marks.marks import START, Marks
 from greenstalk_server.web.features.metrics.exporter import Metrics
@@ -66,6 +67,7 @@ from greenstalk_server.web.features.servers.servers import Servers, sees_servers
 from greenstalk_server.web.features.sessions.pages.oidc import OpenIdPages
 from greenstalk_server.web.features.sessions.pages.signin import SignIn
 from greenstalk_server.web.features.sessions.sessions import SessionChanges
+from greenstalk_server.web.features.tasks.pages import TaskPages
 from greenstalk_server.web.features.tubes.pages import views
 from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
@@ -240,7 +242,7 @@ def create_dashboard(
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
     for part in (
-        bulk,
+        BulkPages(broker, clock, tasks, bulk),
         exports,
         SamplePages(samples),
         ErrorPages(broker, clock, tasks, tube_errors),
@@ -248,7 +250,7 @@ def create_dashboard(
         actions,
     ):
         part.init_app(app)
-    for page in (tasks, SearchPages(broker, clock, tasks, searches), ConnectionViews(broker, clock)):
+    for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionViews(broker, clock)):
         page.init_app(app, live)
     views.Views(
         broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter

@@ -16,6 +16,7 @@ from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.operations import draining, finishing
 from greenstalk_server.web.changes import bulk
 from greenstalk_server.web.changes.tasks import CANCELLED, DONE, FAILED, Task
+from greenstalk_server.web.features.jobs.pages import bulk as bulk_pages
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
@@ -284,7 +285,7 @@ def test_cancelled_run_keeps_its_changes_and_waits_for_the_journal(
 
 
 def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "INITIAL_WAIT", 0.005)
+    monkeypatch.setattr(bulk_pages, "INITIAL_WAIT", 0.005)
     queue.put("mail", count=50_000)
     response = client.post(
         "/bulk/preview", data={"scope": "all", "tube": "mail", "action": "delete"}, headers=SAME_ORIGIN

@@ -8,35 +8,27 @@ cancelled.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import gevent
-from flask import Flask, make_response, redirect, render_template, request, url_for
-from werkzeug.datastructures import MultiDict
-from werkzeug.exceptions import BadRequest, Conflict, Forbidden, NotFound, ServiceUnavailable
-from werkzeug.wrappers import Response
+from flask import url_for
+from werkzeug.exceptions import Conflict, Forbidden, NotFound, ServiceUnavailable
 
-from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, Job
+from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Fact, Task, TaskCancelled, TaskFailed, Tasks
-from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
+from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Visitor, require_operator, visitor
-from greenstalk_server.web.framework.fields import MAX_NUMBER
-from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
-from greenstalk_server.web.reads.jobs.match_table import match_rows, visible_columns
-from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids, read_query
-from greenstalk_server.web.reads.jobs.query import Query, QueryError
+from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
+from greenstalk_server.web.reads.jobs.query import Query
 from greenstalk_server.web.store.audit import Audit
 
 SAMPLE_SIZE: Final = 10
@@ -55,8 +47,6 @@ MIN_THROTTLE: Final = 0.05
 
 MIN_RATE: Final = 0.001
 """The lowest rate of a redrive that a page accepts, in jobs per second."""
-
-_DECIMAL: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,6})?")
 
 MAX_THROTTLE_SLEEP: Final = 0.2
 """Seconds between checks of a waiting task for cancellation."""
@@ -338,63 +328,6 @@ class Bulk:
         self._commit: Callable[[], bool] = commit
         self._tasks: Tasks = tasks
 
-    def init_app(self, app: Flask) -> None:
-        """Add the pages and forms to *app*."""
-        app.add_url_rule("/bulk", "bulk", self.page)
-        app.add_url_rule("/bulk/preview", "bulk_preview", self.preview, methods=["POST"])
-        app.add_url_rule("/bulk/run", "bulk_run", self.run, methods=["POST"])
-
-    @open_to(OPERATOR)
-    def preview(self) -> Response:
-        """Start a dry run. Switches.
-
-        Form: `scope` (`all`, or `ticked` with `id`s), `q`, `tube`, `state`, `action`, and the field of the action;
-        for a redrive, `rate`.
-        """
-        try:
-            query = read_query(request.form)
-        except QueryError as error:
-            raise BadRequest(f"“q” is not a valid query. {error}") from error
-        change = read_change(request.form)
-        rate = read_rate(request.form) if change.key == "redrive" else 0.0
-        task = self.dry_run(self.plan(change, query, ticked_ids(request.form), rate))
-        task.wait(INITIAL_WAIT)
-        return redirect(url_for("bulk", task=task.id), 303)
-
-    def page(self) -> str | Response:
-        """`/bulk?task=`: the counts of a dry run, and the form that starts the run."""
-        task = self._tasks.find(request.args)
-        return redirect(url_for("task", id=task.id), 303) if task.is_running else self._confirmation(task)
-
-    def _confirmation(self, task: Task, refusal: str = "") -> str:
-        """Return the page of the dry run *task*; *refusal* is the reason if its form was refused."""
-        plan = plan_of(task)
-        return render_template(
-            "bulk.html",
-            task=task,
-            plan=plan,
-            back=self._back(plan),
-            columns=visible_columns(),
-            rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
-            refusal=refusal,
-            typed=request.form.get("confirm", ""),
-            is_forced=request.form.get("force") == "1",
-        )
-
-    @open_to(OPERATOR)
-    def run(self) -> Response:
-        """Carry out a dry run, at most once. Form: `task`, `force`, `confirm`. Does not switch.
-
-        If the confirmation is wrong, the form comes back as it was sent.
-        """
-        dry_run = self._tasks.find(request.form)
-        plan, is_forced = self.runnable_plan(dry_run), request.form.get("force") == "1"
-        if plan.run is None:
-            self.refuse_unfinished(dry_run)
-            if refusal := _refusal(plan, is_forced):
-                return make_response(self._confirmation(dry_run, refusal), 400)
-        return redirect(url_for("task", id=self.start_run(plan, is_forced).id), 303)
-
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
         """Return a plan as of now; raise Forbidden if the visitor may not put jobs into the target tube."""
         if isinstance(change.value, bytes):
@@ -421,7 +354,7 @@ class Bulk:
                 plan.change.title(plan.predicate),
                 plan,
                 lambda task: self._work(task, plan, is_forced),
-                back=lambda: self._back(plan),
+                back=lambda: self.back(plan),
                 needs_bodies=plan.query.needs_bodies,
                 verb=plan.change.action.done,
                 facts=plan.facts,
@@ -442,7 +375,7 @@ class Bulk:
         if dry_run.state != "done":
             raise Conflict("The dry run did not finish, so the effect of this change is not known. Start it again.")
 
-    def _back(self, plan: Plan) -> str:
+    def back(self, plan: Plan) -> str:
         """Return the target of the page's Cancel link."""
         if plan.tube.encode() in self._broker.tubes:
             if plan.ids is None and plan.query.is_about_errors:
@@ -548,14 +481,6 @@ class Bulk:
             raise TaskFailed(f"The disk does not keep up: the last changes may not survive a crash. {_so_far(task)}")
 
 
-def _refusal(plan: Plan, is_forced: bool) -> str:
-    """Return the reason why the confirmation of *plan* in the form is invalid; empty if it is valid or not needed."""
-    typed = request.form.get("confirm", "").strip()
-    if not (plan.is_destructive or is_forced) or typed == plan.confirm:
-        return ""
-    return f"“confirm” must be “{plan.confirm}”, not “{typed[:200]}”. Nothing was changed."
-
-
 def _stay(count: int) -> str:
     return "1 job stays as it is" if count == 1 else f"{text.number(count)} jobs stay as they are"
 
@@ -566,54 +491,6 @@ def _uncapitalized(title: str) -> str:
 
 def _so_far(task: Task) -> str:
     return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
-
-
-def read_change(form: fields.Fields) -> Change:
-    """Return the change in the fields `action` and `to`, `pri` or `delay`; raise BadRequest if one is invalid."""
-    key = form.get("action", "")
-    if key not in ACTIONS:
-        raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
-    field_name = ACTIONS[key].field_name
-    if field_name == "to":
-        return Change(key, _target(form))
-    return Change(key, fields.number(form, field_name, 0, MAX_NUMBER) if field_name else 0)
-
-
-def read_rate(form: fields.Fields) -> float:
-    """Return the field `rate` in jobs per second; 0 if it is empty."""
-    given = form.get("rate", "").strip()
-    if not given:
-        return 0.0
-    rate = float(given) if _DECIMAL.fullmatch(given) else 0.0
-    if not MIN_RATE <= rate <= MAX_NUMBER:
-        allowed = f"a number of jobs per second from {MIN_RATE} to {text.number(MAX_NUMBER)}, or be empty"
-        raise BadRequest(f"“rate” must be {allowed}, not “{given[:40]}”.")
-    return rate
-
-
-def _target(form: fields.Fields) -> bytes:
-    """Return the tube named by the field `to`; raise BadRequest if that is not a tube name."""
-    name = form.get("to", "").strip().encode(errors="replace")
-    if not is_tube_name(name):
-        raise BadRequest(
-            "“to” must name the tube to move to: 1 to 200 of A–Z, a–z, 0–9 and -+/;.$_(), not starting with a hyphen."
-        )
-    return name
-
-
-def ticked_ids(form: MultiDict[str, str]) -> tuple[int, ...] | None:
-    """Return the ticked ids without duplicates; None if the field `scope` selects all matching jobs."""
-    scope = form.get("scope", "")
-    if scope == "all":
-        return None
-    if scope != "ticked":
-        raise BadRequest("“scope” must be ticked or all.")
-    ids = form.getlist("id")
-    if not ids:
-        raise BadRequest("No job was ticked. Tick some jobs, or choose all that match.")
-    if len(ids) > MAX_TICKED:
-        raise BadRequest(f"At most {MAX_TICKED} jobs can be ticked at once.")
-    return tuple(dict.fromkeys(fields.number({"id": id}, "id", 1, MAX_ID) for id in ids))
 
 
 def plan_of(task: Task) -> Plan:

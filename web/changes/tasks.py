@@ -13,20 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import gevent
-from flask import Flask, current_app, g, redirect, render_template, request, url_for
+from flask import Flask, current_app, g
 from gevent.event import Event
 from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
-from werkzeug.wrappers import Response
 
-from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Visitor, visitor
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.framework.fields import Fields, own_path
-from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.live.hub import LiveHub, State
+from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.store.audit import Audit
 
 MAX_KEPT: Final = 50
@@ -34,6 +28,9 @@ MAX_KEPT: Final = 50
 
 MAX_RUNNING: Final = 4
 """Tasks running at once, of all visitors."""
+
+INITIAL_WAIT: Final = 0.5
+"""Seconds that a request waits for its task before the page shows the progress so far."""
 
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -151,12 +148,6 @@ class Tasks:
         self._clock: Clock = clock
         self._kept: dict[str, Task] = {}
 
-    def init_app(self, app: Flask, live: LiveHub) -> None:
-        """Add the pages to *app*, and register the live page."""
-        app.add_url_rule("/task", "task", self.page)
-        app.add_url_rule("/task/cancel", "task_cancel", self.cancel, methods=["POST"])
-        live.register("task", self.live)
-
     def start(
         self,
         title: str,
@@ -229,32 +220,6 @@ class Tasks:
             raise Forbidden("This task searches job bodies, which are hidden from you.")
         return task
 
-    def page(self) -> str:
-        """`/task?id=`: one task and its progress; without `id`, all tasks."""
-        if not request.args.get("id"):
-            return render_template(
-                "task.html", task=None, tasks=[(task, progress_texts(task, self._clock())) for task in self.all()]
-            )
-        task = self.find(request.args, "id")
-        return render_template(
-            "task.html", task=task, texts=progress_texts(task, self._clock()), started=text.time_tag(task.started_at)
-        )
-
-    def live(self, args: Fields, now: int) -> State:
-        """Return the live state of `/task?id=`."""
-        return live_state(self.find(args, "id"), now)
-
-    @open_to(OPERATOR)
-    def cancel(self) -> Response:
-        """Form `id`, `back`: cancel a task, and redirect to the path `back`, by default the task's page. May switch.
-
-        Changes that are already made are kept.
-        """
-        task = self.find(request.form, "id")
-        self.stop(task)
-        own = url_for(task.endpoint, task=task.id) if task.endpoint else url_for("task", id=task.id)
-        return redirect(own_path(request.form, "back", url_for("overview")) if request.form.get("back") else own, 303)
-
     def stop(self, task: Task) -> None:
         """Cancel *task* if it is running, and wait up to a second for its end. May switch."""
         if not task.is_controlled_by(visitor()):
@@ -295,46 +260,3 @@ class Tasks:
 def _sees(who: Visitor, task: Task) -> bool:
     """Return whether *who* may see *task*: its title and its results may name any tube that its owner may see."""
     return who.sees_all or who.shares_rights_with(task.who)
-
-
-def progress_texts(task: Task, now: int) -> dict[str, str]:
-    """Return the texts of a task's page, by field name."""
-    seconds = ((task.ended_at or now) - task.started_at) // SECOND
-    return {
-        "task-state": task.state,
-        "task-scanned": f"scanned {text.number(task.scanned)} of {text.counted(task.total, task.noun)}",
-        "task-percent": str(100 * task.scanned // task.total if task.total else 0),
-        "task-matched": text.number(task.matched),
-        "task-done": text.number(task.done),
-        "task-time": text.duration(max(0, seconds)),
-        "task-left": _time_left(task, now),
-        "task-message": task.message,
-    }
-
-
-def _time_left(task: Task, now: int) -> str:
-    """Return an estimate of the remaining time, `, about 9 s left`; empty if there is none."""
-    elapsed = now - task.started_at
-    if not task.is_running or not 0 < task.scanned < task.total or elapsed < SECOND:
-        return ""
-    left = elapsed * (task.total - task.scanned) // task.scanned
-    return f", about {text.duration(max(1, left // SECOND))} left"
-
-
-def live_state(task: Task, now: int) -> State:
-    """Return the live state of *task*, in the format that web.live.hub describes."""
-    shown = progress_texts(task, now)
-    macros: Any = current_app.jinja_env.get_template("task_parts.html").module
-    return {
-        "fields": shown,
-        "parts": {"task-progress": str(macros.progress(shown)).strip()},
-        "shown": {
-            "task-running": task.is_running,
-            "task-ended": not task.is_running,
-            "task-message": bool(task.message),
-        },
-    }
-
-
-INITIAL_WAIT: Final = 0.5
-"""Seconds that a request waits for its task before the page shows the progress so far."""

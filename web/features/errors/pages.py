@@ -14,9 +14,10 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, SECOND, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.tasks import Task, Tasks, progress_texts
+from greenstalk_server.web.changes.tasks import Task, Tasks
 from greenstalk_server.web.features.errors.errors import STATES, TubeErrors, groups_of, retry_action
 from greenstalk_server.web.features.errors.groups import ErrorGroup, ErrorGroups
+from greenstalk_server.web.features.tasks.pages import progress_texts
 from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import visitor

@@ -17,7 +17,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
-from greenstalk_server.web.changes.tasks import Task, live_state, progress_texts
+from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import Panel, attention_panel
 from greenstalk_server.web.features.history.history import History
@@ -29,6 +29,7 @@ from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_fo
 from greenstalk_server.web.features.policies.pages.tube_policy import tube_policy
 from greenstalk_server.web.features.samples.pages import samples_for
 from greenstalk_server.web.features.samples.samples import MAX_NAME_LENGTH
+from greenstalk_server.web.features.tasks.pages import live_state, progress_texts
 from greenstalk_server.web.features.tubes.pages.onboarding import Example
 from greenstalk_server.web.features.tubes.pages.overview import (
     COMMANDS,
