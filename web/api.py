@@ -2,10 +2,10 @@
 
 How to add a group of endpoints:
 
-1. Write a class in its own module. Its name is the tag in the OpenAPI document, and its docstring describes the tag.
-   `__init__` takes what the endpoints need (the broker, the clock, `commit`, the operations).
-2. Write each endpoint as a method with `@endpoint("POST", "/things/{id}/do", errors={409: "…"})`. The signature defines
-   the endpoint: path parameters are annotated with types from `values`; `query` is a subclass of `RequestModel` whose
+1. Write a class in the `api` of its feature. Its name is the tag in the OpenAPI document, and its docstring describes
+   the tag. `__init__` takes what the endpoints need (the broker, the clock, `commit`, the operations).
+2. Write each endpoint as a method with `@endpoint("POST", "/things/{id}/do", role=OPERATOR)`. The signature defines the
+   endpoint: path parameters are annotated with types from `values`; `query` is a subclass of `RequestModel` whose
    fields are the parameters; `body` is a `RequestModel`, or a list or union of them, and optional if it has a default.
    The return type is a `ResponseModel`, None for status 204, or a Response for content other than JSON. The docstring
    is for users.
