@@ -15,15 +15,11 @@ a+ \r\n\r\n\r\n
 a< 3
 a> list-tube-used
 
-== bare-newline-is-data-in-a-known-command
+== bare-newlines
 a> list-tube-used\nlist-tube-used
 a> list-tube-used
-
-== bare-newline-is-data-in-an-unknown-command
 a> \nlist-tube-used
 a> list-tube-used
-
-== bare-newline-at-the-end-of-a-command
 a> list-tube-used\n
 a> list-tube-used
 
@@ -43,23 +39,15 @@ a> list-tube-used
 a> \n\n\n
 a> list-tube-used
 
-== nul-in-an-unknown-command
+== nul-bytes
 a> no\0such
 a> list-tube-used
-
-== nul-in-a-known-command
 a> list-tube\0-used
 a> list-tube-used
-
-== nul-after-a-known-command
 a> list-tube-used\0
 a> list-tube-used
-
-== nul-alone
 a> \0
 a> list-tube-used
-
-== nul-after-a-number
 a> delete 1\0
 a> list-tube-used
 
@@ -226,23 +214,15 @@ a> list-tube-used
 a> {x*223}
 a> list-tube-used
 
-== line-of-226-bytes
+== lines-of-226-to-448-bytes
 a> {x*224}
 a> list-tube-used
-
-== line-of-227-bytes
 a> {x*225}
 a> list-tube-used
-
-== line-of-300-bytes
 a> {x*298}
 a> list-tube-used
-
-== line-of-447-bytes
 a> {x*445}
 a> list-tube-used
-
-== line-of-448-bytes
 a> {x*446}
 a> list-tube-used
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -40,19 +39,6 @@ def test_killed_server_releases_its_directory(tmp_path: Path) -> None:
         first.stop(signal.SIGKILL)
     with Daemon(*QUIET, "-b", str(tmp_path)):
         pass
-
-
-def test_ids_of_deleted_jobs_are_not_reused(tmp_path: Path) -> None:
-    """A server that is killed before its first record keeps the file with the next id."""
-    flags = (*QUIET, "-b", str(tmp_path), "-f", "0")
-    for id in (b"1", b"", b"2"):
-        with Daemon(*flags) as server:
-            if id:
-                assert server.ask(b"put 0 0 1 0\r\n\r\n") == b"INSERTED " + id
-                assert server.ask(b"delete %b\r\n" % id) == b"DELETED"
-            else:
-                time.sleep(3)  # in which files that nobody needs are removed
-            server.stop(signal.SIGKILL)
 
 
 def test_read_only_directory_is_refused(tmp_path: Path) -> None:
@@ -127,32 +113,3 @@ def test_damage_loses_only_damaged_records_and_is_logged(written: tuple[Path, li
     assert "WARNING" in line
     assert re.search(rf"\boffset {at}\b", line) and re.search(rf"\b{end - at} bytes\b", line)
     assert re.search(r"\b1 records?\b", line)
-
-
-def test_torn_tail_is_truncated_and_logged(written: tuple[Path, list[int]]) -> None:
-    directory, ids = written
-    path = max(directory.glob("journal.*"), key=lambda path: (any(path.read_bytes()), int(path.suffix[1:])))
-    *_, (at, end, last) = records_of(path)
-    data = bytearray(path.read_bytes())
-    data[end - 2 :] = bytes(len(data) - end + 2)
-    path.write_bytes(data)
-    with serving(directory, "--strict-recovery") as server, Peer(server) as peer:
-        assert list(jobs(peer, ids)) == [id for id in ids if id != last]
-        _, said = server.stop()
-    (line,) = [line for line in said.splitlines() if path.name in line]
-    assert "torn tail" in line and re.search(rf"\boffset {at}\b", line)
-    with serving(directory, "--strict-recovery") as server:
-        assert path.name not in server.stop()[1]
-
-
-def test_missing_segment_is_reported(written: tuple[Path, list[int]]) -> None:
-    directory, ids = written
-    path = directory / "journal.2"
-    lost = [id for _, _, id in records_of(path)]
-    path.unlink()
-    refused = start(directory, "--strict-recovery")
-    assert refused.returncode == 10
-    with serving(directory) as server, Peer(server) as peer:
-        assert list(jobs(peer, ids)) == [id for id in ids if id not in lost]
-        _, said = server.stop()
-    assert re.search(rf"journal\.3.*\b{len(lost)} records", said)

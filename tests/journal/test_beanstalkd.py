@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import struct
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
@@ -31,8 +30,6 @@ from greenstalk_server.journal.beanstalkd import BeanstalkdBinlog, ImportedJob, 
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded
 from tests.journal.workload import recovered
-from tests.support.peer import eventually
-from tests.support.processes import join
 from tests.support.servers import Server, peer
 from tests.support.wire import Connection
 from tests.support.world import START
@@ -588,18 +585,6 @@ def test_jobs_changed_in_every_way_are_imported_after_a_clean_stop(tmp_path: Pat
     assert binlog.warnings() == []
 
 
-def test_jobs_reserved_at_a_kill_are_imported_as_ready(tmp_path: Path) -> None:
-    with beanstalkd(tmp_path / "b", "-f", "0") as server:
-        change_all_ways(server)
-        with client_of(server, use="held", watch="held") as client:
-            for _ in range(5):
-                client.put(b"held")
-            held = [client.reserve(timeout=0).id for _ in range(5)]
-            kill(server)
-    binlog = assert_matches_beanstalkd(tmp_path / "b", tmp_path / "copy")
-    assert [binlog.jobs[id].state for id in held] == [READY] * 5
-
-
 def test_small_files_with_gaps_and_a_compacted_job_are_imported(tmp_path: Path) -> None:
     """Old jobs stay among many short-lived ones: beanstalkd copies them to new files, and removes their files."""
     directory = tmp_path / "b"
@@ -640,32 +625,6 @@ def test_directory_of_several_beanstalkd_runs_is_imported(tmp_path: Path) -> Non
     binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
     assert len(binlog.jobs) == 120
     assert binlog.files > 3
-
-
-def test_every_acknowledged_job_is_imported_after_a_kill_under_load(tmp_path: Path) -> None:
-    directory = tmp_path / "b"
-    put: list[int] = []
-    deleted: list[int] = []
-
-    def load(server: Server) -> None:
-        with contextlib.suppress(OSError, ConnectionError, greenstalk.Error), client_of(server) as client:
-            while True:
-                put.append(client.put(b"x" * (len(put) % 500)))
-                if len(put) % 3 == 0:
-                    client.delete(put[-1])
-                    deleted.append(put[-1])
-
-    with beanstalkd(directory, "-f", "0", "-s", "65536") as server:
-        thread = threading.Thread(target=load, args=(server,), daemon=True)
-        thread.start()
-        eventually(lambda: len(put) >= 1500, "1500 jobs were put")
-        kill(server)
-        join(thread)
-    binlog = assert_matches_beanstalkd(directory, tmp_path / "copy")
-    missing = set(put) - set(deleted) - binlog.jobs.keys()
-    assert missing <= {put[-1]}  # its DELETE may have been written but not acknowledged
-    assert not set(deleted) & binlog.jobs.keys()
-    assert len(binlog.jobs.keys() - set(put)) <= 1  # it was written but not acknowledged
 
 
 @versions

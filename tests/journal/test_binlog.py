@@ -109,18 +109,6 @@ def test_directory_stays_small_under_bury_and_kick_of_one_job(size: int) -> None
     assert bench.binlog.stats().records_migrated > 5
 
 
-@sizes
-def test_directory_stays_small_under_release_of_many_jobs(size: int) -> None:
-    bench = PacedBench()
-    for _ in range(100):
-        bench.put_job(size)
-        bench.commit_and_compact()
-    for turn in range(1500):
-        id = bench.reserve_any()
-        assert finishing.release(bench.broker, bench.client, id, turn, 0, bench.now)
-        bench.commit_and_compact()
-
-
 def test_directory_stays_small_under_reservations_alone() -> None:
     """No reply waits for the records of reservations, but they take space too."""
     bench = PacedBench()
@@ -165,16 +153,6 @@ def test_directory_shrinks_when_most_jobs_are_deleted(size: int, one_in: int) ->
             bench.commit_and_compact()
     bench.settle()
     bench.commit_and_compact()
-
-
-def test_directory_shrinks_when_later_jobs_are_deleted() -> None:
-    bench = PacedBench()
-    for _ in range(600):
-        bench.put_job(200)
-        bench.commit_and_compact()
-    for id in range(600, 100, -1):
-        assert finishing.delete(bench.broker, None, id, bench.now)
-        bench.commit_and_compact()
 
 
 @pytest.mark.parametrize("size", [0, 100, 3000, 100_000])

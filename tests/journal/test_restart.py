@@ -166,13 +166,6 @@ def assert_migrated(directory: Path, copy: Path) -> None:
         assert delete_in_order(server, expected) == order
 
 
-def test_import_after_an_orderly_stop_of_beanstalkd(tmp_path: Path) -> None:
-    with serving(peer(), tmp_path / "b", "-f", "0", "-s", "300000") as server:
-        change_all_ways(server)
-        wait_for_delays(server, last_id(server))
-    assert_migrated(tmp_path / "b", tmp_path / "copy")
-
-
 def test_import_after_a_kill_of_beanstalkd(tmp_path: Path) -> None:
     with serving(peer(), tmp_path / "b", "-f", "0", "-s", "4096") as server, client_of(server) as client:
         change_all_ways(server)

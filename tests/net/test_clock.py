@@ -94,18 +94,3 @@ def test_remaining_delays_follow_the_clock_across_a_restart(wall: WallClock, tmp
     with Daemon(*flags, environ=wall.environment()) as second, Peer(second) as peer:
         left = int(peer.stats(b"stats-job " + id)["time-left"])
         assert HOUR - TIMEOUT < left <= HOUR
-
-
-def test_clock_set_back_at_a_restart_extends_no_delay_or_pause(wall: WallClock, tmp_path: Path) -> None:
-    flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path))
-    with Daemon(*flags, environ=wall.environment()) as first, Peer(first) as peer:
-        delayed = peer.ask(b"put 0 1000 60 1\r\nx").split()[1]
-        ready = peer.ask(b"put 0 0 60 1\r\nx").split()[1]
-        assert peer.ask(b"pause-tube default 2000") == b"PAUSED"
-        first.stop()
-    wall.set(-24 * HOUR)
-    with Daemon(*flags, environ=wall.environment()) as second, Peer(second) as peer:
-        assert 1000 - TIMEOUT < int(peer.stats(b"stats-job " + delayed)["time-left"]) <= 1000
-        assert 2000 - TIMEOUT < int(peer.stats(b"stats-tube default")["pause-time-left"]) <= 2000
-        for id in (delayed, ready):
-            assert 0 <= int(peer.stats(b"stats-job " + id)["age"]) < TIMEOUT

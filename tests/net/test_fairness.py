@@ -176,33 +176,10 @@ def test_stop_waits_for_a_stream_to_be_sent() -> None:
     pair.peer.close()
 
 
-def test_reply_waits_for_the_records_of_earlier_slices_of_its_command() -> None:
-    """A kick of more jobs than one slice moves; no job is left for the second slice."""
+class CountingChanges(UnwrittenJournal):
+    def update(self, job: Job) -> None:
+        self.promised += 1
 
-    class Recording(UnwrittenJournal):
-        def update(self, job: Job) -> None:
-            self.promised += 1
-
-    journal = Recording()
-    broker = Broker(FACTS, journal)
-    pair = Pair(broker, journal)
-    client = connecting.connect(broker, lambda: None)
-    for _ in range(2 * SLICE + 1):
-        id = broker.allocate_id()
-        assert putting.put(broker, client, id, 0, 0, 60, b"", 0) > 0
-        assert finishing.bury_job(broker, id, 0)
-    journal.safe = journal.promised
-    connection = pair.connection
-    connection.serve(b"kick 1000\r\n", 1, COMMAND_QUANTUM)
-    assert connection.collect() == b""
-    for job in list(broker.tubes[b"default"].buried.values()):
-        assert finishing.delete(broker, None, job.id, 1)
-    connection.send(connection.resume(1, COMMAND_QUANTUM))
-    assert [out for _, out in connection._held] == [b"KICKED %d\r\n" % SLICE]
-    pair.hang_up()
-
-
-class CountingDeletes(UnwrittenJournal):
     def delete(self, job: Job) -> None:
         self.promised += 1
 
@@ -213,16 +190,17 @@ class CountingDeletes(UnwrittenJournal):
         (b"delete-batch " + b" ".join(b"%d" % id for id in range(1, SLICE + 2)), b"DELETED_BATCH %d 1\r\n" % SLICE),
         (b"flush-tube default", b"FLUSHED %d\r\n" % SLICE),
         (b"truncate default", b"TRUNCATED %d\r\n" % SLICE),
+        (b"kick 1000", b"KICKED %d\r\n" % SLICE),
     ],
 )
-def test_reply_of_a_batch_waits_for_the_records_of_its_earlier_slices(sent: bytes, reply: bytes) -> None:
+def test_reply_waits_for_the_records_of_earlier_slices_of_its_command(sent: bytes, reply: bytes) -> None:
     """Another client deletes the job that is left for the last slice."""
-    journal = CountingDeletes()
+    journal = CountingChanges()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
     client = connecting.connect(broker, lambda: None)
     for _ in range(SLICE + 1):
-        assert putting.put(broker, client, broker.allocate_id(), 0, 0, 60, b"", 0) > 0
+        assert putting.put(broker, client, broker.allocate_id(), 0, SECOND, 60, b"", 0) > 0
     journal.safe = journal.promised
     connection = pair.connection
     connection.serve(sent + b"\r\n", 1, COMMAND_QUANTUM)
@@ -230,21 +208,6 @@ def test_reply_of_a_batch_waits_for_the_records_of_its_earlier_slices(sent: byte
     assert finishing.delete(broker, None, SLICE + 1, 1)
     connection.send(connection.resume(1, COMMAND_QUANTUM))
     assert [out for _, out in connection._held] == [reply]
-    pair.hang_up()
-
-
-def test_end_of_a_wait_for_a_job_waits_for_the_record_of_the_deletion() -> None:
-    journal = CountingDeletes()
-    broker = Broker(FACTS, journal)
-    pair = Pair(broker, journal)
-    client = connecting.connect(broker, lambda: None)
-    assert putting.put(broker, client, broker.allocate_id(), 0, 0, 60, b"", 0) == 1
-    journal.safe = journal.promised
-    connection = pair.connection
-    assert connection.serve(b"wait 1\r\n", 1, COMMAND_QUANTUM) == b""
-    assert finishing.delete(broker, None, 1, 1)
-    connection.send(connection.resume(1, COMMAND_QUANTUM))
-    assert [out for _, out in connection._held] == [b"DELETED 1\r\n"]
     pair.hang_up()
 
 

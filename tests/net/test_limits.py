@@ -63,22 +63,6 @@ def test_max_jobs() -> None:
     assert counted(talk.broker) == {"jobs": 4}
 
 
-def test_max_bytes() -> None:
-    talk = limited_talk(bytes=10)
-    replies = talk.send(b"put 0 0 60 6\r\n123456\r\nuse b\r\nput 0 0 60 5\r\n12345\r\nput 0 0 60 4\r\n1234\r\n")
-    assert replies == b"INSERTED 1\r\nUSING b\r\n" + FULL + b"INSERTED 3\r\n"
-    assert talk.send(b"put 0 0 60 0\r\n\r\nput 0 0 60 1\r\nx\r\n") == b"INSERTED 4\r\n" + FULL
-    assert talk.send(b"delete 1\r\nput 0 0 60 6\r\n123456\r\n") == b"DELETED\r\nINSERTED 6\r\n"
-    assert counted(talk.broker) == {"bytes": 2}
-
-
-def test_max_tube_jobs_and_bytes() -> None:
-    talk = limited_talk(tube_jobs=2, tube_bytes=5)
-    assert talk.send(b"put 0 9 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\nput 0 0 60 1\r\nx\r\n").endswith(FULL)
-    assert talk.send(b"use b\r\nput 0 0 60 5\r\n12345\r\nput 0 0 60 1\r\nx\r\n").endswith(b"INSERTED 4\r\n" + FULL)
-    assert counted(talk.broker) == {"tube_jobs": 1, "tube_bytes": 1}
-
-
 def test_body_bytes_after_edits_moves_and_a_restart() -> None:
     """Talk and Broker.check compare the counters with the jobs."""
     talk = limited_talk(bytes=100)
@@ -92,15 +76,6 @@ def test_body_bytes_after_edits_moves_and_a_restart() -> None:
     again.jobs[1] = talk.broker.jobs[1].copy_with(tube, b"x" * 40)
     restoring.restore(again, 2, 0)
     assert again.quotas is not None and again.quotas.body_bytes == 40
-
-
-def test_max_tubes() -> None:
-    talk = limited_talk(tubes=3)
-    assert talk.send(b"use a\r\nwatch b\r\nwatch c\r\nuse d\r\nwatch a\r\nuse b\r\n") == (
-        b"USING a\r\nWATCHING 2\r\n" + FULL * 2 + b"WATCHING 3\r\nUSING b\r\n"
-    )
-    assert talk.send(b"ignore a\r\nwatch c\r\nlist-tube-used\r\n") == b"WATCHING 2\r\nWATCHING 3\r\nUSING b\r\n"
-    assert counted(talk.broker) == {"tubes": 2}
 
 
 def test_max_watched() -> None:

@@ -10,8 +10,7 @@ from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import Job
-from greenstalk_server.core.operations import editing, finishing
-from greenstalk_server.core.outcomes import EditOutcome
+from greenstalk_server.core.operations import finishing
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.protocol.arguments import MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST, WEIGHTED_COST
@@ -286,7 +285,7 @@ def fill(talk: Talk, count: int) -> Talk:
     return holder
 
 
-@pytest.mark.parametrize("count", [1, SLICE, 3 * SLICE])
+@pytest.mark.parametrize("count", [1, SLICE])
 def test_flush_deletes_the_jobs_in_every_state(talk: Talk, count: int) -> None:
     holder = fill(talk, count)
     talk.send(b"use kept\r\n" + PUT)
@@ -323,7 +322,7 @@ def test_flush_keeps_jobs_that_are_put_between_its_slices(talk: Talk, other: Tal
     assert list(talk.broker.jobs) == [4 * SLICE + 1, 4 * SLICE + 2]
 
 
-@pytest.mark.parametrize("count", [1, SLICE, 3 * SLICE])
+@pytest.mark.parametrize("count", [1, SLICE])
 def test_truncate_deletes_reserved_jobs_when_their_reservations_end(talk: Talk, count: int) -> None:
     holder = fill(talk, count)
     out = slices(talk, b"truncate default\r\n" + MARK)
@@ -334,32 +333,6 @@ def test_truncate_deletes_reserved_jobs_when_their_reservations_end(talk: Talk, 
     holder.close()
     talk.advance(0)
     assert not talk.broker.jobs
-
-
-@pytest.mark.parametrize("end", [b"release 1 0 9", b"bury 1 0", b"delete 1", b"quit", b"expire", b"delete-batch 1"])
-def test_truncated_job_is_deleted_however_its_reservation_ends(talk: Talk, other: Talk, end: bytes) -> None:
-    talk.send(b"put 0 0 5 0\r\n\r\nreserve\r\n")
-    assert other.send(b"truncate default\r\ntruncate default\r\n" + PUT) == (
-        b"TRUNCATED 0\r\nTRUNCATED 0\r\nINSERTED 2\r\n"
-    )
-    assert other.send(b"wait 1\r\n") == b""
-    other.now = talk.now
-    if end == b"quit":
-        talk.close()
-    elif end == b"expire":
-        talk.advance(6)
-    else:
-        assert b"NOT_FOUND" not in talk.send(end + b"\r\n")
-    assert other.woken == 1
-    assert other.resume() == b"DELETED 1\r\n"
-    assert list(other.broker.jobs) == [2]
-    assert other.broker.default_tube.cmd_delete == 1
-
-
-def test_truncated_job_that_an_operator_moves_stays(talk: Talk) -> None:
-    talk.send(PUT + b"reserve\r\ntruncate default\r\n")
-    assert editing.edit_job(talk.broker, 1, talk.now, tube=b"kept", is_forced=True) == EditOutcome.DONE
-    assert talk.send(b"release 1 0 0\r\npeek 1\r\n") == b"RELEASED\r\nFOUND 1 1\r\nx\r\n"
 
 
 def test_truncate_reaches_jobs_that_change_their_state_between_slices(talk: Talk) -> None:
@@ -428,34 +401,6 @@ def test_wait_ends_when_the_job_is_deleted(talk: Talk, other: Talk) -> None:
     assert talk.woken == 1 and not talk.broker.job_waiters
 
 
-def test_wait_ends_when_the_job_is_buried(talk: Talk, other: Talk) -> None:
-    other.send(PUT)
-    talk.send(b"wait 1 60\r\n" + MARK)
-    other.send(b"reserve\r\nbury 1 0\r\n")
-    assert talk.resume() == b"BURIED 1\r\n" + MARKED
-
-
-def test_wait_times_out(talk: Talk, other: Talk) -> None:
-    other.send(PUT)
-    talk.send(b"wait 1 0.25\r\n" + MARK)
-    talk.advance(0.2)
-    assert not talk.woken
-    talk.advance(0.05)
-    assert talk.resume() == b"TIMED_OUT\r\n" + MARKED
-    assert not talk.broker.job_waiters
-
-
-def test_all_clients_that_wait_for_a_job_are_woken(talk: Talk, other: Talk) -> None:
-    other.send(PUT * 2)
-    waiting = [Talk(talk.broker) for _ in range(5)]
-    for each in waiting:
-        each.send(b"wait 1\r\n")
-    talk.send(b"wait 2\r\n")
-    other.send(b"flush-tube default\r\n")
-    assert [each.resume() for each in waiting] == [b"DELETED 1\r\n"] * 5
-    assert talk.resume() == b"DELETED 2\r\n"
-
-
 @pytest.mark.parametrize("sent", [b"wait 1\r\n", b"wait 1 60\r\n"])
 def test_half_close_ends_a_wait_for_a_job(talk: Talk, other: Talk, sent: bytes) -> None:
     other.send(PUT)
@@ -471,44 +416,6 @@ def test_half_close_after_the_end_of_the_job_gets_the_outcome(talk: Talk, other:
     talk.send(b"wait 1\r\n")
     other.send(b"delete 1\r\n")
     assert talk.send_eof() == b"DELETED 1\r\n"
-
-
-def test_disconnect_ends_a_wait_for_a_job(talk: Talk, other: Talk) -> None:
-    other.send(PUT)
-    talk.send(b"wait 1 60\r\n")
-    talk.close()
-    assert not talk.broker.job_waiters
-    assert other.send(b"delete 1\r\n") == b"DELETED\r\n"
-    assert not talk.woken
-
-
-def test_client_that_waits_for_a_job_gets_no_job_and_is_not_counted_as_waiting(talk: Talk, other: Talk) -> None:
-    other.send(PUT)
-    talk.send(b"wait 1\r\n")
-    other.send(PUT)
-    assert not talk.woken and not talk.broker.waiting_count
-    assert b"\ncurrent-waiting: 0\n" in other.send(b"stats-tube default\r\n")
-
-
-def test_jobs_that_the_waiting_client_holds_expire(talk: Talk, other: Talk) -> None:
-    talk.send(b"put 0 0 2 1\r\nx\r\nreserve\r\nwait 1 60\r\n")
-    talk.advance(1.5)
-    assert not talk.woken
-    talk.advance(0.5)
-    assert not talk.session.client.reserved and not talk.woken
-    other.send(b"delete 1\r\n")
-    assert talk.resume() == b"DELETED 1\r\n"
-
-
-def test_client_can_reserve_after_a_wait(talk: Talk, other: Talk) -> None:
-    other.send(PUT * 2)
-    talk.send(b"wait 1\r\nreserve-batch 9 5\r\nreserve-batch 9 5\r\nwait 2 3\r\n")
-    other.send(b"delete 1\r\n")
-    assert talk.resume() == b"DELETED 1\r\nRESERVED_BATCH 1\r\nRESERVED 2 1\r\nx\r\n"
-    talk.advance(5)
-    assert talk.resume() == b"RESERVED_BATCH 0\r\n"
-    talk.advance(3)
-    assert talk.resume() == b"TIMED_OUT\r\n"
 
 
 # meta
