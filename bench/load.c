@@ -287,7 +287,7 @@ static void build_put_command(uint64_t delay_seconds)
     payload = put_command + line_size;
     memcpy(put_command, line, (size_t)line_size);
     for (uint64_t i = 0; i < options.body; i++)
-        payload[i] = (char)('a' + i % 26); /* the same body as in floor.c */
+        payload[i] = (char)('a' + i % 26);
     memcpy(payload + options.body, "\r\n", 2);
 }
 

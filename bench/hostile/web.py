@@ -180,10 +180,6 @@ def fill_bodies(target: Target) -> None:
         client.ask(b"bury %d 0\r\n" % id)
 
 
-def fill_nothing(target: Target) -> None:
-    """Leave the server empty."""
-
-
 def _put_each(target: Target, prefix: str, count: int) -> None:
     client = target.connect()
     client.ask_all(b"put-in-tube %b%d 0 0 3600 1\r\nx\r\n" % (prefix.encode(), n % TUBES) for n in range(count))

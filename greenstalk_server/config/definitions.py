@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from greenstalk_server.config.tables.config_tables import one_of
 from greenstalk_server.config.types import (
     ADDRESSES,
     ALERTS,
@@ -43,7 +44,6 @@ from greenstalk_server.config.types import (
     USERS,
     WEB_ADDRESS,
     Type,
-    one_of,
 )
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_LISTEN, EXIT_USAGE
 

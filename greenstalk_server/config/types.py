@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from greenstalk_server.config.tables import peers, receivers, roles, thresholds
+from greenstalk_server.config.tables.config_tables import one_of
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
 from greenstalk_server.core.jobs.job import SECOND
@@ -143,11 +144,6 @@ def _one_of(words: tuple[str, ...], text: str) -> str:
     if text not in words:
         raise ValueError(text)
     return text
-
-
-def one_of(words: tuple[str, ...]) -> str:
-    """Return *words* as a list in prose: `a, b or c`."""
-    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _boolean(text: str) -> bool:

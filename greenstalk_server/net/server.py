@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import gevent
 from gevent.event import Event
@@ -43,9 +43,6 @@ from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service
 
 log = logging.getLogger(__name__)
-
-Found: TypeAlias = Iterator[tuple[TimedConnection, str]]
-"""Connections to be closed, each with the name of the limit that it has exceeded."""
 
 STOP_GRACE: Final = 10.0
 """Seconds allowed for sending pending replies when the server stops."""

@@ -70,6 +70,11 @@ def find_name_mistakes(
     return [] if pattern.fullmatch(name) else [("", f"{section}: {name[:60]!r}: must be a name of {allowed}")]
 
 
+def one_of(words: tuple[str, ...]) -> str:
+    """Return *words* as a list in prose: `a, b or c`."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
 def read_flag(value: object) -> bool:
     """Return *value*; raise ValueError if it is not a boolean."""
     if not isinstance(value, bool):

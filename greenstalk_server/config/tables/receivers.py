@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from greenstalk_server.config.tables.config_tables import FLAG, Key, find_key_mistakes, read_time
+from greenstalk_server.config.tables.config_tables import FLAG, Key, find_key_mistakes, one_of, read_time
 from greenstalk_server.config.tables.targets import (
     FILE_KEY,
     TARGET_KEYS,
@@ -147,21 +147,17 @@ def _time(value: object) -> int:
     return read_time(value, 30 * _DAY)
 
 
-def _words(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
-
-
 _TIME_KEY: Final = Key(
     _time, f'a number of seconds from 0 to {30 * _DAY // SECOND}, or text with units in quotes ("90s", "4h")'
 )
 
 _KEYS: Final[Mapping[str, Key]] = {
     **TARGET_KEYS,
-    "template": Key(lambda value: _one_of(value, TEMPLATES), f"{_words(TEMPLATES)}, in quotes"),
+    "template": Key(lambda value: _one_of(value, TEMPLATES), f"{one_of(TEMPLATES)}, in quotes"),
     "secret_file": FILE_KEY,
     "secret_env": VARIABLE_KEY,
-    "severities": Key(lambda value: _some_of(value, SEVERITIES), f"an array of {_words(SEVERITIES)}, in quotes"),
-    "kinds": Key(lambda value: _some_of(value, CONDITION_KINDS), f"an array of {_words(CONDITION_KINDS)}, in quotes"),
+    "severities": Key(lambda value: _some_of(value, SEVERITIES), f"an array of {one_of(SEVERITIES)}, in quotes"),
+    "kinds": Key(lambda value: _some_of(value, CONDITION_KINDS), f"an array of {one_of(CONDITION_KINDS)}, in quotes"),
     "tubes": Key(_patterns, f"an array of 1 to {MAX_PATTERNS} patterns of tube names, in quotes"),
     "server": FLAG,
     "for": _TIME_KEY,
@@ -189,7 +185,7 @@ def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
         return mistakes
     found = find_target_mistakes(table, has_default_url=table.get("template") == PAGERDUTY)
     if "template" not in table:
-        found.append(("", f"must have a template: {_words(TEMPLATES)}"))
+        found.append(("", f"must have a template: {one_of(TEMPLATES)}"))
     if "secret_file" in table and "secret_env" in table:
         found.append(("secret_env", "must not have both secret_file and secret_env"))
     has_secret = "secret_file" in table or "secret_env" in table
