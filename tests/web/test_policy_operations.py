@@ -187,6 +187,14 @@ def test_dry_run_counts_caps_and_holds(
     assert queue.broker.tubes[b"mail"].job_count == 10 - gone
 
 
+def test_dry_run_considers_the_other_policies(queue: Queue, dashboard: Dashboard) -> None:
+    queue.put("mail", count=10)
+    set_policy(queue, "strict", priority=5, max_reserved=2)
+    found = effect(dashboard, max_reserved=9)
+    assert (found.tubes, found.changed_tubes) == (1, 0)
+    assert counts(found) == {"held": 8}
+
+
 def test_dry_run_of_narrower_patterns_includes_the_tubes_that_are_left_out(queue: Queue, dashboard: Dashboard) -> None:
     queue.put("mail")
     queue.put("post")

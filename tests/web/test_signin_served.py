@@ -72,3 +72,9 @@ def test_roles_of_the_file_limit_passwords_tokens_and_users(tmp_path: Path) -> N
         assert [tube["name"] for tube in tubes] == ["billing.a", "billing.b"]
         everything = requests.get(f"{api}/tubes", timeout=TIMEOUT, **token).json()["tubes"]  # type: ignore[arg-type]
         assert "mail" in [tube["name"] for tube in everything]
+
+
+def test_empty_password_has_no_hash() -> None:
+    done = hashed("\n")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "must be a password of 1 to 1000 characters" in done.stderr

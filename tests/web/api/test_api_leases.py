@@ -19,8 +19,10 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core import invariants
+from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
-from greenstalk_server.core.operations import finishing, kicking, ticking
+from greenstalk_server.core.operations import finishing, kicking, putting, ticking
+from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY
 from greenstalk_server.web.features.leases import leases as operations
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually
@@ -69,6 +71,22 @@ def test_reserved_job_has_all_its_fields(queue: Queue, client: FlaskClient) -> N
     del job["token"], expected["events"]
     assert job == expected
     assert (job["state"], job["pri"], job["age"], job["ttr"], job["body"]) == ("reserved", 7, 5, 60, "body")
+
+
+def test_empty_request_reserves_one_job_of_default(queue: Queue, client: FlaskClient) -> None:
+    all = queue.put("default", count=2)
+    response = client.post(f"{API}/reserve", headers={"X-Requested-With": "curl"})
+    assert [job["id"] for job in response.json["jobs"]] == all[:1]
+
+
+def test_binary_and_large_bodies(queue: Queue, client: FlaskClient) -> None:
+    bodies = [b"\xff\0", b"x" * (MAX_JSON_BODY + 1)]
+    for body in bodies:
+        putting.put_into(queue.broker, b"mail", 5, 0, 60 * SECOND, body, queue.now)
+    binary, large = reserve(client, "mail", count=9)
+    assert (binary["encoding"], binary["body"]) == ("base64", "/wA=")
+    assert (large["encoding"], large["body"], large["size"]) == (None, None, MAX_JSON_BODY + 1)
+    assert client.get(f"{API}/jobs/{large['id']}/body").data == bodies[1]
 
 
 def test_release_and_bury(queue: Queue, client: FlaskClient) -> None:
@@ -208,6 +226,18 @@ def test_every_report_on_a_lease_waits_for_the_journal(queue: Queue, operation: 
 
 
 # Traces
+
+
+def test_leases_are_counted_but_not_audited(queue: Queue, client: FlaskClient) -> None:
+    queue.put("mail", count=2)
+    commands = {name: getattr(queue.broker.counters, name) for name in COUNTERS if name.startswith("cmd")}
+    first, second = reserve(client, "mail", count=2)
+    finish(client, "delete", first["token"])
+    finish(client, "release", second["token"])
+    tube = queue.broker.tubes[b"mail"]
+    assert (tube.total_reserves, tube.cmd_delete, tube.total_releases) == (2, 1, 1)
+    assert {name: getattr(queue.broker.counters, name) for name in commands} == commands
+    assert not client.application.extensions["dashboard"].audit.entries
 
 
 def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, client: FlaskClient) -> None:

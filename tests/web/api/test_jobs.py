@@ -104,6 +104,13 @@ def test_every_body_round_trips(queue: Queue, program: Program, body: bytes) -> 
     assert program.ask("GET", f"/jobs/{again}/body").data == body
 
 
+def test_raw_body_is_a_download(queue: Queue, program: Program) -> None:
+    id = put(program, {"tube": "mail", "body": "<script>"})["id"]
+    response = program.ask("GET", f"/jobs/{id}/body")
+    assert response.mimetype == "application/octet-stream"
+    assert response.headers["Content-Disposition"] == f'attachment; filename="job-{id}.bin"'
+
+
 def test_put_with_tags(queue: Queue, program: Program) -> None:
     tags = {"idempotency_key": "k", "idempotency_ttl": 9, "group": "g", "concurrency_key": "c", "concurrency_limit": 2}
     assert put(program, {"tube": "mail", "tags": tags}) == {"id": 1, "tube": "mail", "state": "ready"}
@@ -158,6 +165,14 @@ def test_largest_body(queue: Queue) -> None:
 
 
 # Refusals
+
+
+def test_larger_body_is_returned_raw_only(queue: Queue, program: Program) -> None:
+    queue.broker.max_job_size = 2 * MAX_JSON_BODY
+    id = putting.put_into(queue.broker, b"mail", 0, 0, SECOND, b"x" * (MAX_JSON_BODY + 1), queue.now)
+    found = program.get(f"/jobs/{id}")
+    assert (found["size"], found["body"], found["encoding"]) == (MAX_JSON_BODY + 1, None, None)
+    assert len(program.ask("GET", f"/jobs/{id}/body").data) == MAX_JSON_BODY + 1
 
 
 class FullJournal(NullJournal):
