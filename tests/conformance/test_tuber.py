@@ -1,23 +1,22 @@
-"""Conversations in the words of the server tuber, byte for byte, with a real server.
+"""Conversations in the words of the server tuber, byte for byte.
 
 beanstalkd has none of these commands, so the other tests of this package cannot compare them with a peer. The replies
 are facts of tuber's protocol that its clients depend on, and of truncate in a fork of beanstalkd.
 
 In a transcript, `>` is a line that the client sends and `<` one that it receives; both end with CRLF, and a backslash
-with an n is a line feed. `b>` and `b<` are those of a second connection.
+with an n is a line feed. `b>` and `b<` are those of a second connection. Time passes only while a line is awaited.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, environment
+from tests.support.daemon import Daemon
 from tests.support.peer import Peer
+from tests.support.talk import Talk
+from tests.support.world import make_broker
 
 TUBE_KEYS = (
     "total-reserves",
@@ -383,48 +382,53 @@ TRANSCRIPTS = {
         > watch email 10000
         < BAD_FORMAT
         """,
-    "drain": """
-        > drain
-        < DRAINING
-        > put 0 0 60 1
-        > x
-        < DRAINING
-        > reserve-with-timeout 0
-        < TIMED_OUT
-        > undrain
-        < NOT_DRAINING
-        > put 0 0 60 1
-        > x
-        < INSERTED 2
-        """,
 }
 
-RULE = '[[access]]\nproduce = ["*"]\nconsume = ["*"]\ninspect = ["*"]\nadminister = true\n'
 
+class Pair:
+    """Two sessions on one broker, by the names of their lines, and what they have received."""
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Daemon]:
-    """A server of its own for each conversation, so that ids begin with 1; its clients may administer it."""
-    path = tmp_path / "greenstalk.toml"
-    path.write_text(RULE)
-    with Daemon("--config", str(path), "-l", "127.0.0.1", "-p", "0", "--no-web", environ=environment()) as daemon:
-        yield daemon
+    def __init__(self) -> None:
+        broker = make_broker()
+        self._talks = {"": Talk(broker), "b": Talk(broker)}
+        self._received = dict.fromkeys(self._talks, b"")
+
+    def send(self, name: str, line: bytes) -> None:
+        self._received[name] += self._talks[name].send(line)
+        self._resume()
+
+    def receive(self, name: str, size: int) -> bytes:
+        """Return up to *size* of the next bytes that a session receives; advance the time until it receives some."""
+        for _ in range(600):
+            if self._received[name]:
+                break
+            for talk in self._talks.values():
+                talk.advance(0.1)
+            self._resume()
+        data, self._received[name] = self._received[name][:size], self._received[name][size:]
+        return data
+
+    def has_more(self) -> bool:
+        return any(self._received.values())
+
+    def _resume(self) -> None:
+        for name, talk in self._talks.items():
+            if talk.session.is_woken:
+                self._received[name] += talk.resume()
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_replies_are_those_of_the_transcript(server: Daemon, name: str) -> None:
-    with ExitStack() as stack:
-        peers = {each: stack.enter_context(Peer(server)) for each in ("", "b")}
-        for number, line in enumerate(TRANSCRIPTS[name].strip().splitlines(), 1):
-            found = re.fullmatch(r" *(b?)([<>]) (.*)", line)
-            assert found is not None, line
-            peer, text = peers[found[1]], found[3].replace("\\n", "\n").encode() + b"\r\n"
-            if found[2] == ">":
-                peer.send(text)
-            else:
-                assert peer.read(len(text)) == text, f"line {number} of {name}"
-        for peer in peers.values():
-            assert peer.ask(b"list-tube-used").startswith(b"USING "), "a reply that the transcript does not have"
+def test_replies_are_those_of_the_transcript(name: str) -> None:
+    pair = Pair()
+    for number, line in enumerate(TRANSCRIPTS[name].strip().splitlines(), 1):
+        found = re.fullmatch(r" *(b?)([<>]) (.*)", line)
+        assert found is not None, line
+        text = found[3].replace("\\n", "\n").encode() + b"\r\n"
+        if found[2] == ">":
+            pair.send(found[1], text)
+        else:
+            assert pair.receive(found[1], len(text)) == text, f"line {number} of {name}"
+    assert not pair.has_more(), "a reply that the transcript does not have"
 
 
 @pytest.mark.parametrize("has_option", [False, True])

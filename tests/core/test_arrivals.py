@@ -20,20 +20,6 @@ def test_job_that_ten_thousand_pass_by_stays_the_oldest(world: World) -> None:
         assert oldest is not None and oldest.id == old
 
 
-def test_edits_of_a_later_job_leave_the_oldest(world: World) -> None:
-    client, tube = world.client(), world.broker.tubes[b"default"]
-    first, second = client.put(), client.put()
-    for number in range(500):
-        world.advance(0.001)
-        world.edit(second, pri=number)
-    world.advance(0.001)
-    oldest = tube.oldest_ready()
-    assert oldest is not None and oldest.id == first
-    world.edit(first, pri=1)
-    oldest = tube.oldest_ready()
-    assert oldest is not None and oldest.id == second
-
-
 def test_jobs_of_a_disconnected_client_become_ready_at_the_disconnect(world: World) -> None:
     client, other = world.client(), world.client()
     with world.in_bulk():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from random import Random
 
 import pytest
@@ -46,24 +45,6 @@ def run(world: World, name: bytes, seconds: float) -> None:
     world.advance(seconds)
     assert isinstance(id, int) and other.delete(id)
     other.disconnect()
-
-
-def test_every_tube_with_a_job_is_chosen(world: World) -> None:
-    """The smallest share at the end and at the start of the sum."""
-    for order in ({b"a": 9999, b"b": 1}, {b"b": 1, b"a": 9999}):
-        client = worker(world, order)
-        client.put_in_tube(b"a")
-        client.put_in_tube(b"b")
-        found = set()
-        for point in (0.0, 0.99999):
-            world.broker.random = partial(float, point)
-            job = reserving.reserve(world.broker, client.client, world.now)
-            assert job is not None
-            found.add(job.tube.name)
-            assert client.release(job.id)
-        assert found == {b"a", b"b"}
-        for id in list(world.broker.jobs):
-            assert client.delete(id)
 
 
 @pytest.mark.parametrize("count", [2, MANY_TUBES, 4 * MANY_TUBES])

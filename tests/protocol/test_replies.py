@@ -1,6 +1,6 @@
 """Replies to bodies, extensions and faulty lines in different pieces. Afterwards the session is at the right byte.
 
-tests/conformance compares the replies of all other verbs with those of beanstalkd.
+tests/conformance has the replies of all other verbs, of beanstalkd or of tuber.
 """
 
 from __future__ import annotations
@@ -64,25 +64,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"BAD_FORMAT\r\n" * 3 + b"INSERTED 1\r\n",
     ),
     # tags
-    "duplicates and their states": (
-        (
-            b"put 9 0 60 1 idp:k\r\na\r\nput 9 0 60 1 idp:k\r\nb\r\nput 3 0 60 1 idp:k\r\nc\r\n"
-            b"reserve\r\nput 0 0 60 1 idp:k\r\nd\r\nbury 1 5\r\nput 7 0 60 1 idp:k\r\ne\r\n"
-            b"put 2 0 60 1 idp:k\r\nf\r\nkick 1\r\nput 9 9 60 1 idp:l\r\ng\r\nput 9 0 60 1 idp:l\r\nh\r\n"
-        ),
-        (
-            b"INSERTED 1\r\nINSERTED 1 READY\r\nINSERTED 1 READY 3\r\n"
-            b"RESERVED 1 1\r\na\r\nINSERTED 1 RESERVED\r\nBURIED\r\nINSERTED 1 BURIED\r\n"
-            b"INSERTED 1 BURIED 2\r\nKICKED 1\r\nINSERTED 7\r\nINSERTED 7 DELAYED\r\n"
-        ),
-    ),
-    "key that outlives its job": (
-        (
-            b"put 0 0 60 1 idp:k:60\r\na\r\ndelete 1\r\nput 0 0 60 1 idp:k:60\r\nb\r\nflush-tube default\r\n"
-            b"put 0 0 60 1 idp:k\r\nc\r\n"
-        ),
-        b"INSERTED 1\r\nDELETED\r\nINSERTED 1 DELETED\r\nFLUSHED 0\r\nINSERTED 3\r\n",
-    ),
     "flush of a tube of which only keys are left": (
         (
             b"put-in-tube a 0 0 60 1 idp:k:60\r\na\r\ndelete 1\r\nflush-buried a\r\nflush-tube a\r\nflush-tube a\r\n"
@@ -121,27 +102,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"put-in-tubes 0 0 60 1 idp:" + b"x" * 1500 + b"\r\nx\r\n",
         b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
     ),
-    "group and the job after it": (
-        (
-            b"put 0 0 60 1 grp:g\r\na\r\nput-in-tube b 0 0 60 1 aft:g\r\nb\r\nwatch b\r\nstats-group g\r\nreserve\r\n"
-            b"reserve-with-timeout 0\r\ndelete 1\r\nreserve-with-timeout 0\r\nstats-group g\r\nstats-group x\r\n"
-        ),
-        (
-            b"INSERTED 1\r\nINSERTED 2\r\nWATCHING 2\r\n"
-            b"OK 70\r\n---\nname: g\nready: 1\nreserved: 0\ndelayed: 0\nburied: 0\nwaiting-jobs: 1\n\r\n"
-            b"RESERVED 1 1\r\na\r\nTIMED_OUT\r\nDELETED\r\nRESERVED 2 1\r\nb\r\nNOT_FOUND\r\nNOT_FOUND\r\n"
-        ),
-    ),
-    "concurrency key": (
-        (
-            b"put 0 0 60 1 con:c\r\na\r\nput 0 0 60 1 con:c\r\nb\r\nreserve\r\nreserve-with-timeout 0\r\npeek-ready\r\n"
-            b"reserve-job 2\r\ndelete 1\r\nreserve-with-timeout 0\r\n"
-        ),
-        (
-            b"INSERTED 1\r\nINSERTED 2\r\nRESERVED 1 1\r\na\r\nTIMED_OUT\r\nFOUND 2 1\r\nb\r\n"
-            b"NOT_FOUND\r\nDELETED\r\nRESERVED 2 1\r\nb\r\n"
-        ),
-    ),
     "put-in-tube without a size has no body": (
         b"put-in-tube a 0 0 60\r\nx\r\n",
         b"BAD_FORMAT\r\nUNKNOWN_COMMAND\r\n",
@@ -149,22 +109,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     "put-in-tube too big": (
         b"put-in-tube a 0 0 60 65536\r\n" + BIGGEST + b"b\r\nlist-tubes\r\n",
         b"JOB_TOO_BIG\r\nOK 14\r\n---\n- default\n\r\n",
-    ),
-    "reserve-batch": (
-        PUT * 3 + b"reserve-batch 2\r\nreserve-batch 5\r\nreserve-batch 5\r\nreserve-batch 5 0\r\n",
-        (
-            b"INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nRESERVED_BATCH 2\r\nRESERVED 1 1\r\nx\r\n"
-            b"RESERVED 2 1\r\nx\r\nRESERVED_BATCH 1\r\nRESERVED 3 1\r\nx\r\nRESERVED_BATCH 0\r\n"
-            b"RESERVED_BATCH 0\r\n"
-        ),
-    ),
-    "reserve-batch inside the safety margin": (
-        b"put 0 0 1 0\r\n\r\nreserve-batch 9\r\nreserve-batch 9\r\nreserve-batch 9 5\r\n",
-        b"INSERTED 1\r\nRESERVED_BATCH 1\r\nRESERVED 1 0\r\n\r\nDEADLINE_SOON\r\nDEADLINE_SOON\r\n",
-    ),
-    "delete-batch": (
-        PUT * 3 + b"delete-batch 3 1 1 9\r\ndelete-batch 2\r\ndelete-batch 2\r\n",
-        (b"INSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nDELETED_BATCH 2 2\r\nDELETED_BATCH 1 0\r\nDELETED_BATCH 0 1\r\n"),
     ),
     "the longest delete-batch": (
         b"delete-batch" + b" 18446744073709551615" * 1000 + b"\r\n",
@@ -182,22 +126,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
         b"delete-batches" + b" 1" * 200 + b"\r\n",
         b"BAD_FORMAT\r\n",
     ),
-    "touch-all": (
-        PUT * 2 + b"touch-all\r\nreserve\r\nreserve\r\ntouch-all\r\n",
-        (b"INSERTED 1\r\nINSERTED 2\r\nTOUCHED_ALL 0\r\nRESERVED 1 1\r\nx\r\nRESERVED 2 1\r\nx\r\nTOUCHED_ALL 2\r\n"),
-    ),
-    "flush-tube": (
-        b"flush-tube default\r\nflush-tube a\r\n"
-        + PUT * 2
-        + b"put 9 9 9 0\r\n\r\nreserve\r\nreserve\r\nbury 1 0\r\n"
-        + PUT
-        + b"flush-tube default\r\ntouch 2\r\npeek 4\r\n",
-        (
-            b"FLUSHED 0\r\nNOT_FOUND\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nRESERVED 1 1\r\n"
-            b"x\r\nRESERVED 2 1\r\nx\r\nBURIED\r\nINSERTED 4\r\nFLUSHED 4\r\nNOT_FOUND\r\n"
-            b"NOT_FOUND\r\n"
-        ),
-    ),
     "drain without an access rule": (
         b"drain\r\nundrain\r\ndrain x\r\n" + PUT,
         b"UNKNOWN_COMMAND\r\nUNKNOWN_COMMAND\r\nBAD_FORMAT\r\nINSERTED 1\r\n",
@@ -205,48 +133,6 @@ CONVERSATIONS: dict[str, tuple[bytes, bytes]] = {
     "stats-mode": (
         b"stats-mode extended\r\nstats-mode standard\r\nstats-mode x\r\nstats-mode\r\n" + PUT,
         b"USING extended\r\nUSING standard\r\nBAD_FORMAT\r\nBAD_FORMAT\r\nINSERTED 1\r\n",
-    ),
-    "weights": (
-        (
-            b"watch a 2\r\nwatch b 3\r\nwatch a\r\nreserve-mode weighted\r\nput-in-tube a 9 0 9 1\r\na\r\n"
-            b"put-in-tube b 5 0 9 1\r\nb\r\nput 0 0 9 1\r\nc\r\nreserve\r\nreserve-batch 5\r\n"
-            b"watch a 0\r\nwatch c 10000\r\nreserve-mode x\r\nreserve-mode weighted-fair\r\nreserve-mode fifo\r\n"
-            b"ignore b\r\nwatch 9 9\r\n"
-        ),
-        (
-            b"WATCHING 2\r\nWATCHING 3\r\nWATCHING 3\r\nUSING weighted\r\nINSERTED 1\r\nINSERTED 2\r\n"
-            b"INSERTED 3\r\nRESERVED 2 1\r\nb\r\nRESERVED_BATCH 2\r\nRESERVED 1 1\r\na\r\nRESERVED 3 1\r\nc\r\n"
-            b"BAD_FORMAT\r\nBAD_FORMAT\r\nBAD_FORMAT\r\nUSING weighted-fair\r\nUSING fifo\r\n"
-            b"WATCHING 2\r\nWATCHING 3\r\n"
-        ),
-    ),
-    "truncate": (
-        b"truncate default\r\ntruncate a\r\n"
-        + PUT * 3
-        + b"put 9 9 9 0\r\n\r\nreserve\r\nreserve\r\nreserve\r\nbury 3 0\r\n"
-        + PUT
-        + b"truncate default\r\ntouch 1\r\nrelease 1 0 0\r\npeek 1\r\nbury 2 0\r\npeek 2\r\npeek 5\r\n",
-        (
-            b"TRUNCATED 0\r\nNOT_FOUND\r\nINSERTED 1\r\nINSERTED 2\r\nINSERTED 3\r\nINSERTED 4\r\n"
-            b"RESERVED 1 1\r\nx\r\nRESERVED 2 1\r\nx\r\nRESERVED 3 1\r\nx\r\nBURIED\r\nINSERTED 5\r\n"
-            b"TRUNCATED 3\r\nTOUCHED\r\nRELEASED\r\nNOT_FOUND\r\nBURIED\r\nNOT_FOUND\r\nNOT_FOUND\r\n"
-        ),
-    ),
-    "flush-buried": (
-        PUT * 2
-        + b"reserve\r\nbury 1 0\r\nflush-buried default\r\nflush-buried default\r\n"
-        + b"flush-buried a\r\npeek 2\r\n",
-        (
-            b"INSERTED 1\r\nINSERTED 2\r\nRESERVED 1 1\r\nx\r\nBURIED\r\nFLUSHED 1\r\nFLUSHED 0\r\n"
-            b"NOT_FOUND\r\nFOUND 2 1\r\nx\r\n"
-        ),
-    ),
-    "peek-reserved": (
-        PUT + b"peek-reserved\r\nreserve\r\npeek-reserved\r\nuse a\r\npeek-reserved\r\nuse default\r\n",
-        (
-            b"INSERTED 1\r\nNOT_FOUND\r\nRESERVED 1 1\r\nx\r\nFOUND 1 1\r\nx\r\nUSING a\r\n"
-            b"NOT_FOUND\r\nUSING default\r\n"
-        ),
     ),
     "reprioritize": (
         PUT * 2 + b"reprioritize 1 9\r\nreserve\r\nreprioritize 2 1\r\nreprioritize 3 1\r\n",
