@@ -73,7 +73,7 @@ from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
 from greenstalk_server.web.framework import errors, preferences, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.fields import MAX_PUT
 from greenstalk_server.web.framework.notices import notice
@@ -313,11 +313,11 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
 
     notice          the outcome of the change that led to this page, from its URL; None if there was no change.
     sent            the form that was refused, for its page.
-    visitor         the visitor and their permissions.
-    navigation      endpoint and label of each page that the visitor may see.
+    principal         the principal and their permissions.
+    navigation      endpoint and label of each page that the principal may see.
     """
     pages = [("overview", "Tubes"), ("connections", "Connections"), ("search", "Search")]
-    if visitor().sees_all:
+    if principal().sees_all:
         pages.append(("policies", "Policies"))
     if sees_alerts():
         pages.append(("alerts", "Alerts"))
@@ -326,8 +326,8 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
     return {
         "notice": notice(request.args),
         "sent": NOTHING_SENT,
-        "visitor": visitor(),
-        "navigation": [*pages, ("audit", "Audit")] if visitor().sees_audit else pages,
+        "principal": principal(),
+        "navigation": [*pages, ("audit", "Audit")] if principal().sees_audit else pages,
     }
 
 

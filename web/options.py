@@ -41,7 +41,7 @@ class WebOptions:
     user            user name that *password* requires; None or empty accepts any name.
     password        password of admins for HTTP basic auth; None or empty for none.
     viewer_password password for read-only access, with any user name. Without any password the dashboard is open,
-                    and every visitor is an admin. Without an admin password there are no admins.
+                    and every principal is an admin. Without an admin password there are no admins.
     operator_password   password of operators, with any user name. Operators act on jobs and pause tubes.
     api_token       bearer token for admin access to `/api/v1`. Pages accept passwords only.
     api_operator_token  bearer token for access to `/api/v1` as an operator.

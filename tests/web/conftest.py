@@ -21,7 +21,7 @@ from greenstalk_server.core.operations import connecting, finishing, putting, re
 from greenstalk_server.runtime.scheduling import YIELD_DELAY
 from greenstalk_server.web.app import WebOptions, create_dashboard
 from greenstalk_server.web.framework import cooperative
-from greenstalk_server.web.framework.access import Visitor
+from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import Daemon
 
 from .browser import Browser, Tab, browser
@@ -114,14 +114,14 @@ class Queue:
         return create_dashboard(self.broker, self.clock, WebOptions(**options), commit=commit).app
 
 
-ADMIN = Visitor("", "", is_admin=True, sees_bodies=True)
+ADMIN = Principal("", "", is_admin=True, sees_bodies=True)
 
 
 @contextmanager
 def visiting(app: Flask) -> Iterator[None]:
     """Act as an admin within the block, for calls without a request."""
     with app.app_context():
-        g.visitor = ADMIN
+        g.principal = ADMIN
         yield
 
 

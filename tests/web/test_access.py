@@ -127,7 +127,7 @@ NOT_ADMINS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.fixture(params=NOT_ADMINS)
 def not_admin(request: pytest.FixtureRequest, queue: Queue) -> tuple[Flask, dict[str, str], str]:
-    """An app, headers of a visitor who may not change anything, and the reason."""
+    """An app, headers of a principal who may not change anything, and the reason."""
     options, password, why = NOT_ADMINS[request.param]
     return queue.app(**options), basic("eve", password) if password else {}, why
 
@@ -151,7 +151,7 @@ def test_only_an_admin_changes_anything(
 
 
 @pytest.mark.parametrize("not_admin", ["viewer", "read-only"], indirect=True)
-def test_visitor_who_may_not_change_anything_sees_no_forms(
+def test_principal_who_may_not_change_anything_sees_no_forms(
     queue: Queue, ids: dict[str, int], not_admin: tuple[Flask, dict[str, str], str]
 ) -> None:
     app, headers, _ = not_admin

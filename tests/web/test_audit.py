@@ -362,7 +362,7 @@ def bulk(client: FlaskClient, confirm: str = "", **form: object) -> str:
     id = preview.headers["Location"].removeprefix("/bulk?task=")
     path = client.post("/bulk/run", data={"task": id, "confirm": confirm}, headers=SAME_ORIGIN).headers["Location"]
     with client.application.test_request_context():
-        client.application.preprocess_request()  # sets the visitor, who may see the task
+        client.application.preprocess_request()  # sets the principal, who may see the task
         task = client.application.extensions["dashboard"].tasks.find({"id": path.removeprefix("/task?id=")}, "id")
     until(lambda: not task.is_running)
     return path

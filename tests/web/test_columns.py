@@ -1,4 +1,4 @@
-"""Columns of job lists: the error of failed jobs, and fields of JSON bodies that a visitor chooses."""
+"""Columns of job lists: the error of failed jobs, and fields of JSON bodies that a principal chooses."""
 
 from __future__ import annotations
 

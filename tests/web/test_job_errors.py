@@ -56,7 +56,7 @@ def test_error_is_found_in_a_documented_order(body: object, error: str) -> None:
     ("path", "error"),
     [("job.last", "Late: no answer"), ("job.tries.why", "first"), ("job.none", ""), ("message", "greeting")],
 )
-def test_visitor_names_the_field_of_the_error(path: str, error: str) -> None:
+def test_principal_names_the_field_of_the_error(path: str, error: str) -> None:
     body = {
         "job": {"last": {"type": "Late", "message": "no answer"}, "tries": [{"why": "first"}, {"why": "second"}]},
         "message": "greeting",

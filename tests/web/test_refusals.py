@@ -143,7 +143,7 @@ def test_preset_pauses_with_the_reason(queue: Queue, client: FlaskClient, preset
     ("clock", "offset", "hours"),
     [(0, "0", 24), (23, "0", 1), (8, "60", 15), (23, "60", 24), (8, "-300", 21), (2, "-300", 3), (8, "840", 2)],
 )
-def test_tomorrow_begins_at_midnight_in_the_zone_of_the_visitor(clock: int, offset: str, hours: int) -> None:
+def test_tomorrow_begins_at_midnight_in_the_zone_of_the_principal(clock: int, offset: str, hours: int) -> None:
     now = (20_000 * DAY + clock * 3600) * SECOND
     assert pause_seconds({"preset": TOMORROW, "utc-offset": offset}, now) == hours * 3600
 

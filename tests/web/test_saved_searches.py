@@ -9,7 +9,7 @@ import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
-from greenstalk_server.web.framework.access import Visitor
+from greenstalk_server.web.framework.access import Principal
 from greenstalk_server.web.store.store import MAX_SEARCHES, SavedSearch, Store
 
 from .api.conftest import Program, problem
@@ -63,12 +63,12 @@ def test_number_of_searches_is_limited(client: FlaskClient) -> None:
     assert save(client, "0", "pri:1").status_code == 303, "a replacement needs no room"
 
 
-def test_search_of_a_tube_that_the_visitor_does_not_see_is_hidden(
+def test_search_of_a_tube_that_the_principal_does_not_see_is_hidden(
     client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(client, "one", "tube:secret")
     save(client, "two", "pri:0")
-    monkeypatch.setattr(Visitor, "sees", lambda self, tube: tube != b"secret")
+    monkeypatch.setattr(Principal, "sees", lambda self, tube: tube != b"secret")
     assert [name for name, _ in shown(client)] == ["two"]
     assert client.post("/search/delete", data={"name": "one"}, headers=SAME_ORIGIN).status_code == 404
 

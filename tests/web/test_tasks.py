@@ -23,22 +23,22 @@ from greenstalk_server.web.changes.tasks import (
     TaskFailed,
     Tasks,
 )
-from greenstalk_server.web.framework.access import Visitor
+from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
 from .table import Page
 from .test_actions import SAME_ORIGIN, refused
 
-ADMIN = Visitor("ann", "192.0.2.1", is_admin=True, sees_bodies=True)
-VIEWER = Visitor("vic", "192.0.2.2", is_admin=False, sees_bodies=False)
+ADMIN = Principal("ann", "192.0.2.1", is_admin=True, sees_bodies=True)
+VIEWER = Principal("vic", "192.0.2.2", is_admin=False, sees_bodies=False)
 
 
 @pytest.fixture
 def tasks(app: Flask) -> Iterator[Tasks]:
     """The tasks of a dashboard, in a request by an admin."""
     with app.test_request_context():
-        g.visitor = ADMIN
+        g.principal = ADMIN
         yield app.extensions["dashboard"].tasks
 
 
@@ -158,7 +158,7 @@ def test_number_of_kept_tasks_is_bounded_and_running_tasks_are_kept(tasks: Tasks
 def test_viewers_do_not_evict_or_block_tasks_of_admins(tasks: Tasks) -> None:
     counted = tasks.start("counted by an admin", object(), nothing)
     settle(counted)
-    g.visitor = VIEWER
+    g.principal = VIEWER
     for n in range(MAX_KEPT + 5):
         settle(tasks.start(str(n), object(), nothing))
     assert counted in tasks.all() and len(tasks.all()) == MAX_KEPT
@@ -166,7 +166,7 @@ def test_viewers_do_not_evict_or_block_tasks_of_admins(tasks: Tasks) -> None:
     running = [tasks.start(f"Work {n}", object(), work) for n in range(MAX_RUNNING - 1)]
     with pytest.raises(ServiceUnavailable):
         tasks.start("one more", object(), work)
-    g.visitor = ADMIN
+    g.principal = ADMIN
     running.append(tasks.start("an admin's", object(), work))
     work.may_continue.set()
     settle(*running)
@@ -177,16 +177,16 @@ def test_tasks_that_need_bodies_are_hidden_with_the_bodies(queue: Queue, app: Fl
     plain = tasks.start("Search for pri:1", object(), nothing)
     settle(secret, plain)
     with app.test_request_context():
-        g.visitor = VIEWER
+        g.principal = VIEWER
         assert tasks.all() == [plain]
         with pytest.raises(Exception, match="hidden from you"):
             tasks.find({"id": secret.id}, "id")
 
 
-def test_task_ends_with_the_session_of_its_visitor(app: Flask) -> None:
+def test_task_ends_with_the_session_of_its_principal(app: Flask) -> None:
     work, live = BlockingWork(), [True]
     with app.test_request_context():
-        g.visitor = replace(ADMIN, lasts=lambda: live[0])
+        g.principal = replace(ADMIN, lasts=lambda: live[0])
         task = app.extensions["dashboard"].tasks.start("Work", None, work)
     work.is_waiting.wait(TIMEOUT)
     live[0] = False

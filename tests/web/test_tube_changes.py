@@ -15,7 +15,7 @@ from greenstalk_server.core.operations import editing, finishing
 from greenstalk_server.web.changes import tube_changes
 from greenstalk_server.web.changes.tasks import DONE, FAILED, Task
 from greenstalk_server.web.changes.tube_changes import TubePlan
-from greenstalk_server.web.framework.access import Visitor
+from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
@@ -119,15 +119,15 @@ def test_audit_merges_start_and_end(queue: Queue, client: FlaskClient, buried: d
     assert "tubes/end" not in words(client, "/audit?what=kick&tube=other")
 
 
-def test_only_tubes_that_the_visitor_operates(
+def test_only_tubes_that_the_principal_operates(
     queue: Queue, client: FlaskClient, buried: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = preview(client, "*i*", "pause", seconds="60")  # without `other` and `default`
-    monkeypatch.setattr(Visitor, "operates", lambda self, tube: tube.startswith(b"billing."))
+    monkeypatch.setattr(Principal, "operates", lambda self, tube: tube.startswith(b"billing."))
     id = preview(client, "*", "pause", seconds="60")
     plan = task(client, id).subject
     assert isinstance(plan, TubePlan) and (set(plan.tubes), plan.matched) == ({b"billing.mail", b"billing.sms"}, 2)
-    done = run(client, everything)  # the dry run of another visitor
+    done = run(client, everything)  # the dry run of another principal
     assert (done.done, done.skipped) == (2, 1)
     assert paused(queue) == {"billing.mail", "billing.sms"}
 

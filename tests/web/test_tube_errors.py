@@ -121,7 +121,7 @@ def test_errors_are_grouped_most_common_first(queue: Queue, client: FlaskClient)
     assert page.runs_only_our_scripts()
 
 
-def test_visitor_chooses_the_field_and_the_state(queue: Queue, client: FlaskClient) -> None:
+def test_principal_chooses_the_field_and_the_state(queue: Queue, client: FlaskClient) -> None:
     put(queue, *[failing(f"e{number}", job={"why": "quota"}) for number in "abc"])
     put(queue, failing("waits", job={"why": "later"}), is_buried=False)
     assert len(shown(client)) == 3
@@ -267,7 +267,7 @@ def test_links_list_and_export_the_group(queue: Queue, client: FlaskClient) -> N
     assert client.get(str(csv)).text.count("buried") == 2
 
 
-def test_visitor_who_sees_no_bodies_gets_the_list_of_jobs(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
+def test_principal_who_sees_no_bodies_gets_the_list_of_jobs(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     put(queue, failing("late"))
     response = visit(hides_bodies=True).get("/tube/errors?tube=mail")
     assert (response.status_code, response.location) == (302, "/tube?tube=mail&state=buried")

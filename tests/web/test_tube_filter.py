@@ -63,7 +63,7 @@ def endless(monkeypatch: pytest.MonkeyPatch, short_steps: None) -> Endless:
 
 def tasks(app: Flask) -> list[Task]:
     with app.test_request_context():
-        app.preprocess_request()  # sets the visitor, who may see the tasks
+        app.preprocess_request()  # sets the principal, who may see the tasks
         return list(app.extensions["dashboard"].tasks.all())
 
 

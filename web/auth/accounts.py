@@ -52,7 +52,7 @@ MAX_PASSWORD_LENGTH: Final = 1000
 class Account:
     """A verified identity.
 
-    name            the user name. With a shared password, the visitor chooses it.
+    name            the user name. With a shared password, the principal chooses it.
     roles           names of its roles.
     source          the kind of its credential: `admin password`, `user`, `OpenID Connect`.
     """
@@ -97,7 +97,7 @@ class Accounts:
 
     @property
     def exist(self) -> bool:
-        """Whether there is a password or an identity provider, so that visitors must sign in."""
+        """Whether there is a password or an identity provider, so that principals must sign in."""
         return self.have_passwords or self._oidc is not None
 
     @property

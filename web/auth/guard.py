@@ -5,13 +5,13 @@ The checks, in this order:
 1. The Host is allowed.
 2. A request that changes something comes from one of our own pages.
 3. A request that changes nothing does not load a subresource, such as an image or a frame, of a page of another site.
-4. The visitor has a session, or sends the right password.
+4. The principal has a session, or sends the right password.
 5. The path is under the prefix.
-6. A request that changes something comes from a visitor with the role that the endpoint declares
+6. A request that changes something comes from a principal with the role that the endpoint declares
    (web.framework.rights).
 
 The guard does not check rights to tubes. Views, operations and tasks check them with `sees` and `operates` of the
-Visitor (web.framework.access).
+Principal (web.framework.access).
 
 A browser that requests a page with neither a session nor a password is redirected to the sign-in page. Programs get 401
 and a challenge for basic auth. Browsers do not get the challenge, so they show no prompt of their own.
@@ -47,7 +47,7 @@ from greenstalk_server.web.auth.cookies import SESSION, read_cookie
 from greenstalk_server.web.auth.logins import MAX_FAILURES, FailedLogins
 from greenstalk_server.web.auth.proxies import IS_OUTSIDE
 from greenstalk_server.web.auth.sessions import Session, Sessions
-from greenstalk_server.web.framework.access import NOBODY, Visitor, is_api_request, visitor
+from greenstalk_server.web.framework.access import NOBODY, Principal, is_api_request, principal
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM, BoundedRequest
 from greenstalk_server.web.framework.fields import own_path
 from greenstalk_server.web.framework.rights import least_role
@@ -94,7 +94,7 @@ FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site for a request that a page of another site caused."""
 
 PAGES_OF_API: Final = frozenset({"api_docs", "api_document"})
-"""Endpoints that describe the API and show no data. A visitor of an open dashboard may read them without a token."""
+"""Endpoints that describe the API and show no data. A principal of an open dashboard may read them without a token."""
 
 FORM_METHODS: Final = frozenset({"POST"})
 """Methods with which an HTML form can send a change."""
@@ -107,7 +107,7 @@ TOKEN_NAMES: Final = {ADMIN: "api-token", OPERATOR: "api-operator-token", VIEWER
 """Names in the audit log for requests with a token, by role."""
 
 METRICS: Final = "metrics"
-"""Name of a visitor with the metrics token."""
+"""Name of a principal with the metrics token."""
 
 MAX_NEXT_LENGTH: Final = 4000
 """Maximum characters of the address to which a sign-in returns."""
@@ -178,8 +178,8 @@ class Guard:
         app.after_request(add_headers)
 
     def check(self) -> None:
-        """Raise an HTTPException if the current request must be refused; otherwise set its Visitor."""
-        g.visitor = _unverified_visitor("")
+        """Raise an HTTPException if the current request must be refused; otherwise set its Principal."""
+        g.principal = _unverified_principal("")
         is_change = request.method not in SAFE_METHODS
         is_page = request.endpoint in PAGES_OF_API and not self._needs_password and _bearer() is None
         if is_api_request() and not is_page:
@@ -188,7 +188,7 @@ class Guard:
             self._check_page(is_change)
         if IS_OUTSIDE in request.environ and request.endpoint not in WITHOUT_PREFIX:
             raise NotFound(f"This dashboard is at {request.script_root}/. There is nothing outside that path.")
-        if is_change and not visitor().is_admin:
+        if is_change and not principal().is_admin:
             self._check_role(least_role(current_app.view_functions.get(request.endpoint or "")))
 
     def _check_page(self, is_change: bool) -> None:
@@ -202,9 +202,9 @@ class Guard:
         elif request.endpoint not in WITHOUT_PASSWORD:
             _check_not_embedded()
         if takes_token:
-            g.visitor = self._check_token()
+            g.principal = self._check_token()
         elif request.endpoint not in WITHOUT_PASSWORD:
-            g.visitor = self._authenticate() if self._needs_password else self._visitor("", (ADMIN,))
+            g.principal = self._authenticate() if self._needs_password else self._principal("", (ADMIN,))
 
     def _check_api(self, is_change: bool) -> None:
         """Check a request for the API.
@@ -213,21 +213,21 @@ class Guard:
         credentials.
         """
         if (token := _bearer()) is not None:
-            g.visitor = self._check_api_token(token)
+            g.principal = self._check_api_token(token)
             return
         if self._needs_password:
             if (session := self.current_session()) is not None:
-                g.visitor = self.visitor_of(session)
+                g.principal = self.principal_of(session)
             else:
                 try:
-                    g.visitor = self._log_in()
+                    g.principal = self._log_in()
                 except Unauthorized:
                     raise self._unauthorized() from None
         elif self._has_api_tokens:
             raise self._unauthorized()
         else:
             self._check_host()
-            g.visitor = self._visitor("", (ADMIN,))
+            g.principal = self._principal("", (ADMIN,))
         if is_change:
             self._check_same_origin()
         else:
@@ -272,15 +272,15 @@ class Guard:
                 + (hint if is_api_request() and origin is None else "")
             )
 
-    def _authenticate(self) -> Visitor:
-        """Return the visitor of a page, by the session or the password. May switch.
+    def _authenticate(self) -> Principal:
+        """Return the principal of a page, by the session or the password. May switch.
 
         Raise Unauthorized or TooManyRequests as `_log_in` does. Redirect a browser with neither to the sign-in page.
         """
         if "Authorization" not in request.headers and self._has_login:
             session = self.current_session()
             if session is not None:
-                return self.visitor_of(session)
+                return self.principal_of(session)
             if _is_navigation():
                 abort(redirect(self._login_url(), 303))
         return self._log_in()
@@ -316,22 +316,22 @@ class Guard:
             self._note_failure(name, address)
         return account
 
-    def visitor_of(self, session: Session) -> Visitor:
-        """Return the visitor whose session is *session*."""
+    def principal_of(self, session: Session) -> Principal:
+        """Return the principal whose session is *session*."""
         account = session.account
         return replace(
-            self._visitor(account.name, account.roles),
+            self._principal(account.name, account.roles),
             has_session=True,
             lasts=partial(self.sessions.is_live, session),
         )
 
     @property
     def needs_login(self) -> bool:
-        """Whether a visitor must sign in."""
+        """Whether a principal must sign in."""
         return self._needs_password
 
-    def _log_in(self) -> Visitor:
-        """Check the password; return the visitor. Raise Unauthorized, or TooManyRequests after too many failures."""
+    def _log_in(self) -> Principal:
+        """Check the password; return the principal. Raise Unauthorized, or TooManyRequests after too many failures."""
         address = _address()
         _refuse_locked(self._failed_logins, address)
         login = _basic()
@@ -341,26 +341,26 @@ class Guard:
         account = self.accounts.verify(name, login.password)
         if account is None:
             self._fail(name, address)
-        return self._visitor(account.name, account.roles)
+        return self._principal(account.name, account.roles)
 
-    def _check_token(self) -> Visitor:
-        """Check the metrics token or the password; return the visitor. Raise the exceptions of `_log_in`."""
+    def _check_token(self) -> Principal:
+        """Check the metrics token or the password; return the principal. Raise the exceptions of `_log_in`."""
         token, address = _bearer(), _address()
         if token is not None:
             _refuse_locked(self._failed_metrics_tokens, address)
             if hmac.compare_digest(digest(token), self._metrics_token or b""):
-                return Visitor(METRICS, address, is_admin=False, sees_bodies=False)
+                return Principal(METRICS, address, is_admin=False, sees_bodies=False)
             self._failed_metrics_tokens.fail(address)
             self._audit.note_refusal("refused/metrics")
             raise self._challenge("The bearer token is not the one for the metrics.", "bearer")
         if self._needs_password and "Authorization" in request.headers:
             return self._log_in()
         if (session := self.current_session()) is not None:
-            return self.visitor_of(session)
+            return self.principal_of(session)
         raise self._challenge("The metrics need a token: “Authorization: Bearer TOKEN”.", "bearer")
 
-    def _check_api_token(self, token: str) -> Visitor:
-        """Check *token*; return its visitor. Raise Unauthorized, or TooManyRequests after too many failures.
+    def _check_api_token(self, token: str) -> Principal:
+        """Check *token*; return its principal. Raise Unauthorized, or TooManyRequests after too many failures.
 
         A server without API tokens refuses every token, but counts no failures, since there is no token to guess.
         """
@@ -371,7 +371,7 @@ class Guard:
         given = digest(token)
         found = [role for role, wanted in self._api_tokens.items() if hmac.compare_digest(given, wanted)]
         if found:
-            return self._visitor(TOKEN_NAMES[found[0]], (found[0],))
+            return self._principal(TOKEN_NAMES[found[0]], (found[0],))
         is_locked = self._failed_api_tokens.fail(address)
         self._audit.note_refusal("token/locked" if is_locked else "token/failed")
         raise self._unauthorized()
@@ -408,7 +408,7 @@ class Guard:
         return self._has_login and "Authorization" not in request.headers and _is_browser()
 
     def _note_failure(self, name: str, address: str) -> None:
-        g.visitor = _unverified_visitor(name)
+        g.principal = _unverified_principal(name)
         is_locked = self._failed_logins.fail(address)
         self._audit.note_refusal("login/locked" if is_locked else "login/failed")
         if is_locked:
@@ -417,12 +417,12 @@ class Guard:
     def _credentials(self) -> str:
         return "a name and a password" if self.accounts.need_name else "a password; any user name will do"
 
-    def _visitor(self, name: str, roles: tuple[str, ...]) -> Visitor:
-        """Return a known visitor with *roles*, without the right to change anything if the dashboard is read-only."""
+    def _principal(self, name: str, roles: tuple[str, ...]) -> Principal:
+        """Return a known principal with *roles*, without the right to change anything if the dashboard is read-only."""
         known = [role for name in roles if (role := self._options.roles.get(name)) is not None]
         rights = united(known)
         is_read_only = self._options.is_read_only
-        return Visitor(
+        return Principal(
             name,
             _address(),
             is_admin=rights.is_admin and not is_read_only,
@@ -433,8 +433,8 @@ class Guard:
         )
 
     def _check_role(self, role: str | None) -> None:
-        """Raise Forbidden unless the visitor, who is no admin, may use an endpoint that is open to *role*."""
-        who = visitor()
+        """Raise Forbidden unless the principal, who is no admin, may use an endpoint that is open to *role*."""
+        who = principal()
         if role == VIEWER or (role == OPERATOR and who.operates_any):
             return
         self._audit.note_refusal("refused/change", path=request.path)
@@ -470,8 +470,8 @@ def _refuse_locked(failed: FailedLogins, address: str) -> None:
         raise TooManyRequests(f"Too many sign-ins from {address} have failed. Try again in {left} s.", retry_after=left)
 
 
-def _unverified_visitor(name: str) -> Visitor:
-    """Return a visitor who has not passed the guard."""
+def _unverified_principal(name: str) -> Principal:
+    """Return a principal who has not passed the guard."""
     return replace(NOBODY, name=name[:MAX_NAME_LENGTH], address=_address())
 
 
@@ -483,7 +483,7 @@ def add_headers(response: Response) -> Response:
 
 
 def _address() -> str:
-    """Return the address of the visitor, cut to 100 characters, since a proxy may have sent any text."""
+    """Return the address of the principal, cut to 100 characters, since a proxy may have sent any text."""
     return (request.remote_addr or "")[:100]
 
 

@@ -25,7 +25,7 @@ from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import Visitor, require_operator, visitor
+from greenstalk_server.web.framework.access import Principal, principal, require_operator
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query
@@ -177,7 +177,7 @@ class Change:
         """Whether this would change *job*; for a job that a client holds, whether a forced run would."""
         return self.action.changes(job, self.value)
 
-    def is_allowed(self, job: Job, who: Visitor) -> bool:
+    def is_allowed(self, job: Job, who: Principal) -> bool:
         """Return whether *who* may make this change to *job*, whose tube *who* may see."""
         if who.is_admin:
             return True
@@ -329,7 +329,7 @@ class Bulk:
         self._tasks: Tasks = tasks
 
     def plan(self, change: Change, query: Query, ids: tuple[int, ...] | None, rate: float = 0.0) -> Plan:
-        """Return a plan as of now; raise Forbidden if the visitor may not put jobs into the target tube."""
+        """Return a plan as of now; raise Forbidden if the principal may not put jobs into the target tube."""
         if isinstance(change.value, bytes):
             require_operator(change.value)
         return Plan(change, query, ids, self._clock(), self._broker.next_id, rate)
@@ -363,9 +363,9 @@ class Bulk:
 
     @staticmethod
     def runnable_plan(dry_run: Task) -> Plan:
-        """Return the plan of *dry_run*; raise NotFound if it has none, or Forbidden if the visitor may not run it."""
+        """Return the plan of *dry_run*; raise NotFound if it has none, or Forbidden if the principal may not run it."""
         plan = plan_of(dry_run)
-        if not dry_run.is_controlled_by(visitor()):
+        if not dry_run.is_controlled_by(principal()):
             raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
         return plan
 
@@ -459,7 +459,7 @@ class Bulk:
             task.total, ids = candidate_ids(self._broker, plan.query)
         else:
             task.total, ids = len(plan.ids), plan.ids
-        matcher, who = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body), visitor()
+        matcher, who = JobMatcher(self._broker, plan.query, plan.at, task.checkpoint, wants_body), principal()
         for id, job, body in matcher.match(ids):
             if job is not None and id < plan.below and plan.change.is_allowed(job, who):
                 yield job, body

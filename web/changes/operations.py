@@ -1,6 +1,6 @@
 """Operations on the queue, shared by the pages and the API. Each writes its entry to the audit log.
 
-An operation raises Forbidden unless the visitor may operate each tube that it changes.
+An operation raises Forbidden unless the principal may operate each tube that it changes.
 
 An operation calls the same broker methods as the protocol. The caller must wait for the journal (`commit`) before it
 reports success. Long operations work in slices and yield to the event loop in between, so a caller must look up tubes

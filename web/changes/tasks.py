@@ -1,7 +1,7 @@
 """Tasks: long work on the server, each in a greenlet that works in small steps, reports progress, and can be cancelled.
 
-A task belongs to the server, not to the page that started it: the visitor may close the page, and other visitors may
-watch. A task ends with the server. The number of running tasks and of kept tasks is bounded.
+A task belongs to the server, not to the page that started it: the user may close the page, and other users may watch. A
+task ends with the server. The number of running tasks and of kept tasks is bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gevent.event import Event
 from werkzeug.exceptions import Forbidden, NotFound, ServiceUnavailable
 
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.store.audit import Audit
@@ -27,7 +27,7 @@ MAX_KEPT: Final = 50
 """Tasks kept per kind (searches, dry runs, changes), running ones included."""
 
 MAX_RUNNING: Final = 4
-"""Tasks running at once, of all visitors."""
+"""Tasks running at once, of all principals."""
 
 INITIAL_WAIT: Final = 0.5
 """Seconds that a request waits for its task before the page shows the progress so far."""
@@ -45,7 +45,7 @@ class TaskFailed(Exception):
 
 
 class TaskCancelled(Exception):
-    """Ends a task that a visitor has cancelled."""
+    """Ends a task that a principal has cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Task:
     subject         the input and results, for the module that started the task.
     endpoint        the page that shows the results, with `task` in its address; empty for the task's own page.
     needs_bodies    the task shows parts of job bodies.
-    who, started_at the visitor who started the task, and when.
+    who, started_at the principal who started the task, and when.
     ended_at        when the task ended; 0 while it runs.
     noun            what the task scans: `job` or `tube`.
     total, scanned  jobs or tubes to scan, and those scanned so far.
@@ -74,18 +74,20 @@ class Task:
     skipped         jobs skipped so far, because the change was not possible.
     verb            the participle of the change: `deleted`, `moved`.
     facts           labelled texts for the page.
-    is_cancelled    a visitor has cancelled the task; it ends at its next `checkpoint`.
+    is_cancelled    a principal has cancelled the task; it ends at its next `checkpoint`.
     message         reason why the task ended early, or the jobs that it skipped; otherwise empty.
     back            a function that returns the address of the task's subject; None if there is no such page.
     """
 
-    def __init__(self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Visitor, now: int) -> None:
+    def __init__(
+        self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Principal, now: int
+    ) -> None:
         self.id: str = secrets.token_hex(8)
         self.title: str = title
         self.subject: object = subject
         self.endpoint: str = endpoint
         self.needs_bodies: bool = needs_bodies
-        self.who: Visitor = who
+        self.who: Principal = who
         self.started_at: int = now
         self.ended_at: int = 0
         self.state: str = RUNNING
@@ -111,7 +113,7 @@ class Task:
     def checkpoint(self) -> None:
         """Yield to the event loop if it is time. Call between jobs. May switch.
 
-        Raise TaskCancelled if cancelled, and TaskFailed if the session of the visitor has ended.
+        Raise TaskCancelled if cancelled, and TaskFailed if the session of the principal has ended.
         """
         if self.is_cancelled:
             raise TaskCancelled
@@ -123,7 +125,7 @@ class Task:
         """Make the task end at its next `checkpoint`. Does not switch."""
         self.is_cancelled = True
 
-    def is_controlled_by(self, who: Visitor) -> bool:
+    def is_controlled_by(self, who: Principal) -> bool:
         """Return whether *who* may cancel the task, or carry it out if it is a dry run."""
         return who.is_admin or (who.operates_any and who.name == self.who.name and who.shares_rights_with(self.who))
 
@@ -161,19 +163,19 @@ class Tasks:
         noun: str = "job",
         facts: tuple[Fact, ...] = (),
     ) -> Task:
-        """Start *work* for the current visitor; raise ServiceUnavailable if too many tasks run. Does not switch.
+        """Start *work* for the current principal; raise ServiceUnavailable if too many tasks run. Does not switch.
 
         The other arguments are the fields of Task.
         """
         running = [task for task in self._kept.values() if task.is_running]
-        most = MAX_RUNNING if visitor().is_admin else MAX_RUNNING - 1  # one is reserved for admins
+        most = MAX_RUNNING if principal().is_admin else MAX_RUNNING - 1  # one is reserved for admins
         if len(running) >= most:
             raise ServiceUnavailable(
                 f"{len(running)} searches or changes are running, which is the maximum: "
                 + "; ".join(task.title for task in reversed(self.all()) if task.is_running)
                 + ". Wait for one to end, or cancel one."
             )
-        task = Task(title, subject, endpoint, needs_bodies, visitor(), self._clock())
+        task = Task(title, subject, endpoint, needs_bodies, principal(), self._clock())
         task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
         self._kept[task.id] = task
         self._forget_old(endpoint)
@@ -182,9 +184,9 @@ class Tasks:
         return task
 
     def has(self, id: str) -> bool:
-        """Return whether the task *id* is still kept, and the current visitor may see it."""
+        """Return whether the task *id* is still kept, and the current principal may see it."""
         task = self._kept.get(id)
-        return task is not None and _sees(visitor(), task)
+        return task is not None and _sees(principal(), task)
 
     def running(self, is_wanted: Callable[[Task], bool]) -> Task | None:
         """Return a running task that *is_wanted*, or None."""
@@ -193,15 +195,15 @@ class Tasks:
     def latest(self, is_wanted: Callable[[object], bool]) -> Task | None:
         """Return the most recent task whose subject *is_wanted*, or None.
 
-        Only tasks of visitors with the rights of the current visitor are considered.
+        Only tasks of principals with the rights of the current principal are considered.
         """
-        who = visitor()
+        who = principal()
         found = (task for task in reversed(self._kept.values()) if task.who.shares_rights_with(who))
         return next((task for task in found if is_wanted(task.subject)), None)
 
     def all(self) -> list[Task]:
-        """Return the tasks that the current visitor may see, newest first."""
-        who = visitor()
+        """Return the tasks that the current principal may see, newest first."""
+        who = principal()
         return [
             task
             for task in reversed(self._kept.values())
@@ -211,18 +213,18 @@ class Tasks:
     def find(self, fields: Fields, name: str = "task") -> Task:
         """Return the task whose id is in the field *name*; raise NotFound, or Forbidden if it shows hidden bodies."""
         task = self._kept.get(fields.get(name, ""))
-        if task is None or not _sees(visitor(), task):
+        if task is None or not _sees(principal(), task):
             raise NotFound(
                 f"There is no such task. The server keeps the last {MAX_KEPT} of each kind until it stops. Start the"
                 " search or change again."
             )
-        if task.needs_bodies and not visitor().sees_bodies:
+        if task.needs_bodies and not principal().sees_bodies:
             raise Forbidden("This task searches job bodies, which are hidden from you.")
         return task
 
     def stop(self, task: Task) -> None:
         """Cancel *task* if it is running, and wait up to a second for its end. May switch."""
-        if not task.is_controlled_by(visitor()):
+        if not task.is_controlled_by(principal()):
             raise Forbidden("Only admins, and the user who started a task, may cancel it.")
         if task.is_running:
             task.cancel()
@@ -232,7 +234,7 @@ class Tasks:
     def _run(self, app: Flask, task: Task, work: Work) -> None:
         state, message = FAILED, "The dashboard failed. The server's log has the details."
         with app.app_context():
-            g.visitor = task.who
+            g.principal = task.who
             try:
                 work(task)
                 state, message = DONE, ""
@@ -257,6 +259,6 @@ class Tasks:
             del self._kept[id]
 
 
-def _sees(who: Visitor, task: Task) -> bool:
+def _sees(who: Principal, task: Task) -> bool:
     """Return whether *who* may see *task*: its title and its results may name any tube that its owner may see."""
     return who.sees_all or who.shares_rights_with(task.who)

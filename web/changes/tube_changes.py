@@ -2,7 +2,7 @@
 
 A change takes two steps, as a bulk change of jobs does (bulk.py). The dry run lists the tubes that the change would
 affect, with their numbers of jobs. The run changes exactly these tubes, except those that no longer exist, or that the
-visitor who starts the run may not operate. Both are tasks.
+principal who starts the run may not operate. Both are tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import to_nanoseconds
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.store import Store
@@ -110,7 +110,7 @@ class TubePlan:
     """A change, the pattern, and the tubes that its dry run found.
 
     tubes           number of jobs by tube, for each tube that the change affects.
-    matched         tubes that match and that the visitor operates.
+    matched         tubes that match and that the principal operates.
     jobs            sum of the jobs of *tubes*.
     sample          a heap of up to SAMPLE_SIZE pairs of number of jobs and name, from *tubes*.
     run             the task of the run, once it has started. Invariant: a plan runs at most once.
@@ -189,7 +189,7 @@ class TubeChanges:
     def start_run(self, dry_run: Task) -> Task:
         """Start the run of *dry_run*, or return it if it has started; raise Conflict if the dry run did not finish."""
         plan = tube_plan_of(dry_run)
-        if not dry_run.is_controlled_by(visitor()):
+        if not dry_run.is_controlled_by(principal()):
             raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
         if plan.run is None:
             if dry_run.state != "done":
@@ -218,7 +218,7 @@ class TubeChanges:
                 raise TaskFailed(f"More than {MAX_TUBES:,} tubes match, the maximum. Use a narrower pattern.")
 
     def _matching(self, task: Task, pattern: str) -> Iterator[Tube]:
-        """Yield the tubes that match *pattern* and that the visitor of *task* operates. Switches."""
+        """Yield the tubes that match *pattern* and that the principal of *task* operates. Switches."""
         matches = re.compile(to_regex(pattern).encode()).fullmatch
         names = list(self._broker.tubes)
         task.total = len(names)
@@ -256,7 +256,7 @@ class TubeChanges:
             task.checkpoint()
             task.scanned += 1
             tube = self._broker.tubes.get(name)
-            if tube is None or not visitor().operates(name):
+            if tube is None or not principal().operates(name):
                 task.skipped += 1
                 continue
             if (trouble := self._broker.journal.trouble) is not None:

@@ -1,8 +1,8 @@
-"""The visitor of the current request, and the visitor's rights.
+"""The principal: the user, or the program with a token, who sent the current request; and the rights of the principal.
 
 A viewer may look at some tubes, an operator may also act on the jobs of some tubes, and an admin may do everything. The
-guard sets a Visitor for each request before a view runs. Views, operations and templates read it here. A task keeps the
-Visitor who started it.
+guard sets a Principal for each request before a view runs. Views, operations and templates read it here. A task keeps
+the Principal who started it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from greenstalk_server.config.tables.roles import BUILT_IN_ROLES, VIEWER, Rights
 from greenstalk_server.core.tags.tags import Tags
 
 HIDDEN_TUBE: Final = "(hidden tube)"
-"""Shown instead of the name of a tube that the visitor may not see. It contains a space, so no tube has this name."""
+"""Shown instead of the name of a tube that the principal may not see. It contains a space, so no tube has this name."""
 
 
 def _always() -> bool:
@@ -26,7 +26,7 @@ def _always() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class Principal:
     """The sender of a request.
 
     name            the user name; empty if no sign-in is needed.
@@ -37,8 +37,8 @@ class Visitor:
     is_known        has passed the guard; otherwise *name* is only a claim.
     rights          the rights in tubes. On a read-only dashboard, without the right to operate any.
     role            names of the roles, for pages; empty if no sign-in is needed.
-    has_session     signed in on the sign-in page, so that the visitor can sign out.
-    lasts           returns False once the session has ended. Then streams and tasks of this visitor end.
+    has_session     signed in on the sign-in page, so that the principal can sign out.
+    lasts           returns False once the session has ended. Then streams and tasks of this principal end.
     """
 
     name: str
@@ -53,38 +53,38 @@ class Visitor:
     lasts: Callable[[], bool] = field(default=_always, compare=False, repr=False)
 
     def sees(self, tube: bytes) -> bool:
-        """Return whether the visitor may see *tube* and its jobs."""
+        """Return whether the principal may see *tube* and its jobs."""
         return self.is_known and self.rights.may_view(tube)
 
     def operates(self, tube: bytes) -> bool:
-        """Return whether the visitor may change the jobs of *tube*, and pause it."""
+        """Return whether the principal may change the jobs of *tube*, and pause it."""
         return self.is_known and (self.is_admin or self.rights.may_operate(tube))
 
     @property
     def sees_all(self) -> bool:
-        """Whether the visitor may see every tube, and so the figures of the whole server."""
+        """Whether the principal may see every tube, and so the figures of the whole server."""
         return self.is_known and self.rights.views_all
 
     @property
     def operates_any(self) -> bool:
-        """Whether there can be a tube whose jobs the visitor may change."""
+        """Whether there can be a tube whose jobs the principal may change."""
         return self.is_known and (self.is_admin or self.rights.operates_any)
 
     @property
     def operates_all(self) -> bool:
-        """Whether the visitor may change the jobs of every tube."""
+        """Whether the principal may change the jobs of every tube."""
         return self.is_known and (self.is_admin or self.rights.operates_all)
 
     def name_of(self, tube: bytes) -> str:
-        """Return the name of *tube*, or HIDDEN_TUBE if the visitor may not see it."""
+        """Return the name of *tube*, or HIDDEN_TUBE if the principal may not see it."""
         return tube.decode() if not tube or self.sees(tube) else HIDDEN_TUBE
 
-    def shares_rights_with(self, other: Visitor) -> bool:
-        """Return whether both visitors have the same rights."""
+    def shares_rights_with(self, other: Principal) -> bool:
+        """Return whether both principals have the same rights."""
         return (self.rights, self.is_admin, self.sees_bodies) == (other.rights, other.is_admin, other.sees_bodies)
 
 
-NOBODY: Final = Visitor("", "", is_admin=False, sees_bodies=False, is_known=False, rights=Rights())
+NOBODY: Final = Principal("", "", is_admin=False, sees_bodies=False, is_known=False, rights=Rights())
 
 
 API: Final = "/api/"
@@ -96,21 +96,21 @@ def is_api_request() -> bool:
     return request.path.startswith(API)
 
 
-def visitor() -> Visitor:
+def principal() -> Principal:
     """Return the sender of the current request; NOBODY before the guard has run."""
-    return cast(Visitor, g.get("visitor", NOBODY))
+    return cast(Principal, g.get("principal", NOBODY))
 
 
 def require_operator(tube: bytes) -> None:
-    """Raise Forbidden unless the visitor may change the jobs of *tube*."""
-    who = visitor()
+    """Raise Forbidden unless the principal may change the jobs of *tube*."""
+    who = principal()
     if not who.operates(tube):
         raise Forbidden(f"You may not change jobs of the tube “{who.name_of(tube)}”, put jobs into it, or pause it.")
 
 
 def require_keys(tags: Tags | None) -> None:
-    """Raise Forbidden if the visitor may not put *tags*: groups and concurrency keys belong to all tubes together."""
-    if tags is not None and (tags.group or tags.after or tags.concurrency_key) and not visitor().operates_all:
+    """Raise Forbidden if the principal may not put *tags*: groups and concurrency keys belong to all tubes together."""
+    if tags is not None and (tags.group or tags.after or tags.concurrency_key) and not principal().operates_all:
         raise Forbidden(
             "You may not put jobs with a group, a group to wait for, or a concurrency key. These affect jobs of all"
             " tubes, so they need a role that operates every tube."
@@ -118,6 +118,6 @@ def require_keys(tags: Tags | None) -> None:
 
 
 def require_full_view(what: str) -> None:
-    """Raise Forbidden unless the visitor may see every tube; *what* begins the message: `The policies`."""
-    if not visitor().sees_all:
+    """Raise Forbidden unless the principal may see every tube; *what* begins the message: `The policies`."""
+    if not principal().sees_all:
         raise Forbidden(f"{what} can be seen only by users who may see all tubes.")

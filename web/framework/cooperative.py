@@ -1,7 +1,7 @@
 """Long work in short slices, so that workers are not delayed.
 
-One slice runs per iteration of the event loop, of all work together: the slices of fifty visitors that end their pauses
-at the same time run in fifty iterations.
+One slice runs per iteration of the event loop, of all work together: the slices of fifty greenlets that end their
+pauses at the same time run in fifty iterations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAUSE_RATIO: Final = 30
 
 CROWD: Final = 10
 """Greenlets that may pause at the same time before their pauses become longer: all long work together gets at most a
-quarter of the time, however many visitors cause it.
+quarter of the time, however many principals cause it.
 """
 
 MAX_PAUSE: Final = 0.1

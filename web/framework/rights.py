@@ -1,7 +1,7 @@
 """Rights at endpoints: an endpoint that changes something declares the least role that may use it.
 
-The guard (web.auth.guard) refuses all other visitors. It does not know the tube, so an endpoint that is open to
-operators also asks whether the visitor operates the tubes concerned (`access.require_operator`).
+The guard (web.auth.guard) refuses all other principals. It does not know the tube, so an endpoint that is open to
+operators also asks whether the principal operates the tubes concerned (`access.require_operator`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def open_to(role: str) -> Callable[[View], View]:
-    """Declare that visitors of *role* may send requests to a view: ADMIN, OPERATOR, or VIEWER for everybody."""
+    """Declare that principals of *role* may send requests to a view: ADMIN, OPERATOR, or VIEWER for everybody."""
 
     def mark(view: View) -> View:
         setattr(view, _ROLE, role)

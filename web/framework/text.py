@@ -79,7 +79,7 @@ def instant(nanoseconds: int) -> str:
 
 
 def time_tag(nanoseconds: int, form: str = "full") -> Markup:
-    """Return a time in nanoseconds since the Unix epoch as HTML, which static/times.js shows in the visitor's zone.
+    """Return a time in nanoseconds since the Unix epoch as HTML, which static/times.js shows in the principal's zone.
 
     *form* is `full`, as `instant` returns it, or `clock` for the time of day only.
     """

@@ -45,7 +45,7 @@ from greenstalk_server.config.tables.roles import Rights
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.live.peer import PEER_CLOSED, descriptor_of
 
@@ -56,8 +56,8 @@ Render = Callable[[Mapping[str, str], int], State]
 """Returns the state of a page for its arguments and the time; raises NotFound if the page's subject is gone.
 
 It must change nothing, and must take under a millisecond or yield (web.framework.cooperative.Pace). It runs in a
-request context. Its result may depend on the rights of the visitor but not on the name, since visitors with the same
-rights share it.
+request context. Its result may depend on the rights of the principal but not on the name, since principals with the
+same rights share it.
 """
 
 REFRESH_INTERVAL: Final = 1.0
@@ -95,19 +95,21 @@ NO_NAMES: Final[Names] = {}
 
 
 class Topic:
-    """One page with its arguments, as visitors with the same rights see it.
+    """One page with its arguments, as principals with the same rights see it.
 
     version     the number of states so far; they are numbered from 1.
     names       the names in the newest state, by kind.
     streams     the streams that watch the page.
     """
 
-    def __init__(self, key: Key, page: str, args: Mapping[str, str], environ: Mapping[str, Any], who: Visitor) -> None:
+    def __init__(
+        self, key: Key, page: str, args: Mapping[str, str], environ: Mapping[str, Any], who: Principal
+    ) -> None:
         self.key: Key = key
         self.page: str = page
         self.args: Mapping[str, str] = args
         self.environ: dict[str, Any] = dict(environ)
-        self.visitor: Visitor = who
+        self.principal: Principal = who
         self.version: int = 0
         self.names: Names = NO_NAMES
         self.is_gone: bool = False
@@ -146,7 +148,7 @@ class Topic:
 class Stream:
     """One client's stream of events.
 
-    visitor     watches it. The stream ends with the session of the visitor.
+    principal     watches it. The stream ends with the session of the principal.
     greenlet    serves the stream.
     descriptor  of its socket; None if the WSGI server does not expose it.
     is_new      it waits for a state that is rendered after its request.
@@ -155,9 +157,9 @@ class Stream:
     busy_since  when the WSGI server began to send the current event; 0 while the stream waits.
     """
 
-    def __init__(self, topic: Topic, descriptor: int | None, who: Visitor) -> None:
+    def __init__(self, topic: Topic, descriptor: int | None, who: Principal) -> None:
         self.topic: Topic = topic
-        self.visitor: Visitor = who
+        self.principal: Principal = who
         self.greenlet: Any = getcurrent()
         self.descriptor: int | None = descriptor
         self.is_new: bool = bool(topic.streams)
@@ -243,7 +245,7 @@ class LiveHub:
         if not topic.streams:
             self._take_first(topic)
             self._refuse_too_many()
-        stream = self._serve(topic, descriptor_of(request.environ), visitor())
+        stream = self._serve(topic, descriptor_of(request.environ), principal())
         response = make_response("" if request.method == "HEAD" else stream)
         response.mimetype = "text/event-stream"
         response.headers["Cache-Control"] = "no-store"
@@ -272,7 +274,7 @@ class LiveHub:
         return page, args
 
     def _topic(self, page: str, args: dict[str, str]) -> Topic:
-        who = visitor()
+        who = principal()
         rights = who.is_admin, who.sees_bodies, who.sees_audit, who.rights
         key = page, tuple(sorted(args.items())), request.root_path, *rights
         environ = {name: value for name, value in request.environ.items() if name in KEPT_KEYS}
@@ -281,7 +283,7 @@ class LiveHub:
 
     # Streams
 
-    def _serve(self, topic: Topic, descriptor: int | None, who: Visitor) -> Iterator[bytes]:
+    def _serve(self, topic: Topic, descriptor: int | None, who: Principal) -> Iterator[bytes]:
         """Yield the events of one stream. Runs in the greenlet of its request. Switches."""
         stream = self._begin(topic, descriptor, who)
         topic = stream.topic
@@ -301,7 +303,7 @@ class LiveHub:
         finally:
             self._end(stream)
 
-    def _begin(self, topic: Topic, descriptor: int | None, who: Visitor) -> Stream:
+    def _begin(self, topic: Topic, descriptor: int | None, who: Principal) -> Stream:
         stream = Stream(self._topics.setdefault(topic.key, topic), descriptor, who)
         stream.topic.streams[stream] = None
         self._streams[stream] = None
@@ -366,15 +368,15 @@ class LiveHub:
 
     @contextmanager
     def _request_context(self, topic: Topic) -> Iterator[None]:
-        """Enter a request context with the environ and visitor of *topic*, for url_for and visitor()."""
+        """Enter a request context with the environ and principal of *topic*, for url_for and principal()."""
         with self._app.request_context(topic.environ):
-            g.visitor = topic.visitor
+            g.principal = topic.principal
             yield
 
     def _end_signed_out(self) -> None:
-        """End the streams of visitors whose sessions have ended. Does not switch."""
+        """End the streams of principals whose sessions have ended. Does not switch."""
         for stream in self._streams:
-            if not stream.visitor.lasts():
+            if not stream.principal.lasts():
                 stream.end()
 
     def _close_dead(self) -> None:

@@ -19,7 +19,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import MAX_ID, Job, deadline_of
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
 
@@ -79,23 +79,23 @@ SORTS: Final[dict[str, tuple[str, Callable[[Client], int]]]] = {
 
 
 def visible_tubes(client: Client) -> Collection[bytes]:
-    """Return the names of the tubes that *client* watches and the visitor may see."""
-    sees = visitor().sees
-    return client.watched if visitor().sees_all else [name for name in client.watched if sees(name)]
+    """Return the names of the tubes that *client* watches and the principal may see."""
+    sees = principal().sees
+    return client.watched if principal().sees_all else [name for name in client.watched if sees(name)]
 
 
 def visible_jobs(client: Client) -> Collection[Job]:
-    """Return the jobs that *client* holds and the visitor may see, in the order of reservation.
+    """Return the jobs that *client* holds and the principal may see, in the order of reservation.
 
-    If the visitor may see only some tubes, only the first MAX_SCANNED_JOBS jobs of the client are scanned.
+    If the principal may see only some tubes, only the first MAX_SCANNED_JOBS jobs of the client are scanned.
     """
-    sees, held = visitor().sees, client.reserved.values()
-    return held if visitor().sees_all else [job for job in islice(held, MAX_SCANNED_JOBS) if sees(job.tube.name)]
+    sees, held = principal().sees, client.reserved.values()
+    return held if principal().sees_all else [job for job in islice(held, MAX_SCANNED_JOBS) if sees(job.tube.name)]
 
 
 def is_visible(client: Client) -> bool:
-    """Return whether the visitor may see *client*: it uses, watches or holds something that the visitor may see."""
-    who = visitor()
+    """Return whether the principal may see *client*: it uses, watches or holds something that the principal may see."""
+    who = principal()
     if who.sees_all or who.sees(client.used.name) or any(who.sees(name) for name in client.watched):
         return True
     return bool(visible_jobs(client))
@@ -106,7 +106,7 @@ def find_client(broker: Broker, given: Fields) -> Client:
     number = fields.number(given, "number", 1, MAX_ID)
     found = _by_number(broker, {number})
     if not found or not is_visible(found[number]):
-        address = broker.recent_workers.get(number) if visitor().sees_all else ""
+        address = broker.recent_workers.get(number) if principal().sees_all else ""
         reason = f"it came from {address} and has ended" if address else "it has ended or never existed"
         raise NotFound(f"Connection {number} is not open: {reason}.")
     return found[number]
@@ -115,9 +115,9 @@ def find_client(broker: Broker, given: Fields) -> Client:
 def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
     """Return the clients whose number is *query*, or whose address, name or a tube's name contains it. May switch.
 
-    Clients, tubes and jobs that the visitor may not see are ignored.
+    Clients, tubes and jobs that the principal may not see are ignored.
     """
-    clients, who = list(broker.clients), visitor()
+    clients, who = list(broker.clients), principal()
     if not who.sees_all:
         seen = {tube for tube in iter_batched(list(broker.tubes), pace) if who.sees(tube)}
         clients = [client for client in iter_batched(clients, pace) if _concerns(client, seen)]
@@ -172,7 +172,7 @@ def _actor(broker: Broker, number: int, client: Client | None) -> ActorRef:
 
 
 def _concerns(client: Client, tubes: set[bytes]) -> bool:
-    """Return whether *client* uses or watches one of *tubes*, or holds a job that the visitor may see."""
+    """Return whether *client* uses or watches one of *tubes*, or holds a job that the principal may see."""
     return client.used.name in tubes or not client.watched.keys().isdisjoint(tubes) or bool(visible_jobs(client))
 
 

@@ -1,4 +1,4 @@
-"""The tube and the job that a request names, if the visitor may see them."""
+"""The tube and the job that a request names, if the principal may see them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework import fields
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 
 
 def find_tube(broker: Broker, given: fields.Fields) -> Tube:
     """Return the tube that the field `tube` names; raise NotFound if it does not exist or is not visible."""
     tube = broker.tubes.get(given.get("tube", "").encode(errors="replace"))
-    if tube is None or not visitor().sees(tube.name):
+    if tube is None or not principal().sees(tube.name):
         name = fields.tube_name(given)
         raise NotFound(
             f"Tube “{name.decode()}” does not exist now. A tube exists while it has jobs or a client uses or watches"
@@ -27,7 +27,7 @@ def find_job(broker: Broker, given: fields.Fields) -> Job:
     """Return the job that the field `id` names; raise NotFound if it does not exist or is not visible."""
     id = fields.job_id(given)
     job = broker.jobs.get(id)
-    if job is None or not visitor().sees(job.tube.name):
+    if job is None or not principal().sees(job.tube.name):
         if id < broker.next_id:
             reason = "it was deleted, most likely by a worker that finished it"
         else:

@@ -13,7 +13,7 @@ from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.units import MILLISECOND
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 
 TUBE_SETTINGS: Final = ("dead_letter", "copy_to")
 """Settings whose values name tubes."""
@@ -56,8 +56,8 @@ class DeadLetterTubes:
 
 
 def visible_setting(key: str, value: object) -> object:
-    """Return *value* of the policy setting *key*, with HIDDEN_TUBE for the tubes that the visitor may not see."""
-    who = visitor()
+    """Return *value* of the policy setting *key*, with HIDDEN_TUBE for the tubes that the principal may not see."""
+    who = principal()
     if key not in TUBE_SETTINGS or who.sees_all:
         return value
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Finds tubes by a fuzzy text or by a pattern, among those that the visitor may see."""
+"""Finds tubes by a fuzzy text or by a pattern, among those that the principal may see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tubes.patterns import to_regex
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 
 MAX_FOUND: Final = 100
@@ -31,7 +31,7 @@ def find_tubes(broker: Broker, text: str, limit: int) -> tuple[list[str], int]:
     """
     wanted = text.lower()
     spread = re.compile("".join([f"(?>.*?{re.escape(mark)})" for mark in wanted]))
-    pace, sees, best, found = Pace(), visitor().sees, list[_Rank](), 0
+    pace, sees, best, found = Pace(), principal().sees, list[_Rank](), 0
     names = list(broker.tubes)
     for begin in range(0, len(names), _BATCH):
         ranks = []
@@ -57,7 +57,7 @@ def _rank(name: str, wanted: str, spread: re.Pattern[str]) -> _Rank | None:
 
 def count_tubes(broker: Broker, pattern: str) -> int:
     """Return the number of tubes that match *pattern*, for which `is_tube_pattern` is true. May switch."""
-    matches, pace, sees, found = re.compile(to_regex(pattern).encode()).fullmatch, Pace(), visitor().sees, 0
+    matches, pace, sees, found = re.compile(to_regex(pattern).encode()).fullmatch, Pace(), principal().sees, 0
     for name in list(broker.tubes):
         found += matches(name) is not None and sees(name)
         pace.yield_if_due()

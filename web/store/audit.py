@@ -19,7 +19,7 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.store.audit_files import AuditFiles, decode, encode
 
@@ -52,7 +52,7 @@ class Entry:
 
     number          increases by one per entry, across restarts; pages use it as their cursor.
     at              time in nanoseconds since the Unix epoch.
-    who, address    name and address of the visitor.
+    who, address    name and address of the principal.
     what            the operation, such as `tube/pause`.
     details         the arguments of the operation.
     """
@@ -91,8 +91,8 @@ class Audit:
         return self._files is not None
 
     def note(self, what: str, **details: str | int) -> None:
-        """Log that the current visitor did *what*, such as `tube/pause`. Does not switch."""
-        who = visitor()
+        """Log that the current principal did *what*, such as `tube/pause`. Does not switch."""
+        who = principal()
         cut = {key: value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for key, value in details.items()}
         cut = {key: value for key, value in cut.items() if value != ""}
         self.entries.append(Entry(self._next, self._clock(), who.name, who.address, what, cut))
@@ -102,7 +102,7 @@ class Audit:
             self._writer.start()
 
     def note_refusal(self, what: str, **details: str | int) -> None:
-        """Log that *what* was refused to the current visitor, or count it if there are too many. Does not switch."""
+        """Log that *what* was refused to the current principal, or count it if there are too many. Does not switch."""
         now = self._clock()
         if len(self._refusals) == MAX_REFUSALS and now - self._refusals[0] < REFUSAL_WINDOW:
             self._omitted += 1

@@ -70,7 +70,7 @@ def test_wrong_token_and_missing_token_look_the_same(queue: Queue, options: dict
     app = queue.app(**options)
     for at, (method, path) in enumerate(rules(app)):
         if path.endswith(("/docs", "/openapi.json")) and not set(options) & set(PASSWORDS):
-            continue  # open to visitors of the dashboard
+            continue  # open to principals of the dashboard
         answers = set()
         address = {"REMOTE_ADDR": f"192.0.2.{at}"}  # not locked out yet
         for headers in wrong:

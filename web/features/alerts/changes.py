@@ -9,7 +9,7 @@ from werkzeug.exceptions import Conflict, Forbidden, NotFound, TooManyRequests
 from greenstalk_server.web.features.alerts.alerts import Alerts, NoSuchReceiver
 from greenstalk_server.web.features.alerts.silences import Silence, SilenceLimitExceeded
 from greenstalk_server.web.features.alerts.state import Delivery
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit
 
 MAX_TESTS: Final = 2
@@ -17,19 +17,19 @@ MAX_TESTS: Final = 2
 
 
 def sees_alerts() -> bool:
-    """Return whether the visitor may see receivers, silences and the log."""
-    who = visitor()
+    """Return whether the principal may see receivers, silences and the log."""
+    who = principal()
     return who.is_admin or who.sees_audit or (who.operates_any and who.sees_all)
 
 
 def require_alerts() -> None:
-    """Raise Forbidden unless the visitor may see receivers, silences and the log."""
+    """Raise Forbidden unless the principal may see receivers, silences and the log."""
     if not sees_alerts():
         raise Forbidden("Only admins, and operators who may see all tubes, may see the alerts.")
 
 
 class AlertChanges:
-    """The changes of alerts by visitors."""
+    """The changes of alerts by principals."""
 
     def __init__(self, alerts: Alerts, audit: Audit) -> None:
         self.alerts: Alerts = alerts
@@ -40,7 +40,7 @@ class AlertChanges:
         """Silence conditions; raise Forbidden or Conflict. Switches."""
         _require_silencing(tubes)
         try:
-            silence = self.alerts.silence(tubes, kind, seconds, visitor().name, reason)
+            silence = self.alerts.silence(tubes, kind, seconds, principal().name, reason)
         except SilenceLimitExceeded as error:
             raise Conflict(f"The silence was not set: {error}.") from None
         self._audit.note("alerts/silence", silence=silence.id, tubes=tubes, kind=kind, seconds=seconds, reason=reason)
@@ -57,7 +57,7 @@ class AlertChanges:
 
     def test(self, receiver: str) -> Delivery:
         """Send a test to *receiver*; raise Forbidden, NotFound or TooManyRequests. Switches."""
-        if not visitor().is_admin:
+        if not principal().is_admin:
             raise Forbidden("Only admins may test receivers.")
         if self._tests >= MAX_TESTS:
             raise TooManyRequests("Other tests are running. Try again when they have ended.", retry_after=10)
@@ -73,8 +73,8 @@ class AlertChanges:
 
 
 def may_silence(tubes: str) -> bool:
-    """Return whether the visitor may silence the conditions of *tubes*, a pattern, or all conditions if it is empty."""
-    who = visitor()
+    """Return whether the principal may silence the conditions of the pattern *tubes*; empty for all conditions."""
+    who = principal()
     return who.is_admin or (bool(tubes) and "*" not in tubes and who.operates(tubes.encode()))
 
 

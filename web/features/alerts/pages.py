@@ -59,7 +59,7 @@ class ReceiverRow:
 class ConditionRow:
     """A condition, and its state at each receiver: the name of the receiver, and the state in words.
 
-    silence_href    URL of the page with the form filled in for this condition; empty if the visitor may not silence it.
+    silence_href    URL of the page with the form filled in for this condition; empty if the principal may not.
     """
 
     severity: str
@@ -72,7 +72,7 @@ class ConditionRow:
 
 @dataclass(frozen=True, slots=True)
 class SilenceRow:
-    """A silence; *may_end*: whether the visitor may end it."""
+    """A silence; *may_end*: whether the principal may end it."""
 
     id: int
     tubes: str

@@ -9,7 +9,7 @@ from typing import Final
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.core.tubes.patterns import to_regex
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit, Entry
 
 MAX_SCANNED: Final = 50_000
@@ -61,8 +61,8 @@ class Filter:
 
 
 def require_audit_access() -> None:
-    """Raise Forbidden unless the visitor may see the audit log."""
-    if not visitor().sees_audit:
+    """Raise Forbidden unless the principal may see the audit log."""
+    if not principal().sees_audit:
         raise Forbidden("Only admins can see the audit log.")
 
 

@@ -49,7 +49,7 @@ class Panel:
 
 
 def attention_panel(attention: ConditionMonitor, now: int) -> Panel:
-    """Return the panel with the conditions of *attention* that the visitor may see, at the time *now*. May switch."""
+    """Return the panel with the conditions of *attention* that the principal may see, at the time *now*. May switch."""
     conditions, counts = visible_conditions(attention)
     shown, seen = list[Condition](), Counter[KindCount]()
     for condition in conditions:

@@ -15,7 +15,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import Operations
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -205,7 +205,7 @@ def _connection_model(client: Client, tubes: int) -> Connection:
         client,
         program=client.name,
         connected_at=instant(client.connected_at),
-        uses=uses.decode() if visitor().sees(uses) else None,
+        uses=uses.decode() if principal().sees(uses) else None,
         watches=[name.decode() for name in islice(watched, tubes)],
         watched=len(watched),
         held=len(visible_jobs(client)),

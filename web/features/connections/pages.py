@@ -17,7 +17,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
@@ -183,7 +183,7 @@ def list_connections(broker: Broker, given: Fields, now: int) -> ConnectionList:
         raise BadRequest(f"“sort” must be one of {', '.join(SORTS)}, not “{sort[:40]}”.")
     pace = Pace()
     found = matching_clients(broker, query, pace)
-    total = len(broker.clients) if visitor().sees_all else len(matching_clients(broker, "", pace))
+    total = len(broker.clients) if principal().sees_all else len(matching_clients(broker, "", pace))
     sort_key = SORTS[sort][1]
     ranked = [(sort_key(client), client.number, client) for client in iter_batched(found, pace)]
     first = [client for _, _, client in nsmallest(MAX_ROWS, ranked)]
@@ -236,7 +236,7 @@ def _row(client: Client, now: int) -> ConnectionRow:
         is_http=client.is_http,
         role=_role(client),
         connected_for=_seconds(now - client.connected_at),
-        uses=client.used.name.decode() if visitor().sees(client.used.name) else "",
+        uses=client.used.name.decode() if principal().sees(client.used.name) else "",
         watches=watches,
         more_tubes=_more(len(watched) - len(watches)),
         jobs=[_held_job(job, now) for job in jobs],
@@ -271,7 +271,7 @@ def _holds(client: Client, now: int) -> list[tuple[str, str]]:
     """Return the first watched tubes whose ready jobs a policy holds back while *client* waits, with the reasons."""
     if not client.is_waiting:
         return []
-    sees = visitor().sees
+    sees = principal().sees
     watched = [tube for tube in islice(client.watched.values(), MAX_TUBES_LISTED) if sees(tube.name)]
     found = [(tube.name.decode(), hold_text(tube, now)) for tube in watched]
     return [(name, hold) for name, hold in found if hold][:MAX_HOLDS]

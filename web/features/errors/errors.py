@@ -17,7 +17,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import DONE, Task, Tasks
 from greenstalk_server.web.features.errors.groups import ErrorGroup, ErrorGroups
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query, Term, TextMatch
@@ -27,7 +27,7 @@ REUSE_FACTOR: Final = 10
 """A finished grouping is reused for this multiple of the time that it took."""
 
 STATES: Final = (BURIED, READY, DELAYED)
-"""States that a visitor can select for grouping."""
+"""States that a principal can select for grouping."""
 
 NOT_RESERVED: Final = Term("state", TextMatch(STATE_NAMES[RESERVED]), is_negated=True)
 
@@ -48,7 +48,7 @@ class TubeErrors:
         path        the field with the error; empty to find the error as job_errors describes.
         is_fresh    do not return a finished task.
         """
-        if not visitor().sees_bodies:
+        if not principal().sees_bodies:
             raise Forbidden("Job bodies are hidden from you, so you cannot see their errors.")
         query = self._query(tube, state)
         found = self._tasks.latest(

@@ -20,7 +20,7 @@ from greenstalk_server.web.features.errors.groups import ErrorGroup, ErrorGroups
 from greenstalk_server.web.features.tasks.pages import progress_texts
 from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.body_format import row_preview
 from greenstalk_server.web.reads.jobs.job_list import REASON_TEXTS
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, Path, PathError, parse_path
@@ -82,7 +82,7 @@ class ErrorPages:
             tube = find_tube(self._broker, request.args)
             state = fields.state(request.args, STATES, default=0)
             path = read_path(request.args.get("field", "").strip())
-            if not visitor().sees_bodies:
+            if not principal().sees_bodies:
                 return redirect(url_for("tube", tube=tube.name.decode(), state=STATE_NAMES[state or BURIED]))
             task = self._errors.start(tube, state, path, is_fresh=bool(request.args.get("refresh")))
         task.wait(INITIAL_WAIT)

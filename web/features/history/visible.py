@@ -1,6 +1,6 @@
-"""The figures of the server that the current visitor may see.
+"""The figures of the server that the current principal may see.
 
-If the visitor may see only some tubes, the counts of jobs and the rates are sums over these tubes.
+If the principal may see only some tubes, the counts of jobs and the rates are sums over these tubes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.tube_counters import each_tube
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 
 TUBE_BATCH: Final = 64
 """Tubes summed between two checks of the time slice: about 0.1 ms."""
@@ -28,8 +28,8 @@ FIELDS: Final = (
 
 
 def visible_figures(broker: Broker, history: History, now: int) -> tuple[ServerStats, Rates]:
-    """Return the figures and the rates of the server, restricted to the tubes that the visitor may see. May switch."""
-    who, stats = visitor(), server_stats(broker, now)
+    """Return the figures and the rates of the server, for the tubes that the principal may see. May switch."""
+    who, stats = principal(), server_stats(broker, now)
     if who.sees_all:
         return stats, history.total_rates()
     rates: tuple[float, ...] = Rates()

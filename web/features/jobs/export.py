@@ -28,7 +28,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.bodies import load_job_with_body
 from greenstalk_server.web.reads.jobs.json_fields import Path, field_text, parse_body
@@ -51,7 +51,7 @@ FIELDS: Final = (
     "kicks",
     "size",
 )
-"""Columns; times in whole seconds. Visitors who may see bodies also get `encoding` and `body`.
+"""Columns; times in whole seconds. Principals who may see bodies also get `encoding` and `body`.
 
 Fields of JSON bodies that the request names are columns `body.PATH` in CSV, and in JSON lines an object `fields`. Their
 values are texts of at most MAX_SHOWN characters.
@@ -109,23 +109,23 @@ class Exports:
 
         *paths* names the fields of JSON bodies to export too. Raise Forbidden if there are some and bodies are hidden.
         """
-        if paths and not visitor().sees_bodies:
+        if paths and not principal().sees_bodies:
             raise Forbidden("Job bodies are hidden from you, so you cannot export their fields.")
         if self._running >= MAX_EXPORTS:
             raise ServiceUnavailable(
                 f"{MAX_EXPORTS} exports are running, which is the limit. Try again when one has finished."
             )
         mimetype, make = _FORMATS[form]
-        who = visitor()  # the file is written after the end of the request
+        who = principal()  # the file is written after the end of the request
         response = Response(self._stream(query, make(who.sees_bodies, paths), who), mimetype=mimetype)
         response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(query)}.{form}"'
         return response
 
-    def _stream(self, query: Query, writer: Writer, who: Visitor) -> Iterator[bytes]:
+    def _stream(self, query: Query, writer: Writer, who: Principal) -> Iterator[bytes]:
         with self._counted():
             yield from _chunks(self._pieces(query, writer, who))
 
-    def _pieces(self, query: Query, writer: Writer, who: Visitor) -> Iterator[bytes]:
+    def _pieces(self, query: Query, writer: Writer, who: Principal) -> Iterator[bytes]:
         """Yield the file for *who* in small pieces; end it if the session of *who* ends. Switches."""
         yield writer.head()
         pace = Pace()
@@ -220,7 +220,7 @@ def body_file(broker: Broker, find: Callable[[], Job]) -> Response:
     Raise Forbidden if bodies are hidden. The headers of the response keep the browser from displaying the body.
     """
     job = find()
-    if not visitor().sees_bodies:
+    if not principal().sees_bodies:
         raise Forbidden("Bodies are hidden from you on this dashboard.")
     job, body = load_job_with_body(broker, find)
     response = Response(body, mimetype="application/octet-stream")

@@ -22,7 +22,7 @@ from greenstalk_server.web.changes.operations import to_nanoseconds
 from greenstalk_server.web.features.jobs.api.jobs import Job, job_model, shows_body
 from greenstalk_server.web.features.leases.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
 from greenstalk_server.web.features.leases.leases import Leases as LeaseManager
-from greenstalk_server.web.framework.access import require_operator, visitor
+from greenstalk_server.web.framework.access import principal, require_operator
 from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.values import (
@@ -181,7 +181,7 @@ class Leases:
         bodies. If none is ready, the request waits in line with all other workers, and returns no jobs when `wait`
         seconds are over. Close the connection to end the wait early.
         """
-        who = visitor()
+        who = principal()
         if not who.sees_bodies:
             raise Forbidden("Bodies are hidden on this server (--hide-bodies), so jobs cannot be reserved over HTTP.")
         for name in body.tubes:
@@ -269,12 +269,12 @@ class Leases:
         wait_until_durable(self._commit)
 
     def _job(self, token: str) -> CoreJob:
-        """Return the job reserved by *token*; raise NoLease like `job`, or if the visitor may not operate its tube.
+        """Return the job reserved by *token*; raise NoLease like `job`, or if the principal may not operate its tube.
 
         An admin may have moved the job to another tube.
         """
         job = self._leases.job(token)
-        if not visitor().operates(job.tube.name):
+        if not principal().operates(job.tube.name):
             raise LeaseEnded(f"The lease of job {job.id} is not valid for you: you may not change jobs of its tube.")
         return job
 

@@ -1,38 +1,38 @@
-"""The marks that the current visitor may see and add."""
+"""The marks that the current principal may see and add."""
 
 from __future__ import annotations
 
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.web.features.marks.marks import POLICY, Mark, Marks
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit
 
 
 def may_mark(tube: str) -> bool:
-    """Return whether the visitor may add marks to *tube*, or to the whole server if it is empty."""
-    who = visitor()
+    """Return whether the principal may add marks to *tube*, or to the whole server if it is empty."""
+    who = principal()
     if not tube:
         return who.is_admin or (who.operates_any and who.sees_all)
     return who.operates(tube.encode())
 
 
 def add_mark(marks: Marks, audit: Audit, text: str, tube: str = "", at: int = 0) -> Mark:
-    """Add a mark of the visitor; raise Forbidden if it is not allowed. Does not switch."""
+    """Add a mark of the principal; raise Forbidden if it is not allowed. Does not switch."""
     if not may_mark(tube):
         raise Forbidden(f"You may not add marks to {f'the tube “{tube}”' if tube else 'the whole server'}.")
-    mark = marks.add(text, tube=tube, at=at, who=visitor().name)
+    mark = marks.add(text, tube=tube, at=at, who=principal().name)
     audit.note("mark/add", tube=tube, text=mark.text)
     return mark
 
 
 def visible_marks(marks: Marks, tube: str | None, since: int, until: int) -> list[Mark]:
-    """Return the marks that `Marks.find` returns, without those that the visitor may not see.
+    """Return the marks that `Marks.find` returns, without those that the principal may not see.
 
-    A mark of a policy names the policy, so it needs the right to see all tubes. Authors are shown only to visitors
+    A mark of a policy names the policy, so it needs the right to see all tubes. Authors are shown only to principals
     who may read the audit log.
     """
-    who, found = visitor(), list[Mark]()
+    who, found = principal(), list[Mark]()
     for mark in marks.find(tube, since, until):
         if not who.sees_all and (mark.kind == POLICY or (mark.tube and not who.sees(mark.tube.encode()))):
             continue

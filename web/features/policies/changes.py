@@ -27,7 +27,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed, Tasks
 from greenstalk_server.web.features.marks.marks import POLICY, Marks
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import require_full_view, visitor
+from greenstalk_server.web.framework.access import principal, require_full_view
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.store.audit import Audit
@@ -107,8 +107,8 @@ class Policies:
     def all(self) -> list[ListedPolicy]:
         """Return all policies by name; the configuration file's come first if a name is used twice.
 
-        This method, `get`, `dry_run` and `warnings` raise Forbidden unless the visitor may see all tubes: policies name
-        tubes.
+        This method, `get`, `dry_run` and `warnings` raise Forbidden unless the principal may see all tubes: policies
+        name tubes.
         """
         require_full_view("The policies")
         store = self._broker.policy_store
@@ -131,7 +131,7 @@ class Policies:
         policy_changes.set_policy(self._broker, policy, self._clock())
         shown = json.dumps(policy.document(), separators=(",", ":"))
         self._audit.note("policy/set", policy=policy.name, document=shown)
-        self._marks.add(f"Policy {policy.name} set", kind=POLICY, who=visitor().name)
+        self._marks.add(f"Policy {policy.name} set", kind=POLICY, who=principal().name)
 
     def remove(self, name: str) -> None:
         """Remove the policy *name*; raise NotFound, or PolicyError if the configuration file has it.
@@ -141,7 +141,7 @@ class Policies:
         if not policy_changes.remove_policy(self._broker, name, self._clock()):
             raise NotFound(f"There is no policy “{name[:100]}”. Nothing was removed.")
         self._audit.note("policy/remove", policy=name)
-        self._marks.add(f"Policy {name} removed", kind=POLICY, who=visitor().name)
+        self._marks.add(f"Policy {name} removed", kind=POLICY, who=principal().name)
 
     def dry_run(self, policy: Policy) -> Task:
         """Start a task that counts what *policy* would do if it were set; its subject is an Effect.
@@ -364,9 +364,9 @@ class _DryRun:
 def sources_of(broker: Broker, name: bytes) -> list[str]:
     """Return the first MAX_SOURCES existing tubes, by name, whose dead letters go to the tube *name*. May switch.
 
-    Tubes that the visitor may not see are left out.
+    Tubes that the principal may not see are left out.
     """
-    pace, found, sees = Pace(), list[str](), visitor().sees
+    pace, found, sees = Pace(), list[str](), principal().sees
     for tube in list(broker.tubes.values()):
         if tube.rules is not None and tube.rules.dead_letter == name and sees(tube.name):
             found.append(tube.name.decode())

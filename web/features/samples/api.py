@@ -10,7 +10,7 @@ from werkzeug.exceptions import Forbidden
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
 from greenstalk_server.web.features.samples.samples import Samples as SamplePages
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName, model_of
@@ -70,7 +70,7 @@ class Samples:
     @endpoint("GET", "/samples", errors=HIDDEN)
     def list_samples(self) -> SampleList:
         """List all samples."""
-        if not visitor().sees_bodies:
+        if not principal().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
         samples = sorted(visible_samples(self._store).values(), key=lambda sample: sample.name.casefold())
         return SampleList(samples=[model_of(Sample, sample) for sample in samples], trouble=self._store.trouble)

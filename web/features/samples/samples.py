@@ -1,4 +1,4 @@
-"""Job templates (`Sample` in the code), which visitors who may operate their tube save and delete."""
+"""Job templates (`Sample` in the code), which principals who may operate their tube save and delete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from werkzeug.exceptions import Conflict, NotFound
 
-from greenstalk_server.web.framework.access import require_operator, visitor
+from greenstalk_server.web.framework.access import principal, require_operator
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.store import Sample, SampleLimitExceeded, Store
 
@@ -49,6 +49,6 @@ class Samples:
 
 
 def visible_samples(store: Store) -> dict[str, Sample]:
-    """Return the samples for tubes that the visitor may see, by name."""
-    sees = visitor().sees
+    """Return the samples for tubes that the principal may see, by name."""
+    sees = principal().sees
     return {name: sample for name, sample in store.samples.items() if sees(sample.tube.encode())}

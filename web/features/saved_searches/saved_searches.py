@@ -6,7 +6,7 @@ from typing import Final
 
 from werkzeug.exceptions import BadRequest, Conflict, NotFound
 
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.query import Query, QueryError, TextMatch, parse
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.store import SavedSearch, SearchLimitExceeded, Store
@@ -23,7 +23,7 @@ class SavedSearches:
         self._audit: Audit = audit
 
     def visible(self) -> list[SavedSearch]:
-        """Return the searches by name, without those of a tube that the visitor may not see."""
+        """Return the searches by name, without those of a tube that the principal may not see."""
         found = sorted(self._store.searches.values(), key=lambda search: search.name.casefold())
         return [search for search in found if _is_visible(search)]
 
@@ -59,10 +59,10 @@ class SavedSearches:
 
 
 def _is_visible(search: SavedSearch) -> bool:
-    """Return whether the visitor may see every tube that *search* names, and all tubes of its name prefixes."""
+    """Return whether the principal may see every tube that *search* names, and all tubes of its name prefixes."""
     try:
         terms = parse(search.query).terms
     except QueryError:  # of another version of the server, or edited by hand
-        return visitor().sees_all
+        return principal().sees_all
     tubes = [term.value.text for term in terms if term.name == "tube" and isinstance(term.value, TextMatch)]
-    return all(visitor().sees(tube.encode()) for tube in tubes)
+    return all(principal().sees(tube.encode()) for tube in tubes)

@@ -17,7 +17,7 @@ from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
 from greenstalk_server.web.features.tasks.pages import live_state, progress_texts
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.reads.jobs.job_list import suggested_paths
 from greenstalk_server.web.reads.jobs.json_fields import columns_text
@@ -86,7 +86,7 @@ class SearchPages:
             "following": following,
             "found_at_most": MAX_MATCHES,
             "longest": text.size(MAX_SEARCHED),
-            "terms": suggested_terms(is_of_tube=False, sees_bodies=visitor().sees_bodies),
+            "terms": suggested_terms(is_of_tube=False, sees_bodies=principal().sees_bodies),
             "max_number": fields.MAX_NUMBER,
             "live_args": urlencode({"task": task.id, "from": begin} | ({"cols": columns_text(paths)} if paths else {})),
         }
@@ -103,7 +103,7 @@ def _form(q: str, error: str) -> str:
         error=error,
         task=None,
         paths=(),
-        terms=suggested_terms(is_of_tube=False, sees_bodies=visitor().sees_bodies),
+        terms=suggested_terms(is_of_tube=False, sees_bodies=principal().sees_bodies),
         longest=text.size(MAX_SEARCHED),
     )
 

@@ -9,7 +9,7 @@ from werkzeug.exceptions import NotFound
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import Task, Tasks
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query
 
@@ -36,9 +36,9 @@ class Searches:
     def start(self, query: Query) -> Task:
         """Start the search for *query*, or return the running task with the same query. Does not switch.
 
-        Visitors share a task only if they may see the same tubes.
+        Principals share a task only if they may see the same tubes.
         """
-        who = visitor()
+        who = principal()
 
         def is_same(task: Task) -> bool:
             subject = task.subject

@@ -25,7 +25,7 @@ from greenstalk_server.protocol.stats import server_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, send
 
 REFRESH_INTERVAL: Final = 5 * SECOND
@@ -303,11 +303,11 @@ def _cleaned(value: str) -> str:
 
 
 def require_servers() -> None:
-    """Raise Forbidden unless the visitor may see every tube of this server."""
+    """Raise Forbidden unless the principal may see every tube of this server."""
     if not sees_servers():
         raise Forbidden("The servers can be seen only by users who may see all tubes.")
 
 
 def sees_servers() -> bool:
-    """Return whether the visitor may see the figures of whole servers."""
-    return visitor().sees_all
+    """Return whether the principal may see the figures of whole servers."""
+    return principal().sees_all

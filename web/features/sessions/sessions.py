@@ -8,7 +8,7 @@ from werkzeug.exceptions import Forbidden, NotFound
 
 from greenstalk_server.web.auth.guard import Guard
 from greenstalk_server.web.auth.sessions import Session, Sessions
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit
 
 MAX_FILTER_LENGTH: Final = 200
@@ -41,8 +41,8 @@ class SessionChanges:
 
 
 def require_admin_view() -> None:
-    """Raise Forbidden unless the visitor may see the sessions."""
-    if not visitor().sees_audit:
+    """Raise Forbidden unless the principal may see the sessions."""
+    if not principal().sees_audit:
         raise Forbidden("Only admins can see the sessions.")
 
 

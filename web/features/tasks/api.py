@@ -19,7 +19,7 @@ from greenstalk_server.web.features.errors.groups import ErrorGroups
 from greenstalk_server.web.features.jobs.api.jobs import HIDDEN, JobList, JobSelectionRequest, job_rows, parse_selector
 from greenstalk_server.web.features.policies.changes import Effect
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, dump, load
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
@@ -300,7 +300,7 @@ class Tasks:
     def list_found(self, task: TaskId, query: ListFoundJobsRequest) -> JobList:
         """List the jobs that a search has found so far, as they are now. Deleted jobs are left out."""
         found = self._find(task)
-        ids, now, sees = search_of(found).ids, self._clock(), visitor().sees
+        ids, now, sees = search_of(found).ids, self._clock(), principal().sees
         rows = job_rows(query.limit, now, has_bodies=query.bodies)
         at = _at(query, found)
         for _, job, body in iter_with_bodies(self._broker, ids[at:], rows.wants_body, rows.yield_if_due):
@@ -398,7 +398,7 @@ def _counted_tubes(plan: TubePlan) -> CountedTubes:
         matched=plan.matched,
         tubes=len(plan.tubes),
         jobs=plan.jobs,
-        sample=[AffectedTube(tube=name.decode(), jobs=jobs) for jobs, name in sample if visitor().sees(name)],
+        sample=[AffectedTube(tube=name.decode(), jobs=jobs) for jobs, name in sample if principal().sees(name)],
         run=plan.run.id if plan.run is not None else None,
     )
 

@@ -2,7 +2,7 @@
 
 A body is parsed as json_fields describes. The error is the first of these fields of the outermost object that is not
 empty: `error`, `exception`, `error_class`, `class`. If it is a single word, the field `error_message` or `message` is
-appended: `TimeoutError: no answer`. If all four are empty, `error_message` or `message` is the error. A visitor may
+appended: `TimeoutError: no answer`. If all four are empty, `error_message` or `message` is the error. A principal may
 name another field.
 
 If a field is an object, its class (`class`, `type` or `name`) and its message (`message`, `msg` or `detail`) are

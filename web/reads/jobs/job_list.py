@@ -21,7 +21,7 @@ from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, job_stats
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.bodies import ON_DISK
 from greenstalk_server.web.reads.jobs.body_format import row_preview
@@ -120,7 +120,7 @@ _HELD_BACK: Final = JobColumn(
 _DEAD_LETTER: Final = (
     JobColumn(
         "From", "source", "The tube that the job came from",
-        lambda _, job, now: _of(job, lambda d: visitor().name_of(d.source)),
+        lambda _, job, now: _of(job, lambda d: principal().name_of(d.source)),
     ),
     JobColumn(
         "Reason", "reason", "The reason for the move", lambda _, job, now: _of(job, lambda d: REASON_TEXTS[d.reason])
@@ -200,7 +200,7 @@ def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) 
 def job_columns(
     state: int, sees_bodies: bool, groups: Collection[str] = (), paths: Iterable[Path] = ()
 ) -> tuple[JobColumn, ...]:
-    """Return the columns of a list of jobs in *state*, with the body if the visitor *sees_bodies*.
+    """Return the columns of a list of jobs in *state*, with the body if the principal *sees_bodies*.
 
     *groups* names the columns that policies and tags add. For dead letters, the attempts in their former tube replace
     the counts of this tube. For buried jobs and dead letters, the error replaces the body. *paths* names the fields of
@@ -257,12 +257,12 @@ def field_cell(job: Job, path: Path) -> str:
 
 
 def suggested_paths(broker: Broker, rows: Iterable[list[str]]) -> list[str]:
-    """Return paths of the fields in the bodies of the first jobs in *rows*; none if the visitor may not see bodies.
+    """Return paths of the fields in the bodies of the first jobs in *rows*; none if the principal may not see bodies.
 
     May switch.
     """
     pace, found = Pace(), dict[str, None]()
-    if not visitor().sees_bodies:
+    if not principal().sees_bodies:
         return []
     for row in islice(rows, SUGGESTED_FROM):
         pace.yield_if_due()

@@ -39,7 +39,7 @@ MAX_SHOWN: Final = 300
 """Maximum characters of a field's text."""
 
 MAX_SUGGESTED: Final = 50
-"""Maximum paths suggested to a visitor."""
+"""Maximum paths suggested to a principal."""
 
 SUGGESTED_STEPS: Final = 4
 """Maximum steps of a suggested path."""

@@ -9,7 +9,7 @@ from typing import Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, STATE_NAMES, Job
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.job_list import body_preview, error_preview, field_cell
 from greenstalk_server.web.reads.jobs.json_fields import Path
@@ -38,17 +38,17 @@ COLUMNS: Final = (
 )
 
 BODY: Final = Column("Error or body", "body", lambda job, _: _error_or_body(job), is_long=True)
-"""The last column, for visitors who may see bodies: the error of a buried job or dead letter, else the body."""
+"""The last column, for principals who may see bodies: the error of a buried job or dead letter, else the body."""
 
 
 def visible_columns(paths: Iterable[Path] = ()) -> tuple[Column, ...]:
-    """Return the columns that the visitor may see, with the fields *paths* of bodies."""
-    return (*COLUMNS, *map(_field_column, paths), BODY) if visitor().sees_bodies else COLUMNS
+    """Return the columns that the principal may see, with the fields *paths* of bodies."""
+    return (*COLUMNS, *map(_field_column, paths), BODY) if principal().sees_bodies else COLUMNS
 
 
 def match_rows(broker: Broker, ids: list[int], now: int, columns: Iterable[Column]) -> list[list[str]]:
     """Return a row for each of the jobs *ids* that exists and is visible: the id, then the *columns*. May switch."""
-    sees, pace, rows = visitor().sees, Pace(), list[list[str]]()
+    sees, pace, rows = principal().sees, Pace(), list[list[str]]()
     for id in ids:
         job = broker.jobs.get(id)
         if job is not None and sees(job.tube.name):

@@ -17,7 +17,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.reads.jobs.bodies import (
@@ -57,7 +57,7 @@ MAX_FIRST_TIME: Final = 0.003
 class JobMatcher:
     """Selects the jobs that match *query* at the time *at*; calls *yield_if_due* between two jobs.
 
-    Skips jobs of tubes that *who* may not see, by default the current visitor.
+    Skips jobs of tubes that *who* may not see, by default the current principal.
 
     A body that is only on disk is read if the query is about bodies, or if *wants_body* returns True for its job.
     """
@@ -69,12 +69,12 @@ class JobMatcher:
         at: int,
         yield_if_due: Callable[[], None],
         wants_body: Callable[[Job], bool] = never_wants_body,
-        who: Visitor | None = None,
+        who: Principal | None = None,
     ) -> None:
         self._broker: Broker = broker
         self._at: int = at
         self._yield_if_due: Callable[[], None] = yield_if_due
-        self._is_match: Test = _seen_only(query.test(), who or visitor())
+        self._is_match: Test = _seen_only(query.test(), who or principal())
         self._body_test: BodyTest | None = query.body_test()
         self._wants_body: Callable[[Job], bool] = wants_body
         self._lost: int = 0
@@ -121,10 +121,10 @@ def partial_warning(count: int) -> str:
 def read_query(given: fields.Fields) -> Query:
     """Return the query in the fields `q`, `tube` and `state`.
 
-    Raise QueryError if `q` is malformed, and Forbidden if it is about bodies that the visitor may not see.
+    Raise QueryError if `q` is malformed, and Forbidden if it is about bodies that the principal may not see.
     """
     query = parse(given.get("q", ""))
-    if query.needs_bodies and not visitor().sees_bodies:
+    if query.needs_bodies and not principal().sees_bodies:
         raise Forbidden("Job bodies are hidden from you, so you cannot search them. Nothing was searched or changed.")
     tube = fields.tube_name(given).decode() if given.get("tube") else ""
     state = STATE_NAMES[fields.state(given)] if given.get("state") else ""
@@ -132,11 +132,11 @@ def read_query(given: fields.Fields) -> Query:
 
 
 def candidate_ids(
-    broker: Broker, query: Query, above: int = 0, who: Visitor | None = None
+    broker: Broker, query: Query, above: int = 0, who: Principal | None = None
 ) -> tuple[int, Iterable[int]]:
     """Return an upper bound on the number of current matches of *query*, and the candidate ids greater than *above*.
 
-    A tube that *who*, by default the current visitor, may not see has none.
+    A tube that *who*, by default the current principal, may not see has none.
 
     The ids are unique and ascend. The caller may consume them over many iterations of the event loop.
 
@@ -147,7 +147,7 @@ def candidate_ids(
         return 1, [query.id] if query.id > above else []
     above = max(above, query.min_id - 1)
     tube = broker.tubes.get(query.tube.encode())
-    if query.tube and (tube is None or not (who or visitor()).sees(tube.name)):
+    if query.tube and (tube is None or not (who or principal()).sees(tube.name)):
         return 0, []
     places = _places(broker, tube, query.state) if tube is not None else []
     if tube is None or sum([place.size for place in places]) > MAX_COLLECTED_IDS:
@@ -234,7 +234,7 @@ def list_matching(
     )
 
 
-def _seen_only(is_match: Test, who: Visitor) -> Test:
+def _seen_only(is_match: Test, who: Principal) -> Test:
     """Return *is_match*, restricted to the tubes that *who* may see."""
     if who.sees_all:
         return is_match

@@ -258,7 +258,7 @@ def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
     """Return suggestions for a search field: beginnings of terms, and states.
 
     is_of_tube      the search is among the jobs of one tube in one state.
-    sees_bodies     the visitor may search bodies.
+    sees_bodies     the principal may search bodies.
     """
     hidden = {"state"} | ({"tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, ERROR})
     states = [] if is_of_tube else [f"state:{state}" for state in _STATES]

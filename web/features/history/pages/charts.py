@@ -171,7 +171,7 @@ class Panel:
     spans, compares choices of the span, and of the time to compare with.
     before          label of that time; empty if there is none.
     tube            name of the tube; empty for the server.
-    may_mark        the visitor may add marks to it.
+    may_mark        the principal may add marks to it.
     """
 
     span: Span

@@ -35,7 +35,7 @@ from greenstalk_server.web.features.marks.changes import add_mark, may_mark, vis
 from greenstalk_server.web.features.marks.marks import MAX_TEXT, Mark, Marks
 from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import require_full_view, visitor
+from greenstalk_server.web.framework.access import principal, require_full_view
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.lookup import find_tube
@@ -98,7 +98,7 @@ class HistoryPages:
 
     def _tube_columns(self, name: bytes, span: Span) -> Columns:
         """Return the series of a tube; raise NotFound if it does not exist and has no history in *span*. Switches."""
-        if not visitor().sees(name):
+        if not principal().sees(name):
             find_tube(self._broker, request.args)
         columns = self._history.columns(name, span)
         if not self._history.has(name) and all(map(isnan, columns.series["ready"])):

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 from werkzeug.exceptions import Forbidden
 
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.reads.jobs.json_fields import (
     MAX_COLUMNS,
@@ -44,6 +44,6 @@ def parse_fields(given: str) -> tuple[Path, ...]:
         paths = parse_columns(given)
     except PathError as error:
         refuse("fields", f"is invalid: {error}".rstrip("."))
-    if paths and not visitor().sees_bodies:
+    if paths and not principal().sees_bodies:
         raise Forbidden("Job bodies are hidden from you, so you cannot read their fields.")
     return paths

@@ -30,7 +30,7 @@ from greenstalk_server.web.features.jobs.api.job_tags import JobTags, TagsReques
 from greenstalk_server.web.features.jobs.api.listing import Place, Rows, begin, fill, refuse_other
 from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
 from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR
-from greenstalk_server.web.framework.access import HIDDEN_TUBE, visitor
+from greenstalk_server.web.framework.access import HIDDEN_TUBE, principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -501,7 +501,7 @@ class Jobs:
             raise Conflict(f"Job {job.id} is neither ready nor delayed, so “delay” cannot be changed.")
         body = None
         if wanted.body is not UNSET:
-            if not visitor().sees_bodies:
+            if not principal().sees_bodies:
                 raise Forbidden("Bodies are hidden from you, so you cannot change them.")
             body = body_in(wanted.body, wanted.encoding, self._broker.max_job_size)
         return Changes(
@@ -577,8 +577,8 @@ def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] 
 
 
 def shows_body(job: CoreJob) -> bool:
-    """Return whether JSON includes the body of *job* for the current visitor."""
-    return job.size <= MAX_JSON_BODY and visitor().sees_bodies
+    """Return whether JSON includes the body of *job* for the current principal."""
+    return job.size <= MAX_JSON_BODY and principal().sees_bodies
 
 
 def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
@@ -623,7 +623,7 @@ def _dead_letter(job: CoreJob) -> DeadLetter | None:
     found = job_attributes.DeadLetter.unpack(job.dead_letter)
     return DeadLetter(
         reason=_REASONS[found.reason],
-        source=visitor().name_of(found.source),
+        source=principal().name_of(found.source),
         attempts=found.attempts,
         first_at=instant(found.first_at),
         last_at=instant(found.last_at),

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.bodies import iter_with_bodies
@@ -100,7 +100,7 @@ def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) 
     if place.after_id is not None:
         return _by_id(broker, query, place, now, rows)
     tube = broker.tubes.get(query.tube.encode())
-    return None if tube is None or not visitor().sees(tube.name) else _in_order(broker, tube, query, place, rows)
+    return None if tube is None or not principal().sees(tube.name) else _in_order(broker, tube, query, place, rows)
 
 
 def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:

@@ -25,7 +25,7 @@ from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Changes,
 from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, read_changes, submitted_form, version
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.connections import find_client
@@ -122,7 +122,7 @@ class Actions:
     def tube_pause(self) -> Response:
         """`tube`, `seconds` or `preset`, `reason`: pause reserves from the tube for that time. May switch.
 
-        `preset` is the key of one of PAUSE_PRESETS. For TOMORROW, `utc-offset` gives the visitor's zone.
+        `preset` is the key of one of PAUSE_PRESETS. For TOMORROW, `utc-offset` gives the principal's zone.
         """
         tube = self._tube()
         reason = fields.line(request.form, "reason", MAX_REASON_LENGTH)
@@ -289,7 +289,7 @@ class Actions:
 
     def _changes(self, job: Job, body: bytes) -> Changes:
         """Apply the changes in the form and return them; raise BadRequest or Conflict if they are refused."""
-        form, sees_bodies = request.form, visitor().sees_bodies
+        form, sees_bodies = request.form, principal().sees_bodies
         if form.get("version") != version(job, body, sees_bodies):
             raise Conflict(
                 f"Job {job.id} has changed since you opened the form, or was reserved. Compare with its current values."
@@ -301,13 +301,13 @@ class Actions:
 
     def _refused_form(self, job: Job, body: bytes, error: HTTPException) -> str:
         return edit_page(
-            job, body, submitted_form(job, body, request.form, visitor().sees_bodies), self._clock(), error
+            job, body, submitted_form(job, body, request.form, principal().sees_bodies), self._clock(), error
         )
 
     def _is_forced(self, job: Job, done: str) -> bool:
-        """Return whether *job* is reserved and the visitor confirmed the change; raise Conflict if unconfirmed.
+        """Return whether *job* is reserved and the principal confirmed the change; raise Conflict if unconfirmed.
 
-        The confirmation names the reservation that the visitor saw: another worker may hold the job by now.
+        The confirmation names the reservation that the principal saw: another worker may hold the job by now.
         """
         if job.state != RESERVED:
             return False
@@ -327,13 +327,13 @@ class Actions:
     def _to_job(self, job: Job, notice: str) -> Response:
         """Redirect to the job's page, or to its tube's if the job has been deleted meanwhile. May switch."""
         query = self._query(notice, job.id)
-        if job.id in self._broker.jobs and visitor().sees(job.tube.name):
+        if job.id in self._broker.jobs and principal().sees(job.tube.name):
             return _redirect("job", {"id": str(job.id)} | query)
         return self._tube_or_overview(job.tube.name, query)
 
     def _tube_or_overview(self, name: bytes, query: dict[str, str]) -> Response:
-        """Redirect to the page of the tube *name*, or to the overview if no such tube is visible to the visitor."""
-        if name in self._broker.tubes and visitor().sees(name):
+        """Redirect to the page of the tube *name*, or to the overview if no such tube is visible to the principal."""
+        if name in self._broker.tubes and principal().sees(name):
             return _redirect("tube", {"tube": name.decode()} | query)
         return _redirect("overview", query)
 

@@ -17,7 +17,7 @@ from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import STATES
 from greenstalk_server.web.reads.connections import ActorRef, resolve_actors, tube_names, visible_jobs
 from greenstalk_server.web.reads.jobs.events import events_of
@@ -100,8 +100,8 @@ class HistoryItem:
 class DeadLetterDetails:
     """The origin of a dead letter: tube, reason, attempts, and the times of its first and last move.
 
-    source          empty if the visitor may not see the tube.
-    can_redrive     the visitor may move the job back there.
+    source          empty if the principal may not see the tube.
+    can_redrive     the principal may move the job back there.
     """
 
     source: str
@@ -253,7 +253,7 @@ def _held(broker: Broker, job: Job, stats: JobStats, now: int) -> Holder | None:
         time_left=text.duration(stats.time_left),
         jobs=text.counted(len(visible_jobs(client)), "job"),
         watches=tube_names(client) or text.NONE,
-        uses=visitor().name_of(client.used.name),
+        uses=principal().name_of(client.used.name),
     )
 
 
@@ -268,8 +268,8 @@ def _dead_letter(job: Job, now: int) -> DeadLetterDetails | None:
         return None
     found = DeadLetter.unpack(job.dead_letter)
     return DeadLetterDetails(
-        source=found.source.decode() if visitor().sees(found.source) else "",
-        can_redrive=visitor().operates(found.source) and visitor().operates(job.tube.name),
+        source=found.source.decode() if principal().sees(found.source) else "",
+        can_redrive=principal().operates(found.source) and principal().operates(job.tube.name),
         entries=[
             ("Reason", REASON_TEXTS[found.reason]),
             ("Attempts there", text.number(found.attempts)),

@@ -19,7 +19,7 @@ from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.web.changes.operations import Changes
 from greenstalk_server.web.features.jobs.pages.details import reservation
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER, MAX_PUT, Fields
 from greenstalk_server.web.reads.jobs.body_format import decode_text, describe_body
 
@@ -180,7 +180,7 @@ def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPExceptio
         refusal=refusal.description if refusal is not None else "",
         now={"State": STATE_NAMES[job.state], "Tube": job.tube.name.decode(), "Priority": str(job.pri),
              "TTR, s": str(job.ttr // SECOND), "Body": text.size(job.size)},
-        body_view=describe_body(body) if refusal is not None and visitor().sees_bodies else None,
+        body_view=describe_body(body) if refusal is not None and principal().sees_bodies else None,
         max_number=MAX_NUMBER,
     )  # fmt: skip
 

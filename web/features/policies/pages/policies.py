@@ -29,7 +29,7 @@ from greenstalk_server.web.features.policies.pages.policy_form import (
 )
 from greenstalk_server.web.features.policies.pages.policy_texts import GROUPS, SETTING_TEXTS, value_text
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
 
@@ -108,7 +108,7 @@ class PolicyPages:
         if request.args.get("name"):
             found = self._policies.get(request.args["name"])
             return self._form_page(form_of(found.name, found.document, version_of(found)), found)
-        if not visitor().is_admin:
+        if not principal().is_admin:
             raise Forbidden("You cannot add policies. Only admins can, and only if the dashboard is not read-only.")
         return self._form_page(PolicyForm("", {PATTERNS: request.args.get("tube", ""), PRIORITY: "0"}))
 
@@ -188,7 +188,7 @@ class PolicyPages:
             form=form,
             current=current,
             row=_row(current, self._count_tubes().get(current.name, 0)) if current is not None else None,
-            is_editable=visitor().is_admin and not (current is not None and current.is_from_file),
+            is_editable=principal().is_admin and not (current is not None and current.is_from_file),
             task=task,
             effect=effect_of(task) if task is not None else None,
             refusal=refusal,

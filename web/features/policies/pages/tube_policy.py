@@ -11,7 +11,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.features.policies.changes import sources_of
 from greenstalk_server.web.features.policies.pages.policy_texts import COUNT_TEXTS, SETTING_TEXTS, value_text
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.policies import DeadLetterTubes, visible_setting
 
 MAX_SHOWN_SOURCES: Final = 20
@@ -36,7 +36,7 @@ class TubePolicy:
     counts          label and value of each counter that is not 0.
     dead_letter     the tube to which its dead letters go, or empty.
     dead_letters    number of jobs of that tube; empty if it does not exist.
-    is_target_hidden    the visitor may not see that tube.
+    is_target_hidden    the principal may not see that tube.
     is_loop         it has a dead-letter tube that leads back to it, so its dead letters are buried.
     is_dead_letter  it is a dead-letter tube.
     sources         the first tubes whose dead letters it receives; *has_more_sources* if there are others.
@@ -63,13 +63,13 @@ def tube_policy(broker: Broker, tube: Tube, dead_letter_tubes: DeadLetterTubes) 
     sources = sources_of(broker, tube.name) if policies else []
     rules = tube.rules
     target = rules.dead_letter if rules is not None else b""
-    target_tube = broker.tubes.get(target) if target and visitor().sees(target) else None
+    target_tube = broker.tubes.get(target) if target and principal().sees(target) else None
     return TubePolicy(
         settings=_settings(tube),
         counts=_counts(tube),
-        dead_letter=visitor().name_of(target),
+        dead_letter=principal().name_of(target),
         dead_letters=text.counted(target_tube.job_count, "job") if target_tube is not None else "",
-        is_target_hidden=bool(target) and not visitor().sees(target),
+        is_target_hidden=bool(target) and not principal().sees(target),
         is_loop=rules is not None and bool(rules.policy.dead_letter) and not target,
         is_dead_letter=dead_letter_tubes.has(tube),
         sources=sources[:MAX_SHOWN_SOURCES],

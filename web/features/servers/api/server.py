@@ -190,7 +190,7 @@ class Server:
         return {"server": msgspec.to_builtins(self._figures(now)), "tubes": tubes}
 
     def _figures(self, now: int) -> ServerFigures:
-        """Return the figures of the server that the visitor may see. May switch."""
+        """Return the figures of the server that the principal may see. May switch."""
         journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
         stats, rates = visible_figures(self._broker, self._history, now)
         return ServerFigures(

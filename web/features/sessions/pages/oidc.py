@@ -14,7 +14,7 @@ from greenstalk_server.web.auth.cookies import SIGN_IN, delete_cookie, read_cook
 from greenstalk_server.web.auth.oidc import FLOW_TIME, Flow, OpenIdClient, SignInFailed
 from greenstalk_server.web.auth.sessions import Session
 from greenstalk_server.web.features.sessions.pages.signin import SignIn, next_path
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit
 
 MAX_ID_TOKEN = 8192
@@ -79,10 +79,10 @@ class OpenIdPages:
             why = " ".join((given.get("error_description") or given.get("error") or "no code")[:200].split())
             raise SignInFailed(f"The provider refused the sign-in: {why}")
         found = self._client.finish(flow, given["code"], _callback(), given.get("iss", ""))
-        g.visitor = self._sign_in.unverified(found.name)
+        g.principal = self._sign_in.unverified(found.name)
         roles = tuple(name for name, role in self._roles.items() if found.groups.intersection(role.groups))
         if not roles:
-            why = f"You are signed in as {visitor().name}, but none of your groups has a role here."
+            why = f"You are signed in as {principal().name}, but none of your groups has a role here."
             raise _NoRole(why, found.id_token)
         id_token = found.id_token if len(found.id_token) <= MAX_ID_TOKEN else ""
         return self._sign_in.start(Account(found.name, roles, OPEN_ID), where, id_token)

@@ -28,7 +28,7 @@ from greenstalk_server.web.features.sessions.sessions import (
     require_admin_view,
 )
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import Visitor, visitor
+from greenstalk_server.web.framework.access import Principal, principal
 from greenstalk_server.web.framework.fields import Fields, own_path
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.store.audit import Audit
@@ -81,7 +81,7 @@ class SignIn:
     # Sign in and out
 
     def form(self) -> str | Response:
-        """Serve `/login?next=`: the form; a signed-in visitor is redirected to the path `next`."""
+        """Serve `/login?next=`: the form; a signed-in principal is redirected to the path `next`."""
         where = next_path(request.args)
         if not self._guard.needs_login or self._guard.current_session() is not None:
             return redirect(where, 303)
@@ -109,12 +109,12 @@ class SignIn:
         This ends the previous session of the browser.
         """
         before = self._guard.current_session()
-        address, browser = visitor().address, request.headers.get("User-Agent", "")
+        address, browser = principal().address, request.headers.get("User-Agent", "")
         token, session = self.sessions.create(account, address, browser, id_token)
         if before is not None:
             self.sessions.end(before)
-        g.visitor = self._guard.visitor_of(session)
-        self._audit.note("session/sign-in", role=visitor().role, method=account.source)
+        g.principal = self._guard.principal_of(session)
+        self._audit.note("session/sign-in", role=principal().role, method=account.source)
         response = redirect(where, 303)
         set_cookie(response, SESSION, token, self.sessions.lifetime // SECOND)
         return response
@@ -124,7 +124,7 @@ class SignIn:
         """End the session, and redirect to the sign-in page. Does not switch."""
         session, at_provider = self._guard.current_session(), ""
         if session is not None:
-            g.visitor = self._guard.visitor_of(session)
+            g.principal = self._guard.principal_of(session)
             at_provider = self.sign_out_url(session)
             self.sessions.end(session)
             self._audit.note("session/sign-out")
@@ -146,9 +146,9 @@ class SignIn:
         response = make_response(page, 403 if cause is None else cause.code)
         return _with_retry_after(response, cause)
 
-    def unverified(self, name: str) -> Visitor:
-        """Return a visitor without a role, who is signed in as *name* at the provider."""
-        return replace(visitor(), name=name)
+    def unverified(self, name: str) -> Principal:
+        """Return a principal without a role, who is signed in as *name* at the provider."""
+        return replace(principal(), name=name)
 
     def _refused(self, where: str, name: str, error: str, cause: HTTPException | None = None) -> Response:
         response = make_response(self._page(where, name, error), 401 if cause is None else cause.code)
@@ -205,7 +205,7 @@ class SignIn:
             self._changes.end_others()
         else:
             self._changes.end_session(request.form.get("number", ""))
-        if not self._guard.needs_login or self._guard.current_session() is not None or not visitor().has_session:
+        if not self._guard.needs_login or self._guard.current_session() is not None or not principal().has_session:
             return redirect(url_for("sessions", notice="ended-session", n=0), 303)
         return redirect(url_for("login"), 303)
 

@@ -23,7 +23,7 @@ from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.policies.changes import MAX_SOURCES, sources_of
 from greenstalk_server.web.features.tubes.tube_view import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
-from greenstalk_server.web.framework.access import HIDDEN_TUBE, visitor
+from greenstalk_server.web.framework.access import HIDDEN_TUBE, principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -379,7 +379,7 @@ class Tubes:
         sources = sources_of(self._broker, query.tube.encode())
         tube = tube_of(self._broker, query.tube)
         model = self.tube_model(tube, self._clock())
-        rules, who = tube.rules, visitor()
+        rules, who = tube.rules, principal()
         settings = rules.policy.describe() if rules is not None else {}
         for key, setting in settings.items():
             setting["value"] = visible_setting(key, setting["value"])
@@ -400,7 +400,7 @@ class Tubes:
         The history of a deleted tube is kept, too.
         """
         name = query.tube.encode()
-        if not visitor().sees(name):
+        if not principal().sees(name):
             tube_of(self._broker, query.tube)
         found = series_model(self._history, name, query)
         if not found.series and not self._history.has(name):
@@ -474,8 +474,8 @@ class Tubes:
         return best
 
     def _matching(self, part: str) -> Iterator[list[CoreTube]]:
-        """Yield the tubes that the visitor may see and whose names contain *part*, in slices."""
-        wanted, tubes, sees = part.lower().encode(), list(self._broker.tubes.values()), visitor().sees
+        """Yield the tubes that the principal may see and whose names contain *part*, in slices."""
+        wanted, tubes, sees = part.lower().encode(), list(self._broker.tubes.values()), principal().sees
         for begin in range(0, len(tubes), TUBE_BATCH):
             slice = tubes[begin : begin + TUBE_BATCH]
             yield [tube for tube in slice if wanted in tube.name.lower() and sees(tube.name)]

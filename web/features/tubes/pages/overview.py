@@ -33,7 +33,7 @@ from greenstalk_server.web.features.tubes.tube_view import (
     tube_texts,
 )
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
@@ -262,8 +262,8 @@ class OverviewBuilder:
     def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
         """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.
 
-        *sees* returns whether the visitor may see a tube. The page begins at place *begin*, or is the last one if there
-        are fewer tubes. May switch.
+        *sees* returns whether the principal may see a tube. The page begins at place *begin*, or is the last one if
+        there are fewer tubes. May switch.
         """
         broker, pace = self._broker, Pace()
         query = query.strip()[:MAX_FILTER_LENGTH]
@@ -288,7 +288,7 @@ class OverviewBuilder:
             query=query,
             order=order,
             is_filtered_out=not rows,
-            is_unused=not stats.total_jobs and not broker.jobs and visitor().sees_all,
+            is_unused=not stats.total_jobs and not broker.jobs and principal().sees_all,
             is_draining=broker.is_draining,
         )
 
@@ -329,7 +329,7 @@ class OverviewBuilder:
 
     def _more_texts(self, rates: Rates) -> dict[str, str]:
         """Return the fields of the server that the reply to "stats" lacks."""
-        broker, who = self._broker, visitor()
+        broker, who = self._broker, principal()
         dead_letters = self._dead_letter_tubes.count_jobs(who.sees)
         texts = {"build": broker.facts.build, "dead_letters": text.number(dead_letters)}
         texts |= journal_texts(broker.journal.stats(), broker.journal.trouble)

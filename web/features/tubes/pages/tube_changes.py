@@ -25,7 +25,7 @@ from greenstalk_server.web.changes.tube_changes import (
     tube_plan_of,
 )
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.tubes import count_tubes, find_tubes
@@ -107,9 +107,9 @@ class TubeChangePages:
 
 
 def _rows(plan: TubePlan) -> list[TubeRow]:
-    """Return the sample of *plan*, largest first, without the tubes that the visitor may not see."""
+    """Return the sample of *plan*, largest first, without the tubes that the principal may not see."""
     sample = sorted(plan.sample, key=lambda one: (-one[0], one[1]))
-    return [TubeRow(name.decode(), text.number(jobs)) for jobs, name in sample if visitor().sees(name)]
+    return [TubeRow(name.decode(), text.number(jobs)) for jobs, name in sample if principal().sees(name)]
 
 
 def read_pattern(form: Fields) -> str:

@@ -21,7 +21,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.changes.tasks import Task, Tasks
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import visitor
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.reads.jobs.job_list import (
     PAGE_SIZE,
@@ -77,7 +77,7 @@ class TubeFilter:
 
         may_start       start a task if the list is long. A live update must not start one.
         """
-        paths, sees_bodies = read_columns(args), visitor().sees_bodies
+        paths, sees_bodies = read_columns(args), principal().sees_bodies
         columns = job_columns(state, sees_bodies, groups, paths)
         shown: dict[str, Any] = {
             "q": args.get("q", "").strip(),

@@ -52,7 +52,7 @@ from greenstalk_server.web.features.tubes.tube_view import (
     TubeView,
 )
 from greenstalk_server.web.framework import fields, text
-from greenstalk_server.web.framework.access import require_operator, visitor
+from greenstalk_server.web.framework.access import principal, require_operator
 from greenstalk_server.web.framework.errors import error_page
 from greenstalk_server.web.framework.fields import Fields
 from greenstalk_server.web.framework.refusals import FIELDS, NOTHING_SENT, Sent, sent_form
@@ -207,7 +207,7 @@ class Views:
 
     def _job_page(self, sent: Sent) -> str:
         job, body, is_lost = self._job(), b"", False
-        if visitor().sees_bodies:
+        if principal().sees_bodies:
             try:
                 job, body = load_job_with_body(self._broker, self._job)
             except BodyLost:
@@ -215,7 +215,7 @@ class Views:
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
-            body_view=describe_body(body) if visitor().sees_bodies and not is_lost else None,
+            body_view=describe_body(body) if principal().sees_bodies and not is_lost else None,
             is_lost=is_lost,
             is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
@@ -230,7 +230,7 @@ class Views:
         """
         job = find_job(self._broker, args)
         details = job_details(self._broker, job, now)
-        names = JOB_PARTS_OF_OPERATORS if visitor().operates(job.tube.name) else JOB_PARTS
+        names = JOB_PARTS_OF_OPERATORS if principal().operates(job.tube.name) else JOB_PARTS
         return {
             "parts": render_blocks("job.html", names, {"job": details, "max_number": fields.MAX_NUMBER}),
             "shown": {"edited": details.edited != args.get("edited", details.edited)},
@@ -246,7 +246,7 @@ class Views:
         """Serve `/job/form?id=&encoding=`: the form that edits a job. May switch."""
         require_operator(self._job().tube.name)
         job, body = load_job_with_body(self._broker, self._job)
-        form = initial_form(job, body, visitor().sees_bodies, request.args.get("encoding", ""))
+        form = initial_form(job, body, principal().sees_bodies, request.args.get("encoding", ""))
         return edit_page(job, body, form, self._clock())
 
     def job_body(self) -> Response:
@@ -320,7 +320,7 @@ class Views:
 
     def _overview(self, args: Fields, now: int) -> Overview:
         begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
-        return self._builder.build(args.get("q", ""), _order(args), now, visitor().sees, begin)
+        return self._builder.build(args.get("q", ""), _order(args), now, principal().sees, begin)
 
 
 @dataclass(frozen=True, slots=True)
