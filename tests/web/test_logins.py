@@ -58,6 +58,13 @@ def test_failures_count_within_any_minute(queue: Queue, client: FlaskClient) -> 
     assert attempt(client, PASSWORD) == 429
 
 
+def test_requests_without_a_password_are_not_failures(client: FlaskClient) -> None:
+    """A browser sends each first request without a password."""
+    for _ in range(2 * MAX_FAILURES):
+        assert client.get("/", environ_overrides={"REMOTE_ADDR": "192.0.2.1"}).status_code == 401
+    assert attempt(client, PASSWORD) == 200
+
+
 def test_each_lockout_is_logged_once(queue: Queue, client: FlaskClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for _ in range(2):

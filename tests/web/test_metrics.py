@@ -558,6 +558,16 @@ def test_with_a_token_the_metrics_are_never_open(queue: Queue) -> None:
     assert client.get("/metrics", headers=basic("", TOKEN)).status_code == 401
 
 
+def test_token_opens_nothing_else(queue: Queue) -> None:
+    queue.put("mail")
+    client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
+    for path in ("/", "/tube?tube=mail", "/job?id=1", "/job/body?id=1", "/live?page=overview", "/audit"):
+        assert client.get(path, headers=bearer(TOKEN)).status_code == 401, path
+    ours = bearer(TOKEN) | {"Sec-Fetch-Site": "same-origin"}
+    assert client.post("/tube/pause", data={"tube": "mail", "seconds": "9"}, headers=ours).status_code == 401
+    assert client.post("/metrics", headers=ours).status_code == 401
+
+
 def test_wrong_tokens_do_not_lock_out_logins(queue: Queue) -> None:
     client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
     assert {client.get("/metrics", headers=bearer("wrong")).status_code for _ in range(10)} == {401}

@@ -114,6 +114,12 @@ def test_token_opens_only_the_api(queue: Queue) -> None:
     assert app.test_client().post("/tube/pause", headers=bearer(ADMIN)).status_code == 403
 
 
+def test_every_host_is_accepted_with_a_token(queue: Queue) -> None:
+    app = queue.app(**TOKENS)
+    assert look(app, bearer(ADMIN) | {"Host": "queue.example"}).status_code == 200
+    problem(look(queue.app(), {"Host": "queue.example"}), 421)
+
+
 def test_token_is_refused_by_a_server_without_tokens(queue: Queue) -> None:
     refused = problem(look(queue.app(), bearer("x")), 401)
     assert refused["detail"] == "This server has no API token. Send the request without the Authorization header."
@@ -181,6 +187,12 @@ def test_request_that_no_form_can_send_needs_no_json(queue: Queue) -> None:
     assert change(app, {"X-Requested-With": "curl"}, path=f"{ROOT}/jobs/{id}/kick").status_code == 200
     problem(change(app, {}, path=f"{ROOT}/jobs/{id}/bury"), 403)
     assert change(app, {}, method="DELETE", path=f"{ROOT}/jobs/{id}").status_code == 204
+
+
+def test_bearer_token_needs_no_origin(queue: Queue) -> None:
+    app = queue.app(**TOKENS)
+    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {}):
+        assert change(app, bearer(ADMIN) | JSON | headers).status_code == 200
 
 
 def test_no_response_allows_other_origins(queue: Queue) -> None:
