@@ -12,14 +12,11 @@ from greenstalk_server.core.jobs.job_history import Event
 from greenstalk_server.core.operations import (
     connecting,
     draining,
-    editing,
     finishing,
     kicking,
     putting,
     reserving,
-    ticking,
 )
-from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.journal import record
 from greenstalk_server.journal.segment import name_of, numbers
 from tests.journal import version1
@@ -74,64 +71,6 @@ def bury_two_jobs(bench: PacedBench) -> int:
         assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
         assert finishing.bury(bench.broker, bench.client, id, 5, bench.now)
     return ids[0]
-
-
-@pytest.mark.parametrize("is_copied", [False, True])
-@pytest.mark.parametrize("is_edited", [False, True])
-def test_reserved_buried_job_is_buried_after_a_restart(is_copied: bool, is_edited: bool) -> None:
-    """It keeps its place among the buried jobs, even if compaction or an edit has written another JOB record."""
-    bench = PacedBench()
-    id = bury_two_jobs(bench)
-    assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
-    if is_edited:
-        assert editing.edit_job(bench.broker, id, bench.now, pri=9, is_forced=True) == EditOutcome.DONE
-    bench.commit_and_compact()
-    if is_copied:
-        compact_away(bench, id)
-    for _ in range(2):
-        bench = restarted(bench)
-        invariants.check(bench.broker)
-        assert list(bench.broker.tubes[b"default"].buried) == [id, id + 1]
-        assert [event.kind for event in events(bench.broker, id)][-2:] == [job_history.RESERVED, job_history.RETURNED]
-        assert bench.broker.jobs[id].pri == (9 if is_edited else 5)
-        bench.commit_and_compact()
-
-
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_reserved_delayed_job_is_delayed_after_a_restart_until_its_deadline(is_copied: bool) -> None:
-    bench = PacedBench()
-    id = bench.put_job(10, delay=1000)
-    deadline = bench.broker.jobs[id].deadline
-    assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
-    bench.commit_and_compact()
-    if is_copied:
-        compact_away(bench, id)
-    before = recovered(bench.disk, deadline - 1)
-    assert (before.jobs[id].state, before.jobs[id].deadline) == (DELAYED, deadline)
-    after = recovered(bench.disk, deadline)
-    assert (after.jobs[id].state, after.jobs[id].deadline) == (READY, deadline)
-
-
-@pytest.mark.parametrize("ending", ["released", "timed out", "disconnected", "kicked"])
-def test_buried_job_whose_reservation_has_ended_is_ready_after_a_restart(ending: str) -> None:
-    bench = PacedBench()
-    id = bury_two_jobs(bench)
-    broker, client = bench.broker, bench.client
-    assert reserving.reserve_job(broker, client, id, bench.now)
-    bench.commit_and_compact()
-    if ending == "released":
-        assert finishing.release(broker, client, id, 5, 0, bench.now)
-    elif ending == "timed out":
-        ticking.tick(broker, bench.now + 60 * SECOND)
-    elif ending == "disconnected":
-        bench.disconnect_client()
-    else:
-        assert finishing.bury(broker, client, id, 5, bench.now)
-        assert kicking.kick_job(broker, id, bench.now)
-    assert broker.jobs[id].former_state == 0
-    assert reserving.reserve(broker, bench.client, bench.now) is broker.jobs[id]
-    bench.commit_and_compact()
-    assert recovered(bench.disk, bench.now + 100 * SECOND).jobs[id].state == READY
 
 
 def test_stop_leaves_reserved_jobs_to_the_next_start() -> None:
