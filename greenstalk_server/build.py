@@ -113,7 +113,6 @@ WRITTEN_IN_C: Final = ("core/_untrack", "journal/_seal", "net/_plain_socket")
 """Extension modules that the compiled modules use if available."""
 
 INLINED: Final = (
-    "core/invariants",
     "core/journal",
     "core/listener",
     "core/units",
