@@ -19,10 +19,10 @@ from hashlib import sha256
 from typing import Any, Final
 
 from greenstalk_server import __version__
+from greenstalk_server.core.job_attributes import MAX_KEY, REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import held_body
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.jobs.job_attributes import MAX_KEY, REASON_NAMES, DeadLetter
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope, scope_of
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tubes.tube import Tube, is_tube_name

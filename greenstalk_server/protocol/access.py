@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from greenstalk_server.core.tubes.patterns import any_of, is_tube_pattern, to_regex
+from greenstalk_server.core.tube_names import any_of, is_tube_pattern, to_regex
 
 KINDS: Final = ("produce", "consume", "inspect")
 """Kinds of grants."""

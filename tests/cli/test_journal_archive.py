@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import pytest
 
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, SECOND, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.tags.tags import TaggedJob, Tags
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import archive, record

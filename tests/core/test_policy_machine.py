@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.operations import connecting, editing, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy

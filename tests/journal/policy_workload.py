@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import READY, RESERVED, SECOND, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.transitions import placing
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.recovery import Recovery

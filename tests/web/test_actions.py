@@ -13,8 +13,8 @@ from werkzeug.test import TestResponse
 
 from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.web.changes import operations
 from greenstalk_server.web.features.jobs.pages.actions import ACTIONS
 from greenstalk_server.web.features.jobs.pages.edit import version

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
+from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.web.reads.jobs import body_terms
 from greenstalk_server.web.reads.jobs.body_terms import glob
 from greenstalk_server.web.reads.jobs.job_errors import error_of

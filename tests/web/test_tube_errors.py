@@ -12,8 +12,8 @@ from flask.testing import FlaskClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES
-from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.operations import connecting, finishing, putting
 from greenstalk_server.web.changes.tasks import CANCELLED, Task
 from greenstalk_server.web.features.errors import groups as error_groups

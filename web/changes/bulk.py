@@ -18,8 +18,8 @@ from flask import url_for
 from werkzeug.exceptions import Conflict, Forbidden, NotFound, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.operations import editing, finishing, kicking
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.runtime.clock import Clock

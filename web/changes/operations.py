@@ -20,8 +20,8 @@ from werkzeug.exceptions import Conflict, ServiceUnavailable
 
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
+from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.operations import editing, finishing, kicking, putting
 from greenstalk_server.core.outcomes import EditOutcome, Refusal

@@ -19,7 +19,7 @@ from werkzeug.exceptions import Conflict, Forbidden, NotFound
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
 from greenstalk_server.core.operations import editing, kicking
-from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import to_nanoseconds

@@ -7,7 +7,7 @@ from heapq import nsmallest
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 

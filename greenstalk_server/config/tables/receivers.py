@@ -22,7 +22,7 @@ from greenstalk_server.config.tables.targets import (
     shown_table,
 )
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.tubes.patterns import any_of, is_tube_pattern
+from greenstalk_server.core.tube_names import any_of, is_tube_pattern
 
 MAX_RECEIVERS: Final = 16
 MAX_PATTERNS: Final = 100

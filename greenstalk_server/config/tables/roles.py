@@ -19,7 +19,7 @@ from greenstalk_server.config.tables.config_tables import (
     find_key_mistakes,
     find_name_mistakes,
 )
-from greenstalk_server.core.tubes.patterns import any_of, is_tube_pattern
+from greenstalk_server.core.tube_names import any_of, is_tube_pattern
 
 VIEWER: Final = "viewer"
 OPERATOR: Final = "operator"

@@ -14,7 +14,7 @@ from typing import Final
 
 from greenstalk_server.config.tables.config_tables import Key, find_key_mistakes, read_time
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.tubes.patterns import PatternIndex, is_tube_pattern
+from greenstalk_server.core.tube_names import PatternIndex, is_tube_pattern
 from greenstalk_server.core.units import parse_size
 
 MAX_PATTERNS: Final = 1000

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.tube_rules import key_of
 from greenstalk_server.core.tags.idempotency import scope_of

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.jobs.job import DELAYED, READY
-from greenstalk_server.core.jobs.job_attributes import DeadLetterReason
 from greenstalk_server.core.policies.policy import Policy, PolicySet
 from greenstalk_server.core.policies.tube_rules import TubeRules
 from greenstalk_server.core.transitions.enforcing import dead_letter

@@ -9,9 +9,9 @@ from __future__ import annotations
 from itertools import islice
 
 from greenstalk_server.core.broker import SLICE, Broker
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import Overflow, UniqueFor
 from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at, key_of

@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from greenstalk_server.core.job_attributes import REASON_NAMES
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
 from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.web.features.jobs.api.jobs import Kind, Reason

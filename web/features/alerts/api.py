@@ -9,7 +9,7 @@ from msgspec import Meta
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.jobs.job import MAX_ID
-from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.core.tube_names import is_tube_pattern
 from greenstalk_server.web.features.alerts.alerts import address_of
 from greenstalk_server.web.features.alerts.changes import AlertChanges, require_alerts
 from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE

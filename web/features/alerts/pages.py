@@ -14,7 +14,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.config.tables.receivers import CONDITION_KINDS, SEVERITIES, Receiver
 from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
-from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.core.tube_names import is_tube_pattern
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.alerts.alerts import Alerts, ReceiverQueue, address_of
 from greenstalk_server.web.features.alerts.changes import AlertChanges, may_silence, require_alerts

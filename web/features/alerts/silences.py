@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.tubes.patterns import any_of
+from greenstalk_server.core.tube_names import any_of
 
 MAX_SILENCES: Final = 100
 MAX_SILENCE: Final = 30 * 24 * 3600

@@ -14,7 +14,7 @@ from functools import partial
 from types import NoneType
 from typing import Any, Final, TypeVar, get_type_hints
 
-from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.core.tube_names import is_tube_pattern
 from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, Alert
 from greenstalk_server.web.features.alerts.silences import MAX_SILENCES, Silence, Silences
 from greenstalk_server.web.features.conditions.measures import SEVERITIES, Link

@@ -8,7 +8,7 @@ from typing import Final
 
 from werkzeug.exceptions import Forbidden
 
-from greenstalk_server.core.tubes.patterns import to_regex
+from greenstalk_server.core.tube_names import to_regex
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit, Entry
 

@@ -8,8 +8,8 @@ from typing import Annotated, Final, Literal, get_args
 from msgspec import UNSET, Meta, UnsetType
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job_attributes import REASON_NAMES
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
-from greenstalk_server.core.jobs.job_attributes import REASON_NAMES
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT
 from greenstalk_server.web.features.errors.errors import TubeErrors, groups_of, retry_action
 from greenstalk_server.web.features.errors.groups import MAX_GROUPS, ErrorGroups

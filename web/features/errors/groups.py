@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
+from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, READY, Job
-from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.policies.tube_rules import buried_at
 from greenstalk_server.web.reads.jobs.body_format import MAX_ROW_PREVIEW
 from greenstalk_server.web.reads.jobs.body_terms import ERROR, FieldMatch

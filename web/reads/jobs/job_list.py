@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter, DeadLetterReason
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
-from greenstalk_server.core.jobs.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tubes.tube import is_tube_name
 from greenstalk_server.web.reads.jobs import body_terms

@@ -10,9 +10,9 @@ from typing import Final
 from markupsafe import Markup
 
 from greenstalk_server.core.broker import Broker
+from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, STATE_NAMES, URGENT_BELOW, Job
-from greenstalk_server.core.jobs.job_attributes import DeadLetter
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, TubeStats, job_stats, tube_stats

@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED
-from greenstalk_server.core.tubes.patterns import is_tube_pattern
+from greenstalk_server.core.tube_names import is_tube_pattern
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Tasks
 from greenstalk_server.web.changes.tube_changes import (
