@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND, Job
 from greenstalk_server.core.tags.tags import TaggedJob, Tags
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 
 ATTEMPTS_BASE: Final = 1
 """u32."""

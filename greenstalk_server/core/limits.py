@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.tubes.tube import Tube
+
+if TYPE_CHECKING:
+    from greenstalk_server.core.tubes.tube import Tube
 
 LIMIT_DESCRIPTIONS: Final = {
     "access": "commands that the access rules refused",

@@ -1,4 +1,4 @@
-"""Patterns of tube names, in which `*` matches any characters, and an index of many patterns.
+"""Names of tubes, patterns of names, in which `*` matches any characters, and an index of many patterns.
 
 Access rules and policies use the same patterns. Pure.
 """
@@ -10,7 +10,15 @@ from bisect import insort
 from collections.abc import Iterable
 from typing import Final
 
+NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
+"""Valid names of tubes (protocol.txt, "Names")."""
+
 _TUBE_PATTERN: Final = re.compile(r"[-A-Za-z0-9+/;.$_()*]{1,200}")
+
+
+def is_tube_name(name: bytes) -> bool:
+    """Whether *name* is a valid name of a tube."""
+    return NAME.fullmatch(name) is not None
 
 
 def is_tube_pattern(text: str) -> bool:

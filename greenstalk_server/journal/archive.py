@@ -25,7 +25,8 @@ from greenstalk_server.core.jobs.body_cache import held_body
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope, scope_of
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
-from greenstalk_server.core.tubes.tube import Tube, is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
+from greenstalk_server.core.tubes.tube import Tube
 
 FORMAT: Final = "greenstalk journal"
 VERSION: Final = 2

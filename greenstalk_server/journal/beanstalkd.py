@@ -29,7 +29,7 @@ from typing import Final
 
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.tags.tags import NO_DEADLINE
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.journal.replayed_segment import Damage
 
 CRLF: Final = b"\r\n"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core import job_attributes
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import held_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.jobs.job_history import RESERVED

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core import job_attributes
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import BODY_COST, JOB_COST, SMALL
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.jobs.job_table import JobTable
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
-from greenstalk_server.core.tubes.tube import Tube, is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import BadSegment, NewerVersion
 from greenstalk_server.journal.replayed_segment import (

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Final
 
-from greenstalk_server.core.jobs import job_attributes
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.batch import no_space_error

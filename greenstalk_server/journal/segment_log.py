@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core import job_attributes
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import held_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.tubes.tube import Tube

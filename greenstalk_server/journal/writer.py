@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 
 from mypy_extensions import mypyc_attr
 
-from greenstalk_server.core.jobs import job_attributes
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.journal import JournalStats

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tags.tags import Tags
-from greenstalk_server.core.tubes.tube import NAME, is_tube_name
+from greenstalk_server.core.tube_names import NAME, is_tube_name
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHT
 from greenstalk_server.protocol import replies
 from greenstalk_server.protocol.session_state import META_FIELDS, Command

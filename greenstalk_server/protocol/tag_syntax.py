@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from greenstalk_server.core.tags.tags import Tags
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 
 MAX_U32: Final = 2**32 - 1
 _MAX_DIGITS: Final = len(str(MAX_U32))

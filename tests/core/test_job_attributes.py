@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.job_attributes import DeadLetter
-from greenstalk_server.core.jobs import job_attributes
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND, Job
 from greenstalk_server.core.tubes.tube import Tube
 

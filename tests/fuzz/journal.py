@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from greenstalk_server.core import invariants
+from greenstalk_server.core import invariants, job_attributes
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.core.tags.tags import TaggedJob

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tags.tags import NO_DEADLINE
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.journal.beanstalkd import BeanstalkdBinlog, ImportedJob, find
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.journal.disk import Chance, Disk, Fault, no_fault, seeded

@@ -9,9 +9,8 @@ from typing import cast
 
 import pytest
 
-from greenstalk_server.core import invariants
+from greenstalk_server.core import invariants, job_attributes
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs import job_attributes
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND
 from greenstalk_server.core.operations import connecting, finishing, putting, ticking
 from greenstalk_server.core.tags.idempotency import scope_of

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 
-from greenstalk_server.core import invariants
+from greenstalk_server.core import invariants, job_attributes
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving, ticking

@@ -10,7 +10,7 @@ from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, SECOND, STATE_NAMES
 from greenstalk_server.core.tags.tags import Tags
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.web.framework import text
 
 MAX_NUMBER: Final = 2**32 - 1

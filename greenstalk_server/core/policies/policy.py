@@ -18,8 +18,7 @@ from functools import partial
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.tube_names import PatternIndex, is_tube_pattern
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import PatternIndex, is_tube_name, is_tube_pattern
 from greenstalk_server.core.units import MILLISECOND, parse_size, parse_time
 
 MAX_POLICIES: Final = 10_000

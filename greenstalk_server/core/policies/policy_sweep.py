@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from greenstalk_server.core.tubes.tube import Tube
+if TYPE_CHECKING:
+    from greenstalk_server.core.tubes.tube import Tube
 
 
 class PolicySweep:

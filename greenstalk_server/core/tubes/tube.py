@@ -6,10 +6,9 @@ broker's. Pure.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, URGENT_BELOW, Job
 from greenstalk_server.core.jobs.job_index import JobIndex
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from greenstalk_server.core.tubes.name_list import NameChunk
     from greenstalk_server.core.tubes.tube_set import TubeSet
 
-NAME: Final = re.compile(rb"[A-Za-z0-9+/;.$_()][-A-Za-z0-9+/;.$_()]{0,199}")
-"""Valid names of tubes (protocol.txt, "Names")."""
-
 
 class Totals:
     """Number of reserved, delayed and buried jobs of all tubes; the remaining jobs are ready.
@@ -45,11 +41,6 @@ class Totals:
         self.reserved: int = 0
         self.delayed: int = 0
         self.buried: int = 0
-
-
-def is_tube_name(name: bytes) -> bool:
-    """Whether *name* is a valid name of a tube."""
-    return NAME.fullmatch(name) is not None
 
 
 class Tube:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.web.features.history.archive import HOURS, MINUTES, SERVER, Archive, Tier
 from greenstalk_server.web.features.history.points import (
     Entry,

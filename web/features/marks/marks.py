@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.tubes.tube import Tube, is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.framework import text

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.web.reads.jobs import body_terms
 from greenstalk_server.web.reads.jobs.body_terms import BODY, ERROR, BodyTest, FieldMatch, is_about_json
 

@@ -13,9 +13,10 @@ from msgspec import UNSET, Meta, UnsetType
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
 from greenstalk_server.config.tables.roles import OPERATOR
+from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetterReason
-from greenstalk_server.core.jobs import job_attributes, job_history
+from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED
 from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.core.policies.tube_rules import buried_at

@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import MAX_ID
-from greenstalk_server.core.tubes.tube import is_tube_name
+from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, MIN_RATE, Bulk, Change, Plan, plan_of
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
