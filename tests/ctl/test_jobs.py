@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import greenstalk
 import pytest
 
 from greenstalkctl.commands import put
@@ -193,13 +192,6 @@ def test_move_of_one_state_moves_up_to_the_count(server: Server, mail: Client) -
     assert len(jobs(server, "mail")) == 5
 
 
-def test_move_moves_jobs_of_a_paused_tube(server: Server, mail: Client) -> None:
-    mail.put(b"")
-    mail.pause_tube("mail", 100)
-    assert ctl(server, "move", "mail", "post").code == 0
-    assert len(jobs(server, "post")) == 1
-
-
 def test_move_without_jobs_is_exit_code_1(server: Server, mail: Client) -> None:
     assert ctl(server, "move", "mail", "post").code == 1
     assert ctl(server, "move", "nothing", "post").code == 1
@@ -247,11 +239,3 @@ def fill(client: Client) -> None:
         client.put(b"delayed %d" % number, priority=20 + number, delay=1000, ttr=11)
     for number in range(2):
         client.put(b"ready %d" % number, priority=10 + number, ttr=12)
-
-
-def test_job_deleted_by_another_client_is_not_found(server: Server, mail: Client) -> None:
-    job_id = mail.put(b"")
-    mail.delete(job_id)
-    with pytest.raises(greenstalk.NotFoundError):
-        mail.peek(job_id)
-    assert [ctl(server, verb, str(job_id), "--yes").code for verb in ("kick", "bury", "delete")] == [1, 1, 1]

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ctl.world import Client, Terminal, WithApi, connect, ctl
-from tests.support.servers import Server
+from tests.ctl.world import Client, WithApi, connect, ctl
 
 TUBES = ("billing.mail", "billing.sms", "other")
 
@@ -56,14 +55,6 @@ def test_confirmation(with_api: WithApi, client: Client) -> None:
     assert buried(client) == list(TUBES)
 
 
-def test_refusal_on_a_terminal_changes_nothing(with_api: WithApi, client: Client) -> None:
-    with Terminal("--api", with_api.dashboard, "pause", "--pattern", "billing.*", "60") as terminal:
-        terminal.wait_for("This will pause 2 tubes with 2 ready jobs")
-        terminal.press("n\r")
-        assert terminal.end()[0] == 1
-    assert paused(client) == []
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -82,9 +73,3 @@ def test_refusal_on_a_terminal_changes_nothing(with_api: WithApi, client: Client
 )
 def test_usage_errors(with_api: WithApi, words: str) -> None:
     assert ctl(with_api, *words.split(), "--yes").code == 2
-
-
-def test_api_is_required(one: Server) -> None:
-    done = ctl(one, "resume", "--pattern", "*", "--yes")
-    assert done.code == 2
-    assert "--api" in done.err

@@ -16,8 +16,7 @@ from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalkctl import policy_document
 from greenstalkctl.cli import cli
 from greenstalkctl.errors import InvalidUsage
-from tests.ctl.world import HOSTILE, Client, Terminal, WithApi, connect, ctl, ids, run
-from tests.support.peer import eventually
+from tests.ctl.world import HOSTILE, Client, WithApi, connect, ctl, ids, run
 from tests.support.servers import Server
 
 DEAD = ("tubes=mail", "max_attempts=1", "dead_letter=mail.failed")
@@ -146,13 +145,6 @@ def test_policy_is_read_from_a_file_or_standard_input(with_api: WithApi, tmp_pat
             document = ctl(with_api, "policy", "show", "p", "--json").json["document"]
             assert document == {"tubes": ["a"], "priority": 0, "rate": 2.5}
             assert ctl(with_api, "policy", "delete", "p").code == 0
-
-
-def test_shown_policy_can_be_set_again(with_api: WithApi) -> None:
-    assert ctl(with_api, "policy", "set", "a.b", "tubes=*", "unique=body", "unique_for=waiting").code == 0
-    before = ctl(with_api, "policy", "show", "a.b")
-    assert ctl(with_api, "policy", "set", "a.b", stdin=before.out).code == 0
-    assert ctl(with_api, "policy", "show", "a.b") == before
 
 
 @pytest.mark.parametrize(
@@ -292,16 +284,6 @@ def test_invalid_redrive_is_exit_code_2(with_api: WithApi, mail: Client, argumen
     killed = kill(with_api, mail)
     assert ctl(with_api, "redrive", "mail.failed", *arguments).code == 2
     assert ids(mail, "mail.failed", "ready") == killed
-
-
-def test_interrupt_ends_a_slow_redrive(with_api: WithApi, mail: Client) -> None:
-    killed = kill(with_api, mail, 3)
-    with Terminal("--api", with_api.dashboard, "redrive", "mail.failed", "--rate", "0.01") as terminal:
-        eventually(lambda: ids(mail, "mail", "ready") == killed[:1], "one job moved")
-        terminal.interrupt()
-        code, view = terminal.end()
-    assert (code, "moved 1 job back" in view) == (130, True)
-    assert ids(mail, "mail.failed", "ready") == killed[1:]
 
 
 def test_hostile_text_of_a_server_is_escaped(with_api: WithApi) -> None:

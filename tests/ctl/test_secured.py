@@ -229,12 +229,6 @@ def test_plain_client_on_a_tls_port_is_advised_to_add_tls(plain_client: str) -> 
     assert "if it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
 
 
-def test_tls_alert_is_distinguished_from_other_replies() -> None:
-    """The TLS alert is what stunnel and nginx send to a client without TLS."""
-    with one_reply_server(b"\x15\x03\x03\x00\x02\x02\x46") as where:
-        assert "if it expects TLS, add --tls" in error_line(3, "-s", where, "stats")
-
-
 @contextmanager
 def one_reply_server(reply: bytes) -> Iterator[str]:
     """Yield the address of a server that sends *reply* after the first data, and closes the connection."""

@@ -21,7 +21,7 @@ from greenstalk_server.net import http
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.http import MAX_HEAD, MAX_WAKES, RequestHandler
 from greenstalk_server.web.live.peer import descriptor_of
-from tests.support.daemon import COMMAND, TIMEOUT, Daemon, environment
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon
 from tests.support.peer import Peer, eventually
 from tests.support.processes import join
 from tests.web.turns import LoopIterations, until
@@ -345,19 +345,6 @@ def test_malformed_chunks_end_the_connection_without_a_log_line(
     assert answer.count(b"HTTP/1.1 ") <= 1, "what follows is not read as a request"
     assert [record for record in caplog.records if record.levelno > 10] == []
     assert capsys.readouterr().err == ""
-
-
-def test_malformed_chunks_without_a_login_write_no_log_line() -> None:
-    request = b"POST /api/v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\r\n"
-    with Daemon(*FLAGS, environ=environment(GREENSTALK_WEB_PASSWORD="secret")) as server:  # noqa: S106
-        for _ in range(5):
-            with to_web(server) as sock, suppress(ConnectionResetError):
-                sock.sendall(request)
-                assert sock.recv(100).startswith(b"HTTP/1.1 401")
-                while sock.recv(1000):
-                    pass
-        said = server.stop()[1]
-        assert "Traceback" not in said and "ERROR" not in said
 
 
 @pytest.mark.parametrize("keep", [b"Connection: keep-alive\r\n", b""])

@@ -114,11 +114,6 @@ def test_clients_are_not_logged_at_info() -> None:
     ]
 
 
-def test_start_and_stop_are_not_logged_at_error() -> None:
-    with Daemon(*QUIET, "-c", "--log-level", "error") as daemon:
-        assert daemon.stop() == (0, "")
-
-
 def test_failed_start_is_an_event_of_the_json_log() -> None:
     done = run("--no-web", "-p0", "-b", "/no/such/directory", "--log-format=json")
     (line,) = done.stderr.splitlines()
@@ -142,13 +137,6 @@ def test_sigusr2_switches_to_debug_and_back() -> None:
         assert "INFO log level changed to warning (SIGUSR2)\n" in next(iter(log))
         daemon.ask(b"stats\r\n")
         assert daemon.stop() == (0, "")
-
-
-def test_sigusr2_switches_from_debug_to_info() -> None:
-    with Daemon(*QUIET, "-V") as daemon:
-        log = Log(daemon.process)
-        daemon.process.send_signal(signal.SIGUSR2)
-        assert "INFO log level changed to info (SIGUSR2)\n" in log.find("SIGUSR2")
 
 
 def test_sighup_is_logged() -> None:
