@@ -194,6 +194,7 @@ def _serve_in_cluster(options: Options, environ: Mapping[str, str], resources: _
     if web_server is not None:
         queue.prepare(candidate.status)
         assert queue.dashboard is not None
+        queue.dashboard.restore()
         files.open, web_server.files = files.open + web_server.files.open, files
         web_server.application = queue.dashboard.app
     lifetime.stopping.wait()
@@ -322,10 +323,10 @@ class _SharedQueue:
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
         """Create the dashboard if there is none. This takes up to 0.3 s, which would delay a takeover."""
         if self.dashboard is None and self._factory is not None:
-            from greenstalk_server.journal.postgresql.history import HistoryRows  # noqa: PLC0415  optional dependency
+            from greenstalk_server.journal.postgresql.dashboard import DashboardRows  # noqa: PLC0415  optional dependency
 
-            history = HistoryRows(self._lease)
-            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status, history)
+            rows = DashboardRows(self._lease)
+            self.dashboard = self._factory.start_dashboard(self.broker, self._clock, self.committer, status, rows)
 
 
 def _handle_signals(

@@ -70,7 +70,7 @@ from greenstalk_server.web.framework.api.router import Api
 from greenstalk_server.web.live.hub import LiveHub
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit as AuditLog
-from greenstalk_server.web.store.store import Store
+from greenstalk_server.web.store.saved_data import SavedData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Parts:
     saved_searches: SavedSearchPages
     searches: Searches
     servers: ServerList
-    store: Store
+    saved: SavedData
     tasks: TaskManager
     tube_errors: TubeErrors
     tube_changes: TubeChangeOperations
@@ -110,7 +110,7 @@ class Parts:
 def init_app(app: Flask, parts: Parts) -> None:
     """Add the API to *app*."""
     broker, clock, commit, operations = parts.broker, parts.clock, parts.commit, parts.operations
-    tubes = Tubes(broker, clock, commit, operations, parts.history, parts.store, parts.attention)
+    tubes = Tubes(broker, clock, commit, operations, parts.history, parts.saved, parts.attention)
     api = Api(broker, commit, _security(parts.options))
     api.add(Jobs(broker, clock, commit, operations, parts.exports))
     api.add(Leases(parts.leases, clock, commit))
@@ -120,7 +120,7 @@ def init_app(app: Flask, parts: Parts) -> None:
     api.add(TubeChanges(parts.tube_changes))
     api.add(Tasks(broker, clock, parts.tasks, parts.searches, parts.bulk, parts.tube_changes))
     api.add(Connections(broker, clock, commit, operations))
-    api.add(Samples(parts.store, parts.samples))
+    api.add(Samples(parts.saved, parts.samples))
     api.add(Sessions(parts.sessions))
     api.add(SavedSearches(parts.saved_searches))
     api.add(Attention(parts.attention))

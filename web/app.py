@@ -41,9 +41,7 @@ from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.connections.pages import ConnectionViews
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.pages import ErrorPages
-from greenstalk_server.web.features.history.archive import Archive, MemoryStore
-from greenstalk_server.web.features.history.archive import Store as HistoryStore
-from greenstalk_server.web.features.history.files import HistoryFiles
+from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.pages.history import HistoryPages
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
@@ -81,9 +79,13 @@ from greenstalk_server.web.framework.page_template import PageTemplate
 from greenstalk_server.web.framework.refusals import NOTHING_SENT
 from greenstalk_server.web.framework.template_cache import load_templates
 from greenstalk_server.web.live.hub import LiveHub
+from greenstalk_server.web.migration import migrate
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.standby import create_standby_app
 from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.rows import Rows
+from greenstalk_server.web.store.saved_data import SavedData
+from greenstalk_server.web.store.sqlite import SqliteRows
 from greenstalk_server.web.store.store import Store
 
 __all__ = ["Dashboard", "WebOptions", "create_dashboard", "create_standby_app"]
@@ -109,6 +111,7 @@ class Dashboard:
     marks: Marks
     policies: Policies
     sessions: Sessions
+    saved: SavedData
     store: Store
     tasks: Tasks
     worker_rates: WorkerRates
@@ -131,11 +134,13 @@ class Dashboard:
         self.alerts.stop()
         self.leases.stop()
 
+    def restore(self) -> None:
+        """Read the data of the previous run, or of the former leader. Switches."""
+        self.store.restore()
+
     def flush(self) -> None:
-        """Write the audit entries, sessions and points of the history that are not on disk yet. Switches."""
-        self.audit.flush()
-        self.sessions.flush()
-        self.history.flush()
+        """Write the changes that are not saved yet. Switches."""
+        self.store.flush()
 
 
 def create_dashboard(
@@ -145,14 +150,15 @@ def create_dashboard(
     *,
     commit: Callable[[], bool] | None = None,
     role: Callable[[], ClusterStatus] | None = None,
-    history_store: HistoryStore | None = None,
+    rows: Rows | None = None,
 ) -> Dashboard:
     """Return the dashboard of *broker*, not started. Its app holds it as `extensions["dashboard"]`.
 
     options         None for the defaults of WebOptions.
     commit          returns True when every change made so far is as durable as an acknowledged command,
                     or False if that takes too long. May switch. None without a journal.
-    history_store   keeps the history; None for files in the directory of *options*, or for memory without one.
+    rows            keeps the dashboard's own data, which the caller restores once this server leads; None for a SQLite
+                    file in the directory of *options*, or for memory without one.
     role            returns the role of a server that shares its journal with other servers; None without such servers.
     """
     options = options or WebOptions()
@@ -160,21 +166,19 @@ def create_dashboard(
     app = _create_app(options, broker)
     requests = RequestTimes()
     requests.init_app(app)  # before the guard, so that refused requests are timed too
-    audit = Audit(clock, options.directory)
-    guard = Guard(options, broker.facts.hostname, clock, audit, has_login=True)
+    store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory)
+    audit = Audit(clock, store)
+    guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True)
     guard.init_app(app)
     sessions = SessionChanges(guard, audit)
     sign_in = SignIn(guard, sessions, audit, clock)
-    store = Store(options.directory)
+    saved = SavedData(store)
     live = LiveHub(app, clock)
-    if history_store is None:
-        history_store = HistoryFiles(options.directory) if options.directory is not None else MemoryStore()
-    archive = Archive(history_store)
-    marks = Marks(archive, clock)
+    marks = Marks(store, clock)
     history = History(
         broker,
         clock,
-        archive,
+        Archive(store),
         is_leader=lambda: role is None or role().is_active,
         on_restored=lambda: _mark_start(marks, broker, role),
     )
@@ -195,18 +199,18 @@ def create_dashboard(
         source=role().journal if role is not None else broker.facts.hostname,
         path_of=partial(_path_of, app),
         role=role,
-        directory=options.directory,
+        store=store,
     )
     servers = Servers(broker, clock, history, attention, options.peers, role)
-    operations = Operations(broker, clock, commit, audit, store)
+    operations = Operations(broker, clock, commit, audit, saved)
     tasks = Tasks(clock, audit)
-    tube_changes = TubeChanges(broker, clock, commit, audit, store, tasks)
+    tube_changes = TubeChanges(broker, clock, commit, audit, saved, tasks)
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
     policies = Policies(broker, clock, audit, tasks, marks)
-    samples = Samples(store, audit)
-    saved_searches = SavedSearches(store, audit)
+    samples = Samples(saved, audit)
+    saved_searches = SavedSearches(saved, audit)
     searches = Searches(broker, clock, tasks)
     alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
@@ -233,7 +237,7 @@ def create_dashboard(
         saved_searches=saved_searches,
         searches=searches,
         sessions=sessions,
-        store=store,
+        saved=saved,
         tasks=tasks,
         tube_changes=tube_changes,
         tube_errors=tube_errors,
@@ -253,7 +257,7 @@ def create_dashboard(
     for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionViews(broker, clock)):
         page.init_app(app, live)
     views.Views(
-        broker, clock, history, examples(options.beanstalk), store, role, attention, worker_rates, tube_filter
+        broker, clock, history, examples(options.beanstalk), saved, role, attention, worker_rates, tube_filter
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
@@ -277,12 +281,23 @@ def create_dashboard(
         marks=marks,
         policies=policies,
         sessions=guard.sessions,
+        saved=saved,
         store=store,
         tasks=tasks,
         worker_rates=worker_rates,
     )
     app.extensions["dashboard"] = dashboard
+    if rows is None:
+        dashboard.restore()
     return dashboard
+
+
+def _local_store(directory: str | None) -> Store:
+    """Return the store in the file of *directory*, or in memory."""
+    rows = SqliteRows(directory)
+    if directory is None:
+        return Store(rows, is_kept=False)
+    return Store(rows, is_kept=True, prepare=partial(migrate, directory, rows))
 
 
 def _create_app(options: WebOptions, broker: Broker) -> Flask:
@@ -332,8 +347,7 @@ def _template_values(options: WebOptions) -> dict[str, Any]:
 
 
 def _mark_start(marks: Marks, broker: Broker, role: Callable[[], ClusterStatus] | None) -> None:
-    """Restore *marks*, and add one for the start or the takeover of this server. Switches."""
-    marks.restore()
+    """Add a mark for the start or the takeover of this server."""
     started = f"{broker.facts.hostname} started, version {broker.facts.version}"
     if role is not None:
         status = role()

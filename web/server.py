@@ -23,8 +23,8 @@ from greenstalk_server.net.listeners import describe
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.app import Dashboard, WebOptions, create_dashboard, create_standby_app
-from greenstalk_server.web.features.history.archive import Store
 from greenstalk_server.web.options import Provider
+from greenstalk_server.web.store.rows import Rows
 
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds that a change made on the dashboard waits for the disk, before the response says that it is not durable."""
@@ -92,16 +92,16 @@ class DashboardFactory:
         clock: Clock,
         committer: Committer | None,
         role: Callable[[], ClusterStatus] | None = None,
-        history: Store | None = None,
+        rows: Rows | None = None,
     ) -> Dashboard:
         """Return a started dashboard of *broker*. *committer* commits its journal; None without a journal.
 
-        *history* keeps the history if it is not None.
+        *rows* keep the data of the dashboard if they are not None. Call `Dashboard.restore` once this server leads.
 
         Takes 0.07 s of CPU, and 0.2 s more if the templates have to be compiled.
         """
         commit = partial(committer.wait, COMMIT_TIMEOUT) if committer is not None else None
-        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role, history_store=history)
+        dashboard = create_dashboard(broker, clock, self._options, commit=commit, role=role, rows=rows)
         dashboard.start()
         return dashboard
 

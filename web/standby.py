@@ -17,6 +17,8 @@ from greenstalk_server.web.framework.assets import static_folder, template_folde
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.sqlite import SqliteRows
+from greenstalk_server.web.store.store import Store
 
 RETRY_AFTER = 2
 """Seconds of the Retry-After header: by then the server may be active."""
@@ -26,7 +28,8 @@ def create_standby_app(role: Callable[[], ClusterStatus], hostname: str, clock: 
     """Return the app that a standby with *role* serves on the dashboard's port."""
     app = Guarded("web", template_folder=template_folder(), static_folder=static_folder())
     app.jinja_env.finalize = text.finalize
-    Guard(options, hostname, clock, Audit(clock, None), has_login=False).init_app(app)
+    store = Store(SqliteRows(None), is_kept=False)
+    Guard(options, hostname, clock, Audit(clock, store), store, has_login=False).init_app(app)
 
     def overview() -> str:
         return render_template("standby.html", role=role(), entries=entries(role()))

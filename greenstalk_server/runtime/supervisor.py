@@ -37,12 +37,10 @@ CRITICAL: Final = (
 RESTARTED: Final = (
     "alerts",
     "attention",
-    "audit-writer",
+    "dashboard-store",
     "history",
-    "history-writer",
     "housekeeping",
     "live-pages",
-    "session-writer",
     "standbys",
     "worker-rates",
 )

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -274,7 +276,8 @@ def test_audit_log_is_complete_on_disk_after_a_stop(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310
             assert b"to see" in answer.read()
         assert daemon.stop()[0] == 0
-    assert '"tube/pause"' in (tmp_path / "audit.jsonl").read_text()
+    with closing(sqlite3.connect(tmp_path / "dashboard.sqlite3")) as data:
+        assert '"tube/pause"' in data.execute("SELECT CAST(data AS TEXT) FROM row WHERE kind = 'audit'").fetchone()[0]
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         with urllib.request.urlopen(f"{daemon.dashboard}tube?tube=default", timeout=TIMEOUT) as answer:  # noqa: S310
             assert b"to see" in answer.read()
@@ -282,7 +285,7 @@ def test_audit_log_is_complete_on_disk_after_a_stop(tmp_path: Path) -> None:
 
 
 def test_stop_reports_entries_of_the_audit_log_that_are_not_on_disk(tmp_path: Path) -> None:
-    (tmp_path / "audit.jsonl").mkdir()
+    (tmp_path / "dashboard.sqlite3").mkdir()
     with Daemon(*LOOPBACK, "--web-port", "0", "-b", str(tmp_path)) as daemon:
         request = urllib.request.Request(f"{daemon.dashboard}tube/pause", b"tube=default", method="POST")  # noqa: S310
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -291,7 +294,7 @@ def test_stop_reports_entries_of_the_audit_log_that_are_not_on_disk(tmp_path: Pa
         refused.value.close()
         exit_code, stderr = daemon.stop()
     assert exit_code == 0
-    assert "ERROR audit log: stopped; the last entries are not on disk" in stderr
+    assert "ERROR dashboard: stopped; its last changes are not saved" in stderr
 
 
 def test_warnings_are_logged() -> None:

@@ -221,7 +221,7 @@ def test_two_servers_hand_over_and_the_queries_show_who_leads(site: Site, tmp_pa
         assert is_over is False
         named = {str(row[1]) for row in site.db1.ask(SESSIONS)}
         purposes = {words[2] for words in map(str.split, named) if words[:2] == ["greenstalk-server", str(uuid)]}
-        assert {"lease", "append"} <= purposes <= {"lease", "append", "history", "read", "side"}, named
+        assert {"lease", "append"} <= purposes <= {"lease", "append", "read", "side", "store"}, named
 
         site.shell.run(HANDOVER, DATABASE_URL=site.url)
         assert nodes.wait_for_roles() is second

@@ -48,6 +48,7 @@ from tests.support.receiver import Received, answer
 from tests.support.receiver import Receiver as Server
 
 from .conftest import STARTED_AT, Queue
+from .stored import local_store, locked
 
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
@@ -317,16 +318,17 @@ class World:
         self.receivers = tuple([parse_receiver(f"r{n}", HERE | table) for n, table in enumerate(tables)])
         thresholds = ThresholdSet({"no_consumers": 1, "oldest_ready": 0, "backlog_growth": 0})
         self.attention = ConditionMonitor(queue.broker, queue.clock, thresholds=lambda: thresholds)
-        self.directory = str(directory) if directory is not None else None
+        store = local_store(directory)
         self.alerts = Alerts(
             self.attention,
             queue.clock,
             lambda: self.receivers,
             source="queue-1",
             path_of=lambda link: f"/{link.endpoint}",
-            directory=self.directory,
+            store=store,
             **options,
         )
+        store.restore()
 
     def run(self, seconds: float = 6) -> None:
         """Let *seconds* pass, evaluate, and wait until what is due has been sent."""
@@ -588,26 +590,23 @@ def damaged() -> list[bytes]:
 
 
 @pytest.mark.parametrize("content", damaged())
-def test_damaged_state_is_renamed(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "alerts.json").write_bytes(content)
-    state = State(str(tmp_path))
-    assert (state.alerts, state.silences.all(), list(state.log), state.trouble) == ({}, [], [], "")
-    assert (tmp_path / "alerts.json.damaged").read_bytes() == content
+def test_damaged_state_is_lost(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    store = local_store()
+    store.put("alerts", 0, b"", content)
+    state = State(store)
+    store.restore()
+    assert (state.alerts, state.silences.all(), list(state.log)) == ({}, [], [])
     assert "silences are lost, and conditions that still hold are sent again" in caplog.text
-    state.save(dict[str, list[Alert]])
-    assert State(str(tmp_path)).trouble == ""
 
 
-def test_disk_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    directory = tmp_path / "gone"
-    directory.mkdir()
-    state = State(str(directory))
-    directory.rmdir()
-    state.save(dict[str, list[Alert]])
-    assert state.trouble.startswith("alerts.json cannot be written: ")
-    directory.mkdir()
-    state.save(dict[str, list[Alert]])
-    assert (state.trouble, (directory / "alerts.json").exists()) == ("", True)
+def test_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greenstalk_server.web.store.sqlite.BUSY_TIMEOUT", 0.01)
+    store = local_store(tmp_path)
+    state = State(store)
+    store.restore()
+    with locked(tmp_path):
+        state.save(dict[str, list[Alert]])
+        assert "database is locked" in state.trouble
 
 
 # Reloads

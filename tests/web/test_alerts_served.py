@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -81,8 +83,9 @@ def test_condition_is_sent_and_resolved(queue: Daemon, receiver: Receiver, tmp_p
     with greenstalk.Client(("127.0.0.1", queue.port), watch="mail"):
         assert sent(receiver.wait_for(2)) == [("firing", "mail"), ("resolved", "mail")]
     eventually(lambda: api(queue, "alerts")["deliveries"][0]["summary"] == "1 resolved", "the end is in the log")
-    file = tmp_path / "jobs" / "alerts.json"
-    eventually(lambda: json.loads(file.read_text())["alerts"]["own"] == [], "the end is on disk")
+    with closing(sqlite3.connect(tmp_path / "jobs" / "dashboard.sqlite3")) as data:
+        query = "SELECT CAST(data AS TEXT) FROM row WHERE kind = 'alerts'"
+        eventually(lambda: json.loads(data.execute(query).fetchone()[0])["alerts"]["own"] == [], "the end is on disk")
 
 
 def test_sighup_changes_the_receivers(queue: Daemon, receiver: Receiver, tmp_path: Path) -> None:

@@ -319,8 +319,8 @@ class World:
             {name: tube.paused_until for name, tube in broker.tubes.items() if not name.startswith(b"billing.")},
             sorted(client.number for client in broker.clients),
             sorted(broker.policies.policies),
-            {name: sample.tube for name, sample in self.store.samples.items() if sample.tube.startswith("covert.")},
-            sorted(self.store.searches),
+            {name: sample.tube for name, sample in self.saved.samples.items() if sample.tube.startswith("covert.")},
+            sorted(self.saved.searches),
             len(dashboard.alerts.silences.all()),
             [mark for mark in dashboard.marks.find(None, 0, 2**63) if not mark.tube.startswith("billing.")],
             [(task.id, task.is_cancelled) for task in dashboard.tasks._kept.values() if task.who.name == "ann"],
@@ -387,7 +387,7 @@ class World:
         tubes = post("/api/v1/tubes/pause?pattern=covert.*", json={"seconds": 9}, headers=self.as_admin)
         assert [response.status_code for response in (found, dry_run, preview, tubes)] == [202] * 4
         reserved = post("/api/v1/reserve", json={"tubes": ["covert.payroll"]}, headers=self.as_admin).json["jobs"][0]
-        self.store = self.dashboard.store
+        self.saved = self.dashboard.saved
         letter = self.letters["billing.invoice"]
         payroll = self.jobs["covert.payroll"]
         own = self.jobs["billing.invoice"][0]

@@ -15,6 +15,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, SECOND
 from greenstalk_server.core.operations import connecting, finishing, kicking, putting, reserving, ticking
 from greenstalk_server.core.tubes.durations import RELATIVE_ERROR
+from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.features.history.history import MAX_TUBES, TUBE_BATCH, History, Rates
 from greenstalk_server.web.features.history.rings import (
     DAY,
@@ -29,6 +30,7 @@ from greenstalk_server.web.features.history.rings import (
 )
 
 from .conftest import Queue
+from .stored import local_store
 from .turns import LoopIterations, until
 
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -40,7 +42,9 @@ class HistoryDriver:
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.broker = queue.broker
-        self.history = History(queue.broker, queue.clock)
+        self.store = local_store()
+        self.store.restore()
+        self.history = History(queue.broker, queue.clock, Archive(self.store))
 
     def advance(self, seconds: int, step: int = 1) -> None:
         for _ in range(0, seconds, step):
@@ -71,6 +75,7 @@ class HistoryDriver:
 
     def size(self) -> int:
         """Return the bytes of the history, its broker and everything they refer to, without code."""
+        self.store.save()
         seen: dict[int, object] = {}
         found: list[object] = [self.history]
         while found:
@@ -346,7 +351,7 @@ def test_sample_of_many_tubes_yields(driver: HistoryDriver, short_steps: None) -
 def test_sampler_runs_and_ends_with_its_history() -> None:
     queue = Queue()
     queue.now += SECOND * 9 // 10  # the greenlet sleeps until the next second
-    history = History(queue.broker, queue.clock)
+    history = History(queue.broker, queue.clock, Archive(local_store()))
     history.start()
     queue.put("mail", count=4)
     gevent.sleep(0.01)

@@ -21,7 +21,6 @@ from greenstalk_server.web.features.policies import changes as policies
 from greenstalk_server.web.features.policies.changes import Effect
 from greenstalk_server.web.framework.failures import PutRefused
 from greenstalk_server.web.reads.jobs.query import parse
-from greenstalk_server.web.store.store import Store
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
@@ -42,7 +41,7 @@ def dashboard(app: Flask) -> Dashboard:
 
 @pytest.fixture
 def operations(queue: Queue, dashboard: Dashboard) -> Operations:
-    return Operations(queue.broker, queue.clock, lambda: True, dashboard.audit, Store(None))
+    return Operations(queue.broker, queue.clock, lambda: True, dashboard.audit, dashboard.saved)
 
 
 def settle(queue: Queue) -> None:

@@ -10,10 +10,11 @@ from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.web.framework.access import Principal
-from greenstalk_server.web.store.store import MAX_SEARCHES, SavedSearch, Store
+from greenstalk_server.web.store.saved_data import MAX_SEARCHES, SavedData, SavedSearch
 
 from .api.conftest import Program, problem
 from .conftest import Queue
+from .stored import local_store
 from .table import Page
 from .test_actions import SAME_ORIGIN
 
@@ -97,11 +98,14 @@ def program(queue: Queue) -> Program:
     return Program(queue.app(api_token="let-me-in"))  # noqa: S106
 
 
-# The file
+# Rows
 
 
 def test_searches_survive_a_restart(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    store.add_search(SavedSearch("stuck", "age:>2h"))
-    store.save()
-    assert Store(str(tmp_path)).searches == {"stuck": SavedSearch("stuck", "age:>2h")}
+    for expected in ({}, {"stuck": SavedSearch("stuck", "age:>2h")}):
+        store = local_store(tmp_path)
+        saved = SavedData(store)
+        store.restore()
+        assert saved.searches == expected
+        saved.add_search(SavedSearch("stuck", "age:>2h"))
+        saved.save()

@@ -11,6 +11,7 @@ from flask.testing import FlaskClient
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving, ticking
+from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import INTERVAL, KEPT, WorkerRates
 from greenstalk_server.web.features.tubes.pages.tube_summary import drain_text, find_workers
@@ -18,6 +19,7 @@ from greenstalk_server.web.features.tubes.tube_view import TubeView
 from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 from .conftest import Queue
+from .stored import local_store
 from .table import Page
 
 
@@ -112,7 +114,7 @@ def test_backlog_says_whether_the_tube_drains(queue: Queue, puts: int, deletes: 
     client = worker(queue, "mail")
     old = queue.put("mail", count=30 + max(0, deletes - puts))
     queue.now += 3600 * SECOND
-    history = History(queue.broker, queue.clock)
+    history = History(queue.broker, queue.clock, Archive(local_store()))
     new = queue.put("mail", count=puts)
     for id in [*old, *new][:deletes]:
         finishing.delete(queue.broker, None, id, queue.now)
@@ -124,7 +126,7 @@ def test_backlog_says_whether_the_tube_drains(queue: Queue, puts: int, deletes: 
 
 
 def test_backlog_without_consumers_never_drains(queue: Queue) -> None:
-    history = History(queue.broker, queue.clock)
+    history = History(queue.broker, queue.clock, Archive(local_store()))
     queue.put("mail")
     assert drain_text(view(queue, history)) == ("never drains", "no consumers")
     editing.pause_tube(queue.broker, b"mail", 60 * SECOND, queue.now)

@@ -53,6 +53,7 @@ from greenstalk_server.web.framework.fields import own_path
 from greenstalk_server.web.framework.rights import least_role
 from greenstalk_server.web.options import WebOptions
 from greenstalk_server.web.store.audit import Audit
+from greenstalk_server.web.store.store import Store
 
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -142,8 +143,10 @@ class Guard:
     password only to the name for which it was entered. So a dashboard behind a proxy needs no list of names.
     """
 
-    def __init__(self, options: WebOptions, hostname: str, clock: Clock, audit: Audit, *, has_login: bool) -> None:
-        """Read the sessions in the directory of *options*. Blocks. *has_login*: the app has a sign-in page."""
+    def __init__(
+        self, options: WebOptions, hostname: str, clock: Clock, audit: Audit, store: Store, *, has_login: bool
+    ) -> None:
+        """*store* keeps the sessions. *has_login*: the app has a sign-in page."""
         self._hosts: frozenset[str] = frozenset({"localhost", *(_plain(host) for host in (hostname, *options.hosts))})
         self.accounts: Accounts = Accounts(options, clock)
         self._metrics_token: bytes | None = digest(options.metrics_token) if options.metrics_token else None
@@ -161,7 +164,7 @@ class Guard:
             self.accounts.credential,
             idle_time=options.session_idle_time,
             lifetime=options.session_lifetime,
-            directory=options.directory if has_login else None,
+            store=store,
         )
         self._has_login: bool = has_login
         self._needs_password: bool = self.accounts.exist

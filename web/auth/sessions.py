@@ -3,32 +3,33 @@
 The server keeps only a hash of each token. A session ends when the user signs out, when an admin ends it, after the
 idle time without a request, after its lifetime, or when its credential no longer exists.
 
-With a directory, sessions survive a restart: a thread writes the file `sessions.jsonl`, one JSON object per line. A
-damaged file is renamed, and all users must sign in again.
+Each session is a row of the store, so sessions survive a restart.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import gevent
+import msgspec
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
-from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.store.documents import DocumentFile, is_storable
+from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.store import Store
 
-NAME: Final = "sessions.jsonl"
-VERSION: Final = 1
+log = logging.getLogger(__name__)
+
+ROW: Final = "session"
+SALT: Final = "session-salt"
+"""Kinds of rows. The name of a session's row is the hash of its token; there is one row with a salt."""
 
 MAX_PER_USER: Final = 20
 MAX_PER_SOURCE: Final = 1000
@@ -37,14 +38,10 @@ MAX_PER_SOURCE: Final = 1000
 MAX_TEXT: Final = 200
 """Maximum characters of the User-Agent header that a session keeps."""
 
-MAX_DOCUMENT: Final = 64 * 1024 * 1024
-"""Maximum bytes of the file; all sessions fit."""
-
 SEEN_INTERVAL: Final = 60 * SECOND
 """Minimum nanoseconds between two writes of a session's last use."""
 
-WRITE_RETRY_INTERVAL: Final = 5.0
-"""Seconds between attempts to write while the disk fails."""
+MAX_TIME: Final = 2**63
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +68,20 @@ class Session:
     id_token: str = ""
 
 
+class StoredSession(msgspec.Struct):
+    """A session as a row; see Session."""
+
+    number: str
+    name: str
+    roles: tuple[str, ...]
+    source: str
+    credential: str
+    address: str
+    browser: str
+    created_at: int
+    seen_at: int
+
+
 class Sessions:
     """The sessions of one server."""
 
@@ -81,9 +92,9 @@ class Sessions:
         *,
         idle_time: int,
         lifetime: int,
-        directory: str | None = None,
+        store: Store,
     ) -> None:
-        """Read the sessions in *directory*. Blocks, so call this before the server serves clients.
+        """Start without sessions; those of *store* follow when it is restored.
 
         credential_of   returns a secret that changes with the credential of an account; empty if it no longer exists.
         idle_time, lifetime     nanoseconds.
@@ -95,17 +106,14 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._salt: str = secrets.token_hex(16)
         self._fingerprints: dict[str, str] = {}
-        self._file: DocumentFile = DocumentFile(directory, NAME, "dashboard: %s; sessions may end at a restart")
-        self._writer: Service = Service("session-writer", self._write)
-        found = self._file.load(_parse, MAX_DOCUMENT, "users must sign in again")
-        if found is not None:
-            self._salt, sessions = found
-            self._take(sessions)
+        self._store: Store = store
+        store.on_restore(SALT, self._restore_salt)
+        store.on_restore(ROW, self._restore)
 
     @property
     def trouble(self) -> str:
-        """Why the file differs from the sessions in memory; empty if it does not."""
-        return self._file.trouble
+        """Why the sessions in memory are not saved; empty if they are."""
+        return self._store.last_error
 
     def create(self, account: Account, address: str, browser: str, id_token: str = "") -> tuple[str, Session]:
         """Start a session; return its token, of which the server keeps only a hash, and the session. May switch."""
@@ -124,7 +132,7 @@ class Sessions:
             id_token=id_token,
         )
         self._by_key[session.key] = session
-        self._changed()
+        self._save(session)
         return token, session
 
     def find(self, token: str, *, is_use: bool) -> Session | None:
@@ -135,7 +143,7 @@ class Sessions:
         now = self._clock()
         if is_use and now - session.seen_at >= SEEN_INTERVAL:
             session.seen_at = now
-            self._changed()
+            self._save(session)
         return session
 
     def is_live(self, session: Session) -> bool:
@@ -151,17 +159,12 @@ class Sessions:
         """End *session*. Does not switch."""
         session.is_ended = True
         if self._by_key.pop(session.key, None) is not None:
-            self._changed()
+            self._store.remove(ROW, 0, session.key.encode())
 
     def all(self) -> list[Session]:
         """Return the sessions, most recently used first."""
         live = [session for session in list(self._by_key.values()) if self.is_live(session)]
         return sorted(live, key=lambda session: (-session.seen_at, session.number))
-
-    def flush(self) -> None:
-        """Write the changes that are not on disk yet. Switches."""
-        if not self._file.is_saved:
-            self._file.save(self._snapshot)
 
     def _make_room(self, account: Account) -> None:
         """End the least recently used sessions above the limits per name and per kind of credential."""
@@ -176,7 +179,7 @@ class Sessions:
         The hash of a shared password takes 40 ms at first, since the file must not help to guess the password.
         """
         secret = self._credential_of(account)
-        if not secret or not self._file.is_kept:
+        if not secret or not self._store.is_kept:
             return secret and "-"
         if not account.is_shared:
             return _hash(self._salt + secret)
@@ -184,98 +187,69 @@ class Sessions:
             self._fingerprints[secret] = call(partial(_slow_hash, self._salt, secret))
         return self._fingerprints[secret]
 
-    # The file
+    # Rows
 
-    def _changed(self) -> None:
-        self._file.note_change()
-        if self._file.is_kept:
-            self._writer.start()
+    def _save(self, session: Session) -> None:
+        stored = StoredSession(
+            session.number,
+            session.account.name,
+            tuple(session.account.roles),
+            session.account.source,
+            session.credential,
+            session.address,
+            session.browser,
+            session.created_at,
+            session.seen_at,
+        )
+        self._store.put(ROW, 0, session.key.encode(), msgspec.json.encode(stored))
 
-    def _write(self) -> None:
-        """Write the file until it has all changes. Switches."""
-        while not self._file.is_saved:
-            self._file.save(self._snapshot)
-            if self._file.trouble:
-                gevent.sleep(WRITE_RETRY_INTERVAL)
+    def _restore_salt(self, rows: list[Row]) -> None:
+        """Continue with the salt of the previous run, without which its sessions are void."""
+        if rows:
+            self._salt = rows[0].data.hex()
+            self._fingerprints.clear()
+        else:
+            self._store.put(SALT, 0, b"", bytes.fromhex(self._salt))
 
-    def _snapshot(self) -> Callable[[], bytes]:
-        """Return a function that returns the document. Switches."""
-        pace = Pace()
-        lines = [_line({"version": VERSION, "salt": self._salt})]
-        for session in list(self._by_key.values()):
-            lines.append(_line(_as_json(session)))
-            pace.yield_if_due()
-        return partial(b"".join, lines)
+    def _restore(self, rows: list[Row]) -> None:
+        """Keep each session of *rows* that has not expired and whose credential is unchanged. May switch."""
+        for row in rows:
+            try:
+                self._take(_session(row))
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                log.error("dashboard: a session cannot be read, and has ended: %s", error)  # noqa: TRY400  the message is complete
 
-    def _take(self, found: Iterable[Session]) -> None:
-        """Keep each of the sessions *found* that has not expired and whose credential is unchanged.
-
-        A time in the future is replaced by now, so that a wrong clock cannot prolong a session.
-        """
+    def _take(self, session: Session) -> None:
+        """A time in the future is replaced by now, so that a wrong clock cannot prolong a session."""
         now = self._clock()
-        for session in found:
-            session.created_at, session.seen_at = min(session.created_at, now), min(session.seen_at, now)
-            is_same = session.credential and session.credential == self._fingerprint(session.account, _call)
-            if is_same and self.is_live(session):
-                self._by_key[session.key] = session
+        session.created_at, session.seen_at = min(session.created_at, now), min(session.seen_at, now)
+        is_same = session.credential and session.credential == self._fingerprint(session.account, run_in_thread)
+        if is_same and self.is_live(session):
+            self._by_key.setdefault(session.key, session)
+        else:
+            self._store.remove(ROW, 0, session.key.encode())
 
 
-def _parse(data: bytes) -> tuple[str, list[Session]]:
-    """Return the salt and the sessions of the document.
-
-    Raise AttributeError, KeyError, TypeError or ValueError if it is damaged.
-    """
-    head, *lines = data.splitlines()
-    return _salt(json.loads(head)), [_session(json.loads(line)) for line in lines]
-
-
-def _call(function: Callable[[], str]) -> str:
-    return function()
+def _session(row: Row) -> Session:
+    """Return the session in *row*; raise MsgspecError or ValueError if it is damaged."""
+    values = msgspec.json.decode(row.data, type=StoredSession)
+    if not 0 <= values.created_at < MAX_TIME or not 0 <= values.seen_at < MAX_TIME:
+        raise ValueError(f"a time is impossible in {values}")
+    return Session(
+        key=row.name.decode(),
+        number=values.number,
+        account=Account(values.name, values.roles, values.source),
+        credential=values.credential,
+        address=values.address,
+        browser=values.browser,
+        created_at=values.created_at,
+        seen_at=values.seen_at,
+    )
 
 
 def _slow_hash(salt: str, secret: str) -> str:
     return hashlib.scrypt(secret.encode(), salt=salt.encode(), n=2**14, r=8, p=1, dklen=16).hex()
 
 
-def _salt(head: dict[str, Any]) -> str:
-    """Return the salt in *head*, the first line of the file; raise ValueError if the version is not VERSION."""
-    if head["version"] != VERSION or not isinstance(head["salt"], str):
-        raise ValueError(f"its version is {str(head['version'])[:20]}, not {VERSION}")
-    return head["salt"]
-
-
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
-
-
-def _line(values: dict[str, Any]) -> bytes:
-    return json.dumps(values).encode() + b"\n"
-
-
-def _as_json(session: Session) -> dict[str, Any]:
-    return {
-        "key": session.key,
-        "number": session.number,
-        "name": session.account.name,
-        "roles": session.account.roles,
-        "source": session.account.source,
-        "credential": session.credential,
-        "address": session.address,
-        "browser": session.browser,
-        "created_at": session.created_at,
-        "seen_at": session.seen_at,
-    }
-
-
-def _session(values: dict[str, Any]) -> Session:
-    """Return the session in *values*; raise KeyError, TypeError or ValueError unless they have the right types."""
-    texts = [values[name] for name in ("key", "number", "name", "source", "credential", "address", "browser")]
-    numbers = [values[name] for name in ("created_at", "seen_at")]
-    roles = values["roles"]
-    if not all(isinstance(one, str) for one in (*texts, *roles)) or not all(type(one) is int for one in numbers):
-        raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
-    if not all(map(is_storable, (*texts, *roles, *numbers))):
-        raise ValueError(f"a value is impossible in {str(values)[:200]!a}")
-    key, number, name, source, credential, address, browser = texts
-    account = Account(name, tuple(roles), source)
-    return Session(key, number, account, credential, address, browser, numbers[0], numbers[1])

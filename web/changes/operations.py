@@ -36,7 +36,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import JobHeld, PutRefused
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.store import Store
+from greenstalk_server.web.store.saved_data import SavedData
 
 MAX_REQUEST_TIME: Final = 20.0
 """Seconds that one request may spend on a long operation. Another request must do the rest."""
@@ -85,13 +85,15 @@ def to_nanoseconds(seconds: float) -> int:
 class Operations:
     """Operations on the queue of *broker*."""
 
-    def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store) -> None:
+    def __init__(
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, saved: SavedData
+    ) -> None:
         """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
         self._audit: Audit = audit
-        self._store: Store = store
+        self._saved: SavedData = saved
 
     # Tubes
 
@@ -100,19 +102,19 @@ class Operations:
         require_operator(tube.name)
         now = self._clock()
         editing.pause_tube(self._broker, tube.name, to_nanoseconds(seconds), now)
-        self._store.set_reason(tube.name.decode(), reason, tube.paused_until, now)
+        self._saved.set_reason(tube.name.decode(), reason, tube.paused_until, now)
         shown = int(seconds) if seconds == int(seconds) else f"{seconds:.3f}"
         self._audit.note("tube/pause", tube=tube.name.decode(), seconds=shown, reason=reason)
-        self._store.save()
+        self._saved.save()
 
     def resume(self, tube: Tube) -> None:
         """End the pause of *tube*. May switch."""
         require_operator(tube.name)
         now = self._clock()
         editing.pause_tube(self._broker, tube.name, 0, now)
-        self._store.set_reason(tube.name.decode(), "", 0, now)
+        self._saved.set_reason(tube.name.decode(), "", 0, now)
         self._audit.note("tube/resume", tube=tube.name.decode())
-        self._store.save()
+        self._saved.save()
 
     def kick(self, tube: Tube, state: int, bound: int) -> int:
         """Kick up to *bound* jobs of *tube* in *state*, BURIED or DELAYED; return how many became ready. May switch.

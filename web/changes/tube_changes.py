@@ -28,7 +28,7 @@ from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.store import Store
+from greenstalk_server.web.store.saved_data import SavedData
 
 SAMPLE_SIZE: Final = 100
 """Maximum tubes in the confirmation: those with the most jobs."""
@@ -159,13 +159,13 @@ class TubeChanges:
     """
 
     def __init__(
-        self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, store: Store, tasks: Tasks
+        self, broker: Broker, clock: Clock, commit: Callable[[], bool], audit: Audit, saved: SavedData, tasks: Tasks
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
         self._audit: Audit = audit
-        self._store: Store = store
+        self._saved: SavedData = saved
         self._tasks: Tasks = tasks
 
     def dry_run(self, change: TubeChange, pattern: str) -> Task:
@@ -247,7 +247,7 @@ class TubeChanges:
         finally:
             counts = {"tubes": changed.tubes} | ({"jobs": changed.jobs} if plan.change.key == KICK else {})
             self._audit.note("tubes/end", **details, **counts)
-            self._store.save()
+            self._saved.save()
 
     def _change(self, task: Task, plan: TubePlan, changed: _Changed) -> None:
         uncommitted = 0
@@ -290,8 +290,8 @@ class TubeChanges:
             return
         now, name = self._clock(), tube.name
         editing.pause_tube(self._broker, name, to_nanoseconds(change.seconds) if change.key == PAUSE else 0, now)
-        self._store.set_reason(name.decode(), change.reason, tube.paused_until, now)
-        changed.without_reason += self._store.reason(name.decode(), tube.paused_until) != change.reason
+        self._saved.set_reason(name.decode(), change.reason, tube.paused_until, now)
+        changed.without_reason += self._saved.reason(name.decode(), tube.paused_until) != change.reason
         yield 1
 
     def _commit_or_fail(self, task: Task) -> None:

@@ -1,1 +1,1 @@
-"""The dashboard's own data on disk: the audit log, job templates, saved searches, and the reasons for pauses."""
+"""The dashboard's own data: one SQLite file beside the journal, or a table of the journal's database."""

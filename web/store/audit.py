@@ -1,7 +1,7 @@
 """The audit log: who changed what through the dashboard, when and from which address, and which requests were refused.
 
-The latest entries are in memory. With a directory, a greenlet also appends every entry to files; a thread does the
-writing. An operation neither waits for the disk nor fails because of it: failed writes are logged and retried.
+The latest entries are in memory, and the store keeps more of them as rows. An operation neither waits for the disk nor
+fails because of it.
 """
 
 from __future__ import annotations
@@ -9,22 +9,31 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gevent.event import Event
+import msgspec
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.store.audit_files import AuditFiles, decode, encode
+from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.store import Store
+
+ROW: Final = "audit"
+"""Kind of the rows. Their numbers are those of the entries."""
 
 MAX_ENTRIES: Final = 1000
-"""Entries kept in memory."""
+"""Entries in memory."""
+
+MAX_KEPT: Final = 100_000
+"""Entries in the store."""
+
+TRIM_INTERVAL: Final = 100
+"""The oldest entries are removed after each of so many new ones."""
+
+BATCH: Final = 200
+"""Entries read from the store at a time."""
 
 MAX_TEXT_LENGTH: Final = 300
 """Maximum characters of a text in an entry; longer texts are cut."""
@@ -34,14 +43,6 @@ REFUSAL_WINDOW: Final = 60 * SECOND
 """At most MAX_REFUSALS refusals are logged per window, so that a flood does not evict the changes. The others are
 counted, and the next logged refusal has the count as `omitted`.
 """
-
-WRITE_RETRY_INTERVAL: Final = 5.0
-"""Seconds between attempts to write while the disk fails."""
-
-FLUSH_TIMEOUT: Final = 2.0
-"""Seconds that `flush` waits for the disk."""
-
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 log = logging.getLogger(__name__)
 
@@ -65,30 +66,42 @@ class Entry:
     details: dict[str, str | int]
 
 
+class StoredEntry(msgspec.Struct):
+    """An entry as a row, whose number is that of the entry."""
+
+    at: int
+    who: str
+    address: str
+    what: str
+    details: dict[str, str | int]
+
+
 class Audit:
     """The audit log of one server.
 
     entries         the latest entries, oldest first.
-    is_kept         whether the log survives a restart.
-    trouble         why some entries are not on disk; empty if all are.
     """
 
-    def __init__(self, clock: Clock, directory: str | None = None) -> None:
-        """Continue the numbering of the files in *directory*. Blocks, so call this before the server serves clients."""
+    def __init__(self, clock: Clock, store: Store) -> None:
+        """Start without entries. The numbering continues that of *store* when it is restored."""
         self.entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
-        self.trouble: str = ""
         self._clock: Clock = clock
-        self._files: AuditFiles | None = AuditFiles(directory) if directory is not None else None
-        self._written: int = self._last_number()
-        self._next: int = self._written + 1
-        self._wanted: Event = Event()
-        self._writer: Service = Service("audit-writer", self._write)
+        self._store: Store = store
+        self._next: int = 1
+        self._is_restored: bool = False
         self._refusals: deque[int] = deque(maxlen=MAX_REFUSALS)
         self._omitted: int = 0
+        store.on_restore_latest(ROW, self._restore)
 
     @property
     def is_kept(self) -> bool:
-        return self._files is not None
+        """Whether the log survives a restart."""
+        return self._store.is_kept
+
+    @property
+    def trouble(self) -> str:
+        """Why some entries are not saved; empty if all are."""
+        return self._store.last_error
 
     def note(self, what: str, **details: str | int) -> None:
         """Log that the current principal did *what*, such as `tube/pause`. Does not switch."""
@@ -97,9 +110,8 @@ class Audit:
         cut = {key: value for key, value in cut.items() if value != ""}
         self.entries.append(Entry(self._next, self._clock(), who.name, who.address, what, cut))
         self._next += 1
-        if self._files is not None:
-            self._wanted.set()
-            self._writer.start()
+        if self._is_restored:
+            self._put(self.entries[-1])
 
     def note_refusal(self, what: str, **details: str | int) -> None:
         """Log that *what* was refused to the current principal, or count it if there are too many. Does not switch."""
@@ -118,92 +130,34 @@ class Audit:
         before = before or self._next
         recent = list(self.entries)
         yield from (entry for entry in reversed(recent) if entry.number < before)
-        if self._files is None:
-            return
+        before = min(before, recent[0].number if recent else self._next)
         try:
-            yield from _on_disk(self._files, min(before, recent[0].number if recent else self._next))
+            while rows := self._store.latest(ROW, before, BATCH):
+                before = rows[-1].number
+                yield from filter(None, map(_entry, rows))
         except OSError as error:
-            self._report(f"the file cannot be read: {error}")
+            log.error("audit log: its rows cannot be read: %s", error)  # noqa: TRY400  the message is complete
 
-    def flush(self) -> None:
-        """Write the entries that are not on disk yet; give up after FLUSH_TIMEOUT. Switches."""
-        self._wanted.set()
-        self._writer.join(FLUSH_TIMEOUT)
-        if self._writer.is_running:
-            self._writer.stop()
-            log.error("audit log: stopped; the last entries are not on disk")
+    def _restore(self, last: int) -> None:
+        """Continue after the number *last*; the entries so far follow it."""
+        early = [replace(entry, number=entry.number + last) for entry in self.entries]
+        self.entries.clear()
+        self.entries.extend(early)
+        self._next, self._is_restored = self._next + last, True
+        for entry in early:
+            self._put(entry)
 
-    def _last_number(self) -> int:
-        try:
-            return self._files.last_number() if self._files is not None else 0
-        except OSError as error:
-            self._report(f"the file cannot be read: {error}")
-            return 0
-
-    def _write(self) -> None:
-        """Append entries to the files until all are written. Switches."""
-        files = self._files
-        assert files is not None
-        while self._written < self._next - 1:
-            self._wanted.clear()
-            batch = [entry for entry in self.entries if entry.number > self._written]
-            try:
-                run_in_thread(files.append, b"".join(map(_line, batch)))
-            except OSError as error:
-                self._report(f"the file cannot be written: {error}")
-                self._wanted.wait(WRITE_RETRY_INTERVAL)
-                continue
-            if lost := batch[0].number - self._written - 1:
-                log.error("audit log: %d entries were lost while the disk failed", lost)
-            self._written = batch[-1].number
-            self.trouble = ""
-
-    def _report(self, trouble: str) -> None:
-        """Set *trouble*, and log it if it is new."""
-        if trouble != self.trouble:
-            log.error("audit log: %s", trouble)
-        self.trouble = trouble
+    def _put(self, entry: Entry) -> None:
+        stored = StoredEntry(entry.at, entry.who, entry.address, entry.what, entry.details)
+        self._store.put(ROW, entry.number, b"", msgspec.json.encode(stored))
+        if entry.number % TRIM_INTERVAL == 0 and entry.number > MAX_KEPT:
+            self._store.trim(ROW, entry.number - MAX_KEPT)
 
 
-def _on_disk(files: AuditFiles, before: int) -> Iterator[Entry]:
-    """Yield the entries of *files* with a number below *before*, newest first. Switches."""
-    pace = Pace()
-    while (reader := run_in_thread(files.open_before, before)) is not None:
-        last = before
-        with reader:
-            while lines := run_in_thread(reader.lines_before):
-                for line in reversed(lines):
-                    pace.yield_if_due()
-                    entry = _entry(line)
-                    if entry is not None and entry.number < before:
-                        before = entry.number
-                        yield entry
-        if before == last:  # the entry below *before* that `open_before` found is gone: another process changes it
-            return
-
-
-def _line(entry: Entry) -> bytes:
-    return encode(
-        {
-            "n": entry.number,
-            "at": (_EPOCH + timedelta(microseconds=entry.at // 1000)).isoformat(),
-            "who": entry.who,
-            "address": entry.address,
-            "what": entry.what,
-            "details": entry.details,
-        }
-    )
-
-
-def _entry(line: bytes) -> Entry | None:
-    """Return the entry in *line*; None if the line is torn or is not an entry."""
-    values = decode(line)
+def _entry(row: Row) -> Entry | None:
+    """Return the entry in *row*; None if it is damaged."""
     try:
-        since = datetime.fromisoformat(values["at"]) - _EPOCH
-        at = since // timedelta(microseconds=1) * 1000
-        details = {
-            str(key): value if isinstance(value, int) else str(value) for key, value in values["details"].items()
-        }
-        return Entry(int(values["n"]), at, str(values["who"]), str(values["address"]), str(values["what"]), details)
-    except (KeyError, TypeError, ValueError, AttributeError):
+        values = msgspec.json.decode(row.data, type=StoredEntry)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return Entry(row.number, values.at, values.who, values.address, values.what, values.details)

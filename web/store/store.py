@@ -1,217 +1,204 @@
-"""The dashboard's own data: job templates, saved searches, and the reasons for pauses.
+"""The rows of one server: changes are written in the background, and reads see them at once.
 
-A template is called `Sample` here, in the file, in URLs and in the API.
-
-The data is one small JSON document, `dashboard.json` in the journal's directory; without a directory the data is in
-memory only. A save replaces the whole file, in a thread, so a crash leaves either the old or the new version. A damaged
-file is renamed, and the dashboard starts without data.
+A greenlet writes the changes of all features, in one transaction at a time, in a native thread. While the disk or the
+database fails, changes stay in memory, at most MAX_PENDING bytes, and are written later.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from greenstalk_server.web.store.documents import DocumentFile
+from gevent.event import Event
 
-NAME: Final = "dashboard.json"
-VERSION: Final = 1
-SEARCHES: Final = "searches"
-"""The key of the saved searches, which files of earlier servers do not have."""
+from greenstalk_server.runtime.supervisor import Service
+from greenstalk_server.runtime.threads import run_in_thread
+from greenstalk_server.web.store.rows import MAX_NUMBER, Row, Rows
 
+MAX_PENDING: Final = 16 * 2**20
+"""Maximum bytes of changes that wait to be written. Beyond that, the oldest are dropped."""
 
-MAX_SAMPLES: Final = 100
-MAX_SAMPLE_SIZE: Final = 64 * 1024
-"""Bytes of one sample's body."""
+RETRY_INTERVAL: Final = 5.0
+"""Seconds between attempts while the storage fails."""
 
-MAX_SAMPLES_SIZE: Final = 1024 * 1024
-"""Bytes of the bodies of all samples."""
+FLUSH_TIMEOUT: Final = 2.0
+"""Seconds that `flush` waits for the storage."""
 
-MAX_SEARCHES: Final = 100
-MAX_QUERY_LENGTH: Final = 1000
-"""Maximum characters of a saved query."""
+log = logging.getLogger(__name__)
 
-MAX_REASONS: Final = 1000
+Key = tuple[str, int, bytes]
+"""The kind, number and name of a row."""
 
-MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
-"""Bytes of the largest document that is read. All samples and reasons fit, even with every byte escaped."""
-
-
-class SearchLimitExceeded(Exception):
-    """There is no room for another saved search; the message names the limit."""
-
-
-class SampleLimitExceeded(Exception):
-    """A sample exceeds a limit; the message names the limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A named job to put; *delay* and *ttr* in seconds."""
-
-    name: str
-    tube: str
-    pri: int
-    delay: int
-    ttr: int
-    body: str
-
-
-@dataclass(frozen=True, slots=True)
-class SavedSearch:
-    """A query in the syntax of the search page, stored under a name."""
-
-    name: str
-    query: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """The reason for a pause. *until* identifies the pause: its end in nanoseconds since the Unix epoch."""
-
-    text: str
-    until: int
+Restore = Callable[[list[Row]], None]
 
 
 class Store:
-    """The document of one server."""
+    """The rows of one server. No method switches, unless its docstring says so.
 
-    def __init__(self, directory: str | None = None) -> None:
-        """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
-        self.samples: dict[str, Sample] = {}
-        self.searches: dict[str, SavedSearch] = {}
-        self._reasons: dict[str, Reason] = {}
-        self._file: DocumentFile = DocumentFile(directory, NAME, "dashboard: %s")
-        found = self._file.load(_parse, MAX_DOCUMENT_SIZE, "templates, saved searches and pause reasons are lost")
-        if found is not None:
-            samples, searches, self._reasons = found
-            self.samples = {sample.name: sample for sample in samples}
-            self.searches = {search.name: search for search in searches}
+    is_kept         whether the rows survive a restart.
+    is_restored     whether the rows of the previous run have been read. Nothing is written before that.
+    last_error      why the last attempt to read or write failed; empty if it did not.
+    """
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether the data survives a restart."""
-        return self._file.is_kept
+    def __init__(self, rows: Rows, *, is_kept: bool, prepare: Callable[[], None] = lambda: None) -> None:
+        """*prepare* is called in a native thread before the rows are read; it may raise OSError."""
+        self.is_kept: bool = is_kept
+        self.is_restored: bool = False
+        self.last_error: str = ""
+        self._rows: Rows = rows
+        self._prepare: Callable[[], None] = prepare
+        self._pending: dict[Key, bytes | None] = {}
+        self._pending_size: int = 0
+        self._writing: dict[Key, bytes | None] = {}
+        self._trims: dict[str, int] = {}
+        self._lost: int = 0
+        self._restorers: dict[str, Restore] = {}
+        self._latest_restorers: dict[str, Callable[[int], None]] = {}
+        self._writer: Service = Service("dashboard-store", self._write)
+        self._attempted: Event = Event()
+        self._is_flushing: Event = Event()
 
-    @property
-    def trouble(self) -> str:
-        """Why the file differs from the data in memory; empty if it does not."""
-        return self._file.trouble
+    # Reading
 
-    # Samples
+    def on_restore(self, kind: str, restore: Restore) -> None:
+        """Have `restore` call *restore* with the rows of *kind*. Rows are untrusted: anything may have written them."""
+        self._restorers[kind] = restore
 
-    def add_sample(self, sample: Sample) -> None:
-        """Add *sample*, or replace the sample of that name; raise SampleLimitExceeded if it exceeds a limit.
+    def on_restore_latest(self, kind: str, restore: Callable[[int], None]) -> None:
+        """Have `restore` call *restore* with the last number of *kind*, 0 without rows."""
+        self._latest_restorers[kind] = restore
 
-        Call `save` afterwards. Does not switch.
-        """
-        others = [one for name, one in self.samples.items() if name != sample.name]
-        if len(others) >= MAX_SAMPLES:
-            raise SampleLimitExceeded(f"there are already {MAX_SAMPLES} templates, the maximum")
-        if _size(sample) > MAX_SAMPLE_SIZE:
-            raise SampleLimitExceeded(f"its body has more than {MAX_SAMPLE_SIZE:,} bytes")
-        if sum(map(_size, others)) + _size(sample) > MAX_SAMPLES_SIZE:
-            raise SampleLimitExceeded(f"all templates together would have more than {MAX_SAMPLES_SIZE:,} bytes")
-        self.samples[sample.name] = sample
-        self._file.note_change()
+    def restore(self) -> None:
+        """Read the rows of the previous run, or try again later. Call it once, before or after changes. Switches."""
+        try:
+            run_in_thread(self._prepare)
+            found = {kind: self.read(kind) for kind in self._restorers}
+            latest = {kind: self.latest(kind, MAX_NUMBER, 1) for kind in self._latest_restorers}
+        except OSError as error:
+            self._report(f"cannot be read: {error}")
+            self._writer.start()
+            return
+        for kind, restore in self._restorers.items():
+            restore(found[kind])
+        for kind, restore_latest in self._latest_restorers.items():
+            restore_latest(latest[kind][0].number if latest[kind] else 0)
+        self.is_restored, self.last_error = True, ""
+        self._start()
 
-    def remove_sample(self, name: str) -> bool:
-        """Remove the sample; return False if there is none. Call `save` afterwards. Does not switch."""
-        if self.samples.pop(name, None) is None:
-            return False
-        self._file.note_change()
-        return True
+    def read(
+        self, kind: str, first: int = 0, last: int = MAX_NUMBER, names: Sequence[bytes] | None = None
+    ) -> list[Row]:
+        """Return rows as Rows.read does; raise OSError. Switches."""
+        before, trims = [*self._writing.items(), *self._pending.items()], self._trims
+        found: dict[tuple[int, bytes], bytes | None] = {
+            (number, name): data for number, name, data in run_in_thread(self._rows.read, kind, first, last, names)
+        }
+        for (changed, number, name), data in [*before, *self._writing.items(), *self._pending.items()]:
+            if changed == kind and first <= number <= last and (names is None or name in names):
+                found[number, name] = data
+        trimmed = (trims | self._trims).get(kind, -1)
+        rows = [Row(*key, data) for key, data in found.items() if data is not None]
+        return sorted(row for row in rows if row.number > trimmed)
 
-    # Saved searches
+    def latest(self, kind: str, before: int, limit: int) -> list[Row]:
+        """Return written rows as Rows.latest does; raise OSError. Switches."""
+        return [Row(*values) for values in run_in_thread(self._rows.latest, kind, before, limit)]
 
-    def add_search(self, search: SavedSearch) -> None:
-        """Add *search*, or replace the one of that name; raise SearchLimitExceeded if there is no room.
+    def sizes(self, kind: str) -> dict[int, int]:
+        """Return written bytes as Rows.sizes does; raise OSError. Switches."""
+        return run_in_thread(self._rows.sizes, kind)
 
-        Call `save` afterwards. Does not switch.
-        """
-        if search.name not in self.searches and len(self.searches) >= MAX_SEARCHES:
-            raise SearchLimitExceeded(f"there are already {MAX_SEARCHES} saved searches, the maximum")
-        if len(search.query) > MAX_QUERY_LENGTH:
-            raise SearchLimitExceeded(f"the query has more than {MAX_QUERY_LENGTH:,} characters")
-        self.searches[search.name] = search
-        self._file.note_change()
+    # Writing
 
-    def remove_search(self, name: str) -> bool:
-        """Remove the search; return False if there is none. Call `save` afterwards. Does not switch."""
-        if self.searches.pop(name, None) is None:
-            return False
-        self._file.note_change()
-        return True
+    def put(self, kind: str, number: int, name: bytes, data: bytes) -> None:
+        """Insert or replace a row."""
+        self._change((kind, number, name), data)
 
-    # Reasons for pauses
+    def remove(self, kind: str, number: int, name: bytes) -> None:
+        """Remove a row, if it exists."""
+        self._change((kind, number, name), None)
 
-    def set_reason(self, tube: str, text: str, until: int, now: int) -> None:
-        """Set the reason for the pause of *tube* that ends at *until*; empty *text* removes it.
-
-        Also removes the reasons for pauses that have ended. Call `save` afterwards. Does not switch.
-        """
-        reasons = {name: reason for name, reason in self._reasons.items() if reason.until > now and name != tube}
-        if text and len(reasons) < MAX_REASONS:
-            reasons[tube] = Reason(text, until)
-        if reasons != self._reasons:
-            self._reasons = reasons
-            self._file.note_change()
-
-    def reason(self, tube: str, until: int) -> str:
-        """Return the reason for the pause of *tube* that ends at *until*; empty if none was given."""
-        reason = self._reasons.get(tube)
-        return reason.text if reason is not None and reason.until == until else ""
-
-    # The file
+    def trim(self, kind: str, last: int) -> None:
+        """Remove the rows of *kind* with numbers up to *last*."""
+        for key in [key for key in self._pending if key[0] == kind and key[1] <= last]:
+            self._pending_size -= _size(self._pending.pop(key))
+        self._trims = self._trims | {kind: max(last, self._trims.get(kind, last))}
+        self._start()
 
     def save(self) -> None:
-        """Write the data to disk, or set `trouble`. Switches."""
-        self._file.save(lambda: partial(_encoded, self._document()))
+        """Wait until the changes so far are written, or an attempt to write them has failed. Switches."""
+        while self._pending or self._writing or self._trims:
+            self._attempted.clear()
+            self._start()
+            self._attempted.wait()
+            if self.last_error:
+                return
 
-    def _document(self) -> dict[str, Any]:
-        return {
-            "version": VERSION,
-            "samples": [asdict(sample) for sample in self.samples.values()],
-            SEARCHES: [asdict(search) for search in self.searches.values()],
-            "pauses": {tube: asdict(reason) for tube, reason in self._reasons.items()},
-        }
+    def flush(self) -> None:
+        """Write all changes; give up after FLUSH_TIMEOUT, or at an error. Call it once, at the end. Switches."""
+        self._is_flushing.set()
+        self._writer.join(FLUSH_TIMEOUT)
+        if self._writer.is_running or self._pending or self._writing or not self.is_restored:
+            self._writer.stop()
+            log.error("dashboard: stopped; its last changes are not saved")
+
+    def _change(self, key: Key, data: bytes | None) -> None:
+        self._pending_size += _size(data) - _size(self._pending.pop(key, b""))
+        self._pending[key] = data
+        while self._pending_size > MAX_PENDING and len(self._pending) > 1:
+            oldest = next(iter(self._pending))
+            self._pending_size -= _size(self._pending.pop(oldest))
+            self._lost += 1
+        self._start()
+
+    def _start(self) -> None:
+        if self.is_restored:
+            self._writer.start()
+
+    def _write(self) -> None:
+        """Write until nothing is pending. Switches."""
+        while self._pending or self._trims or not self.is_restored:
+            if not self.is_restored:
+                self.restore()
+            else:
+                self._write_batch()
+            self._attempted.set()
+            if self.last_error:
+                self._is_flushing.wait(RETRY_INTERVAL)
+                if self._is_flushing.is_set():
+                    return
+
+    def _write_batch(self) -> None:
+        """Write what is pending in one transaction. Switches."""
+        self._writing, self._pending, self._pending_size = self._pending, {}, 0
+        trims = self._trims
+        try:
+            run_in_thread(self._rows.write, [(*key, data) for key, data in self._writing.items()], trims)
+        except OSError as error:
+            kept = {key: data for key, data in self._writing.items() if key[1] > self._trims.get(key[0], -1)}
+            self._pending = kept | self._pending
+            self._pending_size = sum(map(_size, self._pending.values()))
+            self._report(f"cannot be written: {error}; changes stay in memory, and are written later")
+        else:
+            self._trims = {kind: last for kind, last in self._trims.items() if trims.get(kind) != last}
+            self._note_success()
+        finally:
+            self._writing = {}
+
+    def _note_success(self) -> None:
+        if self.last_error:
+            log.info("dashboard: saving its data succeeds again")
+        if self._lost:
+            log.error("dashboard: %d changes were lost, because too many waited to be saved", self._lost)
+        self.last_error, self._lost = "", 0
+
+    def _report(self, error: str) -> None:
+        """Set `last_error`, and log it if it is new."""
+        if error != self.last_error:
+            log.error("dashboard: its data %s", error)
+        self.last_error = error
 
 
-def _parse(data: bytes) -> tuple[list[Sample], list[SavedSearch], dict[str, Reason]]:
-    """Return the parts of the document; raise KeyError, TypeError or ValueError if it is damaged."""
-    document = json.loads(data)
-    _check(document)
-    return (
-        [Sample(**values) for values in document["samples"]],
-        [SavedSearch(**values) for values in document.get(SEARCHES, [])],
-        {tube: Reason(**values) for tube, values in document["pauses"].items()},
-    )
-
-
-def _encoded(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, ensure_ascii=False).encode()
-
-
-def _size(sample: Sample) -> int:
-    return len(sample.body.encode())
-
-
-def _check(document: Any) -> None:
-    """Raise ValueError, KeyError or TypeError unless *document* has the right version and types.
-
-    Anything may have written the file.
-    """
-    if document["version"] != VERSION:
-        raise ValueError(f"its version is {document['version']!r}, not {VERSION}")
-    for values, texts, numbers in (
-        *[(sample, ("name", "tube", "body"), ("pri", "delay", "ttr")) for sample in document["samples"]],
-        *[(search, ("name", "query"), ()) for search in document.get(SEARCHES, [])],
-        *[(reason, ("text",), ("until",)) for reason in document["pauses"].values()],
-    ):
-        if not all(isinstance(values[key], str) for key in texts):
-            raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
-        if not all(type(values[key]) is int for key in numbers):
-            raise ValueError(f"a value is of the wrong type in {str(values)[:200]}")
-    json.dumps(document, ensure_ascii=False).encode()  # fails on a lone surrogate, which JSON can hold as an escape
+def _size(data: bytes | None) -> int:
+    return len(data or b"")

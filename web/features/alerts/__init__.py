@@ -3,7 +3,7 @@
     receiver_alerts     the conditions that were sent to a receiver, and its next message
     messages            the requests in the form of each template
     silences            conditions that are not sent for a while
-    state               the file `alerts.json`: sent conditions, silences, and the log
+    state               what survives a restart: sent conditions, silences, and the log
     alerts              observes the conditions every few seconds and sends the messages
 
 The first three are pure. There is no queue of messages. After an outage a receiver gets one message with the

@@ -33,6 +33,7 @@ from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.tube_counters import in_batches
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, Secrets, send
+from greenstalk_server.web.store.store import Store
 
 INTERVAL: Final = 2.0
 """Seconds between two rounds."""
@@ -100,15 +101,15 @@ class Alerts:
         source: str,
         path_of: Callable[[Link], str],
         role: Callable[[], ClusterStatus] | None = None,
-        directory: str | None = None,
+        store: Store,
     ) -> None:
-        """Send the conditions of *attention*. Blocks to read the state, so call this before the server serves clients.
+        """Send the conditions of *attention*.
 
         receivers   returns the configured receivers.
         source      name of this server, or of the journal that it shares.
         path_of     returns the path of a page.
         role        returns the status of a server that shares its journal: only the leader sends.
-        directory   of the file with the state; None to keep it in memory.
+        store       keeps the state.
         """
         self.queues: dict[str, ReceiverQueue] = {}
         self.sent: Counter[str] = Counter()
@@ -120,10 +121,10 @@ class Alerts:
         self._source: str = source
         self._path_of: Callable[[Link], str] = path_of
         self._role: Callable[[], ClusterStatus] | None = role
-        self._state: State = State(directory)
+        self._state: State = State(store, self._restart)
         self._observer: Service = Service("alerts", partial(_observe, weakref.ref(self)))
         self._sending: set[gevent.Greenlet] = set()
-        self._number: int = max([delivery.number for delivery in self._state.log], default=0)
+        self._number: int = 0
         self._started_at: int = clock()
         self._led_since: int = 0
         self._is_stopped: bool = False
@@ -148,7 +149,7 @@ class Alerts:
 
     @property
     def trouble(self) -> str:
-        """Reason why the last change is not on disk; empty if it is."""
+        """Reason why the last change is not saved; empty if it is."""
         return self._state.trouble
 
     @property
@@ -298,6 +299,12 @@ class Alerts:
             log.info("alerts: %s accepts messages again", receiver.name)
         queue.error = error
         return delivery, wait
+
+    def _restart(self) -> None:
+        """Continue with the alerts of the previous run, whose state has been read. Does not switch."""
+        self._number = max([delivery.number for delivery in self._state.log], default=0)
+        self._started_at = self._clock()
+        self.queues, self._known = {}, ()
 
     def _restored(self, receiver: Receiver, before: ReceiverQueue | None) -> list[Alert]:
         """Return the alerts of *receiver*: those of *before*, its earlier configuration, or of the last run."""

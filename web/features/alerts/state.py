@@ -1,34 +1,47 @@
-"""The file `alerts.json` in the journal's directory: the sent conditions, the silences, and the log of messages.
+"""What alerts keep across a restart: the sent conditions, the silences, and the log of messages.
 
-Without a directory the state is in memory only. A save replaces the whole file, in a thread. A damaged file is renamed,
-and the state starts empty: conditions that still hold are sent again.
+It is one row of the store. If the row is damaged, the state starts empty: conditions that still hold are sent again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import partial
+from math import isfinite
 from types import NoneType
 from typing import Any, Final, TypeVar, get_type_hints
 
+from gevent.lock import BoundedSemaphore
+
 from greenstalk_server.core.tube_names import is_tube_pattern
+from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, Alert
 from greenstalk_server.web.features.alerts.silences import MAX_SILENCES, Silence, Silences
 from greenstalk_server.web.features.conditions.measures import SEVERITIES, Link
-from greenstalk_server.web.store.documents import DocumentFile, is_storable
+from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.store import Store
 
-NAME: Final = "alerts.json"
+log = logging.getLogger(__name__)
+
+ROW: Final = "alerts"
+"""Kind of the row."""
+
 VERSION: Final = 1
 
 MAX_LOG: Final = 200
 """Maximum deliveries in the log."""
 
-MAX_DOCUMENT_SIZE: Final = 16 * 1024 * 1024
-
 T = TypeVar("T")
+
+MAX_TIME: Final = 2**63
+"""Times and numbers in documents are below this: nanoseconds since the Unix epoch until the year 2262."""
+
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""A lone surrogate: JSON may contain it, but a response may not."""
 
 _ALERT_FIELDS: Final = tuple([field.name for field in fields(Alert)])
 
@@ -57,37 +70,47 @@ class Delivery:
 
 
 class State:
-    """The document of one server.
+    """The state of one server.
 
-    alerts          the sent alerts by receiver, as they were at the start.
+    alerts          the sent alerts by receiver, as they were at the last save; empty before the store is restored.
     """
 
-    def __init__(self, directory: str | None = None) -> None:
-        """Read the document in *directory*, if there is one. Blocks, so call this before the server serves clients."""
+    def __init__(self, store: Store, on_restored: Callable[[], None] = lambda: None) -> None:
+        """Call *on_restored* when the state of the previous run has been read."""
         self.alerts: dict[str, list[Alert]] = {}
         self.silences: Silences = Silences()
         self.log: deque[Delivery] = deque(maxlen=MAX_LOG)
-        self._file: DocumentFile = DocumentFile(directory, NAME, "alerts: %s")
-        lost = "silences are lost, and conditions that still hold are sent again"
-        found = self._file.load(_parse, MAX_DOCUMENT_SIZE, lost)
-        if found is not None:
-            self.alerts, self.silences, deliveries = found
-            self.log.extend(deliveries)
+        self._store: Store = store
+        self._on_restored: Callable[[], None] = on_restored
+        self._saving: BoundedSemaphore = BoundedSemaphore()
+        store.on_restore(ROW, self._restore)
 
     @property
     def is_kept(self) -> bool:
         """Whether the state survives a restart."""
-        return self._file.is_kept
+        return self._store.is_kept
 
     @property
     def trouble(self) -> str:
-        """Reason why the file differs from the state in memory; empty if it does not."""
-        return self._file.trouble
+        """Reason why the state in memory is not saved; empty if it is."""
+        return self._store.last_error
 
     def save(self, alerts: Callable[[], Mapping[str, Iterable[Alert]]]) -> None:
         """Write the state with the sent ones of *alerts*, which are by receiver, or set `trouble`. Switches."""
-        self._file.note_change()
-        self._file.save(lambda: partial(_encoded, self._document(alerts())))
+        with self._saving:  # a later state must not be replaced by this one
+            self._store.put(ROW, 0, b"", run_in_thread(_encoded, self._document(alerts())))
+        self._store.save()
+
+    def _restore(self, rows: list[Row]) -> None:
+        for row in rows:
+            try:
+                self.alerts, self.silences, deliveries = _parse(row.data)
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+                lost = "silences are lost, and conditions that still hold are sent again"
+                log.error("alerts: their state is damaged (%s): %s", error, lost)  # noqa: TRY400  the message is complete
+            else:
+                self.log.extend(deliveries)
+        self._on_restored()
 
     def _document(self, alerts: Mapping[str, Iterable[Alert]]) -> dict[str, Any]:
         return {
@@ -145,6 +168,15 @@ def _read(kind: type[T], values: dict[str, Any]) -> T:
         given = values.get(field.name, NoneType)
         if type(given) is not wanted and not (wanted is float and type(given) is int):
             raise ValueError(f"{field.name} is of the wrong type in {str(values)[:200]}")
-        if not is_storable(given):
+        if not _is_storable(given):
             raise ValueError(f"{field.name} is impossible in {str(values)[:200]!a}")
     return kind(**values)
+
+
+def _is_storable(value: object) -> bool:
+    """Return whether *value*, of a document, can be shown: an integer from 0 to MAX_TIME, a finite number, or text."""
+    if isinstance(value, int):
+        return 0 <= value < MAX_TIME
+    if isinstance(value, float):
+        return isfinite(value)
+    return not isinstance(value, str) or _LONE_SURROGATE.search(value) is None

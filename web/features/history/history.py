@@ -36,7 +36,7 @@ from greenstalk_server.core.tubes.durations import DurationRows, Sketch, add_row
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.web.features.history.archive import HOURS, MINUTES, SERVER, Archive, Blocks, MemoryStore, Tier
+from greenstalk_server.web.features.history.archive import HOURS, MINUTES, SERVER, Archive, Blocks, Tier
 from greenstalk_server.web.features.history.points import Entry, Point, add_to_chunk, encode_entry, encode_frame
 from greenstalk_server.web.features.history.restored import Restored
 from greenstalk_server.web.features.history.rings import (
@@ -116,11 +116,11 @@ class History(BrokerListener):
         self,
         broker: Broker,
         clock: Clock,
-        archive: Archive | None = None,
+        archive: Archive,
         is_leader: Callable[[], bool] = lambda: True,
         on_restored: Callable[[], None] = lambda: None,
     ) -> None:
-        """*archive* is None for one in memory.
+        """Start the series of the present tubes.
 
         is_leader       returns whether this server may write to the archive.
         on_restored     called after the archive was read, before the first sample. May switch.
@@ -128,7 +128,7 @@ class History(BrokerListener):
         now = clock()
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._archive: Archive = archive if archive is not None else Archive(MemoryStore())
+        self._archive: Archive = archive
         self._is_leader: Callable[[], bool] = is_leader
         self._on_restored: Callable[[], None] = on_restored
         self.is_restored: bool = False
@@ -153,10 +153,6 @@ class History(BrokerListener):
     def start(self) -> None:
         """Start a greenlet that samples once a second for as long as this object is referenced. Does not switch."""
         self._sampler.start()
-
-    def flush(self) -> None:
-        """Write the points that are not stored yet. Switches."""
-        self._archive.flush()
 
     # Queries
 

@@ -1,4 +1,4 @@
-"""The points of a time series as bytes, in the format of docs/history-format.md. Pure.
+"""The points of a time series as bytes, in the format of docs/dashboard-data.md. Pure.
 
 A chunk holds the points of one tube in one block of time. A frame holds one point of every tube, with the sketches of
 its times. Bytes from a disk are untrusted: `decode_*` raise ValueError, and no other exception, if they are invalid.

@@ -1,17 +1,14 @@
 """Marks: texts at points in time, which charts show as vertical lines.
 
 Users and programs add marks, such as deploys. The server adds marks for pauses, policies, starts and takeovers. Each
-of the two kinds has its own limit, so that many pauses do not evict deploys. The archive keeps all marks in one
-document.
+of the two kinds has its own limit, so that many pauses do not evict deploys.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections.abc import Iterable
-from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -21,8 +18,9 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.framework import text
+from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,8 @@ START: Final = "start"
 KINDS: Final = (NOTE, PAUSE, POLICY, START)
 """NOTE is the kind of the marks of users and programs."""
 
-_time = attrgetter("at")
+ROW: Final = "mark"
+"""Kind of the rows. Their numbers count the marks."""
 
 
 class Mark(Struct, frozen=True):
@@ -65,40 +64,32 @@ class Mark(Struct, frozen=True):
     who: str = ""
 
 
+class _Numbered(NamedTuple):
+    at: int
+    number: int
+    mark: Mark
+
+
 class Marks(BrokerListener):
-    """The marks of one server. Adds marks for pauses.
+    """The marks of one server. Adds marks for pauses."""
 
-    Invariant: nothing is saved before `restore`, which would replace the marks of the previous run.
-    """
-
-    def __init__(self, archive: Archive, clock: Clock) -> None:
-        self._archive: Archive = archive
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store: Store = store
         self._clock: Clock = clock
-        self._marks: list[Mark] = []
-        self._is_restored: bool = False
+        self._marks: list[_Numbered] = []
         self._counts: list[int] = [0, 0]  # of the server's marks, and of those of users and programs
-
-    def restore(self) -> None:
-        """Read the marks from the archive, and save those that were added before. Call once. Switches."""
-        document = self._archive.load_marks() or b"[]"
-        has_new, self._is_restored = bool(self._marks), True
-        try:
-            found = msgspec.json.decode(document, type=list[Mark])
-        except (msgspec.MsgspecError, RecursionError) as error:
-            log.error("history: the marks cannot be read, and are lost: %s", error)  # noqa: TRY400  the message is complete
-            found = []
-        for mark in found[-2 * MAX_MARKS :]:
-            if 0 <= mark.at < MAX_TIME and (not mark.tube or is_tube_name(mark.tube.encode())):
-                self._insert(mark)
-        if has_new:
-            self._archive.save_marks(self._encoded)
+        self._last: int = 0
+        self._is_restored: bool = False
+        self._early: list[Mark] = []  # added before the marks of the previous run were read
+        store.on_restore(ROW, self._restore)
 
     def add(self, mark_text: str, *, kind: str = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:
         """Add a mark at *at*, by default now. The caller has checked the arguments. Does not switch."""
         mark = Mark(at or self._clock(), mark_text[:MAX_TEXT], kind, tube, who)
-        self._insert(mark)
         if self._is_restored:
-            self._archive.save_marks(self._encoded)
+            self._save(mark)
+        else:
+            self._early.append(mark)
         return mark
 
     def find(self, tube: str | None, since: int, until: int) -> list[Mark]:
@@ -108,27 +99,38 @@ class Marks(BrokerListener):
                         for all marks.
         since, until    nanoseconds since the Unix epoch.
         """
-        return [mark for mark in self._marks if since <= mark.at <= until and (tube is None or mark.tube in ("", tube))]
+        found = [mark for at, _, mark in self._marks if since <= at <= until]
+        return [mark for mark in found if tube is None or mark.tube in ("", tube)]
 
     def on_tube_paused(self, tube: Tube) -> None:
         """Add a mark for the pause, or the end of a pause, of *tube*. Does not switch."""
         pause = tube.pause // SECOND
         self.add(f"Paused for {text.duration(pause)}" if pause else "Resumed", kind=PAUSE, tube=tube.name.decode())
 
-    def _insert(self, mark: Mark) -> None:
-        insort(self._marks, mark, key=_time)
+    def _restore(self, rows: list[Row]) -> None:
+        for row in rows:
+            try:
+                mark = msgspec.json.decode(row.data, type=Mark)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                log.error("history: a mark cannot be read, and is lost: %s", error)  # noqa: TRY400  the message is complete
+                continue
+            if 0 <= mark.at < MAX_TIME and (not mark.tube or is_tube_name(mark.tube.encode())):
+                self._insert(row.number, mark)
+        self._last, self._is_restored = max([row.number for row in rows], default=0), True
+        for mark in self._early:
+            self._save(mark)
+        self._early.clear()
+
+    def _save(self, mark: Mark) -> None:
+        self._last += 1
+        self._store.put(ROW, self._last, b"", msgspec.json.encode(mark))
+        self._insert(self._last, mark)
+
+    def _insert(self, number: int, mark: Mark) -> None:
+        insort(self._marks, _Numbered(mark.at, number, mark))
         is_note = mark.kind == NOTE
         self._counts[is_note] += 1
         if self._counts[is_note] > MAX_MARKS:
-            oldest = next(at for at, other in enumerate(self._marks) if (other.kind == NOTE) == is_note)
-            del self._marks[oldest]
+            place = next(at for at, other in enumerate(self._marks) if (other.mark.kind == NOTE) == is_note)
+            self._store.remove(ROW, self._marks.pop(place).number, b"")
             self._counts[is_note] -= 1
-
-    def _encoded(self) -> bytes:
-        """Return the document. May be called by another thread."""
-        return encode(list(self._marks))
-
-
-def encode(marks: Iterable[Mark]) -> bytes:
-    """Return *marks* as a document."""
-    return msgspec.json.encode(list(marks))

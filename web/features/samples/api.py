@@ -14,8 +14,8 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName, model_of
-from greenstalk_server.web.store.store import MAX_SAMPLE_SIZE, Store
-from greenstalk_server.web.store.store import Sample as StoredSample
+from greenstalk_server.web.store.saved_data import MAX_SAMPLE_SIZE, SavedData
+from greenstalk_server.web.store.saved_data import Sample as StoredSample
 
 Name = Annotated[
     str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the sample.", examples=["welcome"])
@@ -63,8 +63,8 @@ HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
 class Samples:
     """Samples: job templates. The dashboard's form for a new job can be filled from them."""
 
-    def __init__(self, store: Store, samples: SamplePages) -> None:
-        self._store: Store = store
+    def __init__(self, saved: SavedData, samples: SamplePages) -> None:
+        self._saved: SavedData = saved
         self._samples: SamplePages = samples
 
     @endpoint("GET", "/samples", errors=HIDDEN)
@@ -72,8 +72,8 @@ class Samples:
         """List all samples."""
         if not principal().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
-        samples = sorted(visible_samples(self._store).values(), key=lambda sample: sample.name.casefold())
-        return SampleList(samples=[model_of(Sample, sample) for sample in samples], trouble=self._store.trouble)
+        samples = sorted(visible_samples(self._saved).values(), key=lambda sample: sample.name.casefold())
+        return SampleList(samples=[model_of(Sample, sample) for sample in samples], trouble=self._saved.trouble)
 
     @endpoint(
         "POST",

@@ -19,7 +19,7 @@ from greenstalk_server.web.features.samples.samples import (
 from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.store.store import Sample, Store
+from greenstalk_server.web.store.saved_data import Sample, SavedData
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class SamplePages:
         return _redirect(tube, "deleted-sample", None)
 
 
-def samples_for(store: Store, given: Fields, tube: str) -> SampleList:
+def samples_for(saved: SavedData, given: Fields, tube: str) -> SampleList:
     """Return the samples for the put form of *tube*; the field `sample` names the one to load, if any."""
-    visible = visible_samples(store)
+    visible = visible_samples(saved)
     names = sorted(visible, key=str.casefold)
-    own = [name for name in names if store.samples[name].tube == tube]
-    others = [name for name in names if store.samples[name].tube != tube]
+    own = [name for name in names if saved.samples[name].tube == tube]
+    others = [name for name in names if saved.samples[name].tube != tube]
     loaded = visible.get(given.get("sample", ""))
-    return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, store.trouble)
+    return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.trouble)
 
 
 def _redirect(tube: str, notice: str, sample: str | None) -> Response:

@@ -9,7 +9,7 @@ from werkzeug.exceptions import BadRequest, Conflict, NotFound
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.query import Query, QueryError, TextMatch, parse
 from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.store import SavedSearch, SearchLimitExceeded, Store
+from greenstalk_server.web.store.saved_data import SavedData, SavedSearch, SearchLimitExceeded
 
 MAX_NAME_LENGTH: Final = 60
 """Characters."""
@@ -18,19 +18,19 @@ MAX_NAME_LENGTH: Final = 60
 class SavedSearches:
     """The saved searches of *store*."""
 
-    def __init__(self, store: Store, audit: Audit) -> None:
-        self._store: Store = store
+    def __init__(self, saved: SavedData, audit: Audit) -> None:
+        self._saved: SavedData = saved
         self._audit: Audit = audit
 
     def visible(self) -> list[SavedSearch]:
         """Return the searches by name, without those of a tube that the principal may not see."""
-        found = sorted(self._store.searches.values(), key=lambda search: search.name.casefold())
+        found = sorted(self._saved.searches.values(), key=lambda search: search.name.casefold())
         return [search for search in found if _is_visible(search)]
 
     @property
     def trouble(self) -> str:
         """Reason why the last changes are not on disk; empty if they are."""
-        return self._store.trouble
+        return self._saved.trouble
 
     def keep(self, name: str, query: Query) -> SavedSearch:
         """Save *query* under *name*, replacing a search of that name; return it. Switches.
@@ -41,21 +41,21 @@ class SavedSearches:
             raise BadRequest("“q” is empty: a search needs at least one term.")
         search = SavedSearch(name, str(query))
         try:
-            self._store.add_search(search)
+            self._saved.add_search(search)
         except SearchLimitExceeded as error:
             raise Conflict(f"The search was not saved: {error}.") from None
         self._audit.note("search/save", name=name, query=search.query)
-        self._store.save()
+        self._saved.save()
         return search
 
     def forget(self, name: str) -> None:
         """Delete the search *name*; raise NotFound if it does not exist, or is not visible. Switches."""
-        search = self._store.searches.get(name)
+        search = self._saved.searches.get(name)
         if search is None or not _is_visible(search):
             raise NotFound(f"There is no saved search “{name[:MAX_NAME_LENGTH]}”.")
-        self._store.remove_search(name)
+        self._saved.remove_search(name)
         self._audit.note("search/delete", name=name)
-        self._store.save()
+        self._saved.save()
 
 
 def _is_visible(search: SavedSearch) -> bool:

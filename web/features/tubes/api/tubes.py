@@ -42,7 +42,7 @@ from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.reads.lookup import tube_of
 from greenstalk_server.web.reads.policies import DeadLetterTubes, visible_setting
 from greenstalk_server.web.reads.tubes import MAX_FOUND, find_tubes
-from greenstalk_server.web.store.store import Store
+from greenstalk_server.web.store.saved_data import SavedData
 
 Sort = Literal[
     "name", "attention", "ready", "urgent", "reserved", "delayed", "buried", "waiting", "put-rate", "reserve-rate",
@@ -334,7 +334,7 @@ class Tubes:
         commit: Callable[[], bool],
         operations: Operations,
         history: History,
-        store: Store,
+        saved: SavedData,
         attention: ConditionMonitor,
     ) -> None:
         self._broker: Broker = broker
@@ -343,7 +343,7 @@ class Tubes:
         self._operations: Operations = operations
         self._history: History = history
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
-        self._store: Store = store
+        self._saved: SavedData = saved
         self._attention: ConditionMonitor = attention
 
     @endpoint("GET", "/tubes")
@@ -513,7 +513,7 @@ class Tubes:
             is_paused=bool(tube.paused_until),
             pause=stats.pause,
             pause_time_left=stats.pause_time_left,
-            pause_reason=self._store.reason(stats.name, tube.paused_until),
+            pause_reason=self._saved.reason(stats.name, tube.paused_until),
             held_by=_HOLDS.get(tube.hold_reason(now)),
             max_reserved=(tube.rules.policy.max_reserved or None) if tube.rules is not None else None,
             rate=_rate(tube),

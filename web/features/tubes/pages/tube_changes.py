@@ -29,7 +29,7 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.tubes import count_tubes, find_tubes
-from greenstalk_server.web.store.store import MAX_REASONS
+from greenstalk_server.web.store.saved_data import MAX_REASONS
 
 MAX_PATTERN_LENGTH: Final = 200
 """Maximum characters of a pattern."""

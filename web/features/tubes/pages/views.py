@@ -62,7 +62,7 @@ from greenstalk_server.web.reads.jobs.body_format import describe_body
 from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.reads.lookup import find_job, find_tube
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_text
-from greenstalk_server.web.store.store import Store
+from greenstalk_server.web.store.saved_data import SavedData
 
 TUBE_PARTS: Final = {
     "tube_summary.html": ("badges", "trend", "workers"),
@@ -89,7 +89,7 @@ class Views:
         clock: Clock,
         history: History,
         examples: tuple[Example, ...],
-        store: Store,
+        saved: SavedData,
         role: Callable[[], ClusterStatus] | None,
         attention: ConditionMonitor,
         worker_rates: WorkerRates,
@@ -105,7 +105,7 @@ class Views:
         self._filter: TubeFilter = tube_filter
         self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
         self._examples: tuple[Example, ...] = examples
-        self._store: Store = store
+        self._saved: SavedData = saved
 
     def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the pages to *app*, and register them with *live* for live updates."""
@@ -272,7 +272,7 @@ class Views:
     def _reasons(self, names: Iterable[str]) -> dict[str, str]:
         """Return the pause reasons of the tubes *names*, by tube name, without tubes that have no reason."""
         tubes = ((name, self._broker.tubes.get(name.encode())) for name in names)
-        reasons = {name: self._store.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
+        reasons = {name: self._saved.reason(name, tube.paused_until) for name, tube in tubes if tube is not None}
         return {name: reason for name, reason in reasons.items() if reason}
 
     def _tube_values(self, args: Fields, now: int, *, is_live: bool = False) -> dict[str, Any]:
@@ -301,9 +301,9 @@ class Views:
                 | cols
             ),
             "texts": progress_texts(task, now) if task is not None else {},
-            "reason": self._store.reason(tube.name.decode(), tube.paused_until),
+            "reason": self._saved.reason(tube.name.decode(), tube.paused_until),
             "pause_presets": PAUSE_PRESETS,
-            "samples": samples_for(self._store, args, tube.name.decode()),
+            "samples": samples_for(self._saved, args, tube.name.decode()),
             "max_reason_length": MAX_REASON_LENGTH,
             "longest_sample_name": MAX_NAME_LENGTH,
             "max_number": fields.MAX_NUMBER,

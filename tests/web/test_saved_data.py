@@ -1,28 +1,27 @@
-"""The dashboard's own data: job templates and reasons for pauses, with and without a disk."""
+"""What users save in the dashboard: job templates and reasons for pauses."""
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from flask.testing import FlaskClient
 from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import ticking
-from greenstalk_server.web.store.store import (
+from greenstalk_server.web.store.saved_data import (
     MAX_REASONS,
     MAX_SAMPLES,
     Sample,
     SampleLimitExceeded,
-    Store,
+    SavedData,
 )
 
 from .conftest import Queue
+from .stored import local_store
 from .table import Page
 
 SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
@@ -44,107 +43,49 @@ def put_form(page: str) -> dict[str, str | None]:
     return fields | {"body": body.removeprefix("\n")}
 
 
-# The document
+# Rows
+
+
+def saved_data(directory: Path | None = None) -> SavedData:
+    store = local_store(directory)
+    saved = SavedData(store)
+    store.restore()
+    return saved
 
 
 def test_data_survives_a_restart(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    store.add_sample(SAMPLE)
-    store.set_reason("mail", "migration", 5, 1)
-    store.save()
-    again = Store(str(tmp_path))
+    saved = saved_data(tmp_path)
+    saved.add_sample(SAMPLE)
+    saved.set_reason("mail", "migration", 5, 1)
+    saved.save()
+    again = saved_data(tmp_path)
     assert again.samples == {"welcome": SAMPLE}
     assert again.reason("mail", 5) == "migration"
-    path = tmp_path / "dashboard.json"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["dashboard.json"]
+    assert again.remove_sample("welcome")
+    assert not again.remove_sample("welcome")
+    again.set_reason("mail", "", 5, 1)
+    again.save()
+    assert saved_data(tmp_path).samples == {}
+    assert saved_data(tmp_path).reason("mail", 5) == ""
 
 
-def test_without_a_directory_data_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = Store()
-    store.add_sample(SAMPLE)
+def test_damaged_rows_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = local_store(tmp_path)
+    for number, data in enumerate((b"", b"{}", b"null", b"[" * 100_000, b"\xff", b'{"text": 1, "until": "x"}')):
+        store.put("sample", 0, b"%d" % number, data)
+        store.put("pause-reason", 0, b"%d" % number, data)
+    store.put("sample", 0, b"\xff", msgspec.json.encode(SAMPLE))
+    store.put("sample", 0, b"welcome", msgspec.json.encode(SAMPLE))
+    store.restore()
     store.save()
-    assert (store.samples, store.is_kept, store.trouble) == ({"welcome": SAMPLE}, False, "")
-    assert list(tmp_path.iterdir()) == []
-
-
-GOOD = {"version": 1, "samples": [], "pauses": {}}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{", "[]", "null", "7", '"x"', "[" * 100_000, "\0" * 100,
-        *map(json.dumps, [
-            {},
-            GOOD | {"version": 2},
-            GOOD | {"samples": [{}]},
-            GOOD | {"samples": ["x"]},
-            GOOD | {"samples": {"a": 1}},
-            GOOD | {"samples": [{"name": 1, "tube": "t", "pri": 0, "delay": 0, "ttr": 1, "body": ""}]},
-            GOOD | {"samples": [{"name": "a", "tube": "t", "pri": True, "delay": 0, "ttr": 1, "body": ""}]},
-            GOOD | {"samples": [{"name": "a", "tube": "t", "pri": 0, "delay": 0, "ttr": 1, "body": "", "more": 1}]},
-            GOOD | {"samples": [{"name": "a", "tube": "t", "pri": 0, "delay": 0, "ttr": 1, "body": "\ud800"}]},
-            GOOD | {"pauses": []},
-            GOOD | {"pauses": {"a": "b"}},
-            GOOD | {"pauses": {"a": {"text": "b", "until": "c"}}},
-        ]),
-    ],
-)  # fmt: skip
-def test_damaged_document_is_renamed(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "dashboard.json").write_text(text)
-    store = Store(str(tmp_path))
-    assert (store.samples, store.trouble) == ({}, "")
-    assert (tmp_path / "dashboard.json.damaged").read_text() == text
-    assert not (tmp_path / "dashboard.json").exists()
-    (record,) = caplog.records
-    assert "dashboard.json is damaged" in record.getMessage()
-    store.add_sample(SAMPLE)
-    store.save()
-    assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
-
-
-@pytest.mark.parametrize("name", ["dashboard.json", "dashboard.json.new"])
-def test_symbolic_link_is_not_written_through(tmp_path: Path, name: str) -> None:
-    target = tmp_path / "target"
-    target.write_text("precious")
-    (tmp_path / name).symlink_to(target)
-    store = Store(str(tmp_path))
-    store.add_sample(SAMPLE)
-    store.save()
-    assert target.read_text() == "precious"
-    assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}
-
-
-def test_failing_disk_is_reported_once_and_recovers(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def fail(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    store = Store(str(tmp_path))
-    store.add_sample(SAMPLE)
-    store.save()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        store.remove_sample("welcome")
-        store.save()
-        store.save()
-        assert store.trouble == "dashboard.json cannot be written: [Errno 5] Input/output error"
-        assert Store(str(tmp_path)).samples == {"welcome": SAMPLE}, "the previous document is intact"
-    store.save()
-    assert store.trouble == ""
-    assert Store(str(tmp_path)).samples == {}
-    assert len(caplog.records) == 1
-    assert capfd.readouterr().err == ""
+    saved = saved_data(tmp_path)
+    assert saved.samples == {"welcome": SAMPLE}
+    assert len(caplog.records) == 13
+    assert "a Sample cannot be read, and is lost" in caplog.text
 
 
 def test_number_of_samples_is_bounded() -> None:
-    store = Store()
+    store = saved_data()
     for number in range(MAX_SAMPLES):
         store.add_sample(Sample(str(number), "mail", 0, 0, 1, ""))
     with pytest.raises(SampleLimitExceeded, match="already 100 templates"):
@@ -154,7 +95,7 @@ def test_number_of_samples_is_bounded() -> None:
 
 
 def test_reasons_are_bounded_and_ended_pauses_free_room() -> None:
-    store = Store()
+    store = saved_data()
     for number in range(MAX_REASONS):
         store.set_reason(f"t{number}", "why", 100 + number, 1)
     store.set_reason("one-more", "why", 5000, 1)
@@ -222,4 +163,4 @@ def test_reason_survives_a_restart(queue: Queue, tmp_path: Path) -> None:
     client = queue.app(directory=str(tmp_path)).test_client()
     assert why(client) == "kept"
     post(client, "/tube/resume", tube="mail")
-    assert json.loads((tmp_path / "dashboard.json").read_text())["pauses"] == {}
+    assert why(queue.app(directory=str(tmp_path)).test_client()) == ""

@@ -1,0 +1,168 @@
+"""The dashboard's rows in the database: a takeover continues them, and only the leader writes."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greenstalk_server.journal.postgresql.connection import NotLeader, conninfo_of
+from greenstalk_server.journal.postgresql.dashboard import MAX_BATCH, DashboardRows
+from greenstalk_server.journal.postgresql.lease import LeaderLease
+from greenstalk_server.web.features.history.archive import Archive
+from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.rings import HOUR, WEEK
+from greenstalk_server.web.store.rows import MAX_NUMBER
+from greenstalk_server.web.store.store import Store
+from tests.support.cluster import Cluster
+from tests.support.nodes import Node, Nodes, wait_until
+from tests.web.conftest import Queue
+from tests.web.served import work
+
+ALL = (0, MAX_NUMBER, None)
+
+
+@pytest.fixture
+def leases(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[tuple[LeaderLease, LeaderLease]]:
+    """Two servers of one journal, of which the first one leads."""
+    conninfo = conninfo_of(cluster.url, "--journal")
+    one, two = (LeaderLease(conninfo, request.node.name, name, 60.0) for name in ("one", "two"))
+    one.open()
+    two.open()
+    assert one.acquire(one.read_state()) == 1
+    yield one, two
+    for lease in (one, two):
+        for connection in lease.others:
+            connection.close()
+        lease.close()
+
+
+def take_over(lease: LeaderLease, cluster: Cluster) -> None:
+    cluster.ask(f"UPDATE greenstalk_journal SET lease_until = 'epoch' WHERE id = {lease.journal}")  # noqa: S608
+    assert lease.acquire(lease.read_state()) is not None
+
+
+class Server:
+    """A history in the database, with a fake clock."""
+
+    def __init__(self, lease: LeaderLease, now: int | None = None) -> None:
+        self.queue = Queue()
+        self.queue.now = now if now is not None else self.queue.now
+        self.store = Store(DashboardRows(lease), is_kept=True)
+        self.store.restore()
+        self.history = History(self.queue.broker, self.queue.clock, Archive(self.store))
+        self.history.restore()
+
+
+def test_rows_are_found_replaced_removed_and_trimmed(leases: tuple[LeaderLease, LeaderLease]) -> None:
+    rows = DashboardRows(leases[0])
+    large = bytes(MAX_BATCH)
+    rows.write([("x", 1, b"a", b"1"), ("x", 2, b"b", large), ("x", 3, b"\0", large), ("y", 1, b"a", b"2")], {})
+    rows.write([("x", 1, b"a", b"11"), ("x", 2, b"b", None), ("x", 4, b"", b"4")], {"y": 1})
+    assert rows.read("x", *ALL) == [(1, b"a", b"11"), (3, b"\0", large), (4, b"", b"4")]
+    assert rows.read("x", 1, 3, [b"a", b"b"]) == [(1, b"a", b"11")]
+    assert rows.latest("x", 4, 1) == [(3, b"\0", large)]
+    assert rows.sizes("x") == {1: 2, 3: MAX_BATCH, 4: 1}
+    assert rows.read("y", *ALL) == []
+
+
+def test_takeover_continues_the_history(leases: tuple[LeaderLease, LeaderLease], cluster: Cluster) -> None:
+    one, two = leases
+    first = Server(one)
+    work(first.queue, first.history, 1.5, "mail")
+    first.store.save()
+    assert first.store.last_error == ""
+    expected = {span: first.history.columns(b"mail", span).series for span in (HOUR, WEEK)}
+    take_over(two, cluster)
+    second = Server(two, first.queue.now)
+    for span, series in expected.items():
+        assert repr(second.history.columns(b"mail", span).series) == repr(series)
+    work(second.queue, second.history, 0.5, "mail")
+    puts = second.history.columns(b"mail", WEEK).series["put"]
+    assert puts[-2] == expected[WEEK]["put"][-1]
+    assert puts[-1] > 0.9, "the hour has both halves"
+    second.store.flush()
+    first.store.flush()
+
+
+def test_former_leader_writes_nothing(leases: tuple[LeaderLease, LeaderLease], cluster: Cluster) -> None:
+    one, two = leases
+    rows = DashboardRows(one)
+    rows.write([("x", 1, b"", b"mine")], {})
+    take_over(two, cluster)
+    with pytest.raises(OSError, match=r"terminating connection|taken over"):
+        rows.write([("x", 2, b"", b"late")], {})
+    with pytest.raises(NotLeader):
+        rows.write([("x", 2, b"", b"late")], {})
+    rows.write([("x", 1, b"", None)], {"x": 1})
+    assert DashboardRows(two).read("x", *ALL) == [(1, b"", b"mine")]
+
+
+def test_history_of_an_earlier_version_is_moved(leases: tuple[LeaderLease, LeaderLease], cluster: Cluster) -> None:
+    """Its table had the tier, 0 for chunks or 1 for frames, and data after a checksum of four bytes."""
+    cluster.ask(
+        """CREATE TABLE greenstalk_history (journal integer, tier smallint, kind smallint, block bigint, part bytea,
+           data bytea, PRIMARY KEY (journal, tier, kind, block, part))"""
+    )
+    old = f"INSERT INTO greenstalk_history VALUES ({leases[0].journal}"  # noqa: S608
+    marks = '[{"at": 1, "text": "ä"}, {"at": 2, "text": "b"}]'.encode().hex()
+    for values in (
+        r"1, 0, 7, 'mail', '\x00000000' || 'chunk'::bytea",
+        rf"0, 1, 5, '\x{301:016x}', '\x00000000' || 'frame'::bytea",
+        rf"-1, 0, 0, '', '\x00000000{marks}'",
+    ):
+        cluster.ask(f"{old}, {values})")
+    try:
+        rows = DashboardRows(leases[0])
+        assert rows.read("hours", *ALL) == [(7, b"mail", b"chunk")]
+        assert rows.read("minutes-log", *ALL) == [(301, b"", b"frame")]
+        texts = [(number, json.loads(data)["text"]) for number, _, data in rows.read("mark", *ALL)]
+        assert texts == [(1, "ä"), (2, "b")]
+        assert cluster.ask(f"SELECT FROM greenstalk_history WHERE journal = {leases[0].journal}") == []
+    finally:
+        cluster.ask("DROP TABLE greenstalk_history")
+
+
+def test_server_that_takes_over_has_the_data_of_its_predecessor(
+    cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Real servers: the first one is killed. The second one has its marks, searches and audit log."""
+    with Nodes.behind_proxies(cluster, tmp_path, "--journal-name", request.node.name, "--lease", "2") as nodes:
+        active = nodes.wait_for_roles()
+        (standby,) = [node for node in nodes.nodes if node is not active]
+        wait_until(lambda: len(texts_of(active)) == 1, lambda: str(texts_of(active)))  # its own takeover
+        post(active, "marks", {"text": "deployed 4.2"})
+        post(active, "saved-searches", {"name": "stuck", "q": "age:>2h"})
+        stored = f"""SELECT FROM greenstalk_dashboard JOIN greenstalk_journal ON id = journal
+                     WHERE kind = 'audit' AND greenstalk_journal.name = '{request.node.name}'"""
+        wait_until(lambda: len(cluster.ask(stored)) == 2, lambda: active.log)
+        active.kill()
+        nodes.nodes.remove(active)
+        nodes.wait_for_roles()
+        wait_until(lambda: len(texts_of(standby)) == 3, lambda: str(texts_of(standby)))
+        texts = texts_of(standby)
+        assert texts[0].startswith(f"127.0.0.1:{active.port} took over, epoch 1, version ")
+        assert texts[1] == "deployed 4.2"
+        assert texts[2].startswith(f"127.0.0.1:{standby.port} took over, epoch 2, version ")
+        assert [search["name"] for search in of(standby, "saved-searches")["searches"]] == ["stuck"]
+        assert [entry["what"] for entry in of(standby, "audit")["entries"]] == ["search/save", "mark/add"]
+
+
+def post(node: Node, path: str, body: dict[str, str]) -> None:
+    url = f"http://127.0.0.1:{node.web_port}/api/v1/{path}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310  our own server
+        assert response.status in (200, 201)
+
+
+def of(node: Node, path: str) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = json.loads(node.ask(f"api/v1/{path}")[1])
+    return found
+
+
+def texts_of(node: Node) -> list[str]:
+    """Return the texts of all marks of the active server *node*."""
+    return [mark["text"] for mark in of(node, "marks")["marks"]]

@@ -1,0 +1,51 @@
+"""Rows: what the dashboard stores, independent of where it is stored.
+
+A row has a kind, a number, a name and data. Each feature of the dashboard chooses the kinds of its rows and what their
+numbers and names mean; docs/dashboard-data.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+MAX_NUMBER: Final = 2**63 - 1
+
+
+class Row(NamedTuple):
+    """The number, name and data of a row."""
+
+    number: int
+    name: bytes
+    data: bytes
+
+
+Change = tuple[str, int, bytes, bytes | None]
+"""The kind, number, name and new data of a row; None removes the row."""
+
+
+class Rows(Protocol):
+    """Storage of rows. Every method may block, may be called in any thread, and raises OSError.
+
+    The results are tuples of the number, the name and the data of a row.
+    """
+
+    def read(
+        self, kind: str, first: int, last: int, names: Sequence[bytes] | None
+    ) -> Sequence[tuple[int, bytes, bytes]]:
+        """Return the rows of *kind* with numbers *first* to *last*, by number and name.
+
+        With *names*, return only the rows with these names. The range is then short: each number is looked up.
+        """
+
+    def latest(self, kind: str, before: int, limit: int) -> Sequence[tuple[int, bytes, bytes]]:
+        """Return the last *limit* rows of *kind* with numbers below *before*, in descending order."""
+
+    def sizes(self, kind: str) -> dict[int, int]:
+        """Return the bytes of data of each number of *kind*."""
+
+    def write(self, changes: Sequence[Change], trims: Mapping[str, int]) -> None:
+        """Make *changes* durable, then remove the rows up to the number in *trims* of each kind.
+
+        SQLite does this in one transaction. A database may do the first part only; the same call can then be repeated.
+        """
