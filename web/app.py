@@ -23,7 +23,6 @@ from werkzeug.routing import BuildError
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web import api
 from greenstalk_server.web.auth.guard import Guard, Guarded
 from greenstalk_server.web.auth.oidc import OpenIdClient
 from greenstalk_server.web.auth.proxies import Prefix, TrustedProxies
@@ -32,46 +31,64 @@ from greenstalk_server.web.changes.bulk import Bulk
 from greenstalk_server.web.changes.operations import Operations
 from greenstalk_server.web.changes.tasks import Tasks
 from greenstalk_server.web.changes.tube_changes import TubeChanges
+from greenstalk_server.web.features.alerts import api as alerts_api
 from greenstalk_server.web.features.alerts.alerts import Alerts
 from greenstalk_server.web.features.alerts.changes import AlertChanges, sees_alerts
 from greenstalk_server.web.features.alerts.pages import AlertPages
+from greenstalk_server.web.features.audit import api as audit_api
 from greenstalk_server.web.features.audit.pages import AuditPages
+from greenstalk_server.web.features.conditions import api as conditions_api
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
+from greenstalk_server.web.features.connections import api as connections_api
 from greenstalk_server.web.features.connections.pages import ConnectionViews
+from greenstalk_server.web.features.errors import api as errors_api
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.pages import ErrorPages
 from greenstalk_server.web.features.history.archive import Archive
 from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.pages.history import HistoryPages
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
+from greenstalk_server.web.features.jobs.api import jobs as jobs_api
 from greenstalk_server.web.features.jobs.export import Exports
 from greenstalk_server.web.features.jobs.pages.actions import Actions
 from greenstalk_server.web.features.jobs.pages.bulk import BulkPages
+from greenstalk_server.web.features.leases import api as leases_api
 from greenstalk_server.web.features.leases.leases import Leases
+from greenstalk_server.web.features.marks import api as marks_api
 from greenstalk_server.web.features.marks.marks import START, Marks
 from greenstalk_server.web.features.metrics.exporter import Metrics
 from greenstalk_server.web.features.metrics.request_times import RequestTimes
+from greenstalk_server.web.features.policies import api as policies_api
 from greenstalk_server.web.features.policies.changes import Policies
 from greenstalk_server.web.features.policies.pages.policies import PolicyPages
+from greenstalk_server.web.features.samples import api as samples_api
 from greenstalk_server.web.features.samples.pages import SamplePages
 from greenstalk_server.web.features.samples.samples import Samples
+from greenstalk_server.web.features.saved_searches import api as saved_searches_api
 from greenstalk_server.web.features.saved_searches.pages import SavedSearchPages
 from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches
 from greenstalk_server.web.features.search.pages import SearchPages
 from greenstalk_server.web.features.search.search import Searches
+from greenstalk_server.web.features.servers.api import server as server_api
+from greenstalk_server.web.features.servers.api import servers as servers_api
 from greenstalk_server.web.features.servers.pages import ServerPages
 from greenstalk_server.web.features.servers.servers import Servers, sees_servers
+from greenstalk_server.web.features.sessions import api as sessions_api
 from greenstalk_server.web.features.sessions.pages.oidc import OpenIdPages
 from greenstalk_server.web.features.sessions.pages.signin import SignIn
 from greenstalk_server.web.features.sessions.sessions import SessionChanges
+from greenstalk_server.web.features.tasks import api as tasks_api
 from greenstalk_server.web.features.tasks.pages import TaskPages
+from greenstalk_server.web.features.tubes.api import tube_changes as tube_changes_api
+from greenstalk_server.web.features.tubes.api import tubes as tubes_api
 from greenstalk_server.web.features.tubes.pages import views
 from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
 from greenstalk_server.web.framework import errors, preferences, text
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.api.router import Api
 from greenstalk_server.web.framework.assets import static_folder, template_folder
 from greenstalk_server.web.framework.fields import MAX_PUT
 from greenstalk_server.web.framework.notices import notice
@@ -215,33 +232,6 @@ def create_dashboard(
     alert_changes = AlertChanges(alerts, audit)
     tube_filter = TubeFilter(broker, tasks, searches)
     tube_errors = TubeErrors(broker, clock, tasks)
-    parts = api.Parts(
-        alerts=alert_changes,
-        servers=servers,
-        role=role,
-        attention=attention,
-        options=options,
-        broker=broker,
-        clock=clock,
-        commit=commit,
-        audit=audit,
-        bulk=bulk,
-        operations=operations,
-        exports=exports,
-        history=history,
-        leases=leases,
-        live=live,
-        marks=marks,
-        policies=policies,
-        samples=samples,
-        saved_searches=saved_searches,
-        searches=searches,
-        sessions=sessions,
-        saved=saved,
-        tasks=tasks,
-        tube_changes=tube_changes,
-        tube_errors=tube_errors,
-    )
     SavedSearchPages(saved_searches).init_app(app)
     TubeChangePages(broker, tasks, tube_changes).init_app(app)
     actions = Actions(broker, clock, commit, operations)
@@ -267,7 +257,29 @@ def create_dashboard(
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
-    api.init_app(app, parts)
+    tubes = tubes_api.Tubes(broker, clock, commit, operations, history, saved, attention)
+    endpoints = Api(broker, commit, _security(options))
+    for group in (
+        jobs_api.Jobs(broker, clock, commit, operations, exports),
+        leases_api.Leases(leases, clock, commit),
+        tubes,
+        errors_api.Errors(broker, tube_errors),
+        policies_api.Policies(policies, commit),
+        tube_changes_api.TubeChanges(tube_changes),
+        tasks_api.Tasks(broker, clock, tasks, searches, bulk, tube_changes),
+        connections_api.Connections(broker, clock, commit, operations),
+        samples_api.Samples(saved, samples),
+        sessions_api.Sessions(sessions),
+        saved_searches_api.SavedSearches(saved_searches),
+        conditions_api.Attention(attention),
+        marks_api.Marks(marks, clock, audit),
+        alerts_api.Alerts(alert_changes),
+        server_api.Server(broker, clock, tubes, history, live, shares_journal=role is not None),
+        audit_api.Audit(audit),
+        servers_api.Servers(servers),
+    ):
+        endpoints.add(group)
+    endpoints.init_app(app)
     preferences.init_app(app)
     errors.init_app(app)
     dashboard = Dashboard(
@@ -370,3 +382,10 @@ def _path_of(app: Flask, link: Link) -> str:
 
 def _nothing_to_commit() -> bool:
     return True
+
+
+def _security(options: WebOptions) -> list[str]:
+    """Return the keys of openapi.SECURITY that the server accepts; empty if the API is open."""
+    has_token = options.api_token or options.api_operator_token or options.api_viewer_token
+    has_password = options.password or options.operator_password or options.viewer_password or options.users
+    return [name for name, is_accepted in (("bearer", has_token), ("basic", has_password)) if is_accepted]

@@ -41,7 +41,7 @@ class Api:
     """The endpoints of one server's API."""
 
     def __init__(self, broker: Broker, commit: Callable[[], bool], security: Iterable[str]) -> None:
-        """*commit* is that of `api.Parts`; *security* is the argument of openapi.document."""
+        """*commit* waits as in `durability`; *security* is the argument of openapi.document."""
         self._broker: Broker = broker
         self._commit: Callable[[], bool] = commit
         self._security: Iterable[str] = security
