@@ -9,10 +9,11 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -28,56 +29,46 @@ from tests.support import forking
 from tests.support.daemon import COMMAND, REPOSITORY, TIMEOUT, Daemon, environment, run
 from tests.support.peer import eventually
 from tests.support.processes import ending
+from tests.support.wire import Connection
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 BINARY = bytes(range(256)) + b"\r\n"
 TEXT = "ä\u2028\0\x1b[2J \U0001f331".encode()
 
 
-class Peer:
-    """A client of a running server."""
+@contextmanager
+def serving(directory: Path, *flags: str) -> Iterator[tuple[Daemon, Connection]]:
+    """A server on *directory*, and a client of it."""
+    with Daemon(*QUIET, "-b", str(directory), *flags) as daemon, client_of(daemon) as peer:
+        yield daemon, peer
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._sock = socket.create_connection(("127.0.0.1", daemon.port), TIMEOUT)
-        self._reader = self._sock.makefile("rb")
 
-    def __enter__(self) -> Self:
-        return self
+def client_of(daemon: Daemon) -> closing[Connection]:
+    return closing(Connection(("127.0.0.1", daemon.port), TIMEOUT))
 
-    def __exit__(self, *_: object) -> None:
-        self._reader.close()
-        self._sock.close()
 
-    def ask(self, request: bytes) -> bytes:
-        """Send a command; return its reply, including a body if the reply announces one."""
-        self._sock.sendall(request + b"\r\n")
-        line = self._reader.readline()
-        if line.startswith((b"OK ", b"RESERVED ", b"FOUND ")):
-            line += self._reader.read(int(line.split()[-1]) + 2)
-        return line
-
-    def put(self, tube: bytes, body: bytes, delay: int = 0, pri: int = 0) -> bytes:
-        self.ask(b"use " + tube)
-        return self.ask(b"put %d %d 60 %d\r\n%b" % (pri, delay, len(body), body))
+def put(peer: Connection, tube: bytes, body: bytes, delay: int = 0, pri: int = 0) -> bytes:
+    peer.ask(b"use " + tube)
+    return peer.ask(b"put %d %d 60 %d\r\n%b" % (pri, delay, len(body), body))
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a stopped server, with jobs in all states, and paused tubes."""
     directory = tmp_path_factory.mktemp("original")
-    with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
+    with serving(directory) as (daemon, peer):
         peer.ask(b"watch mail")
         for body in (b"", TEXT, BINARY, b"fourth"):
-            peer.put(b"mail", body, pri=5)
-        peer.put(b"later", b"delayed", delay=10_000)
-        peer.put(b"gone", b"deleted")
+            put(peer, b"mail", body, pri=5)
+        put(peer, b"later", b"delayed", delay=10_000)
+        put(peer, b"gone", b"deleted")
         for id in (4, 2, 1, 6):
             peer.ask(b"reserve-job %d" % id)
         peer.ask(b"bury 4 7")
         peer.ask(b"bury 2 7")
         peer.ask(b"release 1 9 5000")
         peer.ask(b"delete 6")
-        with Peer(daemon) as holder:
+        with client_of(daemon) as holder:
             holder.ask(b"reserve-job 3")
         eventually(lambda: b"state: ready" in peer.ask(b"stats-job 3"), "job 3 is ready again")
         peer.ask(b"pause-tube mail 10000")
@@ -88,7 +79,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def state_of(directory: Path) -> dict[str, bytes]:
     """Return the replies of a server on *directory* about its jobs and tubes, without values that depend on time."""
     replies = {}
-    with Daemon(*QUIET, "-b", str(directory)) as daemon, Peer(daemon) as peer:
+    with serving(directory) as (_, peer):
         for id in range(1, 8):
             replies[f"peek {id}"] = peer.ask(b"peek %d" % id)
             stats = peer.ask(b"stats-job %d" % id)
@@ -101,7 +92,7 @@ def state_of(directory: Path) -> dict[str, bytes]:
         peer.ask(b"use mail")
         replies["kick"] = peer.ask(b"kick 1") + b"".join(peer.ask(b"stats-job %d" % id) for id in (2, 4))[:40]
         replies["first buried"] = peer.ask(b"peek-buried")
-        replies["next id"] = peer.put(b"mail", b"next")
+        replies["next id"] = put(peer, b"mail", b"next")
     return replies
 
 
@@ -198,14 +189,14 @@ def test_export_and_import_of_many_segments_and_a_large_job(tmp_path: Path) -> N
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["journal.1", "journal.2", "journal.3", "lock"]
     assert without_time(export(tmp_path).stdout) == without_time(data)
-    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
+    with serving(tmp_path) as (_, peer):
         assert len(peer.ask(b"peek 2")) > SEGMENT_SIZE
-        assert peer.put(b"big", b"") == b"INSERTED 100\r\n"
+        assert put(peer, b"big", b"") == b"INSERTED 100"
 
 
 def test_journal_of_a_running_server_can_be_exported(tmp_path: Path) -> None:
-    with Daemon(*QUIET, "-b", str(tmp_path), "-f", "0") as daemon, Peer(daemon) as peer:
-        peer.put(b"default", b"one")
+    with serving(tmp_path, "-f", "0") as (daemon, peer):
+        put(peer, b"default", b"one")
         peer.ask(b"reserve")
         done = export(tmp_path)
         assert done.returncode == 0
@@ -221,7 +212,7 @@ def test_journal_of_a_running_server_can_be_exported(tmp_path: Path) -> None:
             quiet = run("journal", "export", str(tmp_path), *flags)
             assert (quiet.returncode, quiet.stderr) == (0, "")
         assert [job["id"] for job in lines_of(file.read_bytes())[1:-1]] == [1]
-        assert peer.ask(b"delete 1") == b"DELETED\r\n"
+        assert peer.ask(b"delete 1") == b"DELETED"
 
 
 # Refusals and reports
@@ -335,8 +326,8 @@ def test_killed_import_leaves_no_jobs(exported: bytes, tmp_path: Path) -> None:
         assert process.wait(TIMEOUT) == -signal.SIGKILL
     assert "an import was interrupted" in run("journal", "check", str(tmp_path)).stdout
     assert b"an import into it was interrupted; there is nothing to export" in export(tmp_path).stderr
-    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon, Peer(daemon) as peer:
-        assert peer.ask(b"peek 1") == b"NOT_FOUND\r\n"
+    with serving(tmp_path) as (daemon, peer):
+        assert peer.ask(b"peek 1") == b"NOT_FOUND"
         assert "WARNING journal: an import was interrupted; its jobs are ignored" in daemon.stop()[1]
 
 

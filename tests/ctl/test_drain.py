@@ -172,16 +172,6 @@ def test_drain_from_an_old_server_moves_all_jobs(server: Server, other: Server, 
     assert jobs(other, "mail") == before
 
 
-def test_bury_and_move_are_refused_by_an_old_server(server: Server, mail: Client) -> None:
-    fill(mail)
-    with old_server(server) as old:
-        done = run("--server", old, "bury", str(mail.peek_ready().id))
-        assert (done.code, "UNKNOWN_COMMAND" in done.err) == (4, True)
-        done = run("--server", old, "move", "mail", "post")
-        assert (done.code, "--state ready" in done.err) == (4, True)
-    assert len(jobs(server, "mail")) == 6
-
-
 class TargetWithWorker(Connection):
     """During a put to this target, a worker reserves the job at the source; with `copier`, another one the copy."""
 
