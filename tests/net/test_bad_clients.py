@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemon import TIMEOUT, Daemon
+from tests.support.daemon import COMMAND, TIMEOUT, Daemon
 from tests.support.peer import MIB, Peer, connections, eventually, open_files, rss
 
 BIG = 60_000
@@ -186,7 +186,9 @@ def test_disconnect_of_a_waiting_client_that_is_not_read_is_detected(server: Dae
 
 
 def test_memory_of_deleted_jobs_returns_to_the_system() -> None:
-    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as fresh, Peer(fresh) as peer:
+    """A server that is a fork of another process shares the heap of that process, and returns less."""
+    command = ("env", *COMMAND)
+    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", command=command) as fresh, Peer(fresh) as peer:
         before = rss(fresh)
         for _ in range(1000):
             peer.send(b"put 0 0 60 %d\r\n%b\r\n" % (BIG, bytes(BIG)))
