@@ -43,7 +43,7 @@ from greenstalk_server.core.policies.policy_sweep import PolicySweep
 from greenstalk_server.core.policies.tube_rules import TubeRules
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
-from greenstalk_server.core.tags.idempotency import KeptKeys
+from greenstalk_server.core.tags.idempotency import RetainedKeys
 from greenstalk_server.core.timers import Target, Timers
 from greenstalk_server.core.tubes.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.tubes.tube import Totals, Tube
@@ -96,7 +96,7 @@ class Broker:
     groups          groups that have members or waiting jobs, by name.
     concurrency_keys    concurrency keys of existing jobs, by name.
     keeps_pauses    a paused tube exists until its pause ends, even if it is empty; False in strict mode.
-    kept_keys       idempotency keys, and unique keys of policies, that outlive their jobs.
+    retained_keys   idempotency keys, and unique keys of policies, that outlive their jobs.
     policy_store    the policies by their source.
     sweep           the application of new policies to existing tubes and jobs.
     random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
@@ -142,7 +142,7 @@ class Broker:
         self.groups: dict[bytes, Group] = {}
         self.concurrency_keys: dict[bytes, ConcurrencyKey] = {}
         self.keeps_pauses: bool = True
-        self.kept_keys: KeptKeys = KeptKeys()
+        self.retained_keys: RetainedKeys = RetainedKeys()
         self.next_id: int = 1
         self.producer_count: int = 0
         self.worker_count: int = 0
@@ -244,7 +244,7 @@ class Broker:
     def arm(self, target: Target, when: int) -> None:
         if self.timers.arm(target, when):
             for listener in self.listeners:
-                listener.on_alarm(when)
+                listener.on_earlier_deadline(when)
 
     @property
     def is_sweeping(self) -> bool:

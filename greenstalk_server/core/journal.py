@@ -92,7 +92,7 @@ class Journal(Protocol):
         of the reserve only if another server may take over the journal.
         """
 
-    def lapse(self, job: Job) -> None:
+    def expire_reservation(self, job: Job) -> None:
         """Record that the reservation of *job* ended without a command, as its last event says. No reply waits."""
 
     def delete(self, job: Job) -> None:
@@ -143,7 +143,7 @@ class NullJournal:
     def reserve(self, job: Job) -> None:
         pass
 
-    def lapse(self, job: Job) -> None:
+    def expire_reservation(self, job: Job) -> None:
         pass
 
     def delete(self, job: Job) -> None:

@@ -19,7 +19,7 @@ class BrokerListener:
     Listeners subscribe by `Broker.subscribe`, in any order.
     """
 
-    def on_alarm(self, when: int) -> None:
+    def on_earlier_deadline(self, when: int) -> None:
         """Call `ticking.tick` at *when*, nanoseconds.
 
         A deadline was set that is earlier than the last tick's return value.

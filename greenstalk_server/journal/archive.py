@@ -101,7 +101,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that outlives its job: scope (see KeptKeys), key, job id, and the time at which the key becomes free."""
+    """A key that outlives its job: scope (see RetainedKeys), key, job id, and the time at which it becomes free."""
 
     tube: bytes
     key: bytes

@@ -448,7 +448,7 @@ class Encoder:
             return self.reserve(job, sequence)
         return self.seal(fields)
 
-    def lapse(self, job: Job, sequence: int) -> bytes:
+    def expire_reservation(self, job: Job, sequence: int) -> bytes:
         """Return a RESERVE record of *job*, whose reservation has ended as its last event says."""
         event = job_history.last(job.events)
         try:
@@ -457,7 +457,7 @@ class Encoder:
             )
         except struct.error:
             _clamp_counts(job)
-            return self.lapse(job, sequence)
+            return self.expire_reservation(job, sequence)
         return self.seal(fields)
 
     def delete(self, id: int, sequence: int) -> bytes:

@@ -86,7 +86,7 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
     for name in broker.policy_store.overridden():
         log.warning(OVERRIDDEN, name)
     binlog.begin(
-        recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.kept_keys.table, broker.bodies
+        recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.retained_keys.table, broker.bodies
     )
 
 
@@ -99,7 +99,7 @@ def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
         binlog.key(tube, key, id, until)
     for job in recovery.returned:
         if job.state == READY:
-            binlog.lapse(job)
+            binlog.expire_reservation(job)
         else:
             binlog.update(job)
 

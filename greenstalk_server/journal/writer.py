@@ -184,11 +184,11 @@ class Binlog:
         if job.id in self._new_ids:  # no client may learn of a job that a crash could still undo
             self.promised = self._log.sequence
 
-    def lapse(self, job: Job) -> None:
+    def expire_reservation(self, job: Job) -> None:
         log = self._log
         segment = log.room_for(record.RESERVE_SIZE)
         log.sequence += 1
-        segment.add(segment.encoder.lapse(job, log.sequence), job.id)
+        segment.add(segment.encoder.expire_reservation(job, log.sequence), job.id)
 
     def delete(self, job: Job) -> None:
         self._mark_reclaimable(job)

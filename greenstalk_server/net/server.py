@@ -372,7 +372,7 @@ class Ticker(BrokerListener):
         """End the greenlet. Switches."""
         self._service.stop()
 
-    def on_alarm(self, when: int) -> None:
+    def on_earlier_deadline(self, when: int) -> None:
         if self._due is None or when < self._due:
             self._earlier.set()
 

@@ -93,7 +93,7 @@ class Flush(SlicedCommand):
         self._name: bytes = name
         self._below: int = broker.next_id
         self._is_whole: bool = is_whole
-        self._keys: int = broker.kept_keys.count(scope_of(name)) if is_whole else 0
+        self._keys: int = broker.retained_keys.count(scope_of(name)) if is_whole else 0
         self._states: list[int] = []
         self._reserved: Iterator[Job | None] = iter(())
         self._deleted: int = 0

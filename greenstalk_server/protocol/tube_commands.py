@@ -90,7 +90,7 @@ def flush_tube(session: SessionState, command: Command, now: int) -> bytes | Non
     """Delete all jobs of a tube."""
     _, name = command
     broker = session.broker
-    if name not in broker.tubes and not broker.kept_keys.count(scope_of(name)):
+    if name not in broker.tubes and not broker.retained_keys.count(scope_of(name)):
         return replies.NOT_FOUND
     return session.do_slice(Flush(broker, name, is_whole=True), now)
 

@@ -57,7 +57,7 @@ class TestIdempotencyKey:
         assert client.put_tagged("idp:a") == (4, "deleted")
 
     def test_tick_removes_few_expired_keys(self, world: World) -> None:
-        client, table = world.client(), world.broker.kept_keys.table
+        client, table = world.client(), world.broker.retained_keys.table
         with world.in_bulk():
             for number in range(1000):
                 client.put_tagged(f"idp:{number}:9")

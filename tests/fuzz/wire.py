@@ -117,7 +117,7 @@ class Queue(Bench):
 
     def __init__(self, disk: Disk, random: Random, *, is_memory_short: bool) -> None:
         super().__init__(disk, random, is_memory_short=is_memory_short)
-        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
+        self.broker.retained_keys.table = self.binlog.keys  # compaction copies the keys of this table
 
     def run_commands(self, commands: int) -> None:
         """Do nothing, where a Bench would let clients of its own act in between."""
@@ -297,7 +297,7 @@ class Wire(BrokerListener):
                 return
         raise AssertionError("time stands still")
 
-    def on_alarm(self, when: int) -> None:
+    def on_earlier_deadline(self, when: int) -> None:
         if self.due is None or when < self.due:
             self.due = when
 

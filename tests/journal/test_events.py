@@ -135,7 +135,7 @@ def test_client_numbers_wrap_around() -> None:
     id = bench.put_job(10)
     job = bench.broker.jobs[id]
     job.events = job_history.add(b"", job_history.RESERVED, START, job_history.LAST_CLIENT)
-    bench.binlog.lapse(job)
+    bench.binlog.expire_reservation(job)
     bench.commit_and_compact()
     assert connecting.connect(recovered(bench.disk, START), lambda: None).number == 1
 

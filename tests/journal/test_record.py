@@ -191,10 +191,10 @@ def test_end_of_a_reservation_round_trip(salt: bytes, job: Job, timeouts: int, k
     job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
     job.timeouts, job.holder = timeouts, None
     job.events = job_history.add(job.events, kind, at, client)
-    lapse = encoder.lapse(job, 3)
-    assert len(lapse) == record.RESERVE_SIZE
+    expiry = encoder.expire_reservation(job, 3)
+    assert len(expiry) == record.RESERVE_SIZE
     job.state, job.deadline = READY, at
-    assert recorded_fields(replay(salt, data, reserve, lapse).jobs[job.id]) == recorded_fields(job)
+    assert recorded_fields(replay(salt, data, reserve, expiry).jobs[job.id]) == recorded_fields(job)
 
 
 @given(SALTS, jobs(), jobs())
@@ -226,7 +226,7 @@ def test_event_of_unknown_kind_is_not_shown(kind: int) -> None:
     encoder, job = Encoder(b"salt"), Job(1, Tube(b"default", {}), b"", 0, 0, 0, 5)
     data = encoder.job(job, 1)
     job.events = job_history.EVENT.pack(7, kind, 1)
-    recovery = replay(b"salt", data, encoder.lapse(job, 2))
+    recovery = replay(b"salt", data, encoder.expire_reservation(job, 2))
     recovery.settle(9)
     assert (recovery.jobs[1].state, job_history.unpack(recovery.jobs[1].events)) == (READY, [])
 
@@ -253,7 +253,7 @@ def test_counts_are_limited_to_32_bits() -> None:
     encoder = Encoder(b"salt")
     reserve_job(job, 1, 1)
     job.events = job_history.add(b"", job_history.RETURNED, 1, 1)
-    for write in (encoder.job, encoder.update, encoder.reserve, encoder.lapse):
+    for write in (encoder.job, encoder.update, encoder.reserve, encoder.expire_reservation):
         change_counts(job, *[2**32] * 5)
         write(job, 1)
         assert job.reserves == job.kicks == 2**32 - 1

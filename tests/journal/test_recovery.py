@@ -82,11 +82,11 @@ class SampleJournal:
         job.holder = None
         self._note_state(job)
 
-    def lapse(self, job: Job) -> None:
+    def expire_reservation(self, job: Job) -> None:
         """Record that the reservation of *job* has timed out."""
         job.events = job_history.add(job.events, job_history.TIMED_OUT, START, 7)
         self._note_state(job)
-        self._add(self._encoder.lapse(job, self._next()))
+        self._add(self._encoder.expire_reservation(job, self._next()))
 
     def update_by_version_1(self, job: Job) -> None:
         self._note_state(job)
@@ -180,7 +180,7 @@ def sample_journal() -> SampleJournal:
     three.reserves = 1
     journal.reserve(three)
     three.timeouts = 1
-    journal.lapse(three)
+    journal.expire_reservation(three)
     four.state, four.kicks = READY, 1
     journal.update(four, job_history.KICKED)
     journal.delete(five)

@@ -76,7 +76,7 @@ def holders_of(broker: Broker) -> dict[tuple[bytes, bytes], set[int]]:
 
 
 def kept_keys_of(broker: Broker, now: int) -> dict[tuple[bytes, bytes], tuple[int, int]]:
-    return {at: value for at, value in broker.kept_keys.table.items() if value[1] > now}
+    return {at: value for at, value in broker.retained_keys.table.items() if value[1] > now}
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])

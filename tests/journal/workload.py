@@ -329,8 +329,8 @@ class RecordingBinlog(Binlog):
         self._note(new.id, new)
         return True
 
-    def lapse(self, job: Job) -> None:
-        super().lapse(job)
+    def expire_reservation(self, job: Job) -> None:
+        super().expire_reservation(job)
         self._note(job.id, job)
 
     def delete(self, job: Job) -> None:
@@ -410,7 +410,7 @@ class Bench:
         self.broker.journal = self.binlog
         self.broker.bodies = exhausted_bodies() if is_memory_short else bodies
         startup.recover(disk, self.broker, self.binlog, now, is_strict=False)
-        self.broker.kept_keys.table = self.binlog.keys  # compaction copies the keys of this table
+        self.broker.retained_keys.table = self.binlog.keys  # compaction copies the keys of this table
         self.safe: int = self.binlog.safe
         self.history.begin(self.broker, self.safe)
         self.clients: list[Client] = [self._connect() for _ in range(3)]

@@ -294,7 +294,7 @@ def test_standby_forgets_expired_keys(members: tuple[Member, Member]) -> None:
     """The leader records no expiry of a key: the standby drops the key when the segment with the key is removed."""
     one, two = members
     one.lead()
-    kept = one.broker.kept_keys.table
+    kept = one.broker.retained_keys.table
     for at in range(100):
         name = b"key%d" % at
         if not at:

@@ -249,7 +249,7 @@ class World(BrokerListener):
         """Return the reply to "stats-job"."""
         return job_stats(self.broker.jobs[id], self.now)
 
-    def on_alarm(self, when: int) -> None:
+    def on_earlier_deadline(self, when: int) -> None:
         if self.due is None or when < self.due:
             self.due = when
 

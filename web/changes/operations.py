@@ -154,7 +154,7 @@ class Operations:
         """
         require_operator(tube.name)
         below, flushed, until = self._broker.next_id, 0, time.monotonic() + MAX_REQUEST_TIME
-        keys, pace = self._broker.kept_keys.count(scope_of(tube.name)), Pace()
+        keys, pace = self._broker.retained_keys.count(scope_of(tube.name)), Pace()
         while keys > 0 and (freed := editing.forget_keys(self._broker, tube.name, SLICE)):
             keys -= freed
             pace.yield_if_due()

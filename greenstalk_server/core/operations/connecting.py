@@ -9,7 +9,7 @@ from typing import Final
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.operations.finishing import lapse, record_lapse
+from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.transitions.holding import remove_reserved
 from greenstalk_server.core.transitions.settling import settle_some
@@ -91,8 +91,8 @@ def close_some(broker: Broker, client: Client, limit: int, now: int) -> int:
         job = client.reserved.get(id)
         if job is not None:
             remove_reserved(broker, job, now)
-            record_lapse(job, job_history.RETURNED, client.number, now)
-            lapse(broker, job, now)
+            record_expiry(job, job_history.RETURNED, client.number, now)
+            expire_reservation(broker, job, now)
         if broker.unsettled:
             left -= settle_some(broker, left, now)
             if left <= 0:

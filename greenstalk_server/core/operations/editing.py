@@ -146,7 +146,7 @@ def forget_keys(broker: Broker, tube: bytes, limit: int) -> int:
     *limit* is at most SLICE, because each key needs a record in the journal.
     """
     scope = scope_of(tube)
-    keys = broker.kept_keys.forget(scope, limit)
+    keys = broker.retained_keys.forget(scope, limit)
     for key in keys:
         broker.journal.key(scope, key, 0, 0)
     return len(keys)

@@ -180,14 +180,14 @@ def _end_operation(broker: Broker, tube: Tube, now: int) -> None:
     settle(broker, now)
 
 
-def record_lapse(job: Job, kind: int, client: int, now: int) -> None:
+def record_expiry(job: Job, kind: int, client: int, now: int) -> None:
     """Record the events of a reservation by *client* that ended without a command."""
     job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, client)
     job.events = job_history.add(job.events, kind, now, client)
     job.former_state = job.former_deadline = 0
 
 
-def lapse(broker: Broker, job: Job, now: int) -> None:
+def expire_reservation(broker: Broker, job: Job, now: int) -> None:
     """Requeue the detached *job*, whose reservation ended without a command, or delete it if it is truncated."""
     tube = job.tube
     if job.is_truncated:
@@ -196,7 +196,7 @@ def lapse(broker: Broker, job: Job, now: int) -> None:
         end_attempt(broker, job, tube.rules, 0, False, now)
     else:
         job.ready_since = now
-        broker.journal.lapse(job)
+        broker.journal.expire_reservation(job)
         add_ready(broker, job, now)
     dispatch_freed(broker, tube, now)
 
@@ -214,10 +214,10 @@ def _end_truncated(broker: Broker, job: Job, now: int) -> None:
 def time_out(broker: Broker, job: Job, client: Client, now: int) -> None:
     """End the reservation of *job*, whose ttr has passed, and make it ready."""
     remove_reserved(broker, job, now)
-    record_lapse(job, job_history.TIMED_OUT, client.number, job.deadline)
+    record_expiry(job, job_history.TIMED_OUT, client.number, job.deadline)
     job.timeouts += 1
     job.tube.total_timeouts += 1
     broker.counters.job_timeouts += 1
     for listener in broker.listeners:
         listener.on_reservation_timeout(client, job)
-    lapse(broker, job, now)
+    expire_reservation(broker, job, now)

@@ -29,7 +29,7 @@ def load_policies(
     """Take over the policies and the keys that a journal has recovered, before `restore`."""
     broker.policy_store.load(documents)
     broker.policies = broker.policy_store.combined()
-    broker.kept_keys.load(keys)
+    broker.retained_keys.load(keys)
 
 
 def set_file_policies(broker: Broker, policies: Iterable[Policy], now: int) -> list[str]:

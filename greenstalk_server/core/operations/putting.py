@@ -125,5 +125,5 @@ def _find_duplicate(broker: Broker, tube: Tube, key: bytes, pri: int, now: int) 
         is_raised = raise_priority(broker, holder.id, pri, now)
         settle(broker, now)
         return Duplicate(holder.id, holder.state, pri if is_raised else -1)
-    id = broker.kept_keys.find(scope_of(tube.name), key, now)
+    id = broker.retained_keys.find(scope_of(tube.name), key, now)
     return Duplicate(id, DELETED, -1) if id else None

@@ -49,8 +49,8 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
             broker.drop_if_unneeded(tube)
         if tube.rules is not None:
             apply_rules(broker, tube, tube.rules, now)
-    if broker.kept_keys.table:
-        broker.arm(broker.kept_keys, now)
+    if broker.retained_keys.table:
+        broker.arm(broker.retained_keys, now)
     settle(broker, now)
 
 

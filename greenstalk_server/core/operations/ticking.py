@@ -10,7 +10,7 @@ from greenstalk_server.core.operations.policy_changes import sweep_due
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
-from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, KeptKeys
+from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, RetainedKeys
 from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.core.transitions.enforcing import rules_due
 from greenstalk_server.core.transitions.holding import update_hold
@@ -35,7 +35,7 @@ def tick(broker: Broker, now: int) -> int | None:
             left -= _client_due(broker, target, now)
         elif isinstance(target, (ConcurrencyKey, Group)):
             target.note()
-        elif isinstance(target, KeptKeys):
+        elif isinstance(target, RetainedKeys):
             left -= _keys_due(broker, now)
         else:
             sweep_due(broker, now)
@@ -99,8 +99,8 @@ def _client_due(broker: Broker, client: Client, now: int) -> int:
 
 def _keys_due(broker: Broker, now: int) -> int:
     """Remove some of the keys that are free again; return the cost."""
-    broker.kept_keys.drop_expired(now)
-    soonest = broker.kept_keys.soonest()
+    broker.retained_keys.drop_expired(now)
+    soonest = broker.retained_keys.soonest()
     if soonest is not None:
-        broker.arm(broker.kept_keys, soonest)
+        broker.arm(broker.retained_keys, soonest)
     return MAX_EXPIRED

@@ -13,7 +13,7 @@ from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.tags.tags import TaggedJob
 
 MAX_EXPIRED: Final = 64
-"""Maximum number of expired keys that one call of `KeptKeys.drop_expired` removes: about half a millisecond."""
+"""Maximum number of expired keys that one call of `RetainedKeys.drop_expired` removes: about half a millisecond."""
 
 
 class IdempotencyKeys:
@@ -59,7 +59,7 @@ class IdempotencyKeys:
             del self.others[key]
 
 
-class KeptKeys:
+class RetainedKeys:
     """Keys that outlive their jobs: a put with such a key adds no job.
 
     table       by scope and key: the id of the job, and the time until which the key is taken, nanoseconds.

@@ -108,7 +108,7 @@ def _duplicate_of(broker: Broker, job: Job, rules: TubeRules, now: int) -> int:
         before = broker.jobs.get(other)
         if before is not None and now < before.created_at + rules.policy.unique_time:
             return other
-    return broker.kept_keys.find(job.tube.name, key, now)
+    return broker.retained_keys.find(job.tube.name, key, now)
 
 
 def _refuse_put(broker: Broker, job: Job, rules: TubeRules) -> int:
@@ -175,9 +175,9 @@ def keep_key(broker: Broker, job: Job, rules: TubeRules, now: int) -> None:
     if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key:
         return
     tube, key, until = job.tube.name, job.unique_key, job.created_at + rules.policy.unique_time
-    if broker.kept_keys.keep(tube, key, job.id, until, now):
+    if broker.retained_keys.keep(tube, key, job.id, until, now):
         broker.journal.key(tube, key, job.id, until)
-        broker.arm(broker.kept_keys, until)
+        broker.arm(broker.retained_keys, until)
 
 
 def expire(broker: Broker, job: Job, now: int) -> None:
@@ -328,8 +328,8 @@ def end_attempt(broker: Broker, job: Job, rules: TubeRules, delay: int, is_comma
 
 
 def _record_end(broker: Broker, job: Job, is_update: bool) -> None:
-    """Record the state of *job* after its reservation; without *is_update*, only that the reservation lapsed."""
+    """Record the state of *job* after its reservation; without *is_update*, only that it expired."""
     if is_update:
         broker.journal.update(job)
     else:
-        broker.journal.lapse(job)
+        broker.journal.expire_reservation(job)

@@ -40,9 +40,9 @@ def detach_tags(broker: Broker, job: TaggedJob, now: int) -> None:
         return
     if tags.idempotency_ttl and not tags.is_key_freed:
         scope, until = scope_of(tube.name), now + tags.idempotency_ttl
-        if broker.kept_keys.keep(scope, tags.idempotency_key, job.id, until, now):
+        if broker.retained_keys.keep(scope, tags.idempotency_key, job.id, until, now):
             broker.journal.key(scope, tags.idempotency_key, job.id, until)
-            broker.arm(broker.kept_keys, until)
+            broker.arm(broker.retained_keys, until)
     if tags.member_of is not None:
         tags.member_of.remove_member()
         tags.member_of = None
