@@ -339,4 +339,4 @@ def test_export_is_streamed_and_yields(queue: Queue, tmp_path: Path, short_steps
         parts = list(response.iter_encoded())
     assert len(parts) > 10
     assert b"".join(parts).count(b"\n") == 3000
-    assert turns.count >= 1500
+    assert turns.count >= 3000

@@ -17,6 +17,7 @@ import msgspec
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.store.rows import Row
 from greenstalk_server.web.store.store import Store
 
@@ -131,10 +132,14 @@ class Audit:
         recent = list(self.entries)
         yield from (entry for entry in reversed(recent) if entry.number < before)
         before = min(before, recent[0].number if recent else self._next)
+        pace = Pace()
         try:
             while rows := self._store.latest(ROW, before, BATCH):
                 before = rows[-1].number
-                yield from filter(None, map(_entry, rows))
+                for row in rows:
+                    pace.yield_if_due()
+                    if entry := _entry(row):
+                        yield entry
         except OSError as error:
             log.error("audit log: its rows cannot be read: %s", error)  # noqa: TRY400  the message is complete
 
