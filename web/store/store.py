@@ -57,7 +57,8 @@ class Store:
         self._latest_restorers: dict[str, Callable[[int], None]] = {}
         self._writer: Service = Service("dashboard-store", self._write)
         self._attempted: Event = Event()
-        self._is_flushing: Event = Event()
+        self._retry_now: Event = Event()
+        self._is_flushing: bool = False
 
     # Reading
 
@@ -130,6 +131,7 @@ class Store:
         """Wait until the changes so far are written, or an attempt to write them has failed. Switches."""
         while self._pending or self._writing or self._trims:
             self._attempted.clear()
+            self._retry_now.set()
             self._start()
             self._attempted.wait()
             if self.last_error:
@@ -137,7 +139,8 @@ class Store:
 
     def flush(self) -> None:
         """Write all changes; give up after FLUSH_TIMEOUT, or at an error. Call it once, at the end. Switches."""
-        self._is_flushing.set()
+        self._is_flushing = True
+        self._retry_now.set()
         self._writer.join(FLUSH_TIMEOUT)
         if self._writer.is_running or self._pending or self._writing or not self.is_restored:
             self._writer.stop()
@@ -165,9 +168,10 @@ class Store:
                 self._write_batch()
             self._attempted.set()
             if self.last_error:
-                self._is_flushing.wait(RETRY_INTERVAL)
-                if self._is_flushing.is_set():
+                if self._is_flushing:
                     return
+                self._retry_now.clear()
+                self._retry_now.wait(RETRY_INTERVAL)
 
     def _write_batch(self) -> None:
         """Write what is pending in one transaction. Switches."""

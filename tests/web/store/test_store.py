@@ -254,6 +254,18 @@ def test_failed_changes_are_written_later_in_their_last_state(
     ]
 
 
+def test_save_tries_again_at_once(store: Store, failing: FailingRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "RETRY_INTERVAL", 3600)
+    failing.error = "no space"
+    store.put("x", *A)
+    store.save()
+    assert "no space" in store.last_error
+    failing.error = ""
+    store.save()
+    assert not store.last_error
+    assert failing.read("x", 0, MAX_NUMBER) == [A]
+
+
 def test_waiting_changes_have_a_bound(store: Store, failing: FailingRows, caplog: pytest.LogCaptureFixture) -> None:
     failing.error = "no space"
     store.put("x", *A)
