@@ -137,7 +137,18 @@ def test_entries_before_the_restore_follow_those_of_the_previous_run(queue: Queu
     assert numbers(later) == [3, 2, 1]
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff\xfe", b'{"at":"x"}', b"[" * 50_000])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b'{"at":"x"}',
+        b"[" * 50_000,
+        b'{"at":-1,"who":"","address":"","what":"x","details":{}}',
+    ],
+)
 def test_damaged_rows_are_left_out(queue: Queue, tmp_path: Path, data: bytes) -> None:
     audit = kept(queue, tmp_path)
     fill(audit, 2)

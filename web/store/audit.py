@@ -18,7 +18,7 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.rows import MAX_NUMBER, Row
 from greenstalk_server.web.store.store import Store
 
 ROW: Final = "audit"
@@ -31,7 +31,7 @@ MAX_KEPT: Final = 100_000
 """Entries in the store."""
 
 TRIM_INTERVAL: Final = 100
-"""The oldest entries are removed after each of so many new ones."""
+"""Number of new entries after which the oldest are removed."""
 
 BATCH: Final = 200
 """Entries read from the store at a time."""
@@ -164,5 +164,7 @@ def _entry(row: Row) -> Entry | None:
     try:
         values = msgspec.json.decode(row.data, type=StoredEntry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if not 0 <= values.at <= MAX_NUMBER:
         return None
     return Entry(row.number, values.at, values.who, values.address, values.what, values.details)
