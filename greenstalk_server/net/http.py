@@ -45,8 +45,9 @@ TIMEOUT_CHECK_INTERVAL: Final = 0.5
 """Seconds between two searches for connections whose time is over."""
 
 MAX_WAKES: Final = 8
-"""Maximum connections that are woken in an iteration of the event loop because they have input, and maximum of those
-whose time is over."""
+"""Maximum connections with input, and maximum connections past their deadline, that an iteration of the event loop
+wakes.
+"""
 
 MIN_RATE: Final = 1024
 """Bytes per second. A request has one second more for each MIN_RATE bytes that have arrived."""

@@ -1,4 +1,4 @@
-"""What an access rule must grant for each kind of command. docs/security.md has the table of commands."""
+"""Permissions: the grants of an access rule that each command needs. docs/security.md has the table of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Check: TypeAlias = Callable[[Grants, SessionState, Command], bytes | None]
 
 
 class Permission:
-    """What an access rule must grant for a command.
+    """The grant that a command needs.
 
     text     the grant, as docs/security.md calls it.
     missing  returns what a command names without a grant for it, for the log, or None if the command is allowed.

@@ -72,7 +72,7 @@ class Script:
         return [b"watch %b\r\nignore default\r\n" % self.tube, TUBES, b"use %b\r\n" % self.tube]
 
     def batch(self) -> list[bytes]:
-        """Return random commands, and one with a known reply; `@3@` stands for the id of the third put."""
+        """Return random commands, and one with a known reply. The id of the third put replaces `@3@`."""
         puts, count = self.puts, self.chance.choice([1, 4, 50])
         return [*[self._command(puts) for _ in range(count)], b"use %b\r\n" % self.tube]
 

@@ -50,7 +50,7 @@ def check(dashboard: Dashboard, client: FlaskClient) -> None:
     assert entries == [(5 - place, what, "ann") for place, what in enumerate(whats)]
     assert [entry.at for entry in dashboard.audit.newest_first()] == [NOW] * 5
     client.set_cookie(*COOKIE)
-    assert client.get("/audit").status_code == 200, "the session goes on"
+    assert client.get("/audit").status_code == 200, "the session continues"
     day = dashboard.history.columns(b"mail", DAY).series["put"][-150:]
     assert [round(value * 60) for value in day[:14]] == [36] * 6 + [44] + [60] * 6 + [76]
     assert not any(map(isnan, day))

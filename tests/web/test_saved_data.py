@@ -1,4 +1,4 @@
-"""What users save in the dashboard: job templates and reasons for pauses."""
+"""The data that users save in the dashboard: job templates and reasons for pauses."""
 
 from __future__ import annotations
 

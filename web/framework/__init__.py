@@ -1,1 +1,1 @@
-"""What every page and endpoint is built from: requests, fields, texts, templates, errors, and the API framework."""
+"""The modules that all pages and endpoints use: requests, fields, texts, templates, errors, and the API framework."""

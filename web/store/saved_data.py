@@ -1,4 +1,4 @@
-"""What users save in the dashboard: job templates, searches, and the reasons for pauses.
+"""The data that users save in the dashboard: job templates, searches, and the reasons for pauses.
 
 A template is called `Sample` here, in its rows, in URLs and in the API.
 """

@@ -1,4 +1,4 @@
-"""What follows from tags: jobs that a group without members releases, and free slots of concurrency keys.
+"""Effects of tags on other jobs: releases of the jobs of an empty group, and of jobs for free concurrency slots.
 
 An operation may leave a group without members, or a concurrency key with a free slot. Such targets are added to
 `Broker.unsettled`, and so are tubes whose jobs could be handed out before that. Each operation ends with `settle`,

@@ -1,4 +1,4 @@
-"""What alerts keep across a restart: the sent conditions, the silences, and the log of messages.
+"""The state of the alerts that survives a restart: the sent conditions, the silences, and the log of messages.
 
 It is one row of the store. If the row is damaged, the state starts empty: conditions that still hold are sent again.
 """
