@@ -323,9 +323,7 @@ def _create_app(options: WebOptions, broker: Broker) -> Flask:
     app.jinja_env.undefined = StrictUndefined
     app.jinja_env.globals["zip"] = zip
     app.jinja_env.finalize = text.finalize
-    app.jinja_env.filters["breakable"] = text.breakable
-    app.jinja_env.filters["middle"] = text.middle
-    app.jinja_env.filters["verbatim"] = text.verbatim
+    app.jinja_env.filters |= text.FILTERS
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(partial(_template_values, options))
     if options.url_prefix:

@@ -1,10 +1,14 @@
-"""Formats of values for people. Pages and their live updates use the same functions, so that texts agree."""
+"""Formats of values for people. Pages and their live updates use the same functions, so that texts agree.
+
+Templates format the values of a model with FILTERS.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from markupsafe import Markup, escape
 
@@ -73,17 +77,18 @@ def rate(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def instant(nanoseconds: int) -> str:
-    """Return a time in nanoseconds since the Unix epoch, to the second: `2026-01-31 23:59:59 UTC`."""
-    return datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+def instant(at: int | datetime) -> str:
+    """Return a time to the second: `2026-01-31 23:59:59 UTC`. An integer is nanoseconds since the Unix epoch."""
+    moment = at if isinstance(at, datetime) else datetime.fromtimestamp(at // 1_000_000_000, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def time_tag(nanoseconds: int, form: str = "full") -> Markup:
-    """Return a time in nanoseconds since the Unix epoch as HTML, which static/times.js shows in the principal's zone.
+def time_tag(at: int | datetime, form: str = "full") -> Markup:
+    """Return a time of `instant` as HTML, which static/times.js shows in the principal's zone.
 
     *form* is `full`, as `instant` returns it, or `clock` for the time of day only.
     """
-    return tag_instant(instant(nanoseconds), form)
+    return tag_instant(instant(at), form)
 
 
 def tag_instant(at: str, form: str = "full") -> Markup:
@@ -143,3 +148,15 @@ def boolean(value: bool) -> str:
 def counted(count: int, noun: str) -> str:
     """Return *count* and *noun*, whose plural ends in s: `1 tube`, `2,000 tubes`."""
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "breakable": breakable,
+    "duration": duration,
+    "middle": middle,
+    "number": number,
+    "rate": rate,
+    "time": time_tag,
+    "verbatim": verbatim,
+}
+"""Jinja's filters of these formats."""

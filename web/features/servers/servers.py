@@ -8,8 +8,7 @@ parsed strictly, and shown as text only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import gevent
 import msgspec
@@ -21,11 +20,13 @@ from greenstalk_server.config.tables.peers import Peer
 from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.protocol.stats import server_stats
+from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.features.conditions.measures import Measure
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.history.history import History
+from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, instant, nanoseconds
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, send
 
 REFRESH_INTERVAL: Final = 5 * SECOND
@@ -47,7 +48,7 @@ _Rate = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class _Stats(Struct):
-    """A part of the statistics of a server."""
+    """A part of the statistics of a server. The statistics of this server have the same fields."""
 
     version: str
     hostname: str
@@ -65,7 +66,7 @@ class _Rates(Struct):
     delete: _Rate
 
 
-class _Figures(Struct):
+class _ServerResponse(Struct):
     """A part of the response to `GET /server`. Earlier versions have no role."""
 
     stats: _Stats
@@ -78,64 +79,49 @@ class _Condition(Struct):
     sentence: str
 
 
-class _Attention(Struct):
+class _AttentionResponse(Struct):
     """A part of the response to `GET /attention`."""
 
     total: _Number
     conditions: list[_Condition]
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The figures of a server. *uptime* in seconds; rates per second, over the last ten seconds.
-
-    role            LEADER, SINGLE or empty if it is not known.
-    conditions      number of conditions that need attention.
-    worst           sentence of the worst one; empty if there is none. *severity* is that of the same condition.
-    """
+class Totals(ResponseModel):
+    """The figures of a server."""
 
     version: str
     hostname: str
-    role: str
-    uptime: int
-    connections: int
-    ready: int
-    reserved: int
-    delayed: int
-    buried: int
-    put: float
-    reserve: float
-    delete: float
-    conditions: int
-    severity: str
-    worst: str
+    uptime: Annotated[Count, Meta(description="Seconds since the start.")]
+    connections: Count
+    ready: Count
+    reserved: Count
+    delayed: Count
+    buried: Count
+    put: Annotated[float, Meta(description="Puts per second, averaged over the last ten seconds.")]
+    reserve: Annotated[float, Meta(description="Reservations per second.")]
+    delete: Annotated[float, Meta(description="Deletions per second.")]
+    conditions: Annotated[Count, Meta(description="Conditions that need attention.")]
+    worst: Annotated[str | None, Meta(description="The sentence of the worst condition.")]
+    severity: Annotated[str | None, Meta(description="The severity of the worst condition.", examples=["warning"])]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """A server as this one sees it.
+class ListedServer(ResponseModel):
+    """A server as this one sees it."""
 
-    address         scheme and host, or where the address is configured; empty for this server.
-    href            address of its dashboard; empty if that is a secret, and for this server.
-    figures         None if it did not respond, or is a standby.
-    role            one of the roles; empty if it is not known.
-    problem         reason why it did not respond; for a standby, its state.
-    at              time of the response or the failure, nanoseconds since the Unix epoch; 0 before the first request.
-    """
-
-    name: str
-    address: str
-    href: str
-    is_this: bool = False
-    figures: Figures | None = None
-    role: str = ""
-    problem: str = ""
-    at: int = 0
-
-    @property
-    def is_reachable(self) -> bool:
-        """Whether the server responded."""
-        return self.figures is not None or self.role == STANDBY
+    name: Annotated[str, Meta(description="Its name in the configuration; the host name for this server.")]
+    address: Annotated[
+        str, Meta(description="Scheme and host, or where the address is configured; empty for this one.")
+    ]
+    href: Annotated[str, Meta(description="Address of its dashboard; empty if that is a secret, and for this one.")]
+    is_this: bool
+    state: Annotated[
+        Literal["reachable", "standby", "unreachable", "pending"],
+        Meta(description="`pending`: it has not responded yet."),
+    ]
+    role: Annotated[str | None, Meta(description="`leader`, `standby` or `single`; null if it is not known.")]
+    problem: Annotated[str, Meta(description="Why it did not respond; for a standby, its state; else empty.")]
+    at: Annotated[Instant | None, Meta(description="Time of the response or the failure.")]
+    figures: Annotated[Totals | None, Meta(description="Null unless it is reachable.")]
 
 
 class Servers:
@@ -157,7 +143,7 @@ class Servers:
         self._attention: ConditionMonitor = attention
         self._peers: Callable[[], tuple[Peer, ...]] = peers
         self._role: Callable[[], ClusterStatus] | None = role
-        self._known: dict[str, tuple[Peer, ServerStatus]] = {}
+        self._known: dict[str, tuple[Peer, ListedServer]] = {}
         self._asking: dict[str, tuple[Peer, gevent.Greenlet]] = {}
 
     @property
@@ -165,7 +151,7 @@ class Servers:
         """Whether there is another server in the configuration."""
         return bool(self._peers())
 
-    def statuses(self, wait: float) -> list[ServerStatus]:
+    def statuses(self, wait: float) -> list[ListedServer]:
         """Return this server and the others; wait up to *wait* seconds for missing responses. Switches.
 
         A response that is older than REFRESH_INTERVAL is requested again, and returned until the new one arrives.
@@ -182,7 +168,8 @@ class Servers:
         if before is not None and before[0] == peer:
             return before[1]
         known = self._known.get(peer.name)
-        if known is not None and known[0] == peer and self._clock() - known[1].at < REFRESH_INTERVAL:
+        answered_at = known[1].at if known is not None and known[0] == peer else None
+        if answered_at is not None and self._clock() - nanoseconds(answered_at) < REFRESH_INTERVAL:
             return None
         asking = gevent.spawn(self._note_answer, peer)
         self._asking[peer.name] = peer, asking
@@ -191,62 +178,64 @@ class Servers:
     def _note_answer(self, peer: Peer) -> None:
         """Request the figures of *peer*, and store them. Switches."""
         try:
-            status = replace(_ask(peer), at=self._clock())
+            server = _ask(peer)
+            server.at = instant(self._clock())
         finally:
             if self._asking.get(peer.name, (None,))[0] is peer:
                 del self._asking[peer.name]
-        self._known[peer.name] = peer, status
+        self._known[peer.name] = peer, server
         for name in self._known.keys() - {each.name for each in self._peers()}:
             del self._known[name]
 
-    def _status(self, peer: Peer) -> ServerStatus:
+    def _status(self, peer: Peer) -> ListedServer:
         known = self._known.get(peer.name)
         return known[1] if known is not None and known[0] == peer else _unknown(peer)
 
-    def _own(self) -> ServerStatus:
+    def _own(self) -> ListedServer:
         stats, rates = server_stats(self._broker, self._clock()), self._history.total_rates()
         conditions = self._attention.conditions
         worst = conditions[0].measure if conditions else None
-        role = SINGLE if self._role is None else LEADER
-        figures = Figures(
-            version=stats.version,
-            hostname=stats.hostname,
-            role=role,
-            uptime=stats.uptime,
-            connections=stats.current_connections,
-            ready=stats.current_jobs_ready,
-            reserved=stats.current_jobs_reserved,
-            delayed=stats.current_jobs_delayed,
-            buried=stats.current_jobs_buried,
-            put=rates.put,
-            reserve=rates.reserve,
-            delete=rates.delete,
-            conditions=self._attention.counts.total(),
-            severity=worst.severity if worst is not None else "",
-            worst=worst.sentence if worst is not None else "",
+        return ListedServer(
+            name=stats.hostname,
+            address="",
+            href="",
+            is_this=True,
+            state="reachable",
+            role=SINGLE if self._role is None else LEADER,
+            problem="",
+            at=instant(self._clock()),
+            figures=_totals(stats, rates, self._attention.counts.total(), worst),
         )
-        return ServerStatus(stats.hostname, "", "", True, figures, role, at=self._clock())
 
 
-def _ask(peer: Peer) -> ServerStatus:
-    """Return the status of *peer*. Switches."""
-    status = _unknown(peer)
+def _ask(peer: Peer) -> ListedServer:
+    """Return *peer* as it responds now. Switches."""
+    server = _unknown(peer)
+    server.state = "unreachable"
     try:
         response = _get(peer, "/api/v1/server")
         text = response.body.decode(errors="replace")
         if response.status == 503 and text.startswith(STANDBY_LINE):
-            return replace(status, role=STANDBY, problem=_cleaned(text))
-        figures = _decoded(response, _Figures)
-        attention = _decoded(_get(peer, "/api/v1/attention?limit=1"), _Attention)
+            server.state, server.role, server.problem = STANDBY, STANDBY, _cleaned(text)
+            return server
+        found: _ServerResponse = _decoded(response, _ServerResponse)
+        attention: _AttentionResponse = _decoded(_get(peer, "/api/v1/attention?limit=1"), _AttentionResponse)
     except RequestFailed as error:
-        return replace(status, problem=_cleaned(str(error)))
+        server.problem = _cleaned(str(error))
+        return server
     worst = attention.conditions[0] if attention.conditions else None
-    stats, rates = figures.stats, figures.rates
-    role = figures.role if figures.role in (LEADER, SINGLE) else ""
-    found = Figures(
+    server.state, server.role = "reachable", found.role if found.role in (LEADER, SINGLE) else None
+    server.figures = _totals(found.stats, found.rates, attention.total, worst)
+    return server
+
+
+def _totals(
+    stats: _Stats | ServerStats, rates: _Rates | Rates, conditions: int, worst: _Condition | Measure | None
+) -> Totals:
+    """Return the totals of a server with *conditions* that need attention, and the *worst* of them."""
+    return Totals(
         version=_cleaned(stats.version),
         hostname=_cleaned(stats.hostname),
-        role=role,
         uptime=stats.uptime,
         connections=stats.current_connections,
         ready=stats.current_jobs_ready,
@@ -256,11 +245,10 @@ def _ask(peer: Peer) -> ServerStatus:
         put=rates.put,
         reserve=rates.reserve,
         delete=rates.delete,
-        conditions=attention.total,
-        severity="critical" if worst is not None and worst.severity == "critical" else "warning" if worst else "",
-        worst=_cleaned(worst.sentence) if worst is not None else "",
+        conditions=conditions,
+        worst=_cleaned(worst.sentence) if worst is not None else None,
+        severity=None if worst is None else "critical" if worst.severity == "critical" else "warning",
     )
-    return replace(status, figures=found, role=role)
 
 
 def _get(peer: Peer, path: str) -> Response:
@@ -288,12 +276,25 @@ def _detail(response: Response) -> str:
     return f": {detail}" if isinstance(detail, str) and detail else ""
 
 
-def _unknown(peer: Peer) -> ServerStatus:
-    target = peer.target
+def _unknown(peer: Peer) -> ListedServer:
+    """Return *peer* before its first response."""
+    target, href = peer.target, ""
     if target.secret_url is not None:
         kind, place = target.secret_url
-        return ServerStatus(peer.name, f"in the {'variable' if kind == ENVIRONMENT else 'file'} {place}", "")
-    return ServerStatus(peer.name, shown_url(target.url), target.url)
+        address = f"in the {'variable' if kind == ENVIRONMENT else 'file'} {place}"
+    else:
+        address, href = shown_url(target.url), target.url
+    return ListedServer(
+        name=peer.name,
+        address=address,
+        href=href,
+        is_this=False,
+        state="pending",
+        role=None,
+        problem="",
+        at=None,
+        figures=None,
+    )
 
 
 def _cleaned(value: str) -> str:
