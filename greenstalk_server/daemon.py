@@ -37,7 +37,7 @@ from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.lock import DirectoryLock
 from greenstalk_server.journal.space import MIN_FILE_SIZE
 from greenstalk_server.journal.startup import OVERRIDDEN, recover
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget, WebServer
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
@@ -72,7 +72,7 @@ from greenstalk_server.runtime.threads import run_in_thread
 if TYPE_CHECKING:
     from greenstalk_server.journal.postgresql.lease import LeaderLease
     from greenstalk_server.journal.postgresql.rows import Rows
-    from greenstalk_server.journal.postgresql.writer import SharedBinlog
+    from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
     from greenstalk_server.web.app import Dashboard
     from greenstalk_server.web.server import DashboardFactory
 
@@ -270,11 +270,11 @@ def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) 
         return broker, None
     files = Directory(options.binlog_dir)
     size = max(options.binlog_max_size, MIN_FILE_SIZE)
-    binlog = Binlog(files, size, options.sync_interval_ns, os.urandom)
-    broker = _broker(options, clock, binlog, can_evict=True)
+    journal = JournalWriter(files, size, options.sync_interval_ns, os.urandom)
+    broker = _broker(options, clock, journal, can_evict=True)
     policy_file.apply_to(broker, clock)
-    recover(files, broker, binlog, clock(), is_strict=options.strict_recovery)
-    return broker, Committer(binlog, Loader(broker, binlog, broker.bodies) if broker.bodies is not None else None)
+    recover(files, broker, journal, clock(), is_strict=options.strict_recovery)
+    return broker, Committer(journal, Loader(broker, journal, broker.bodies) if broker.bodies is not None else None)
 
 
 def _broker(options: Options, clock: Clock, journal: Journal, *, can_evict: bool) -> Broker:
@@ -308,13 +308,13 @@ class _SharedQueue:
         clock: Clock,
     ) -> None:
         """Create an empty broker with its journal in *rows*."""
-        from greenstalk_server.journal.postgresql.writer import SharedBinlog  # noqa: PLC0415  optional dependency
+        from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter  # noqa: PLC0415  optional dependency
 
         self.rows: Rows = rows
-        self.binlog: SharedBinlog = SharedBinlog(rows, options.binlog_max_size, 0, os.urandom)
-        self.broker: Broker = _broker(options, clock, self.binlog, can_evict=False)
+        self.journal: DatabaseJournalWriter = DatabaseJournalWriter(rows, options.binlog_max_size, 0, os.urandom)
+        self.broker: Broker = _broker(options, clock, self.journal, can_evict=False)
         policy_file.apply_to(self.broker, clock)
-        self.committer: Committer = Committer(self.binlog)
+        self.committer: Committer = Committer(self.journal)
         self.dashboard: Dashboard | None = None
         self._lease: LeaderLease = lease
         self._factory: DashboardFactory | None = factory

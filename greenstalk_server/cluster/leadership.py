@@ -43,7 +43,7 @@ from greenstalk_server.journal.postgresql.connection import (
 from greenstalk_server.journal.postgresql.follower import MAX_FETCH_BYTES, MAX_FETCH_ROWS, Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease, LeaseState
 from greenstalk_server.journal.postgresql.rows import Rows
-from greenstalk_server.journal.postgresql.writer import SharedBinlog
+from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import refuse_unfit, resume_from
 from greenstalk_server.runtime.clock import Clock, steady_clock
@@ -94,7 +94,7 @@ class Queue(Protocol):
     """The broker and journal that a standby fills and a leader serves."""
 
     broker: Broker
-    binlog: SharedBinlog
+    journal: DatabaseJournalWriter
     rows: Rows
 
     def prepare(self, status: Callable[[], ClusterStatus]) -> None:
@@ -361,7 +361,7 @@ class Candidate(Generic[Q]):
         refuse_unfit(recovery, self._is_strict)
         queue.rows.begin(epoch)
         now = self.clock()
-        resume_from(recovery, queue.broker, queue.binlog, now)
+        resume_from(recovery, queue.broker, queue.journal, now)
         restoring.restore(queue.broker, recovery.next_id, now)
         self._follower.connection.close()
         return self.leadership

@@ -1,7 +1,7 @@
 """The blocking work on the files of a journal: batches, syncs, reads and upkeep.
 
-`Binlog` makes each of these objects in the thread of the broker, `run` works in any thread, and the thread of the
-broker reports the result to `Binlog`.
+`JournalWriter` makes each of these objects in the thread of the broker, `run` works in any thread, and the thread of
+the broker reports the result to `JournalWriter`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_READ: Final = 4 * 2**20
 class Batch:
     """Records to write, and perhaps to sync.
 
-    `Binlog.take_batch` returns it; report it to `Binlog.complete_batch` or `Binlog.note_failure` after `run`.
+    Returned by `JournalWriter.take_batch`. After `run`, report it to `JournalWriter.complete_batch` or `note_failure`.
 
     sequence    number of its last record.
     size        bytes that it writes.
@@ -160,7 +160,9 @@ class Batch:
 
 
 class Sync:
-    """A sync of everything written before it; made by `Binlog.take_sync`, reported to `Binlog.complete_sync`.
+    """A sync of everything written before it.
+
+    Returned by `JournalWriter.take_sync`. After `run`, report it to `JournalWriter.complete_sync`.
 
     segment     number of the segment that it syncs.
     sequence    number of the last record that it syncs.
@@ -184,7 +186,7 @@ class Sync:
 
 
 class Read:
-    """A read of bodies; made by `Binlog.read`, reported to `Binlog.complete_read`.
+    """A read of bodies. Returned by `JournalWriter.read`. After `run`, report it to `JournalWriter.complete_read`.
 
     jobs        by id: the job, and the number of the segment that its body is read from.
     bodies      by id: the bodies that were read.
@@ -246,7 +248,9 @@ class Read:
 
 
 class Upkeep:
-    """Upkeep: creates files ahead and removes files. Made by `Binlog.upkeep`, reported to `Binlog.complete_upkeep`.
+    """Creates files ahead and removes files.
+
+    Returned by `JournalWriter.upkeep`. After `run`, report it to `JournalWriter.complete_upkeep`.
 
     created         segments whose files it has created.
     not_removed     segments whose files may still exist.

@@ -1,4 +1,4 @@
-"""`greenstalk-server journal check DIR`: report the content of a binlog directory, and its damage.
+"""`greenstalk-server journal check DIR`: report the content of a journal directory, and its damage.
 
 It reads the files and reports what a start would find, but writes nothing: no file is created, truncated, moved or
 locked. A server may run on the directory; the report lacks what that server has not written yet.

@@ -1,4 +1,4 @@
-"""The lock on a binlog directory: one server at a time, this one or beanstalkd.
+"""The lock on a journal directory: one server at a time, this one or beanstalkd.
 
 It is an fcntl lock on DIR/lock, the same lock that beanstalkd takes, so neither server opens a directory that the
 other one uses. The kernel releases it when the process exits.

@@ -147,7 +147,7 @@ class Rewrite:
         log.unsafe = [log.current]
 
     def record_step(self) -> Generator[None, None, bool]:
-        """Record the next step; see `Binlog.rewrite`.
+        """Record the next step; see `JournalWriter.rewrite`.
 
         If it returns False and `Eviction.wanted` is empty, no step fits.
         """

@@ -18,7 +18,7 @@ from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.replayed_segment import is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, StartError
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two log lines about a long recovery."""
 
 
-def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: bool) -> None:
-    """Fill *broker*, which must be new and empty, from *files*, and let *binlog* continue in a new segment.
+def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_strict: bool) -> None:
+    """Fill *broker*, which must be new and empty, from *files*, and let *journal* continue in a new segment.
 
     Raise StartError if that fails. With *is_strict*, damage other than a torn tail is an error. beanstalkd's files, if
     there are any, are imported.
@@ -48,10 +48,10 @@ def recover(files: Files, broker: Broker, binlog: Binlog, now: int, is_strict: b
         refuse_unfit(recovery, is_strict)
         source = _read_beanstalkd(files, is_strict)
         _tidy(files, recovery)
-        _begin(recovery, broker, binlog, now)
-        write_out(binlog)  # only the header, which fits; it reserves ids, so that no put waits for a sync
-        _record_returns(recovery, binlog)
-        next_id = max(recovery.next_id, _import_all(source, files, broker, binlog, now))
+        _begin(recovery, broker, journal, now)
+        write_out(journal)  # only the header, which fits; it reserves ids, so that no put waits for a sync
+        _record_returns(recovery, journal)
+        next_id = max(recovery.next_id, _import_all(source, files, broker, journal, now))
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
@@ -69,14 +69,14 @@ def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
         raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
 
 
-def resume_from(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
-    """Settle *recovery*, which has filled the tables of *broker*, and begin *binlog* after it."""
-    _begin(recovery, broker, binlog, now)
-    _record_returns(recovery, binlog)
+def resume_from(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> None:
+    """Settle *recovery*, which has filled the tables of *broker*, and begin *journal* after it."""
+    _begin(recovery, broker, journal, now)
+    _record_returns(recovery, journal)
 
 
-def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None:
-    """Settle *recovery*, and begin *binlog* after it."""
+def _begin(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> None:
+    """Settle *recovery*, and begin *journal* after it."""
     recovery.settle(now)
     if recovery.is_import_open:
         log.warning("journal: an import was interrupted; its jobs are ignored")
@@ -85,23 +85,23 @@ def _begin(recovery: Recovery, broker: Broker, binlog: Binlog, now: int) -> None
         log.warning("journal: the policy %s has no effect: %s", name, reason)
     for name in broker.policy_store.overridden():
         log.warning(OVERRIDDEN, name)
-    binlog.begin(
+    journal.begin(
         recovery, broker.jobs, broker.tubes, broker.policy_store.documents, broker.retained_keys.table, broker.bodies
     )
 
 
-def _record_returns(recovery: Recovery, binlog: Binlog) -> None:
+def _record_returns(recovery: Recovery, journal: JournalWriter) -> None:
     """Record which reservations *recovery* has ended, and which keys it has undone.
 
     On a full disk this may take more than the first segment.
     """
     for (tube, key), (id, until) in recovery.undone_keys.items():
-        binlog.key(tube, key, id, until)
+        journal.key(tube, key, id, until)
     for job in recovery.returned:
         if job.state == READY:
-            binlog.expire_reservation(job)
+            journal.expire_reservation(job)
         else:
-            binlog.update(job)
+            journal.update(job)
 
 
 def replay_all(files: Files, recovery: Recovery) -> Recovery:
@@ -164,7 +164,9 @@ def _read_beanstalkd(files: Files, is_strict: bool) -> beanstalkd.BeanstalkdBinl
     return source
 
 
-def _import_all(source: beanstalkd.BeanstalkdBinlog, files: Files, broker: Broker, binlog: Binlog, now: int) -> int:
+def _import_all(
+    source: beanstalkd.BeanstalkdBinlog, files: Files, broker: Broker, journal: JournalWriter, now: int
+) -> int:
     """Import *source*, beanstalkd's files, if any was read; return a number above all their ids.
 
     The import is atomic: its jobs are between two marks, and the files stay until both marks are on disk. If all jobs
@@ -185,13 +187,13 @@ def _import_all(source: beanstalkd.BeanstalkdBinlog, files: Files, broker: Broke
             " move them to a directory of their own, start a second server there, and drain it",
             EXIT_BINLOG,
         )
-    binlog.mark(record.IMPORT_BEGIN)
+    journal.mark(record.IMPORT_BEGIN)
     burials = max([job.burial_number for job in broker.jobs.values() if job.state == BURIED], default=0)
     for burial, imported in enumerate(source.jobs.values(), burials + 1):
-        _import(imported, burial, broker, binlog, now)
-    binlog.note_id(source.highest_id)
-    binlog.mark(record.IMPORT_END)
-    write_out(binlog)
+        _import(imported, burial, broker, journal, now)
+    journal.note_id(source.highest_id)
+    journal.mark(record.IMPORT_END)
+    write_out(journal)
     log.info("imported %d jobs from beanstalkd's files", len(source.jobs))
     _move_away(files, names)
     return source.highest_id + 1
@@ -204,7 +206,7 @@ def _move_away(files: Files, names: list[str]) -> None:
     log.info("%s now in %s", files_of, IMPORTED_DIRECTORY)
 
 
-def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, now: int) -> None:
+def _import(imported: ImportedJob, burial: int, broker: Broker, journal: JournalWriter, now: int) -> None:
     created_at = min(imported.created_at, now)
     tube = broker.tube(imported.tube)
     job = Job(imported.id, tube, imported.body, imported.pri, imported.delay, imported.ttr, created_at)
@@ -217,15 +219,15 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, binlog: Binlog, 
         job.deadline = imported.deadline
     else:
         job.state = READY
-    if not binlog.put(job):
-        raise StartError(f"cannot import beanstalkd's jobs: {binlog.refusal}", EXIT_BINLOG)
+    if not journal.put(job):
+        raise StartError(f"cannot import beanstalkd's jobs: {journal.refusal}", EXIT_BINLOG)
     broker.jobs[job.id] = job
-    if binlog.pending_bytes > IMPORT_BATCH:
-        write_out(binlog)
+    if journal.pending_bytes > IMPORT_BATCH:
+        write_out(journal)
 
 
-def write_out(binlog: Binlog) -> None:
-    """Write and sync all records of *binlog* in this thread; raise OSError."""
-    batch = binlog.take_batch(is_synced=True)
+def write_out(journal: JournalWriter) -> None:
+    """Write and sync all records of *journal* in this thread; raise OSError."""
+    batch = journal.take_batch(is_synced=True)
     batch.run()
-    binlog.complete_batch(batch)
+    journal.complete_batch(batch)

@@ -1,6 +1,6 @@
 """The journal on disk: records, group commit, and the handling of disk failures.
 
-`Binlog` is what the broker and the committer use. Each part of it has a module:
+`JournalWriter` is what the broker and the committer use. Each part of it has a module:
 `segment_log` (segments and the records appended to them), `space` (room on the disk), `compaction`, `eviction` (bodies
 that are on disk only), `rewrite` (after a failure) and `batch` (all work that blocks).
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the tests define a subclass
-class Binlog:
+class JournalWriter:
     """The journal of one directory.
 
     promised    number of the last record that a reply has to wait for.

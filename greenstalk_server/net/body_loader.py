@@ -20,7 +20,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.body_cache import Bodies, held_bodies
 from greenstalk_server.core.jobs.job import RESERVED, Job
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.runtime.scheduling import yield_to_loop
 
 READ_AHEAD_JOBS: Final = 512
@@ -45,11 +45,11 @@ TRIES: Final = 3
 
 
 class Loader:
-    """Reads the bodies of *broker*'s jobs from *binlog* into the body cache *bodies*."""
+    """Reads the bodies of *broker*'s jobs from *journal* into the body cache *bodies*."""
 
-    def __init__(self, broker: Broker, binlog: Binlog, bodies: Bodies) -> None:
+    def __init__(self, broker: Broker, journal: JournalWriter, bodies: Bodies) -> None:
         self._broker: Broker = broker
-        self._binlog: Binlog = binlog
+        self._journal: JournalWriter = journal
         self._requests: list[tuple[int, Callable[[bytes | None], None]]] = []
         self._tubes: dict[Tube, None] = {}
         self._wanted: Event = Event()
@@ -75,11 +75,11 @@ class Loader:
         jobs = list(jobs)
         found = held_bodies(jobs)
         for _ in range(TRIES):
-            read = self._binlog.read([job for job in jobs if job.id not in found])
+            read = self._journal.read([job for job in jobs if job.id not in found])
             if not read.jobs:
                 break
             get_hub().threadpool.apply(read.run)
-            self._binlog.note_lost(read)
+            self._journal.note_lost(read)
             found |= read.bodies
             found |= held_bodies([job for job in jobs if job.id not in found])
         return found
@@ -104,15 +104,15 @@ class Loader:
         for _ in range(TRIES):
             wanted = {job.id: job for id, _ in requests if id not in found and (job := jobs.get(id)) is not None}
             found |= {id: job.body for id, job in wanted.items() if job.body is not None}
-            read = self._binlog.read([*wanted.values(), *ahead.values()])
+            read = self._journal.read([*wanted.values(), *ahead.values()])
             get_hub().threadpool.apply(read.run)
-            self._binlog.complete_read(read, ahead)
+            self._journal.complete_read(read, ahead)
             found |= read.bodies
             if all(id in found or id not in jobs for id, _ in requests):
                 break
         for id, deliver in requests:
             deliver(found.get(id))
-        while self._binlog.evict(EVICTION_BATCH):
+        while self._journal.evict(EVICTION_BATCH):
             yield_to_loop()
 
     def _next_of(self, tube: Tube) -> list[Job]:

@@ -32,7 +32,7 @@ from greenlet import getcurrent
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.journal.batch import Batch, Sync
 from greenstalk_server.journal.compaction import READ_BATCH
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.body_loader import EVICTION_BATCH, Loader
 from greenstalk_server.net.poller import Handler
 from greenstalk_server.runtime.scheduling import yield_to_loop
@@ -91,11 +91,11 @@ class Holder(Protocol):
 
 
 class Committer:
-    """Writes and syncs *binlog*, and releases the holders that wait for it."""
+    """Writes and syncs *journal*, and releases the holders that wait for it."""
 
-    def __init__(self, binlog: Binlog, loader: Loader | None = None) -> None:
+    def __init__(self, journal: JournalWriter, loader: Loader | None = None) -> None:
         """*loader* reads evicted bodies, if bodies can be evicted; it starts and stops with the committer."""
-        self.binlog: Binlog = binlog
+        self.journal: JournalWriter = journal
         self._loader: Loader | None = loader
         self._holders: list[Holder] = []
         self._safe_holders: list[Holder] = []  # their records are safe; released when the next batch has begun
@@ -128,12 +128,12 @@ class Committer:
         """Write and sync all records, release all holders, and end. Switches; writes to a local disk block."""
         with self._disk:  # no call is in progress in the thread
             stop_all(*self._services)
-            run = self._run_in_thread if self.binlog.is_remote else Batch.run
+            run = self._run_in_thread if self.journal.is_remote else Batch.run
             is_written = self._write_all(run)
             self._release_safe()
             if not is_written:
                 log.error("journal: stopped with changes that are not on disk; none of them was acknowledged")
-            elif self.binlog.release_ids():
+            elif self.journal.release_ids():
                 self._write_released_ids()
         self._disk_thread.stop()
 
@@ -148,10 +148,10 @@ class Committer:
 
         With -f 0 it is quick if only one connection was active recently and the disk syncs fast. Does not switch.
         """
-        binlog = self.binlog
-        if binlog.promised <= binlog.safe or self._holders or binlog.is_remote:
+        journal = self.journal
+        if journal.promised <= journal.safe or self._holders or journal.is_remote:
             return
-        is_synced = binlog.sync_interval == 0
+        is_synced = journal.sync_interval == 0
         if is_synced and (not self._is_lone(replies) or self._disk.locked()):
             return
         try:
@@ -161,7 +161,7 @@ class Committer:
 
     def wait(self, timeout: float) -> bool:
         """Wait until all that the journal has promised is safe; return False after *timeout* seconds. May switch."""
-        if self.binlog.promised <= self.binlog.safe:
+        if self.journal.promised <= self.journal.safe:
             return True
         waiter = _Waiter()
         self.hold(waiter)
@@ -173,7 +173,7 @@ class Committer:
 
     def _make_services(self) -> list[Service]:
         services = [Service("commit", self._commit_forever), Service("journal-files", self._maintain_forever)]
-        interval = self.binlog.sync_interval
+        interval = self.journal.sync_interval
         if interval is not None and interval > 0:
             services.append(Service("sync", partial(self._sync_forever, interval / SECOND)))
         if self._loader is not None:
@@ -191,14 +191,14 @@ class Committer:
 
     def _write_here(self, is_synced: bool) -> bool:
         """Write all pending records in the loop; return False if the greenlet must do so. Does not switch."""
-        binlog = self.binlog
+        journal = self.journal
         began = time.perf_counter()
-        if self._is_writing or self._owed or self._is_over_bound or binlog.is_full or began < self._loop_writes_at:
+        if self._is_writing or self._owed or self._is_over_bound or journal.is_full or began < self._loop_writes_at:
             return False
         try:
-            size = binlog.write_here(MAX_LOOP_WRITE, is_synced=is_synced)
+            size = journal.write_here(MAX_LOOP_WRITE, is_synced=is_synced)
         except OSError as error:
-            binlog.note_failure(error)
+            journal.note_failure(error)
             self._wanted.set()
             return False
         if not size:
@@ -211,7 +211,7 @@ class Committer:
             if not self._sync_wanted.is_set():
                 self._sync_wanted.set()
         self._churned += size
-        if self._churned + binlog.bytes_died - self._died > binlog.segment_size // UPKEEP_SHARE:
+        if self._churned + journal.bytes_died - self._died > journal.segment_size // UPKEEP_SHARE:
             self._keep_pace()
         return True
 
@@ -221,7 +221,7 @@ class Committer:
 
     def limit_records(self) -> None:
         """Schedule a commit if more than MAX_UNCOMMITTED bytes of records are pending. Does not switch."""
-        if self.binlog.pending_bytes > MAX_UNCOMMITTED:
+        if self.journal.pending_bytes > MAX_UNCOMMITTED:
             self._wanted.set()
 
     def _commit_forever(self) -> None:
@@ -232,21 +232,21 @@ class Committer:
             self._wanted.clear()
             if not self._commit():
                 self._wanted.set()
-                if self.binlog.trouble is not None:
+                if self.journal.trouble is not None:
                     gevent.sleep(DISK_RETRY_INTERVAL)
 
     def _commit(self) -> bool:
         """Commit the pending records, in a thread if that may block; return False if it must be retried. May switch."""
-        binlog = self.binlog
-        self._is_over_bound = is_large = binlog.is_over_bound
-        if is_large or self._owed or binlog.is_full or binlog.wants_rewrite or self._disk.locked():  # it may wait
+        journal = self.journal
+        self._is_over_bound = is_large = journal.is_over_bound
+        if is_large or self._owed or journal.is_full or journal.wants_rewrite or self._disk.locked():  # it may wait
             self._release_safe()
-        is_synced = binlog.sync_interval == 0 or (is_large and binlog.sync_interval is not None)
+        is_synced = journal.sync_interval == 0 or (is_large and journal.sync_interval is not None)
         self._await_room(is_large)
         while self._owed > 0 and self._compact_slice(COMPACTION_SLICE):
             yield_to_loop()
-        if not binlog.wants_rewrite:
-            if not binlog.has_records:  # a new segment's header waits for the first record
+        if not journal.wants_rewrite:
+            if not journal.has_records:  # a new segment's header waits for the first record
                 self._safe_holders += self._take_holders()
                 self._release_safe()
                 return True
@@ -255,27 +255,27 @@ class Committer:
                     self._safe_holders += self._take_holders()
                     self._release_safe()
                     return True
-                if self.binlog.wants_rewrite:  # the write has failed
+                if self.journal.wants_rewrite:  # the write has failed
                     return False
         with self._disk:
             return self._rewrite() and self._write(self._run_in_thread, is_synced)
 
     def _rewrite(self) -> bool:
         """Record the next step of a rewrite, if one is due; return False if there is no room. Switches."""
-        binlog = self.binlog
-        if not binlog.wants_rewrite:
+        journal = self.journal
+        if not journal.wants_rewrite:
             return True
         while not self._rewrite_in_slices():
-            read = binlog.read_for_compaction()
+            read = journal.read_for_compaction()
             if read is None:
                 return False
             get_hub().threadpool.apply(read.run)
-            binlog.complete_read(read)
+            journal.complete_read(read)
         return True
 
     def _rewrite_in_slices(self) -> bool:
         """Do a step of a rewrite, and yield between its slices; return False if it needs a read first. Switches."""
-        slices = self.binlog.rewrite()
+        slices = self.journal.rewrite()
         while True:
             try:
                 next(slices)
@@ -285,27 +285,27 @@ class Committer:
 
     def _write_all(self, run: Callable[[Batch], None]) -> bool:
         """Write and sync all records, in several steps if needed; return False if the disk fails. Only for `stop`."""
-        binlog = self.binlog
+        journal = self.journal
         while True:
-            is_rewrite = binlog.wants_rewrite
-            is_written = self._rewrite() and self._write(run, is_synced=binlog.sync_interval is not None)
-            if not binlog.wants_rewrite or (is_rewrite and not is_written):
+            is_rewrite = journal.wants_rewrite
+            is_written = self._rewrite() and self._write(run, is_synced=journal.sync_interval is not None)
+            if not journal.wants_rewrite or (is_rewrite and not is_written):
                 return is_written
-            upkeep = binlog.upkeep()
+            upkeep = journal.upkeep()
             if upkeep is not None:
                 upkeep.run()
-                binlog.complete_upkeep(upkeep)
+                journal.complete_upkeep(upkeep)
 
     def _write_released_ids(self) -> None:
         """Record that reserved ids were not used. Only for `stop`. A failure loses no job, so nothing is rewritten."""
         try:
-            self.binlog.take_batch(is_synced=self.binlog.sync_interval is not None).run()
+            self.journal.take_batch(is_synced=self.journal.sync_interval is not None).run()
         except OSError as error:
             log.warning("journal: cannot record the next id: %s; the next start skips ids", error)
 
     def _await_room(self, is_large: bool) -> None:
         """If the disk is full or the directory *is_large*, wait until segments are removed. Switches."""
-        if (self.binlog.is_full or is_large) and self.binlog.wants_upkeep:
+        if (self.journal.is_full or is_large) and self.journal.wants_upkeep:
             self._upkeep_done.clear()
             self._upkeep_wanted.set()
             self._upkeep_done.wait(DISK_RETRY_INTERVAL)
@@ -316,25 +316,25 @@ class Committer:
         Only the last step of a rewrite releases holders.
         """
         holders = self._take_holders()
-        batch = self.binlog.take_batch(is_synced)
+        batch = self.journal.take_batch(is_synced)
         self._is_writing = True
         try:
             run(batch)
         except OSError as error:
-            self.binlog.note_failure(error, batch)
+            self.journal.note_failure(error, batch)
             self._holders = holders + self._holders
             return False
         finally:
             self._is_writing = False
-        self.binlog.complete_batch(batch)
-        if self.binlog.wants_rewrite:
+        self.journal.complete_batch(batch)
+        if self.journal.wants_rewrite:
             self._holders = holders + self._holders
             self._wanted.set()
             return True
         self._safe_holders += holders
         if not self._holders:
             self._release_safe()
-        if self.binlog.has_unsynced:
+        if self.journal.has_unsynced:
             self._sync_wanted.set()
         self._churned += batch.size
         self._keep_pace()
@@ -346,25 +346,25 @@ class Committer:
         Bytes above MAX_COMPACTION are copied before the next batch, so that clients that send large batches do not
         outpace compaction.
         """
-        binlog = self.binlog
-        churned = self._churned - self._copied + binlog.bytes_died - self._died
-        self._churned, self._copied, self._died = 0, 0, binlog.bytes_died
-        self._owed = COMPACTION_WHEN_FULL if binlog.is_full else self._owed + COMPACTION_RATIO * churned
-        self._is_over_bound = binlog.is_over_bound
+        journal = self.journal
+        churned = self._churned - self._copied + journal.bytes_died - self._died
+        self._churned, self._copied, self._died = 0, 0, journal.bytes_died
+        self._owed = COMPACTION_WHEN_FULL if journal.is_full else self._owed + COMPACTION_RATIO * churned
+        self._is_over_bound = journal.is_over_bound
         if self._is_over_bound:
             self._owed = max(self._owed, MAX_COMPACTION)
         if self._owed > COMPACTION_SLICE:
             self._release_safe()
         is_behind = self._compact_slice(MAX_COMPACTION)
-        if binlog.evict(EVICTION_BATCH) or is_behind or binlog.wants_bodies or binlog.wants_upkeep:
+        if journal.evict(EVICTION_BATCH) or is_behind or journal.wants_bodies or journal.wants_upkeep:
             self._upkeep_wanted.set()
 
     def _compact_slice(self, limit: int) -> bool:
         """Copy up to *limit* of the bytes that are owed; return whether more is due. If not, reset the debt to 0."""
         budget = min(self._owed, limit)
-        before = self.binlog.pending_bytes
-        is_behind = self.binlog.compact(budget)
-        self._copied += self.binlog.pending_bytes - before  # written with the next batch, where they must not count
+        before = self.journal.pending_bytes
+        is_behind = self.journal.compact(budget)
+        self._copied += self.journal.pending_bytes - before  # written with the next batch, where they must not count
         self._owed = self._owed - budget if is_behind else 0
         return is_behind
 
@@ -376,7 +376,7 @@ class Committer:
         """Release the holders whose records are safe. Does not switch."""
         holders, self._safe_holders = self._safe_holders, []
         for holder in holders:
-            holder.release(self.binlog.safe)
+            holder.release(self.journal.safe)
 
     def _run_in_thread(self, batch: Batch) -> None:
         """Run *batch* in the thread; release the holders of the previous batch while the disk is busy. Switches."""
@@ -396,21 +396,21 @@ class Committer:
             self._sync_wanted.wait()
             gevent.sleep(interval / 2)
             self._sync_wanted.clear()
-            if self.binlog.has_unsynced:
+            if self.journal.has_unsynced:
                 with self._disk:
                     self._sync()
 
     def _sync(self) -> None:
-        sync = self.binlog.take_sync()
+        sync = self.journal.take_sync()
         if sync is None:
             return
         try:
             self._disk_thread.call(Sync.run, sync, self._release_safe)
         except OSError as error:
-            self.binlog.note_failure(error)
+            self.journal.note_failure(error)
             self._wanted.set()
             return
-        self.binlog.complete_sync(sync)
+        self.journal.complete_sync(sync)
         self._upkeep_wanted.set()
 
     def _maintain_forever(self) -> None:
@@ -422,22 +422,22 @@ class Committer:
             is_retry = time.monotonic() > retried + DISK_RETRY_INTERVAL
             if is_retry:
                 retried = time.monotonic()
-            upkeep = self.binlog.upkeep(is_retry)
+            upkeep = self.journal.upkeep(is_retry)
             if upkeep is not None:
                 get_hub().threadpool.apply(upkeep.run)
-                self.binlog.complete_upkeep(upkeep)
+                self.journal.complete_upkeep(upkeep)
             self._upkeep_done.set()
-            read = self.binlog.read_for_compaction()
+            read = self.journal.read_for_compaction()
             if read is not None:
                 get_hub().threadpool.apply(read.run)
-                self.binlog.complete_read(read)
-            is_behind = self.binlog.compact(COMPACTION_SLICE if read is None else READ_BATCH)
-            while self.binlog.evict(EVICTION_BATCH):
+                self.journal.complete_read(read)
+            is_behind = self.journal.compact(COMPACTION_SLICE if read is None else READ_BATCH)
+            while self.journal.evict(EVICTION_BATCH):
                 yield_to_loop()
-            if is_behind or self.binlog.wants_bodies:
+            if is_behind or self.journal.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
                 self._upkeep_wanted.set()
-            if self.binlog.has_records:
+            if self.journal.has_records:
                 self._wanted.set()
 
 

@@ -31,7 +31,7 @@ from greenstalk_server.journal import record
 from greenstalk_server.journal.postgresql.connection import conninfo_of
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.rows import Rows
-from greenstalk_server.journal.postgresql.writer import SharedBinlog
+from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
 from greenstalk_server.runtime.clock import Clock
 from tests.postgresql.test_journal import Member
 from tests.support.cluster import Cluster
@@ -89,7 +89,7 @@ class CyclicQueue:
     def __init__(self, rows: Rows, clock: Clock) -> None:
         self.rows: Rows = rows
         self.broker: Broker = make_broker()
-        self.binlog: SharedBinlog = SharedBinlog(rows, 4096, 0, os.urandom)
+        self.journal: DatabaseJournalWriter = DatabaseJournalWriter(rows, 4096, 0, os.urandom)
         self.itself: CyclicQueue = self
 
     def prepare(self, role: Callable[[], ClusterStatus]) -> None:

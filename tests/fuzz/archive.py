@@ -82,7 +82,7 @@ def _use(directory: Path, archive: bytes) -> None:
     listed: dict[int, Any] = {each.id: facts(each) for each in reader.entries(next_id) if isinstance(each, Job)}
     assert sum(len(body) for _, _, body, _, _ in listed.values()) <= len(archive)
     disk = Disk({path.name: path.read_bytes() for path in directory.iterdir()})
-    broker, binlog = recovered(disk)
+    broker, journal = recovered(disk)
     listed = {id: (*rest, min(created_at, LATER)) for id, (*rest, created_at) in listed.items()}
     found = {id: facts(job) for id, job in broker.jobs.items()}
     if broker.policies.policies:  # a start moves jobs that have used up their attempts
@@ -95,7 +95,7 @@ def _use(directory: Path, archive: bytes) -> None:
     _tick(broker, LATER)
     put_one(broker)
     _command(broker)
-    startup.write_out(binlog)
+    startup.write_out(journal)
     restarted, _ = recovered(disk)
     assert {id: facts(job) for id, job in restarted.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
 

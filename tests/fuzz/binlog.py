@@ -40,14 +40,14 @@ def one(data: bytes) -> None:
     assert all(isinstance(line, str) for line in source.warnings())
     disk = Disk(files)
     try:
-        broker, binlog = started(disk)
+        broker, journal = started(disk)
     except StartError:
         return
     assert {id: (job.tube.name, job.body) for id, job in broker.jobs.items()} == {
         id: (job.tube, job.body) for id, job in source.jobs.items()
     }
     put_one(broker)
-    startup.write_out(binlog)
+    startup.write_out(journal)
     again, _ = started(disk)
     assert {id: facts(job) for id, job in again.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
 

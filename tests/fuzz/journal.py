@@ -34,7 +34,7 @@ from greenstalk_server.journal import check, record, startup
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import replay_all
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.fuzz.source import Source
 from tests.journal.disk import Disk, seeded
@@ -284,33 +284,33 @@ def _start(files: dict[str, bytes], recovery: Recovery) -> None:
     """Start on the files, put a job, and start again: all jobs are restored, but those of truncated tubes."""
     disk = Disk(files)
     try:
-        broker, binlog = started(disk)
+        broker, journal = started(disk)
     except StartError:
         assert not recovery.is_readable
         return
     expected = {id: facts(job) for id, job in recovery.jobs.items() if not job.is_truncated}
     assert {id: facts(job) for id, job in broker.jobs.items()} == expected
     put_one(broker)
-    startup.write_out(binlog)
+    startup.write_out(journal)
     again, _ = started(disk)
     assert {id: facts(job) for id, job in again.jobs.items()} == {id: facts(job) for id, job in broker.jobs.items()}
     assert again.next_id >= broker.next_id
 
 
-def started(disk: Disk) -> tuple[Broker, Binlog]:
+def started(disk: Disk) -> tuple[Broker, JournalWriter]:
     """Return a server on *disk*, whose broker keeps its invariants."""
-    broker, binlog = recovered(disk)
+    broker, journal = recovered(disk)
     invariants.check(broker)
-    return broker, binlog
+    return broker, journal
 
 
-def recovered(disk: Disk) -> tuple[Broker, Binlog]:
+def recovered(disk: Disk) -> tuple[Broker, JournalWriter]:
     """Return a server on *disk* before its first tick, at which policies may change its jobs."""
     broker = make_broker()
-    binlog = Binlog(disk, SMALL_SEGMENT, 0, seeded(7).randbytes)
-    broker.journal = binlog
-    startup.recover(disk, broker, binlog, LATER, is_strict=False)
-    return broker, binlog
+    journal = JournalWriter(disk, SMALL_SEGMENT, 0, seeded(7).randbytes)
+    broker.journal = journal
+    startup.recover(disk, broker, journal, LATER, is_strict=False)
+    return broker, journal
 
 
 def put_one(broker: Broker) -> None:

@@ -117,7 +117,7 @@ class Queue(Bench):
 
     def __init__(self, disk: Disk, random: Random, *, is_memory_short: bool) -> None:
         super().__init__(disk, random, is_memory_short=is_memory_short)
-        self.broker.retained_keys.table = self.binlog.keys  # compaction copies the keys of this table
+        self.broker.retained_keys.table = self.journal.keys  # compaction copies the keys of this table
 
     def run_commands(self, commands: int) -> None:
         """Do nothing, where a Bench would let clients of its own act in between."""
@@ -376,10 +376,10 @@ class Wire(BrokerListener):
         found: dict[int, bytes] = {}
         jobs = [here for job, _ in fetched if (here := self.broker.jobs.get(job.id)) is not None]
         found = {job.id: job.body for job in jobs if job.body is not None}
-        read = self.bench.binlog.read(jobs)
+        read = self.bench.journal.read(jobs)
         read.run()
         assert not read.errors
-        self.bench.binlog.complete_read(read, ())
+        self.bench.journal.complete_read(read, ())
         for job, deliver in fetched:
             deliver(found.get(job.id, read.bodies.get(job.id)))
 

@@ -101,31 +101,31 @@ class PolicyBench(Bench):
 
     def set_policy(self, name: str, document: bytes) -> None:
         if document:
-            self.binlog.policies[name] = document
+            self.journal.policies[name] = document
         else:
-            self.binlog.policies.pop(name, None)
-        self.binlog.policy(name, document)
+            self.journal.policies.pop(name, None)
+        self.journal.policy(name, document)
 
     def change_key(self) -> None:
         """Claim a key for some time, or release it."""
         key = self.random.choice(TUBES), b"%02d" % self.random.randrange(self.key_count) * self.random.choice((1, 32))
         id, until = self.random.randrange(*FINISHED), self.random.choice((0, self.now + SECOND, self.now + 50 * SECOND))
         if until:
-            self.binlog.keys[key] = id, until
+            self.journal.keys[key] = id, until
         else:
-            self.binlog.keys.pop(key, None)
-        self.binlog.key(*key, id, until)
+            self.journal.keys.pop(key, None)
+        self.journal.key(*key, id, until)
 
     def expire_keys(self) -> None:
         """Forget expired keys, without a record."""
-        for key in [key for key, (_, until) in self.binlog.keys.items() if until <= self.now]:
-            del self.binlog.keys[key]
+        for key in [key for key, (_, until) in self.journal.keys.items() if until <= self.now]:
+            del self.journal.keys[key]
 
     def check_recorded(self) -> None:
         super().check_recorded()
         policies = {name: documents[-1][1] for name, documents in self.history.policies.items() if documents[-1][1]}
-        assert self.binlog.policies == policies
-        assert all(self.history.keys[key][-1][1] == value for key, value in self.binlog.keys.items())
+        assert self.journal.policies == policies
+        assert all(self.history.keys[key][-1][1] == value for key, value in self.journal.keys.items())
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
         jobs: dict[int, Job] = {}

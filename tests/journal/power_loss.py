@@ -53,7 +53,7 @@ def step_with_crashes(bench: Bench, steps: int) -> int:
         bench.check_recorded()
         invariants.check(bench.broker)
         evicted += sum(job.body is None for job in bench.broker.jobs.values())
-    assert bench.binlog.stats().records_migrated > 0
+    assert bench.journal.stats().records_migrated > 0
     return evicted
 
 
@@ -84,7 +84,7 @@ def restarted(bench: AnyBench) -> AnyBench:
         with contextlib.suppress(PowerLostError):
             after = type(bench)(disk, random, bench.now)
             bench.history.check(after.broker, bench.safe, bench.now)
-            bench.history.check_entries(after.binlog.policies, after.binlog.keys, bench.safe, bench.now)
+            bench.history.check_entries(after.journal.policies, after.journal.keys, bench.safe, bench.now)
             return after
 
 
@@ -119,12 +119,12 @@ def assert_recovers(bench: Bench) -> None:
         bench.sync()
         bench.compact()
         bench.run_upkeep()
-    assert bench.binlog.trouble is None
-    assert not bench.binlog.is_full
+    assert bench.journal.trouble is None
+    assert not bench.journal.is_full
     assert bench.put(1)
     assert bench.commit()
     assert bench.sync()
-    assert bench.safe >= bench.binlog.promised
+    assert bench.safe >= bench.journal.promised
 
 
 def full_disk_bench(kind: type[AnyBench], random: Random, segments: int, sync_interval: int) -> AnyBench:
@@ -146,4 +146,4 @@ def fill_repeatedly(bench: Bench) -> None:
         bench.check_recorded()
         crash_at_random(bench)
     assert bench.refused > 0
-    assert bench.binlog.trouble is None
+    assert bench.journal.trouble is None

@@ -24,7 +24,7 @@ class PacedBench(Bench):
     """A bench that commits and compacts after each command, and then checks the size of the directory.
 
     copied  bytes that the last slice of compaction has copied.
-    died    `Binlog.bytes_died` at the last commit.
+    died    `JournalWriter.bytes_died` at the last commit.
     lived   live bytes at the last commit.
     """
 
@@ -44,7 +44,7 @@ class PacedBench(Bench):
         if putting.put(self.broker, self.client, id, 1, 0, SECOND, bytes(1500), self.now) > 0:
             assert finishing.delete(self.broker, None, id, self.now)
         self.commit()
-        self.binlog.compact(SMALL_SEGMENT)
+        self.journal.compact(SMALL_SEGMENT)
         self.run_upkeep()
 
     def commit_and_compact(self) -> None:
@@ -52,27 +52,27 @@ class PacedBench(Bench):
 
         Jobs that were deleted since the last call count as live: a file is removed once its copies are on disk.
         """
-        batch = self.binlog.take_batch(is_synced=True)
+        batch = self.journal.take_batch(is_synced=True)
         batch.run()
-        self.binlog.complete_batch(batch)
+        self.journal.complete_batch(batch)
         self.safe = batch.sequence
-        before = self.binlog.pending_bytes
-        self.binlog.compact(max(3 * (batch.size - self.copied + self.binlog.bytes_died - self.died), SMALL_SEGMENT))
-        self.copied = self.binlog.pending_bytes - before
-        self.died = self.binlog.bytes_died
+        before = self.journal.pending_bytes
+        self.journal.compact(max(3 * (batch.size - self.copied + self.journal.bytes_died - self.died), SMALL_SEGMENT))
+        self.copied = self.journal.pending_bytes - before
+        self.died = self.journal.bytes_died
         self.run_upkeep()
         live, self.lived = max(self.lived, self.live_bytes), self.live_bytes
         assert self.disk.used <= 2.5 * live + 3 * self.max_size, (self.disk.used, live)
-        stats = self.binlog.stats()
+        stats = self.journal.stats()
         assert (stats.bytes_on_disk, stats.files) == (self.disk.used, len(self.disk.list()))
         assert stats.bytes_live == self.live_bytes <= stats.bytes_recorded
 
     def commit_on_full_disk(self) -> None:
         """Commit, compact and run upkeep on a full disk; assert success. Only the disk bounds the directory."""
         assert self.commit()
-        self.binlog.compact(SMALL_SEGMENT)
+        self.journal.compact(SMALL_SEGMENT)
         self.run_upkeep()
-        assert self.binlog.trouble is None
+        assert self.journal.trouble is None
 
     def disconnect_client(self) -> None:
         """Disconnect the client, so that its reserved jobs are ready again, and connect another one."""
@@ -106,7 +106,7 @@ def test_directory_stays_small_under_bury_and_kick_of_one_job(size: int) -> None
         bench.commit_and_compact()
         assert kicking.kick(bench.broker, bench.broker.tubes[b"default"], BURIED, 1, bench.now) == 1
         bench.commit_and_compact()
-    assert bench.binlog.stats().records_migrated > 5
+    assert bench.journal.stats().records_migrated > 5
 
 
 def test_directory_stays_small_under_reservations_alone() -> None:
@@ -185,7 +185,7 @@ def test_failures_do_not_leak_space() -> None:
         bench.put_job(500)
     bench.commit_and_compact()
     for _ in range(50):
-        bench.binlog.note_failure(OSError("once"))
+        bench.journal.note_failure(OSError("once"))
         assert bench.commit()
         bench.put_job(500)
         bench.settle(3)
@@ -197,7 +197,7 @@ def test_failures_do_not_leak_space() -> None:
 
 def test_stats_match_the_files() -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
-    stats = bench.binlog.stats()
+    stats = bench.journal.stats()
     assert (stats.oldest_index, stats.current_index, stats.max_size) == (1, 1, SMALL_SEGMENT)
     for _ in range(100):
         bench.put_job(100)
@@ -206,7 +206,7 @@ def test_stats_match_the_files() -> None:
         assert finishing.delete(bench.broker, None, id, bench.now)
         bench.commit_and_compact()
     bench.settle()
-    stats = bench.binlog.stats()
+    stats = bench.journal.stats()
     used = [number for number in numbers(bench.disk.list()) if bench.disk.read(name_of(number)).strip(b"\0")]
     assert (stats.oldest_index, stats.current_index) == (used[0], used[-1])
     assert stats.records_written == 199 + stats.records_migrated
@@ -215,7 +215,7 @@ def test_stats_match_the_files() -> None:
 
 def check_sizes(bench: PacedBench) -> None:
     """Assert that the statistics have the number and the size of the files."""
-    stats = bench.binlog.stats()
+    stats = bench.journal.stats()
     assert (stats.bytes_on_disk, stats.files) == (bench.disk.used, len(bench.disk.list()))
 
 
@@ -229,7 +229,7 @@ def test_stats_count_a_file_at_its_size_until_a_batch_extends_it() -> None:
         assert finishing.delete(bench.broker, None, bench.put_job(1500), bench.now)
         bench.commit()
         bench.run_upkeep()
-        bench.binlog.compact(SMALL_SEGMENT)
+        bench.journal.compact(SMALL_SEGMENT)
     name = name_of(bench.broker.jobs[id].segment)
     assert len(bench.disk.read(name)) == SMALL_SEGMENT
     check_sizes(bench)
@@ -247,7 +247,7 @@ def test_stats_match_the_files_while_a_batch_runs() -> None:
     for _ in range(100):
         assert finishing.bury_job(bench.broker, id, bench.now)
         assert kicking.kick_job(bench.broker, id, bench.now)
-    batch = bench.binlog.take_batch(is_synced=True)
+    batch = bench.journal.take_batch(is_synced=True)
     check_sizes(bench)
     calls: list[str] = []
 
@@ -260,7 +260,7 @@ def test_stats_match_the_files_while_a_batch_runs() -> None:
     batch.run()
     assert {"create", "truncate"} <= set(calls)
     check_sizes(bench)
-    bench.binlog.complete_batch(batch)
+    bench.journal.complete_batch(batch)
     check_sizes(bench)
 
 
@@ -342,8 +342,8 @@ def pause_tubes(bench: PacedBench, count: int) -> None:
 
 def churn(bench: PacedBench, segments: int) -> None:
     """Put and delete jobs until the oldest *segments* segments are removed."""
-    until = bench.binlog.stats().oldest_index + segments
-    while bench.binlog.stats().oldest_index < until:
+    until = bench.journal.stats().oldest_index + segments
+    while bench.journal.stats().oldest_index < until:
         assert finishing.delete(bench.broker, None, bench.put_job(500), bench.now)
         bench.settle(2)
 
@@ -352,9 +352,9 @@ def test_new_segment_repeats_no_pause() -> None:
     """With 50,000 paused tubes, their records would hold the event loop for 30 ms."""
     bench = PacedBench(max_size=SMALL_SEGMENT)
     pause_tubes(bench, 10)
-    records = bench.binlog.stats().records_written
-    bench.binlog._log.begin_segment(0)
-    assert bench.binlog.stats().records_written == records
+    records = bench.journal.stats().records_written
+    bench.journal._log.begin_segment(0)
+    assert bench.journal.stats().records_written == records
 
 
 def test_pauses_survive_the_removal_of_their_segments() -> None:
@@ -367,11 +367,11 @@ def test_pauses_survive_the_removal_of_their_segments() -> None:
 def test_ended_pauses_are_not_copied() -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
     pause_tubes(bench, 60)
-    assert bench.binlog.stats().bytes_live > 60 * 200
+    assert bench.journal.stats().bytes_live > 60 * 200
     assert editing.pause_tube(bench.broker, b"%0200d" % 0, 0, bench.now)
     bench.now += 400 * SECOND
     ticking.tick(bench.broker, bench.now)
-    assert bench.binlog.stats().bytes_live == 0
+    assert bench.journal.stats().bytes_live == 0
     churn(bench, 20)
     bench.check_after_crash(bench.disk.crash(Chance(seeded(0), 0.0)))
 
@@ -384,7 +384,7 @@ def fill(bench: PacedBench, size: int) -> None:
     for _ in range(10_000):
         id = bench.broker.allocate_id()
         if putting.put(bench.broker, bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) < 0:
-            assert bench.binlog.is_full
+            assert bench.journal.is_full
             return
         bench.commit_on_full_disk()
     raise AssertionError("the disk has not become full")
@@ -405,7 +405,7 @@ def test_full_disk_refuses_puts_and_accepts_every_delete(size: int, by: str) -> 
         assert finishing.delete(bench.broker, bench.client, id, bench.now)
         bench.commit_on_full_disk()
     bench.settle()
-    assert not bench.binlog.is_full
+    assert not bench.journal.is_full
     assert bench.put_job(size)
     bench.commit_on_full_disk()
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.5)))
@@ -449,7 +449,7 @@ def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_fi
         return putting.put(bench.broker, bench.client, id, 10, 0, 60 * SECOND, bytes(size), bench.now) > 0
 
     def has_file() -> bool:
-        return name_of(bench.binlog.stats().current_index) in disk.list()
+        return name_of(bench.journal.stats().current_index) in disk.list()
 
     is_refused = False
     while not is_refused:
@@ -462,7 +462,7 @@ def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_fi
             is_refused = is_refused or not put()
     assert len(bench.broker.jobs) > SEGMENT // (size + 100)
     assert bench.commit()
-    assert bench.binlog.trouble is None
+    assert bench.journal.trouble is None
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 
@@ -474,7 +474,7 @@ def test_puts_are_accepted_as_soon_as_there_is_room() -> None:
     disk.capacity *= 2
     assert bench.put_job(1000)
     bench.commit_on_full_disk()
-    assert not bench.binlog.is_full
+    assert not bench.journal.is_full
 
 
 class SyncCountingDisk(Disk):
@@ -494,12 +494,12 @@ class SyncCountingDisk(Disk):
 def test_each_successful_sync_is_counted_once_with_its_time(sync_interval: int) -> None:
     disk = SyncCountingDisk()
     bench = Bench(disk, seeded(3), sync_interval=sync_interval)
-    before = sum(bench.binlog.stats().syncs.values())
+    before = sum(bench.journal.stats().syncs.values())
     disk.syncs = 0
     for turn in range(200):
         disk.is_failing = turn % 20 == 0
         bench.step()
-    stats = bench.binlog.stats()
+    stats = bench.journal.stats()
     counted = sum(stats.syncs.values()) - before
     assert 50 < counted <= disk.syncs
     assert disk.syncs - counted < 10, "only successful syncs of failed batches may be missing from the count"
@@ -553,7 +553,7 @@ def test_upkeep_error_is_logged_once_with_its_reason(call: str, message: str, ca
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert [message in error and "Input/output error" in error for error in errors if "cannot" in error] == [True]
     assert not any("full" in error for error in errors)
-    assert not bench.binlog.is_full
+    assert not bench.journal.is_full
     bench.disk.before = no_fault
     bench.settle()
     assert "files can be created and removed again" in caplog.text
@@ -570,7 +570,7 @@ def test_error_without_errno_keeps_its_text() -> None:
     bench.put_job(1)
     bench.disk.before = refuse
     bench.commit()
-    assert bench.binlog.trouble == "PostgreSQL: not now"
+    assert bench.journal.trouble == "PostgreSQL: not now"
 
 
 def test_batch_cut_short_by_a_full_disk_is_completed_by_a_rewrite() -> None:
@@ -579,14 +579,14 @@ def test_batch_cut_short_by_a_full_disk_is_completed_by_a_rewrite() -> None:
     disk.capacity = 20 * SEGMENT
     bench = PacedBench(disk)
     fill(bench, 0)
-    on_disk = bench.binlog.safe
+    on_disk = bench.journal.safe
     for _ in range(8):
         for id in list(bench.broker.jobs):
             assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
             assert finishing.release(bench.broker, bench.client, id, 7, 0, bench.now)
         assert bench.commit()
-        assert bench.binlog.trouble is None
-        assert bench.binlog.safe >= bench.binlog.promised > on_disk
+        assert bench.journal.trouble is None
+        assert bench.journal.safe >= bench.journal.promised > on_disk
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 
@@ -599,7 +599,7 @@ def test_finished_segments_are_removed_between_two_syncs() -> None:
     for _ in range(200):
         assert finishing.delete(bench.broker, None, bench.put(1500, 0), bench.now)
         assert bench.commit()
-        bench.binlog.compact(SMALL_SEGMENT)
+        bench.journal.compact(SMALL_SEGMENT)
         bench.run_upkeep()
         assert bench.disk.used <= 5 * SMALL_SEGMENT
 
@@ -615,10 +615,10 @@ def test_unsynced_segments_are_removed_without_a_following_record() -> None:
     for id in list(bench.broker.jobs):
         assert finishing.delete(bench.broker, None, id, bench.now)
     for _ in range(4):
-        if bench.binlog.has_records:
+        if bench.journal.has_records:
             assert bench.commit()
-        assert not bench.binlog.compact(2**20)
+        assert not bench.journal.compact(2**20)
         bench.run_upkeep()
-    assert not bench.binlog.has_records
+    assert not bench.journal.has_records
     assert len(disk.list()) <= 3
     assert bench.put(500, 0)

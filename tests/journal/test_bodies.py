@@ -48,15 +48,15 @@ def filled_bench(jobs: int, size: int = 900, max_size: int = SMALL_SEGMENT) -> B
         assert putting.put(bench.broker, client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now) > 0
         bench.commit()
         bench.run_upkeep()
-    bench.binlog.evict(10 * jobs)
+    bench.journal.evict(10 * jobs)
     return bench
 
 
 def read_back(bench: Bench, jobs: list[Job], *, are_ahead: bool = False) -> None:
     """Read back the bodies of *jobs*; with *are_ahead* no client waits for them yet."""
-    read = bench.binlog.read(jobs)
+    read = bench.journal.read(jobs)
     read.run()
-    bench.binlog.complete_read(read, [job.id for job in jobs] if are_ahead else ())
+    bench.journal.complete_read(read, [job.id for job in jobs] if are_ahead else ())
 
 
 # Durability
@@ -93,7 +93,7 @@ def test_only_as_many_bodies_as_needed_are_evicted_newest_first() -> None:
         bench.commit()
         bench.run_upkeep()
     bench.broker.bodies.limit = bench.broker.bodies.taken - 20_000
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     assert bench.broker.bodies.taken <= bench.broker.bodies.limit < bench.broker.bodies.taken + 2000
     evicted = [job.id for job in evicted_jobs(bench)]
     in_memory = [job.id for job in bench.broker.jobs.values() if job.body is not None]
@@ -110,12 +110,12 @@ def test_body_read_ahead_is_evicted_only_after_its_reservation() -> None:
     bench = filled_bench(60)
     jobs = evicted_jobs(bench)[:5]
     read_back(bench, jobs, are_ahead=True)
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     assert all(held_body(job) == b"%d:" % job.id + bytes(900) for job in jobs)
     assert bench.broker.bodies is not None and bench.broker.bodies.ahead_bytes == sum(job.size for job in jobs)
     for job in jobs:
         reserving.reserve_job(bench.broker, bench.clients[0], job.id, bench.now)
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     assert all(job.body is None for job in jobs)
     assert bench.broker.bodies.ahead_bytes == 0 and not bench.broker.bodies.back
     invariants.check(bench.broker)
@@ -126,7 +126,7 @@ def test_body_read_back_is_evicted_first() -> None:
     (job,) = evicted_jobs(bench)[:1]
     read_back(bench, [job])
     assert job.body is not None
-    bench.binlog.evict(1)
+    bench.journal.evict(1)
     assert job.body is None
 
 
@@ -136,10 +136,10 @@ def test_newest_body_of_a_job_with_two_records_in_a_segment_is_read_back() -> No
     for _ in range(40):
         putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(900), bench.now)
         bench.commit()
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     job = bench.broker.jobs[1]
     assert job.body is None
-    read = bench.binlog.read([job])
+    read = bench.journal.read([job])
     read.run()
     assert read.bodies == {1: b"1+" + bytes(900)}
 
@@ -151,7 +151,7 @@ def test_unused_bodies_read_ahead_are_evicted_for_other_tubes(monkeypatch: pytes
     bench = filled_bench(40)
     bodies, tube, client = bench.broker.bodies, bench.broker.jobs[1].tube, bench.clients[0]
     assert bodies is not None
-    reader = body_loader.Loader(bench.broker, bench.binlog, bodies)
+    reader = body_loader.Loader(bench.broker, bench.journal, bodies)
     jobs = evicted_jobs(bench)
     read_back(bench, jobs[:8], are_ahead=True)
     before = bodies.ahead_bytes
@@ -159,7 +159,7 @@ def test_unused_bodies_read_ahead_are_evicted_for_other_tubes(monkeypatch: pytes
     assert before - 2000 < bodies.ahead_bytes < before
     while bodies.ahead_bytes > 5000:
         assert reader._next_of(tube) == []
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     assert [job.body is None for job in jobs[:8]] == [True] * 3 + [False] * 5
     assert reader._next_of(tube)[:3] == jobs[:3]
     for job in jobs:
@@ -174,7 +174,7 @@ def test_read_ahead_is_small_under_a_low_limit() -> None:
     bodies = bench.broker.bodies
     assert bodies is not None
     bodies.limit = 40_000
-    reader, tube = body_loader.Loader(bench.broker, bench.binlog, bodies), bench.broker.jobs[1].tube
+    reader, tube = body_loader.Loader(bench.broker, bench.journal, bodies), bench.broker.jobs[1].tube
     while found := reader._next_of(tube):
         read_back(bench, found, are_ahead=True)
     assert 40_000 / 16 < bodies.ahead_bytes < 40_000 / 4
@@ -187,9 +187,9 @@ def test_replaced_body_is_no_longer_lost() -> None:
     data = bench.disk.cached(name_of(job.segment))
     data[data.index(b"%d:" % job.id + bytes(900))] ^= 1
     read_back(bench, [job])
-    assert job.id in bench.binlog._eviction.lost
+    assert job.id in bench.journal._eviction.lost
     assert editing.edit_job(bench.broker, job.id, bench.now, body=b"new") == 0
-    assert not bench.binlog._eviction.lost
+    assert not bench.journal._eviction.lost
     invariants.check(bench.broker)
 
 
@@ -200,10 +200,10 @@ def test_body_of_a_damaged_record_is_not_read(part: str) -> None:
     data = bench.disk.cached(name_of(job.segment))
     at = data.index(b"%d:" % job.id + bytes(900))
     data[at + {"header": -90, "fields": -20, "body": 500}[part]] ^= 1
-    read = bench.binlog.read([job, *others])
+    read = bench.journal.read([job, *others])
     read.run()
     assert read.errors.keys() == {job.id} and read.bodies.keys() == {other.id for other in others}
-    bench.binlog.complete_read(read)
+    bench.journal.complete_read(read)
     assert job.body is None
     invariants.check(bench.broker)
 
@@ -211,7 +211,7 @@ def test_body_of_a_damaged_record_is_not_read(part: str) -> None:
 def test_unreadable_file_does_not_affect_bodies_of_others() -> None:
     bench = filled_bench(60)
     jobs = evicted_jobs(bench)
-    read = bench.binlog.read(jobs)
+    read = bench.journal.read(jobs)
     number = jobs[0].segment
 
     def refuse(name: str, offset: int, size: int) -> bytes:
@@ -229,13 +229,13 @@ def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
     """The segment of the copy is full, but its content is unknown after the failure."""
     bench = filled_bench(60)
     job = evicted_jobs(bench)[0]
-    bench.binlog._log.begin_segment(0)
+    bench.journal._log.begin_segment(0)
     assert bench.put(100) and bench.commit()  # clients depend on a record of that segment, so it is not dropped
     read_back(bench, [job])
     assert bench.broker.bodies is not None and job in bench.broker.bodies.back
-    bench.binlog._compaction._copy_next(bench.binlog._log.segments[job.segment])
-    bench.binlog.note_failure(OSError(errno.EIO, "Input/output error"))
-    bench.binlog.evict(1000)
+    bench.journal._compaction._copy_next(bench.journal._log.segments[job.segment])
+    bench.journal.note_failure(OSError(errno.EIO, "Input/output error"))
+    bench.journal.evict(1000)
     assert held_body(job) == b"%d:" % job.id + bytes(900)
     assert bench.commit()
     invariants.check(bench.broker)
@@ -253,15 +253,15 @@ def test_rewrite_reads_back_a_limited_number_of_bytes(monkeypatch: pytest.Monkey
             > 0
         )
         bench.commit()
-    bench.binlog._log.begin_segment(0)
+    bench.journal._log.begin_segment(0)
     bench.commit()
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     assert len(evicted_jobs(bench)) == 60
     for id in range(1, 61):
         assert kicking.kick_job(bench.broker, id, bench.now)
     bench.commit()
     monkeypatch.setattr(rewrite, "REWRITE_BODIES", 9000)
-    bench.binlog.note_failure(OSError(errno.EIO, "Input/output error"))
+    bench.journal.note_failure(OSError(errno.EIO, "Input/output error"))
     assert bench.commit()
     assert len(evicted_jobs(bench)) == 50
     invariants.check(bench.broker)
@@ -272,9 +272,9 @@ def test_rewrite_reads_back_a_limited_number_of_bytes(monkeypatch: pytest.Monkey
 def test_body_without_a_record_in_its_segment_is_lost() -> None:
     bench = filled_bench(60)
     job, other = evicted_jobs(bench)[:2]
-    del bench.binlog._log.segments[job.segment].ids[:1]
+    del bench.journal._log.segments[job.segment].ids[:1]
     assert job.segment == other.segment
-    read = bench.binlog.read([job])
+    read = bench.journal.read([job])
     read.run()
     assert read.errors == {job.id: f"{name_of(job.segment)} has no record of it"}
 
@@ -294,20 +294,20 @@ class CountingJobs(dict[int, Job]):
 
 def test_compaction_examines_each_deleted_job_once() -> None:
     bench = filled_bench(0)
-    bench.binlog._log.begin_segment(2**21)
+    bench.journal._log.begin_segment(2**21)
     for _ in range(3000):
         assert putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(100), 1) > 0
     bench.commit()
-    bench.binlog._log.begin_segment(0)
+    bench.journal._log.begin_segment(0)
     bench.commit()
-    bench.binlog.evict(10_000)
+    bench.journal.evict(10_000)
     for id in range(1, 3000):
         finishing.delete(bench.broker, None, id, bench.now)
     bench.commit()
     bench.run_upkeep()
-    jobs = bench.binlog._log.jobs = CountingJobs(bench.broker.jobs)
-    assert not bench.binlog.compact(10**6)
-    assert bench.binlog.wants_bodies
+    jobs = bench.journal._log.jobs = CountingJobs(bench.broker.jobs)
+    assert not bench.journal.compact(10**6)
+    assert bench.journal.wants_bodies
     assert 3000 <= jobs.lookups < 3 * 3000
 
 
@@ -317,20 +317,20 @@ def test_compaction_reads_back_no_more_than_one_batch() -> None:
         putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_BATCH // 4), 1)
         bench.commit()
         bench.run_upkeep()
-    bench.binlog.evict(1000)
+    bench.journal.evict(1000)
     for id in range(1, 61):
         if id % 3:
             finishing.delete(bench.broker, None, id, bench.now)
     bench.commit()
-    copied = bench.binlog.stats().records_migrated
-    assert not bench.binlog.compact(64 * READ_BATCH) and bench.binlog.wants_bodies
-    read = bench.binlog.read_for_compaction()
+    copied = bench.journal.stats().records_migrated
+    assert not bench.journal.compact(64 * READ_BATCH) and bench.journal.wants_bodies
+    read = bench.journal.read_for_compaction()
     assert read is not None and 1 <= len(read.jobs) <= 4
     read.run()
-    bench.binlog.complete_read(read)
-    bench.binlog.compact(READ_BATCH)
-    assert bench.binlog.stats().records_migrated == copied + len(read.jobs)
-    bench.binlog.evict(1000)
+    bench.journal.complete_read(read)
+    bench.journal.compact(READ_BATCH)
+    assert bench.journal.stats().records_migrated == copied + len(read.jobs)
+    bench.journal.evict(1000)
     invariants.check(bench.broker)
 
 
@@ -349,7 +349,7 @@ def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
         accepted += 1
         bench.commit()
         bench.run_upkeep()
-        bench.binlog.evict(100)
+        bench.journal.evict(100)
     assert 200 < accepted < 400 and bodies.is_exhausted and len(evicted_jobs(bench)) > accepted / 2
     bench.delete_all()
     assert bench.put(900)

@@ -35,7 +35,7 @@ class Load:
         """In each batch a client puts or deletes *jobs* jobs of *size* bytes."""
         self.disk: Disk = Disk()
         self.bench: Bench = Bench(self.disk, seeded(0), max_size=SEGMENT, sync_interval=sync_interval)
-        self.committer: Committer = Committer(self.bench.binlog)
+        self.committer: Committer = Committer(self.bench.journal)
         self.clients: int = clients
         self.jobs: int = jobs
         self.size: int = size
@@ -81,10 +81,10 @@ class Load:
 
     def _wait(self) -> None:
         assert self.committer.wait(COMMIT_TIMEOUT)
-        self._live.append(self.bench.binlog.live_bytes)
+        self._live.append(self.bench.journal.live_bytes)
 
     def _measure(self, call: str) -> None:
-        live = max(*self._live, self.bench.binlog.live_bytes)
+        live = max(*self._live, self.bench.journal.live_bytes)
         bound = 3 * live + 3 * max(SEGMENT, self.size + 200) + 3 * self.batch
         self.excess = max(self.excess, self.disk.used - bound)
 

@@ -135,7 +135,7 @@ def test_client_numbers_wrap_around() -> None:
     id = bench.put_job(10)
     job = bench.broker.jobs[id]
     job.events = job_history.add(b"", job_history.RESERVED, START, job_history.LAST_CLIENT)
-    bench.binlog.expire_reservation(job)
+    bench.journal.expire_reservation(job)
     bench.commit_and_compact()
     assert connecting.connect(recovered(bench.disk, START), lambda: None).number == 1
 
@@ -158,11 +158,11 @@ def test_events_count_as_live_bytes_and_compaction_ends() -> None:
     put_jobs_with_all_events(bench, 300)
     bench.settle()
     bench.check_recorded()
-    migrated = bench.binlog.stats().records_migrated
+    migrated = bench.journal.stats().records_migrated
     assert migrated > 300
     bench.settle()
-    assert not bench.binlog.compact(10**9)
-    assert bench.binlog.stats().records_migrated == migrated
+    assert not bench.journal.compact(10**9)
+    assert bench.journal.stats().records_migrated == migrated
     bench.check_after_crash(bench.disk.crash(Chance(seeded(0), 0.5)))
 
 
@@ -174,7 +174,7 @@ def test_events_count_as_live_bytes_after_a_restart() -> None:
     after.check_recorded()
     assert after.live_bytes == sum(record.recorded_size(job) for job in bench.broker.jobs.values())
     after.delete_all()
-    assert after.binlog.live_bytes == 0
+    assert after.journal.live_bytes == 0
 
 
 def test_copies_on_a_full_disk_do_not_grow_by_events() -> None:
@@ -186,7 +186,7 @@ def test_copies_on_a_full_disk_do_not_grow_by_events() -> None:
     while putting.put(bench.broker, bench.client, bench.broker.allocate_id(), 10, 0, 60 * SECOND, b"", bench.now) > 0:
         ids.append(bench.broker.next_id - 1)
         bench.commit_on_full_disk()
-    assert bench.binlog.is_full
+    assert bench.journal.is_full
     for id in ids[::8]:
         for _ in range(job_history.MAX_EVENTS // 2):
             assert finishing.bury_job(bench.broker, id, bench.now)
@@ -200,7 +200,7 @@ def test_copies_on_a_full_disk_do_not_grow_by_events() -> None:
         assert finishing.delete(bench.broker, None, id, bench.now)
         bench.commit_on_full_disk()
     bench.settle()
-    assert not bench.binlog.is_full
+    assert not bench.journal.is_full
     found = recovered(disk.crash(Chance(seeded(0), ALL_SURVIVES)), bench.now)
     assert found.jobs[ids[0]].events == bench.broker.jobs[ids[0]].events
 

@@ -13,7 +13,7 @@ from greenstalk_server.core.operations import connecting, finishing, putting
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record, segment_log, startup
 from greenstalk_server.journal.record import Encoder, SegmentHeader
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from tests.journal.disk import Chance, Disk, seeded
 from tests.journal.power_loss import SHARES
 from tests.journal.workload import Bench, recovered
@@ -35,7 +35,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def acknowledged(bench: Bench) -> int:
     """Return the highest id that a client knows. Its job may be lost at a loss of power."""
-    known = [id for id, entries in bench.history.jobs.items() if entries[0][0] <= bench.binlog.safe]
+    known = [id for id, entries in bench.history.jobs.items() if entries[0][0] <= bench.journal.safe]
     return max(known, default=0)
 
 
@@ -54,7 +54,7 @@ def test_power_loss_at_any_call_reuses_no_id(sync_interval: int | None) -> None:
     disk.before = check
     for _ in range(80):
         bench.step()
-    assert bench.binlog.stats().records_migrated > 0
+    assert bench.journal.stats().records_migrated > 0
     assert acknowledged(bench) > 4 * SMALL_BLOCK
 
 
@@ -84,7 +84,7 @@ def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | 
             assert bench.commit()
             bench.sync()
     assert bench.refused > 0
-    assert bench.binlog.trouble is None
+    assert bench.journal.trouble is None
     assert acknowledged(bench) > 200
 
 
@@ -102,9 +102,9 @@ def test_batch_is_synced_only_if_its_ids_are_not_reserved_on_disk(
     synced = []
     for number in range(30):
         put(bench, 100)
-        batch = bench.binlog.take_batch(is_synced=False)
+        batch = bench.journal.take_batch(is_synced=False)
         batch.run()
-        bench.binlog.complete_batch(batch)
+        bench.journal.complete_batch(batch)
         bench.run_upkeep()
         if batch.is_synced:
             synced.append(100 * number)
@@ -124,7 +124,7 @@ def test_orderly_stop_leaves_no_gap_in_ids(sync_interval: int | None) -> None:
         assert bench.broker.next_id == next_id
         put(bench, 10)
         next_id += 10
-        bench.binlog.release_ids()
+        bench.journal.release_ids()
         assert bench.commit()
         disk = disk.crash(Chance(seeded(0), 1.0))
 
@@ -133,7 +133,7 @@ def test_id_put_after_the_release_of_ids_is_safe() -> None:
     disk = Disk()
     bench = Bench(disk, seeded(1), sync_interval=SECOND // 20)
     put(bench, 1)
-    bench.binlog.release_ids()
+    bench.journal.release_ids()
     put(bench, 1)
     assert bench.commit()
     assert recovered(disk.crash(Chance(seeded(0), 0.0)), START).next_id == 3
@@ -190,9 +190,9 @@ def test_put_is_refused_when_ids_are_exhausted(sync_interval: int) -> None:
     assert set(recovered(disk, START).jobs) == {record.ID_LIMIT - 3, *accepted}
 
 
-def started(disk: Disk, sync_interval: int) -> tuple[Broker, Binlog]:
+def started(disk: Disk, sync_interval: int) -> tuple[Broker, JournalWriter]:
     broker = make_broker()
-    journal = broker.journal = Binlog(disk, 4096, sync_interval, seeded(1).randbytes)
+    journal = broker.journal = JournalWriter(disk, 4096, sync_interval, seeded(1).randbytes)
     startup.recover(disk, broker, journal, START, is_strict=True)
     return broker, journal
 

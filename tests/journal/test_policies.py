@@ -10,7 +10,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.journal import startup
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from tests.journal.disk import Disk
 from tests.journal.workload import SMALL_SEGMENT, recovered
 from tests.support.world import START, make_broker
@@ -18,7 +18,7 @@ from tests.support.world import START, make_broker
 
 def write(broker: Broker) -> None:
     """Write what *broker* has recorded."""
-    assert isinstance(broker.journal, Binlog)
+    assert isinstance(broker.journal, JournalWriter)
     startup.write_out(broker.journal)
 
 
@@ -45,8 +45,8 @@ def test_restart_logs_the_policies_that_have_no_effect(caplog: pytest.LogCapture
     write(broker)
     broker = make_broker()
     policy_changes.set_file_policies(broker, [parse_policy("mail", {"tubes": ["mail"], "max_jobs": 1})], START)
-    binlog = broker.journal = Binlog(disk, SMALL_SEGMENT, 0, os.urandom)
-    startup.recover(disk, broker, binlog, START, is_strict=True)
+    journal = broker.journal = JournalWriter(disk, SMALL_SEGMENT, 0, os.urandom)
+    startup.recover(disk, broker, journal, START, is_strict=True)
     assert "the policy mail, set at run time, has no effect: the configuration file defines it too" in caplog.text
     assert "journal: the policy later has no effect: policy later: unknown key max_colour" in caplog.text
     effective = broker.policies.effective(b"mail")

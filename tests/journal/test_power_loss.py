@@ -92,13 +92,13 @@ def test_failure_of_any_call_loses_nothing_acknowledged(
 
 def step_in_trouble(bench: PolicyBench) -> None:
     """Run a step. While the disk fails, assert that puts are refused, and that no record is acknowledged."""
-    safe, is_in_trouble = bench.binlog.safe, bench.binlog.trouble is not None
+    safe, is_in_trouble = bench.journal.safe, bench.journal.trouble is not None
     bench.run_commands(5)
     if is_in_trouble:
         assert not bench.put(1)
-        assert bench.binlog.safe == safe
-        assert not bench.binlog.has_records
-        assert bench.binlog.stats().current_index == 0
+        assert bench.journal.safe == safe
+        assert not bench.journal.has_records
+        assert bench.journal.stats().current_index == 0
     bench.step()
 
 

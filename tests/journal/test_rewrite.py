@@ -80,14 +80,14 @@ def test_rewrite_of_many_jobs_yields_every_few_milliseconds(has_updates: bool) -
     assert bench.commit()
     disk.before = Fault(1, errno.EIO, is_lasting=False, calls=("sync",))
     assert not bench.sync()
-    committer = Committer(bench.binlog)
+    committer = Committer(bench.journal)
     committer.start()
     try:
         calls = max_calls_per_iteration(lambda: committer.wait(30))
     finally:
         committer.stop()
-    assert bench.binlog.trouble is None
-    assert bench.binlog.safe >= bench.binlog.promised
+    assert bench.journal.trouble is None
+    assert bench.journal.safe >= bench.journal.promised
     assert calls < MAX_CALLS
     jobs = recovered(disk.crash(Chance(seeded(0), 0.0)), bench.now).jobs
     assert len(jobs) == JOBS
@@ -113,14 +113,14 @@ def test_commands_and_power_loss_between_slices_of_a_rewrite_lose_nothing(
         bench = Bench(disk, random, max_size=16384, sync_interval=sync_interval, is_memory_short=is_memory_short)
 
         def check(call: str, bench: Bench = bench, disk: Disk = disk, random: Random = random) -> None:
-            if bench.binlog.wants_rewrite and call in ("sync", "remove"):
+            if bench.journal.wants_rewrite and call in ("sync", "remove"):
                 bench.check_after_crash(disk.crash(Chance(random, random.choice((0.0, 0.5, 1.0)))))
 
         for _ in range(3):
             for _ in range(10):
                 bench.step()
             disk.before = Fault(random.randrange(1, 4), errno.EIO, is_lasting=False, calls=("write", "sync"))
-            while not bench.binlog.wants_rewrite and disk.before.has_triggered is False:
+            while not bench.journal.wants_rewrite and disk.before.has_triggered is False:
                 bench.run_commands(2)
                 bench.commit()
                 bench.sync()
@@ -132,7 +132,7 @@ def test_commands_and_power_loss_between_slices_of_a_rewrite_lose_nothing(
                 bench.run_upkeep()
             disk.before = no_fault
             bench.settle(3)
-            assert bench.binlog.trouble is None
+            assert bench.journal.trouble is None
             bench.check_recorded()
             bench.check_after_crash(disk.crash(Chance(random, 0.0)))
     assert rewrites > 12

@@ -30,7 +30,7 @@ class RuntimeBench(RuledBench):
 
     def change_policies(self) -> None:
         broker, random = self.broker, self.random
-        broker.policy_store.documents = self.binlog.policies  # compaction copies the policies of this table
+        broker.policy_store.documents = self.journal.policies  # compaction copies the policies of this table
         for _ in range(3):
             at = random.randrange(len(DOCUMENTS) + len(UNIQUE))
             document = [*DOCUMENTS, *UNIQUE][at]
@@ -90,7 +90,7 @@ def test_restart_shows_the_same_jobs_keys_and_policies(tmp_path: Path, seed: int
     assert bench.commit()
     if is_compacted:
         bench.settle()
-        assert bench.binlog.stats().records_migrated > 0
+        assert bench.journal.stats().records_migrated > 0
     before, after = bench.broker, recovered(files, bench.now)
     invariants.check(after)
     assert len(before.jobs) > 3

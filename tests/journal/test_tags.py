@@ -142,7 +142,7 @@ def test_restart_restores_groups_and_keys(tmp_path: Path, seed: int, is_compacte
     assert bench.commit()
     if is_compacted:
         bench.settle()
-        assert bench.binlog.stats().records_migrated > 0
+        assert bench.journal.stats().records_migrated > 0
     before, after = bench.broker, recovered(files, bench.now)
     invariants.check(after)
     while (due := ticking.tick(after, bench.now)) is not None and due <= bench.now:
@@ -168,8 +168,8 @@ def test_deletion_that_is_torn_after_its_key_undoes_the_key(id_before: int) -> N
     client, scope, until = connecting.connect(bench.broker, lambda: None), scope_of(b"default"), START + 500 * SECOND
     assert putting.put_tagged(bench.broker, client, b"", 1, 0, 0, SECOND, b"", tags, START) == 1
     if id_before:
-        bench.binlog.key(scope, b"k", id_before, until)
-    bench.binlog.key(scope, b"k", 1, START + 1000 * SECOND)
+        bench.journal.key(scope, b"k", id_before, until)
+    bench.journal.key(scope, b"k", 1, START + 1000 * SECOND)
     assert bench.commit()
     for is_deleted in (False, True):
         bench = Bench(bench.disk.crash(Chance(seeded(1), 1.0)), seeded(1))

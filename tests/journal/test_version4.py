@@ -148,7 +148,7 @@ def test_group_lacking_a_record_is_dropped() -> None:
 def test_group_larger_than_a_segment_is_in_one_segment() -> None:
     bench = PolicyBench(Disk(), seeded(1))
     jobs = [new_job(bench.broker.allocate_id(), b"big", bytes(3000)) for _ in range(9)]
-    assert bench.binlog.put_group(jobs)
+    assert bench.journal.put_group(jobs)
     assert len({job.segment for job in jobs}) == 1
     assert bench.commit()
     after = recovered(bench.disk, START)
@@ -164,35 +164,35 @@ def test_policies_and_keys_survive_compaction_and_restarts() -> None:
     bench.set_policy("gone", b"{}")
     bench.set_policy("gone", b"")
     for at in range(50):
-        bench.binlog.keys[b"mail", b"key%d" % at] = at, START + (at + 1) * SECOND
-        bench.binlog.key(b"mail", b"key%d" % at, at, START + (at + 1) * SECOND)
+        bench.journal.keys[b"mail", b"key%d" % at] = at, START + (at + 1) * SECOND
+        bench.journal.key(b"mail", b"key%d" % at, at, START + (at + 1) * SECOND)
     for _ in range(300):
         finishing.delete(bench.broker, None, bench.put(500), bench.now)
         bench.commit()
-        bench.binlog.compact(4096)
+        bench.journal.compact(4096)
         bench.run_upkeep()
-    assert min(bench.binlog._log.segments) > 20
+    assert min(bench.journal._log.segments) > 20
     bench.check_recorded()
-    assert bench.binlog.stats().bytes_live == bench.binlog.entry_bytes
+    assert bench.journal.stats().bytes_live == bench.journal.entry_bytes
     bench = PolicyBench(bench.disk.crash(Chance(seeded(0), 1.0)), seeded(2), START + 30 * SECOND)
-    assert bench.binlog.policies == {"mail": b'{"max_attempts":5}'}
-    assert bench.binlog.keys == {(b"mail", b"key%d" % at): (at, START + (at + 1) * SECOND) for at in range(30, 50)}
-    assert bench.binlog.live_bytes == bench.live_bytes
+    assert bench.journal.policies == {"mail": b'{"max_attempts":5}'}
+    assert bench.journal.keys == {(b"mail", b"key%d" % at): (at, START + (at + 1) * SECOND) for at in range(30, 50)}
+    assert bench.journal.live_bytes == bench.live_bytes
 
 
 def test_space_of_expired_keys_is_reclaimed() -> None:
     bench = PolicyBench(Disk(), seeded(1))
     for at in range(500):
-        bench.binlog.keys[b"mail", b"key%d" % at] = at, bench.now
-        bench.binlog.key(b"mail", b"key%d" % at, at, bench.now)
+        bench.journal.keys[b"mail", b"key%d" % at] = at, bench.now
+        bench.journal.key(b"mail", b"key%d" % at, at, bench.now)
         bench.commit()
     bench.expire_keys()
     for _ in range(300):
         finishing.delete(bench.broker, None, bench.put(500), bench.now)
         bench.commit()
-        bench.binlog.compact(4096)
+        bench.journal.compact(4096)
         bench.run_upkeep()
-    assert bench.binlog.live_bytes == 0
+    assert bench.journal.live_bytes == 0
 
 
 def test_report_names_moves_groups_policies_and_keys(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_report_names_moves_groups_policies_and_keys(tmp_path: Path) -> None:
     for _ in range(40):
         bench.step()
     bench.set_policy("mail", b"{}")
-    bench.binlog.key(b"mail", b"key", 1, 2**63)
+    bench.journal.key(b"mail", b"key", 1, 2**63)
     bench.commit()
     for name, data in bench.disk.contents().items():
         (tmp_path / name).write_bytes(data)

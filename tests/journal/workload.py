@@ -29,7 +29,7 @@ from greenstalk_server.journal.batch import Read
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
 from greenstalk_server.journal.recovery import Recovery
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from tests.journal.disk import Disk
 from tests.support.world import START, make_broker
 
@@ -252,8 +252,8 @@ class History:
         return self.jobs[id][-1][1]
 
 
-class RecordingBinlog(Binlog):
-    """A binlog that notes each recorded state in `history`."""
+class RecordingJournalWriter(JournalWriter):
+    """A JournalWriter that notes each recorded state in `history`."""
 
     def __init__(self, disk: Disk, max_size: int, sync_interval: int, random: Random) -> None:
         super().__init__(disk, max_size, sync_interval, random.randbytes)
@@ -359,7 +359,7 @@ class RecordingBinlog(Binlog):
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the newest records of all jobs, policies and keys, by the binlog's own count."""
+        """Bytes of the newest records of all jobs, policies and keys, by the JournalWriter's own count."""
         return self.stats().bytes_live
 
     @property
@@ -404,14 +404,14 @@ class Bench:
         self.random: Random = random
         self.now: int = now
         self.refused: int = 0
-        self.binlog: RecordingBinlog = RecordingBinlog(disk, max_size, sync_interval, random)
-        self.history: History = self.binlog.history
+        self.journal: RecordingJournalWriter = RecordingJournalWriter(disk, max_size, sync_interval, random)
+        self.history: History = self.journal.history
         self.broker: Broker = make_broker()
-        self.broker.journal = self.binlog
+        self.broker.journal = self.journal
         self.broker.bodies = exhausted_bodies() if is_memory_short else bodies
-        startup.recover(disk, self.broker, self.binlog, now, is_strict=False)
-        self.broker.retained_keys.table = self.binlog.keys  # compaction copies the keys of this table
-        self.safe: int = self.binlog.safe
+        startup.recover(disk, self.broker, self.journal, now, is_strict=False)
+        self.broker.retained_keys.table = self.journal.keys  # compaction copies the keys of this table
+        self.safe: int = self.journal.safe
         self.history.begin(self.broker, self.safe)
         self.clients: list[Client] = [self._connect() for _ in range(3)]
 
@@ -419,19 +419,19 @@ class Bench:
 
     def commit(self, commands: int = 0) -> bool:
         """Write and sync all records; return False if the disk failed. Run *commands* commands during the batch."""
-        if self.binlog.wants_rewrite and not self._rewrite(commands):
+        if self.journal.wants_rewrite and not self._rewrite(commands):
             return False
-        batch = self.binlog.take_batch(is_synced=self.binlog.sync_interval == 0)
+        batch = self.journal.take_batch(is_synced=self.journal.sync_interval == 0)
         self.run_commands(commands)
         try:
             batch.run()
         except OSError as error:
-            self.binlog.note_failure(error, batch)
-            if self.binlog.trouble is not None:
+            self.journal.note_failure(error, batch)
+            if self.journal.trouble is not None:
                 return False
         else:
-            self.binlog.complete_batch(batch)
-        if self.binlog.wants_rewrite:
+            self.journal.complete_batch(batch)
+        if self.journal.wants_rewrite:
             self.run_upkeep(commands)
             return self.commit(commands)
         if batch.is_synced:
@@ -443,22 +443,22 @@ class Bench:
 
         Run *commands* commands between two slices.
         """
-        while not record_rewrite_step(self.binlog, lambda: self.run_commands(commands)):
-            if (read := self.binlog.read_for_compaction()) is None:
+        while not record_rewrite_step(self.journal, lambda: self.run_commands(commands)):
+            if (read := self.journal.read_for_compaction()) is None:
                 return False
             self.read_back(read)
         return True
 
     def sync(self) -> bool:
         """Sync all written records; return False if the disk failed."""
-        sync = self.binlog.take_sync()
+        sync = self.journal.take_sync()
         if sync is not None:
             try:
                 sync.run()
             except OSError as error:
-                self.binlog.note_failure(error)
+                self.journal.note_failure(error)
                 return False
-            self.binlog.complete_sync(sync)
+            self.journal.complete_sync(sync)
             self.safe = max(self.safe, sync.sequence)
         return True
 
@@ -477,31 +477,31 @@ class Bench:
     def compact(self) -> None:
         """Run a slice of compaction, as the committer does after each batch; if memory is short, first evict bodies."""
         if self.broker.bodies is not None and self.random.random() < 0.7:
-            self.binlog.evict(self.random.choice((1, 10, 1000)))
-        read = self.binlog.read_for_compaction()
+            self.journal.evict(self.random.choice((1, 10, 1000)))
+        read = self.journal.read_for_compaction()
         if read is not None:
             self.read_back(read)
-        self.binlog.compact(self.random.choice((100, 1000, 65536)))
+        self.journal.compact(self.random.choice((100, 1000, 65536)))
 
     def read_back(self, read: Read, ahead: tuple[int, ...] = ()) -> None:
         """Run *read*, then some commands, which may delete its jobs, and complete it."""
         read.run()
         assert read.errors == {}
         self.run_commands(self.random.choice((0, 0, 3)))
-        self.binlog.complete_read(read, ahead)
+        self.journal.complete_read(read, ahead)
 
     def read_some_back(self, jobs: list[Job]) -> None:
         """Read back the bodies of up to five random *jobs*, some of them ahead of their reservation."""
         sample = self.random.sample(jobs, min(len(jobs), 5))
-        self.read_back(self.binlog.read(sample), tuple(job.id for job in sample[::2]))
+        self.read_back(self.journal.read(sample), tuple(job.id for job in sample[::2]))
 
     def run_upkeep(self, commands: int = 0) -> None:
         """Create and remove files; run *commands* commands in between."""
-        upkeep = self.binlog.upkeep()
+        upkeep = self.journal.upkeep()
         if upkeep is not None:
             self.run_commands(commands)
             upkeep.run()
-            self.binlog.complete_upkeep(upkeep)
+            self.journal.complete_upkeep(upkeep)
 
     def step(self) -> None:
         """Run some commands, then a random choice of the committer's tasks."""
@@ -511,7 +511,7 @@ class Bench:
             self.commit(random.choice((0, 0, 3)))
         if random.random() < 0.7:
             self.compact()
-        if self.binlog.sync_interval and random.random() < 0.4:
+        if self.journal.sync_interval and random.random() < 0.4:
             self.sync()
         if random.random() < 0.7:
             self.run_upkeep(random.choice((0, 0, 3)))
@@ -523,10 +523,10 @@ class Bench:
         for _ in range(turns):
             self.commit()
             self.sync()
-            read = self.binlog.read_for_compaction()
+            read = self.journal.read_for_compaction()
             if read is not None:
                 self.read_back(read)
-            while self.binlog.compact(65536):
+            while self.journal.compact(65536):
                 self.commit()
                 self.sync()
             self.run_upkeep()
@@ -623,7 +623,7 @@ class Bench:
         random, id = self.random, self._any_id()
         job = self.broker.jobs[id]
         if job.body is None:
-            self.read_back(self.binlog.read([job]))
+            self.read_back(self.journal.read([job]))
             if id not in self.broker.jobs:
                 return
             job = self.broker.jobs[id]
@@ -698,7 +698,7 @@ class Bench:
             assert recorded is not None
             snapshot = JobSnapshot.of(job)
             if job.body is None:
-                read = self.binlog.read([job])
+                read = self.journal.read([job])
                 read.run()
                 assert read.errors == {}
                 snapshot = replace(snapshot, body=read.bodies[id])
@@ -710,17 +710,17 @@ class Bench:
             end = tube.paused_until if tube is not None else 0
             recorded_end = entries[-1][1]
             assert (end if end > self.now else 0) == (recorded_end if recorded_end > self.now else 0), name
-        assert self.binlog.live_bytes == self.live_bytes
-        self.binlog.check_live_bytes()
+        assert self.journal.live_bytes == self.live_bytes
+        self.journal.check_live_bytes()
 
     def check_after_crash(self, disk: Disk, is_strict: bool = True) -> None:
         """Assert that a server on *disk* recovers all that it must; with *is_strict*, that it reports no damage."""
-        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now, self.binlog.safe)
+        self.history.check(recovered(disk, self.now, is_strict), self.safe, self.now, self.journal.safe)
 
     @property
     def live_bytes(self) -> int:
         """Bytes of the newest records of all jobs, computed from the jobs, and of all policies and keys."""
-        return sum(recorded_size(job) for job in self.broker.jobs.values()) + self.binlog.entry_bytes
+        return sum(recorded_size(job) for job in self.broker.jobs.values()) + self.journal.entry_bytes
 
     def _connect(self) -> Client:
         client = connecting.connect(self.broker, lambda: None)
@@ -747,9 +747,9 @@ class Bench:
         return self.random.choice(list(self.broker.jobs))
 
 
-def record_rewrite_step(binlog: Binlog, between_slices: Callable[[], None] = lambda: None) -> bool:
+def record_rewrite_step(journal: JournalWriter, between_slices: Callable[[], None] = lambda: None) -> bool:
     """Record a step of a rewrite; call *between_slices* between two slices; return False if no step has room."""
-    slices = binlog.rewrite()
+    slices = journal.rewrite()
     while True:
         try:
             next(slices)
@@ -769,8 +769,8 @@ def recovered(files: Files, now: int, is_strict: bool = True, bodies: Bodies | N
     """Return the broker of a server that has started on *files*."""
     broker = make_broker()
     broker.bodies = bodies
-    binlog = broker.journal = Binlog(files, SMALL_SEGMENT, 0, os.urandom)
-    startup.recover(files, broker, binlog, now, is_strict)
+    journal = broker.journal = JournalWriter(files, SMALL_SEGMENT, 0, os.urandom)
+    startup.recover(files, broker, journal, now, is_strict)
     return broker
 
 

@@ -28,7 +28,7 @@ class Journal:
     def __init__(self, sync_interval: int | None) -> None:
         self.disk: Disk = Disk()
         self.bench: Bench = Bench(self.disk, seeded(0), max_size=SEGMENT, sync_interval=sync_interval)
-        self.committer: Committer = Committer(self.bench.binlog)
+        self.committer: Committer = Committer(self.bench.journal)
         self.threads: list[int] = []
         self.delay: float = 0.0
         self.committer.start()
@@ -43,7 +43,7 @@ class Journal:
         """Put a job, as a batch of the poller does; return whether its reply may be sent at once."""
         self.put()
         self.committer.commit_before_send([])
-        return self.bench.binlog.safe >= self.bench.binlog.promised
+        return self.bench.journal.safe >= self.bench.journal.promised
 
     def _note(self, call: str) -> None:
         if call == "write":
@@ -92,7 +92,7 @@ def test_large_batch_is_written_in_the_thread(journal: Journal) -> None:
     for _ in range(20):
         journal.put(60_000)
     journal.committer.commit_before_send([])
-    assert journal.bench.binlog.safe < journal.bench.binlog.promised
+    assert journal.bench.journal.safe < journal.bench.journal.promised
     assert journal.committer.wait(TIMEOUT)
     assert journal.threads
     assert threading.get_ident() not in journal.threads
@@ -102,12 +102,12 @@ def test_failed_write_in_the_loop_makes_nothing_safe_until_the_rewrite(journal: 
     assert journal.serve_batch()
     journal.disk.before = Fault(1, errno.EIO, is_lasting=False, calls=("write",))
     assert not journal.serve_batch()
-    binlog = journal.bench.binlog
-    assert binlog.trouble is not None
-    assert binlog.wants_rewrite
+    writer = journal.bench.journal
+    assert writer.trouble is not None
+    assert writer.wants_rewrite
     assert journal.committer.wait(TIMEOUT)
-    assert binlog.trouble is None
-    assert binlog.safe >= binlog.promised
+    assert writer.trouble is None
+    assert writer.safe >= writer.promised
     assert journal.serve_batch()
 
 
@@ -125,4 +125,4 @@ def test_replies_that_are_held_already_are_released_in_their_order(journal: Jour
     journal.committer.hold(holder)
     assert not journal.serve_batch()
     assert journal.committer.wait(TIMEOUT)
-    assert holder.safe == journal.bench.binlog.promised
+    assert holder.safe == journal.bench.journal.promised

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from greenstalk_server.core import invariants
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.journal import startup
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.server import Server
@@ -50,13 +50,13 @@ class Place:
 
     def __init__(self) -> None:
         disk, clock = Disk(), steady_clock()
-        binlog = Binlog(disk, 10_000_000, 0, os.urandom)
+        journal = JournalWriter(disk, 10_000_000, 0, os.urandom)
         self.broker = make_broker(max_job_size=10**6)
-        self.broker.journal = binlog
-        startup.recover(disk, self.broker, binlog, clock(), is_strict=True)
+        self.broker.journal = journal
+        startup.recover(disk, self.broker, journal, clock(), is_strict=True)
         listener = listen()
         files, limits = DescriptorBudget(1000, self.broker.limit_counters), Limits(output=100)
-        self.server = Server(self.broker, [listener], clock, Committer(binlog), files=files, limits=limits)
+        self.server = Server(self.broker, [listener], clock, Committer(journal), files=files, limits=limits)
         self.may_sync = threading.Event()
         self.may_sync.set()
         disk.before = self._before

@@ -23,7 +23,7 @@ from greenstalk_server.core.operations import connecting, finishing, kicking, pu
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.record import UPDATE_SIZE
 from greenstalk_server.journal.startup import recover
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.committer import MAX_UNCOMMITTED, Committer
 from greenstalk_server.net.connection import STREAM_BATCH
 from greenstalk_server.net.poller import BUDGET, COMMAND_QUANTUM
@@ -217,21 +217,21 @@ def test_records_of_a_long_kick_are_committed_between_its_slices(
 ) -> None:
     """All of its records would take ten times MAX_UNCOMMITTED bytes."""
     files, now = Directory(str(tmp_path)), steady_clock()()
-    binlog = Binlog(files, 2**25, SECOND, os.urandom)
-    broker = Broker(FACTS, binlog)
-    recover(files, broker, binlog, now, is_strict=True)
+    journal = JournalWriter(files, 2**25, SECOND, os.urandom)
+    broker = Broker(FACTS, journal)
+    recover(files, broker, journal, now, is_strict=True)
     client = connecting.connect(broker, lambda: None)
     count = 10 * MAX_UNCOMMITTED // UPDATE_SIZE
     for _ in range(count):
         assert putting.put(broker, client, broker.allocate_id(), 0, 1000 * SECOND, SECOND, b"", now) > 0
-    committer = Committer(binlog)
+    committer = Committer(journal)
     committer.start()
     assert committer.wait(TIMEOUT)
     pending, kick = list[int](), kicking.kick
 
     def recording_kick(*args: Any) -> int:
         kicked = kick(*args)
-        pending.append(binlog.pending_bytes)
+        pending.append(journal.pending_bytes)
         return kicked
 
     monkeypatch.setattr(kicking, "kick", recording_kick)

@@ -16,7 +16,7 @@ from greenstalk_server.core.operations import editing, finishing, kicking, polic
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.journal import startup
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.acceptor import DescriptorBudget
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.server import Server
@@ -37,16 +37,16 @@ class SlowServer:
 
     def __init__(self) -> None:
         disk, clock = Disk(), steady_clock()
-        binlog = Binlog(disk, 65_536, 0, os.urandom)
+        journal = JournalWriter(disk, 65_536, 0, os.urandom)
         broker = make_broker()
-        broker.journal = binlog
-        startup.recover(disk, broker, binlog, clock(), is_strict=True)
+        broker.journal = journal
+        startup.recover(disk, broker, journal, clock(), is_strict=True)
         policy_changes.set_policies(
             broker, PolicySet([parse_policy("once", {"tubes": ["once"], "unique": "body"})]), clock()
         )
         listener = listen()
         files = DescriptorBudget(1000, broker.limit_counters)
-        committer = Committer(binlog)
+        committer = Committer(journal)
         self.server: Server = Server(broker, [listener], clock, committer, files=files, limits=Limits())
         self._address: tuple[str, int] = listener.sock.getsockname()
         self._may_sync: threading.Event = threading.Event()

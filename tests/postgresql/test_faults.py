@@ -174,7 +174,7 @@ def test_leader_steps_down_when_another_process_raises_the_epoch(
         one.lease.renew()
     one.put(b"a")
     with pytest.raises(NotLeader):
-        write_out(one.binlog)
+        write_out(one.journal)
     assert one.rows.lost == "another server has taken over"
 
 
@@ -204,7 +204,7 @@ def test_append_in_doubt_blocks_appends_and_removals_until_the_epoch_is_raised(
 
     def write() -> None:
         try:
-            write_out(one.binlog)
+            write_out(one.journal)
         except DatabaseRefused as error:
             refused.append(error)
 
@@ -219,16 +219,16 @@ def test_append_in_doubt_blocks_appends_and_removals_until_the_epoch_is_raised(
         writer.join(TIMEOUT)
         assert [str(error) for error in refused] == ["PostgreSQL: not now"]
         remover = in_thread(lambda: one.rows.remove(name_of(9)))
-        one.binlog.note_failure(refused[0])
-        assert record_rewrite_step(one.binlog)
+        one.journal.note_failure(refused[0])
+        assert record_rewrite_step(one.journal)
         with pytest.raises(DatabaseRefused, match="not now"):
-            write_out(one.binlog)
+            write_out(one.journal)
         remover.join(0.3)
         assert remover.is_alive()
     finally:
         cluster.ask("DROP FUNCTION refuse CASCADE")
-    one.binlog.note_failure(refused[0])
-    assert record_rewrite_step(one.binlog)
+    one.journal.note_failure(refused[0])
+    assert record_rewrite_step(one.journal)
     one.commit()
     remover.join(TIMEOUT)
     assert not remover.is_alive()
@@ -269,7 +269,7 @@ def test_leader_steps_down_on_rows_that_it_has_not_read(members: tuple[Member, M
         insert(other, one, 1)
     one.put(b"a")
     with pytest.raises(NotLeader, match="rows that this server has not read"):
-        write_out(one.binlog)
+        write_out(one.journal)
     assert one.rows.lost
 
 

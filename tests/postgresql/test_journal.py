@@ -18,7 +18,7 @@ from greenstalk_server.journal.postgresql.connection import DatabaseRefused, Dat
 from greenstalk_server.journal.postgresql.follower import Follower, PositionLost
 from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.rows import MAX_ROW_SIZE, Rows
-from greenstalk_server.journal.postgresql.writer import SharedBinlog
+from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import resume_from, write_out
@@ -41,8 +41,8 @@ class Member:
         self.lease: LeaderLease = LeaderLease(conninfo_of(url, "--journal"), journal, name, duration)
         self.lease.open()
         self.rows: Rows = Rows(self.lease)
-        self.binlog: SharedBinlog = SharedBinlog(self.rows, SEGMENT, 0, os.urandom)
-        self.broker: Broker = Broker(make_broker().facts, self.binlog)
+        self.journal: DatabaseJournalWriter = DatabaseJournalWriter(self.rows, SEGMENT, 0, os.urandom)
+        self.broker: Broker = Broker(make_broker().facts, self.journal)
         self.follower: Follower = Follower(self.lease, Recovery(self.broker.tube, self.broker.jobs))
 
     def read(self) -> None:
@@ -62,7 +62,7 @@ class Member:
         self.read()
         self.follower.finish(epoch)
         self.rows.begin(epoch)
-        resume_from(self.follower.recovery, self.broker, self.binlog, START)
+        resume_from(self.follower.recovery, self.broker, self.journal, START)
         restoring.restore(self.broker, self.follower.recovery.next_id, START)
         self.client = connecting.connect(self.broker, lambda: None)
 
@@ -74,12 +74,12 @@ class Member:
 
     def commit(self) -> None:
         """Commit all records, run compaction, and remove old segments."""
-        write_out(self.binlog)
-        self.binlog.compact(SEGMENT)
-        upkeep = self.binlog.upkeep()
+        write_out(self.journal)
+        self.journal.compact(SEGMENT)
+        upkeep = self.journal.upkeep()
         if upkeep is not None:
             upkeep.run()
-            self.binlog.complete_upkeep(upkeep)
+            self.journal.complete_upkeep(upkeep)
 
     def close(self) -> None:
         self.rows.stop()
@@ -138,7 +138,7 @@ def test_former_leader_appends_nothing_after_a_takeover(members: tuple[Member, M
     before = two.rows.list(), [two.rows.read(name) for name in two.rows.list()]
     one.rows.remove(name_of(1))
     with pytest.raises(NotLeader):
-        write_out(one.binlog)
+        write_out(one.journal)
     one.rows.remove(name_of(1))
     assert before == (two.rows.list(), [two.rows.read(name) for name in two.rows.list()])
     assert list(two.broker.jobs) == [first]
@@ -157,7 +157,7 @@ def test_batch_of_several_rows_is_atomic(members: tuple[Member, Member], cluster
     take_over(two, cluster)
     before = two.rows.list()
     with pytest.raises(NotLeader):
-        write_out(one.binlog)
+        write_out(one.journal)
     assert two.rows.list() == before
 
 
@@ -200,7 +200,7 @@ def test_follower_has_the_same_state_as_the_leader(members: tuple[Member, Member
             finishing.delete(one.broker, one.client, job.id, START)
         one.commit()
         two.read()
-    assert one.binlog.stats().oldest_index > 5, "no segment was removed"
+    assert one.journal.stats().oldest_index > 5, "no segment was removed"
     assert len(two.follower.recovery.segments) <= len(one.rows.list()) + 1
     assert bodies(two) == bodies(one)
     take_over(two, cluster)
@@ -265,20 +265,20 @@ def test_database_error_is_reported(members: tuple[Member, Member]) -> None:
 def test_next_leader_has_moves_groups_policies_and_keys(members: tuple[Member, Member], cluster: Cluster) -> None:
     one, two = members
     one.lead()
-    broker, binlog = one.broker, one.binlog
+    broker, journal = one.broker, one.journal
     ids = [broker.allocate_id() for _ in range(3)]
     group = [Job(id, broker.tube(b"t%d" % id), b"%d" % id, 0, 0, SECOND, START) for id in ids]
-    assert binlog.put_group(group)
+    assert journal.put_group(group)
     for job in group:
         broker.jobs.set(job)
-    binlog.policy("mail", b"{}")
-    binlog.key(b"mail", b"key", 10**6, 2**63)
+    journal.policy("mail", b"{}")
+    journal.key(b"mail", b"key", 10**6, 2**63)
     one.commit()
     two.read()
     moved, source = group[0], group[0].tube
     moved.tube, moved.expires_from = broker.tube(b"failed"), 7
     moved.events = job_history.add(b"", job_history.DEAD_LETTERED, START, job_history.NOBODY)
-    binlog.move(moved, source)
+    journal.move(moved, source)
     one.commit()
     take_over(two, cluster)
     assert {id: (job.tube.name, job.expires_from) for id, job in two.broker.jobs.items()} == {
@@ -299,7 +299,7 @@ def test_standby_forgets_expired_keys(members: tuple[Member, Member]) -> None:
         name = b"key%d" % at
         if not at:
             kept[b"mail", name] = at + 1, 2**63
-        one.binlog.key(b"mail", name, at + 1, 2**63)
+        one.journal.key(b"mail", name, at + 1, 2**63)
         assert finishing.delete(one.broker, None, one.put(bytes(SEGMENT // 10)), START)
         one.commit()
     two.read()

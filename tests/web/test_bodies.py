@@ -27,7 +27,7 @@ from greenstalk_server.core.operations import editing, finishing, putting
 from greenstalk_server.journal.files import Directory
 from greenstalk_server.journal.segment import name_of
 from greenstalk_server.journal.startup import recover
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.body_loader import Loader
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.protocol.extended_stats import server_extension
@@ -56,12 +56,12 @@ class DiskQueue(Queue):
         super().__init__()
         self.directory = directory
         files = Directory(str(directory))
-        binlog = Binlog(files, SEGMENT, 0, os.urandom)
-        self.broker = Broker(self.broker.facts, binlog, max_job_size=8 * 2**20)
+        journal = JournalWriter(files, SEGMENT, 0, os.urandom)
+        self.broker = Broker(self.broker.facts, journal, max_job_size=8 * 2**20)
         self.bodies = self.broker.bodies = Bodies(LIMIT, can_evict=True)
-        recover(files, self.broker, binlog, self.now, is_strict=True)
+        recover(files, self.broker, journal, self.now, is_strict=True)
         self.bodies.margin = LIMIT
-        self.committer = Committer(binlog, Loader(self.broker, binlog, self.bodies))
+        self.committer = Committer(journal, Loader(self.broker, journal, self.bodies))
         self.committer.start()
 
     def commit(self) -> bool:

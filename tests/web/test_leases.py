@@ -388,7 +388,7 @@ def test_stop_ends_all_leases_and_refuses_new_ones(queue: Queue, driver: LeaseDr
 
 
 class SlowJournal(NullJournal):
-    """A journal that makes a put safe only when it is committed, as a Binlog under `-f 0`."""
+    """A journal that makes a put safe only when it is committed, as a JournalWriter under `-f 0`."""
 
     def put(self, job: Job) -> bool:
         self.promised += 1

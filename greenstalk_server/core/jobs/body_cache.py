@@ -1,8 +1,8 @@
 """Accounting of job bodies under a memory limit: which are in memory, and which are only on disk.
 
 With a journal, every body is also on disk. When jobs take almost as much memory as the limit, bodies are evicted (see
-Binlog.evict), newest first, since those are needed last. They are read back when their jobs are reserved or shown.
-This module counts bodies, and reports when memory is short. Pure.
+JournalWriter.evict), newest first, since those are needed last. They are read back when their jobs are reserved or
+shown. This module counts bodies, and reports when memory is short. Pure.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.core.journal import JournalStats
-from greenstalk_server.journal.writer import Binlog
+from greenstalk_server.journal.writer import JournalWriter
 
 
-class SharedBinlog(Binlog):
+class DatabaseJournalWriter(JournalWriter):
     """The journal of a leader that a standby may replace."""
 
     is_remote: bool = True
