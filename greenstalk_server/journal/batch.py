@@ -1,4 +1,4 @@
-"""The blocking work on the files of a journal: batches, syncs, reads and upkeep.
+"""The blocking work on the files of a journal: batches, syncs, reads and maintenance.
 
 `JournalWriter` makes each of these objects in the thread of the broker, `run` works in any thread, and the thread of
 the broker reports the result to `JournalWriter`.
@@ -17,7 +17,7 @@ from typing import Final
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Files
-from greenstalk_server.journal.segment import LARGE_BODY, Segment, Unwritten, name_of
+from greenstalk_server.journal.segment import LARGE_BODY, PendingRecords, Segment, name_of
 
 PUTS_WILL_BE_REFUSED: Final = "puts return OUT_OF_MEMORY once the room in existing files is used"
 
@@ -60,7 +60,7 @@ class Batch:
     def __init__(
         self,
         files: Files,
-        parts: list[tuple[Segment, Unwritten, bool, int]],
+        parts: list[tuple[Segment, PendingRecords, bool, int]],
         sequence: int,
         ids: set[int],
         is_synced: bool,
@@ -81,7 +81,7 @@ class Batch:
         and not used by the batch.
         """
         self._files: Files = files
-        self._parts: list[tuple[Segment, Unwritten, bool, int]] = parts
+        self._parts: list[tuple[Segment, PendingRecords, bool, int]] = parts
         self._is_never_synced: bool = is_never_synced and not is_synced
         self._required_free: int = required_free
         self._room_ahead: int = room_ahead
@@ -159,7 +159,7 @@ class Batch:
         self.finished.append(segment)
 
 
-class Sync:
+class SyncTask:
     """A sync of everything written before it.
 
     Returned by `JournalWriter.take_sync`. After `run`, report it to `JournalWriter.complete_sync`.
@@ -185,7 +185,7 @@ class Sync:
         self.time = timed_sync(self._files, self._handle)
 
 
-class Read:
+class BodyRead:
     """A read of bodies. Returned by `JournalWriter.read`. After `run`, report it to `JournalWriter.complete_read`.
 
     jobs        by id: the job, and the number of the segment that its body is read from.
@@ -247,10 +247,10 @@ class Read:
             self.errors[id] = damage
 
 
-class Upkeep:
+class Maintenance:
     """Creates files ahead and removes files.
 
-    Returned by `JournalWriter.upkeep`. After `run`, report it to `JournalWriter.complete_upkeep`.
+    Returned by `JournalWriter.take_maintenance`. After `run`, report it to `JournalWriter.complete_maintenance`.
 
     created         segments whose files it has created.
     not_removed     segments whose files may still exist.

@@ -9,7 +9,7 @@ from typing import Final
 from greenstalk_server.core.jobs.body_cache import SMALL, Bodies
 from greenstalk_server.core.jobs.job import Job
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Read
+from greenstalk_server.journal.batch import BodyRead
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.segment import Segment
 from greenstalk_server.journal.segment_log import SegmentLog
@@ -99,7 +99,7 @@ class Eviction:
             self._log.evictable.pop()
         return None
 
-    def read(self, jobs: Iterable[Job]) -> Read:
+    def read(self, jobs: Iterable[Job]) -> BodyRead:
         """Return a read of the bodies of those *jobs* whose bodies are on disk only."""
         read: dict[int, tuple[Job, int]] = {}
         wanted: dict[int, tuple[Segment, dict[int, tuple[int, int]]]] = {}
@@ -109,9 +109,9 @@ class Eviction:
                 read[job.id] = job, segment.number
                 of_segment = wanted.setdefault(segment.number, (segment, {}))
                 of_segment[1][job.id] = record.recorded_size(job), job.size
-        return Read(self._files, read, wanted)
+        return BodyRead(self._files, read, wanted)
 
-    def complete_read(self, read: Read, ahead: Collection[int] = ()) -> None:
+    def complete_read(self, read: BodyRead, ahead: Collection[int] = ()) -> None:
         """Keep the bodies that *read* has read; *ahead* are the ids of jobs that no client waits for yet."""
         assert self.bodies is not None
         for id, body in read.bodies.items():
@@ -120,7 +120,7 @@ class Eviction:
                 self.bodies.restore(job, body, is_ahead=id in ahead)
         self.note_lost(read)
 
-    def note_lost(self, read: Read) -> None:
+    def note_lost(self, read: BodyRead) -> None:
         """Note which bodies *read* could not read, and log the new ones."""
         if self.lost:
             self.lost.difference_update(read.bodies)
@@ -131,7 +131,7 @@ class Eviction:
                 log.error("journal: the body of job %d cannot be read back: %s", id, reason)
                 self.lost.add(id)
 
-    def read_wanted(self) -> Read | None:
+    def read_wanted(self) -> BodyRead | None:
         """Return a read of the bodies in `wanted`, and clear it; None if it is empty."""
         wanted, self.wanted = self.wanted, []
         return self.read(wanted) if wanted else None

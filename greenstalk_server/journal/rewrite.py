@@ -412,7 +412,7 @@ class Rewrite:
     def _abandon(self, segment: Segment) -> None:
         """Keep *segment* until it is superseded. Drop it if no batch on it has succeeded: nothing depends on it."""
         if segment.is_proven:
-            segment.take_unwritten()
+            segment.take_pending()
             self.first_in_doubt = min(self.first_in_doubt, segment.first_sequence)
             self._superseded.append(segment)
             segment.used = max(segment.used, segment.allocated)  # it is not truncated

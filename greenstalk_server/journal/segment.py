@@ -43,7 +43,7 @@ def on_disk(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-class Unwritten:
+class PendingRecords:
     """Records to append to a segment; `chunks` and `unsealed` are as in Segment."""
 
     __slots__ = ("_chunks", "_encoder", "_unsealed")
@@ -212,11 +212,11 @@ class Segment:
         self.entries.append(entry)
         self.add_bare(data)
 
-    def take_unwritten(self) -> Unwritten:
+    def take_pending(self) -> PendingRecords:
         """Return the records not written yet, and forget them."""
-        unwritten = Unwritten(self.encoder, self.chunks, self.unsealed)
+        pending = PendingRecords(self.encoder, self.chunks, self.unsealed)
         self.chunks, self.unsealed = [], []
-        return unwritten
+        return pending
 
     def __repr__(self) -> str:
         return f"<Segment {self.number} used={self.used} written={self.written} live={self.live_bytes}>"

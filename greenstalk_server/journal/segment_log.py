@@ -56,8 +56,8 @@ class SegmentLog:
     ahead           segments allocated ahead: their files exist, and have no records yet.
     pending_removal segments that nothing refers to, each with the number of the record that must be on disk before
                     its file is removed.
-    orphaned        segments whose files are to be removed at the next upkeep: never used, abandoned after a failed
-                    write, or not removed by the last upkeep.
+    orphaned        segments whose files are to be removed at the next maintenance: never used, abandoned after a failed
+                    write, or not removed by the last maintenance.
     evictable       numbers of finished segments whose jobs may have bodies in memory, oldest first.
     next_number     number of the next new segment.
     newest          number of the newest segment that was begun.

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Upkeep, create, no_space_error
+from greenstalk_server.journal.batch import Maintenance, create, no_space_error
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.segment import BLOCK, name_of, on_disk
 from greenstalk_server.journal.segment_log import MIN_SEGMENT, SEGMENT_OVERHEAD, SegmentLog
@@ -68,7 +68,7 @@ class Space:
         self._log: SegmentLog = segment_log
         self._shown_max_size: int = shown_max_size
         self._is_never_synced: bool = is_never_synced
-        self._upkeep_error: str = ""
+        self._maintenance_error: str = ""
         self._full_at: float | None = None
 
     def fitting_size(self) -> int:
@@ -129,7 +129,7 @@ class Space:
         return self._files.free() - self._log.unallocated()
 
     def _allocate_ahead(self) -> bool:
-        """Create a segment ahead, in this thread; needed only if a burst of puts has overtaken upkeep."""
+        """Create a segment ahead, in this thread; needed only if a burst of puts has overtaken maintenance."""
         segment = self._log.new_segment()
         try:
             if self._free() - segment.capacity < self._spare():
@@ -138,7 +138,7 @@ class Space:
         except OSError as error:
             if segment.has_file:
                 self._log.orphaned.append(segment)
-            self._note_upkeep_error(error, f"cannot allocate {name_of(segment.number)}: %s; {PUTS_ARE_REFUSED}")
+            self._note_maintenance_error(error, f"cannot allocate {name_of(segment.number)}: %s; {PUTS_ARE_REFUSED}")
             return False
         self._note_space()
         self._log.ahead.append(segment)
@@ -155,24 +155,24 @@ class Space:
                     raise no_space_error()
                 self._files.grow(segment.handle, size)
             except OSError as error:
-                self._note_upkeep_error(error, f"cannot extend {name_of(segment.number)}: %s; the put is refused")
+                self._note_maintenance_error(error, f"cannot extend {name_of(segment.number)}: %s; the put is refused")
                 return False
             segment.capacity = segment.allocated = size
         return True
 
     @property
-    def wants_upkeep(self) -> bool:
-        """Whether `upkeep` has something to do now. After an error it waits for a retry."""
+    def wants_maintenance(self) -> bool:
+        """Whether `take_maintenance` has something to do now. After an error it waits for a retry."""
         wants_more = len(self._log.ahead) < self._wanted_ahead() and not self._log.is_full
-        return not self._upkeep_error and (wants_more or bool(self._log.orphaned) or self.can_remove())
+        return not self._maintenance_error and (wants_more or bool(self._log.orphaned) or self.can_remove())
 
-    def upkeep(self, is_retry: bool = True) -> Upkeep | None:
-        """Return the next files to create and remove, or None. At most one upkeep may be outstanding.
+    def take_maintenance(self, is_retry: bool = True) -> Maintenance | None:
+        """Return the next files to create and remove, or None. At most one maintenance may be outstanding.
 
         After an error, return None unless *is_retry*. On a full disk, create files only on a retry or after a removal.
         """
         self._report_space()
-        if self._upkeep_error and not is_retry:
+        if self._maintenance_error and not is_retry:
             return None
         to_remove, self._log.orphaned = self._log.orphaned, []
         while self.can_remove():
@@ -184,22 +184,22 @@ class Space:
         to_create = [self._log.new_segment() for _ in lacking]
         if not to_create and not to_remove:
             return None
-        return Upkeep(
+        return Maintenance(
             self._files, to_create, to_remove, self._is_never_synced, self._spare(), has_ahead=bool(self._log.ahead)
         )
 
-    def complete_upkeep(self, upkeep: Upkeep) -> None:
-        """Note what *upkeep* has done."""
-        self._log.add_ahead(upkeep.created)
-        self._log.orphaned += upkeep.not_removed
-        self.known_free = upkeep.free
-        if upkeep.error is not None:
-            self._note_upkeep_error(upkeep.error, upkeep.error_message)
+    def complete_maintenance(self, maintenance: Maintenance) -> None:
+        """Note what *maintenance* has done."""
+        self._log.add_ahead(maintenance.created)
+        self._log.orphaned += maintenance.not_removed
+        self.known_free = maintenance.free
+        if maintenance.error is not None:
+            self._note_maintenance_error(maintenance.error, maintenance.error_message)
             return
-        if self._upkeep_error:
+        if self._maintenance_error:
             log.warning("journal: files can be created and removed again")
-            self._upkeep_error = ""
-        if upkeep.created:
+            self._maintenance_error = ""
+        if maintenance.created:
             self._note_space()
 
     def can_remove(self) -> bool:
@@ -260,12 +260,12 @@ class Space:
             log.warning("journal: space is available again; puts are accepted")
             self._full_at = None
 
-    def _note_upkeep_error(self, error: OSError, message: str) -> None:
-        """Log *message*, in which %s stands for *error*, unless the last upkeep has failed too."""
+    def _note_maintenance_error(self, error: OSError, message: str) -> None:
+        """Log *message*, in which %s stands for *error*, unless the last maintenance has failed too."""
         if error.errno in NO_SPACE_ERRNOS:
             self.note_full(error)
             return
         self.refusal = message % error
-        if not self._upkeep_error:
+        if not self._maintenance_error:
             log.error("journal: %s; retried every second", self.refusal)
-        self._upkeep_error = self.refusal
+        self._maintenance_error = self.refusal

@@ -22,7 +22,7 @@ Failure. There are three kinds, each with its own consequence:
   not write are discarded and rewritten. This is the normal state of a full disk under load.
 - A write or a sync fails. The content of that segment is unknown, so every job with a record in it is rewritten;
   nothing is acknowledged and no put is accepted until then. The segments before it are fully on disk.
-- Upkeep fails: a file cannot be made ahead or removed. It is retried every second.
+- Maintenance fails: a file cannot be made ahead or removed. It is retried every second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
-from greenstalk_server.journal.batch import Batch, Read, Sync, Upkeep, no_space_error, timed_sync
+from greenstalk_server.journal.batch import Batch, BodyRead, Maintenance, SyncTask, no_space_error, timed_sync
 from greenstalk_server.journal.compaction import Compaction
 from greenstalk_server.journal.eviction import Eviction
 from greenstalk_server.journal.files import Files
@@ -317,7 +317,7 @@ class JournalWriter:
             return 0
         segment.is_begun = True
         try:
-            self._files.write(handle, segment.written, segment.take_unwritten().encode())
+            self._files.write(handle, segment.written, segment.take_pending().encode())
             if is_synced:
                 self._count_sync(timed_sync(self._files, handle))
         except OSError as error:
@@ -345,7 +345,7 @@ class JournalWriter:
         log, size, parts, copies = self._log, 0, [], 0
         for segment in log.unsafe:
             if segment.number:
-                parts.append((segment, segment.take_unwritten(), segment is not log.current, segment.pending_copies))
+                parts.append((segment, segment.take_pending(), segment is not log.current, segment.pending_copies))
                 size += segment.used - segment.written
                 copies += segment.pending_copies
                 segment.pending_copies = 0
@@ -398,15 +398,15 @@ class JournalWriter:
         if batch.finished and log.wants_rewrite:
             self._rewrite.first_in_doubt = log.on_disk + 1
 
-    def take_sync(self) -> Sync | None:
+    def take_sync(self) -> SyncTask | None:
         """Return a sync of all written records; None if no file needs one: full segments are synced when finished."""
         unsafe = self._log.unsafe
         handle = unsafe[0].handle
         if handle is None or len(unsafe) > 1:
             return None
-        return Sync(self._files, handle, unsafe[0].number, self._written, self._ids_end_written)
+        return SyncTask(self._files, handle, unsafe[0].number, self._written, self._ids_end_written)
 
-    def complete_sync(self, sync: Sync) -> None:
+    def complete_sync(self, sync: SyncTask) -> None:
         """Note that *sync* has run."""
         self._log.on_disk = max(self._log.on_disk, sync.sequence)
         self._synced_at = time.monotonic()
@@ -481,15 +481,15 @@ class JournalWriter:
         """
         return not self._rewrite.is_planning and self._eviction.evict(limit)
 
-    def read(self, jobs: Iterable[Job]) -> Read:
-        """Return a Read of the bodies of *jobs* that are only on disk."""
+    def read(self, jobs: Iterable[Job]) -> BodyRead:
+        """Return a BodyRead of the bodies of *jobs* that are only on disk."""
         return self._eviction.read(jobs)
 
-    def complete_read(self, read: Read, ahead: Collection[int] = ()) -> None:
+    def complete_read(self, read: BodyRead, ahead: Collection[int] = ()) -> None:
         """Keep the bodies that *read* has read; *ahead* are the ids of jobs that no client waits for yet."""
         self._eviction.complete_read(read, ahead)
 
-    def note_lost(self, read: Read) -> None:
+    def note_lost(self, read: BodyRead) -> None:
         """Note which bodies *read* could not read."""
         self._eviction.note_lost(read)
 
@@ -498,14 +498,14 @@ class JournalWriter:
         """Whether compaction or a rewrite waits for bodies to be read back."""
         return bool(self._eviction.wanted)
 
-    def read_for_compaction(self) -> Read | None:
+    def read_for_compaction(self) -> BodyRead | None:
         """Return a read of the bodies that compaction or a rewrite waits for; None if it waits for none.
 
         Once it is reported, call `compact` with READ_BATCH, before the bodies are evicted again.
         """
         return self._eviction.read_wanted()
 
-    # Compaction and upkeep
+    # Compaction and maintenance
 
     def compact(self, budget: int) -> bool:
         """If due, copy about *budget* bytes of live jobs out of the oldest segments; return whether more is due."""
@@ -517,17 +517,17 @@ class JournalWriter:
         return not self.is_remote and self._compaction.is_over_bound
 
     @property
-    def wants_upkeep(self) -> bool:
-        """Whether `upkeep` has something to do now; after an error it waits for a retry."""
-        return self._space.wants_upkeep
+    def wants_maintenance(self) -> bool:
+        """Whether `take_maintenance` has something to do now; after an error it waits for a retry."""
+        return self._space.wants_maintenance
 
-    def upkeep(self, is_retry: bool = True) -> Upkeep | None:
-        """Return the next upkeep, or None; only one may be outstanding.
+    def take_maintenance(self, is_retry: bool = True) -> Maintenance | None:
+        """Return the next maintenance, or None; only one may be outstanding.
 
         After an error there is none unless *is_retry*.
         """
-        return self._space.upkeep(is_retry)
+        return self._space.take_maintenance(is_retry)
 
-    def complete_upkeep(self, upkeep: Upkeep) -> None:
-        """Note what *upkeep* has done."""
-        self._space.complete_upkeep(upkeep)
+    def complete_maintenance(self, maintenance: Maintenance) -> None:
+        """Note what *maintenance* has done."""
+        self._space.complete_maintenance(maintenance)

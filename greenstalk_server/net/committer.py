@@ -30,7 +30,7 @@ from gevent.lock import BoundedSemaphore
 from greenlet import getcurrent
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.journal.batch import Batch, Sync
+from greenstalk_server.journal.batch import Batch, SyncTask
 from greenstalk_server.journal.compaction import READ_BATCH
 from greenstalk_server.journal.writer import JournalWriter
 from greenstalk_server.net.body_loader import EVICTION_BATCH, Loader
@@ -55,9 +55,9 @@ COMPACTION_WHEN_FULL: Final = 65536
 COMPACTION_SLICE: Final = 32768
 """Bytes copied before the loop serves others, and per `IDLE_PAUSE` when no client writes."""
 
-UPKEEP_SHARE: Final = 512
-"""Writes in the loop examine whether compaction or upkeep is due once they have written or deleted 1/UPKEEP_SHARE of a
-segment (20 KiB by default): the examination costs as much as the write of a batch."""
+MAINTENANCE_SHARE: Final = 512
+"""Writes in the loop examine whether compaction or maintenance is due once they have written or deleted
+1/MAINTENANCE_SHARE of a segment (20 KiB by default): the examination costs as much as the write of a batch."""
 
 IDLE_PAUSE: Final = 0.005
 """Seconds between slices of compaction when no client writes."""
@@ -100,8 +100,8 @@ class Committer:
         self._holders: list[Holder] = []
         self._safe_holders: list[Holder] = []  # their records are safe; released when the next batch has begun
         self._wanted: Event = Event()
-        self._upkeep_wanted: Event = Event()
-        self._upkeep_done: Event = Event()
+        self._maintenance_wanted: Event = Event()
+        self._maintenance_done: Event = Event()
         self._sync_wanted: Event = Event()
         self._disk: BoundedSemaphore = BoundedSemaphore(1)
         self._disk_thread: DiskThread = DiskThread()
@@ -211,7 +211,7 @@ class Committer:
             if not self._sync_wanted.is_set():
                 self._sync_wanted.set()
         self._churned += size
-        if self._churned + journal.bytes_died - self._died > journal.segment_size // UPKEEP_SHARE:
+        if self._churned + journal.bytes_died - self._died > journal.segment_size // MAINTENANCE_SHARE:
             self._keep_pace()
         return True
 
@@ -291,10 +291,10 @@ class Committer:
             is_written = self._rewrite() and self._write(run, is_synced=journal.sync_interval is not None)
             if not journal.wants_rewrite or (is_rewrite and not is_written):
                 return is_written
-            upkeep = journal.upkeep()
-            if upkeep is not None:
-                upkeep.run()
-                journal.complete_upkeep(upkeep)
+            maintenance = journal.take_maintenance()
+            if maintenance is not None:
+                maintenance.run()
+                journal.complete_maintenance(maintenance)
 
     def _write_released_ids(self) -> None:
         """Record that reserved ids were not used. Only for `stop`. A failure loses no job, so nothing is rewritten."""
@@ -305,10 +305,10 @@ class Committer:
 
     def _await_room(self, is_large: bool) -> None:
         """If the disk is full or the directory *is_large*, wait until segments are removed. Switches."""
-        if (self.journal.is_full or is_large) and self.journal.wants_upkeep:
-            self._upkeep_done.clear()
-            self._upkeep_wanted.set()
-            self._upkeep_done.wait(DISK_RETRY_INTERVAL)
+        if (self.journal.is_full or is_large) and self.journal.wants_maintenance:
+            self._maintenance_done.clear()
+            self._maintenance_wanted.set()
+            self._maintenance_done.wait(DISK_RETRY_INTERVAL)
 
     def _write(self, run: Callable[[Batch], None], is_synced: bool) -> bool:
         """Run a batch, and release the holders that waited for it; return False if it failed. Switches if *run* does.
@@ -341,7 +341,7 @@ class Committer:
         return True
 
     def _keep_pace(self) -> None:
-        """Compact in proportion to the bytes written and deleted since the last call; request upkeep if it is due.
+        """Compact in proportion to the bytes written and deleted since the last call; request maintenance if it is due.
 
         Bytes above MAX_COMPACTION are copied before the next batch, so that clients that send large batches do not
         outpace compaction.
@@ -356,8 +356,8 @@ class Committer:
         if self._owed > COMPACTION_SLICE:
             self._release_safe()
         is_behind = self._compact_slice(MAX_COMPACTION)
-        if journal.evict(EVICTION_BATCH) or is_behind or journal.wants_bodies or journal.wants_upkeep:
-            self._upkeep_wanted.set()
+        if journal.evict(EVICTION_BATCH) or is_behind or journal.wants_bodies or journal.wants_maintenance:
+            self._maintenance_wanted.set()
 
     def _compact_slice(self, limit: int) -> bool:
         """Copy up to *limit* of the bytes that are owed; return whether more is due. If not, reset the debt to 0."""
@@ -405,28 +405,28 @@ class Committer:
         if sync is None:
             return
         try:
-            self._disk_thread.call(Sync.run, sync, self._release_safe)
+            self._disk_thread.call(SyncTask.run, sync, self._release_safe)
         except OSError as error:
             self.journal.note_failure(error)
             self._wanted.set()
             return
         self.journal.complete_sync(sync)
-        self._upkeep_wanted.set()
+        self._maintenance_wanted.set()
 
     def _maintain_forever(self) -> None:
         """Create and remove files, and continue compaction while no client writes. Switches."""
         retried = time.monotonic()
         while True:
-            self._upkeep_wanted.wait(DISK_RETRY_INTERVAL)
-            self._upkeep_wanted.clear()
+            self._maintenance_wanted.wait(DISK_RETRY_INTERVAL)
+            self._maintenance_wanted.clear()
             is_retry = time.monotonic() > retried + DISK_RETRY_INTERVAL
             if is_retry:
                 retried = time.monotonic()
-            upkeep = self.journal.upkeep(is_retry)
-            if upkeep is not None:
-                get_hub().threadpool.apply(upkeep.run)
-                self.journal.complete_upkeep(upkeep)
-            self._upkeep_done.set()
+            maintenance = self.journal.take_maintenance(is_retry)
+            if maintenance is not None:
+                get_hub().threadpool.apply(maintenance.run)
+                self.journal.complete_maintenance(maintenance)
+            self._maintenance_done.set()
             read = self.journal.read_for_compaction()
             if read is not None:
                 get_hub().threadpool.apply(read.run)
@@ -436,7 +436,7 @@ class Committer:
                 yield_to_loop()
             if is_behind or self.journal.wants_bodies:
                 gevent.sleep(IDLE_PAUSE)
-                self._upkeep_wanted.set()
+                self._maintenance_wanted.set()
             if self.journal.has_records:
                 self._wanted.set()
 

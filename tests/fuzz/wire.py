@@ -365,7 +365,7 @@ class Wire(BrokerListener):
         self.bench.now = self.now
         if self.bench.commit():
             self.bench.compact()
-            self.bench.run_upkeep()
+            self.bench.run_maintenance()
 
     def _read_bodies(self) -> None:
         """Load as the body loader does: read back the bodies that are waited for."""

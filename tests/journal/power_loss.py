@@ -118,7 +118,7 @@ def assert_recovers(bench: Bench) -> None:
         bench.commit()
         bench.sync()
         bench.compact()
-        bench.run_upkeep()
+        bench.run_maintenance()
     assert bench.journal.trouble is None
     assert not bench.journal.is_full
     assert bench.put(1)
@@ -140,7 +140,7 @@ def fill_repeatedly(bench: Bench) -> None:
         bench.fill_and_release(50, turn)
         for _ in range(3):
             bench.compact()
-            bench.run_upkeep()
+            bench.run_maintenance()
             assert bench.commit()
         bench.sync()
         bench.check_recorded()

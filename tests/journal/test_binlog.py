@@ -1,4 +1,4 @@
-"""The size of the directory, the space that the journal reserves for deletes and compaction, and failed upkeep."""
+"""The size of the directory, the space that the journal reserves for deletes and compaction, and failed maintenance."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class PacedBench(Bench):
         self.lived: int = 0
 
     def churn(self) -> None:
-        """Put a job and delete it, unless there is no room; commit, compact and do the upkeep."""
+        """Put a job and delete it, unless there is no room; commit, compact and do the maintenance."""
         id = self.broker.allocate_id()
         if putting.put(self.broker, self.client, id, 1, 0, SECOND, bytes(1500), self.now) > 0:
             assert finishing.delete(self.broker, None, id, self.now)
         self.commit()
         self.journal.compact(SMALL_SEGMENT)
-        self.run_upkeep()
+        self.run_maintenance()
 
     def commit_and_compact(self) -> None:
-        """Commit, compact and run upkeep as the committer does; assert that the directory is within its bounds.
+        """Commit, compact and run maintenance as the committer does; assert that the directory is within its bounds.
 
         Jobs that were deleted since the last call count as live: a file is removed once its copies are on disk.
         """
@@ -60,7 +60,7 @@ class PacedBench(Bench):
         self.journal.compact(max(3 * (batch.size - self.copied + self.journal.bytes_died - self.died), SMALL_SEGMENT))
         self.copied = self.journal.pending_bytes - before
         self.died = self.journal.bytes_died
-        self.run_upkeep()
+        self.run_maintenance()
         live, self.lived = max(self.lived, self.live_bytes), self.live_bytes
         assert self.disk.used <= 2.5 * live + 3 * self.max_size, (self.disk.used, live)
         stats = self.journal.stats()
@@ -68,10 +68,10 @@ class PacedBench(Bench):
         assert stats.bytes_live == self.live_bytes <= stats.bytes_recorded
 
     def commit_on_full_disk(self) -> None:
-        """Commit, compact and run upkeep on a full disk; assert success. Only the disk bounds the directory."""
+        """Commit, compact and run maintenance on a full disk; assert success. Only the disk bounds the directory."""
         assert self.commit()
         self.journal.compact(SMALL_SEGMENT)
-        self.run_upkeep()
+        self.run_maintenance()
         assert self.journal.trouble is None
 
     def disconnect_client(self) -> None:
@@ -228,7 +228,7 @@ def test_stats_count_a_file_at_its_size_until_a_batch_extends_it() -> None:
     while bench.broker.jobs[id].segment == first:
         assert finishing.delete(bench.broker, None, bench.put_job(1500), bench.now)
         bench.commit()
-        bench.run_upkeep()
+        bench.run_maintenance()
         bench.journal.compact(SMALL_SEGMENT)
     name = name_of(bench.broker.jobs[id].segment)
     assert len(bench.disk.read(name)) == SMALL_SEGMENT
@@ -507,7 +507,7 @@ def test_each_successful_sync_is_counted_once_with_its_time(sync_interval: int) 
     assert stats.sync_time < sum(count << length for length, count in stats.syncs.items())
 
 
-# Failures of upkeep
+# Failures of maintenance
 
 
 class BlankFileDisk(Disk):
@@ -542,7 +542,9 @@ def test_blank_file_of_a_failed_allocation_is_removed() -> None:
 @pytest.mark.parametrize(
     ("call", "message"), [("create", "cannot allocate journal."), ("remove", "cannot remove journal.")]
 )
-def test_upkeep_error_is_logged_once_with_its_reason(call: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_maintenance_error_is_logged_once_with_its_reason(
+    call: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = PacedBench(max_size=SMALL_SEGMENT)
     for _ in range(10):
         assert finishing.delete(bench.broker, None, bench.put_job(500), bench.now)
@@ -600,7 +602,7 @@ def test_finished_segments_are_removed_between_two_syncs() -> None:
         assert finishing.delete(bench.broker, None, bench.put(1500, 0), bench.now)
         assert bench.commit()
         bench.journal.compact(SMALL_SEGMENT)
-        bench.run_upkeep()
+        bench.run_maintenance()
         assert bench.disk.used <= 5 * SMALL_SEGMENT
 
 
@@ -611,14 +613,14 @@ def test_unsynced_segments_are_removed_without_a_following_record() -> None:
     bench = Bench(disk, seeded(0), max_size=SEGMENT, sync_interval=None)
     while bench.put(500, 0):
         assert bench.commit()
-        bench.run_upkeep()
+        bench.run_maintenance()
     for id in list(bench.broker.jobs):
         assert finishing.delete(bench.broker, None, id, bench.now)
     for _ in range(4):
         if bench.journal.has_records:
             assert bench.commit()
         assert not bench.journal.compact(2**20)
-        bench.run_upkeep()
+        bench.run_maintenance()
     assert not bench.journal.has_records
     assert len(disk.list()) <= 3
     assert bench.put(500, 0)

@@ -47,7 +47,7 @@ def filled_bench(jobs: int, size: int = 900, max_size: int = SMALL_SEGMENT) -> B
         id = bench.broker.allocate_id()
         assert putting.put(bench.broker, client, id, 0, 0, SECOND, b"%d:" % id + bytes(size), bench.now) > 0
         bench.commit()
-        bench.run_upkeep()
+        bench.run_maintenance()
     bench.journal.evict(10 * jobs)
     return bench
 
@@ -91,7 +91,7 @@ def test_only_as_many_bodies_as_needed_are_evicted_newest_first() -> None:
         id = bench.broker.allocate_id()
         putting.put(bench.broker, client, id, 0, 0, SECOND, bytes(900), bench.now)
         bench.commit()
-        bench.run_upkeep()
+        bench.run_maintenance()
     bench.broker.bodies.limit = bench.broker.bodies.taken - 20_000
     bench.journal.evict(1000)
     assert bench.broker.bodies.taken <= bench.broker.bodies.limit < bench.broker.bodies.taken + 2000
@@ -304,7 +304,7 @@ def test_compaction_examines_each_deleted_job_once() -> None:
     for id in range(1, 3000):
         finishing.delete(bench.broker, None, id, bench.now)
     bench.commit()
-    bench.run_upkeep()
+    bench.run_maintenance()
     jobs = bench.journal._log.jobs = CountingJobs(bench.broker.jobs)
     assert not bench.journal.compact(10**6)
     assert bench.journal.wants_bodies
@@ -316,7 +316,7 @@ def test_compaction_reads_back_no_more_than_one_batch() -> None:
     for _ in range(64):
         putting.put(bench.broker, bench.clients[0], bench.broker.allocate_id(), 0, 0, SECOND, bytes(READ_BATCH // 4), 1)
         bench.commit()
-        bench.run_upkeep()
+        bench.run_maintenance()
     bench.journal.evict(1000)
     for id in range(1, 61):
         if id % 3:
@@ -348,7 +348,7 @@ def test_puts_are_refused_once_no_body_can_be_evicted() -> None:
     ):
         accepted += 1
         bench.commit()
-        bench.run_upkeep()
+        bench.run_maintenance()
         bench.journal.evict(100)
     assert 200 < accepted < 400 and bodies.is_exhausted and len(evicted_jobs(bench)) > accepted / 2
     bench.delete_all()

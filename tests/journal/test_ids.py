@@ -80,7 +80,7 @@ def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | 
             assert finishing.delete(bench.broker, None, id, bench.now) or bench.broker.jobs[id].holder is not None
         for _ in range(8):
             bench.compact()
-            bench.run_upkeep()
+            bench.run_maintenance()
             assert bench.commit()
             bench.sync()
     assert bench.refused > 0
@@ -105,7 +105,7 @@ def test_batch_is_synced_only_if_its_ids_are_not_reserved_on_disk(
         batch = bench.journal.take_batch(is_synced=False)
         batch.run()
         bench.journal.complete_batch(batch)
-        bench.run_upkeep()
+        bench.run_maintenance()
         if batch.is_synced:
             synced.append(100 * number)
         elif sync_interval is not None:

@@ -129,7 +129,7 @@ def test_commands_and_power_loss_between_slices_of_a_rewrite_lose_nothing(
                 if bench.commit(2):
                     rewrites += 1
                     break
-                bench.run_upkeep()
+                bench.run_maintenance()
             disk.before = no_fault
             bench.settle(3)
             assert bench.journal.trouble is None

@@ -170,7 +170,7 @@ def test_policies_and_keys_survive_compaction_and_restarts() -> None:
         finishing.delete(bench.broker, None, bench.put(500), bench.now)
         bench.commit()
         bench.journal.compact(4096)
-        bench.run_upkeep()
+        bench.run_maintenance()
     assert min(bench.journal._log.segments) > 20
     bench.check_recorded()
     assert bench.journal.stats().bytes_live == bench.journal.entry_bytes
@@ -191,7 +191,7 @@ def test_space_of_expired_keys_is_reclaimed() -> None:
         finishing.delete(bench.broker, None, bench.put(500), bench.now)
         bench.commit()
         bench.journal.compact(4096)
-        bench.run_upkeep()
+        bench.run_maintenance()
     assert bench.journal.live_bytes == 0
 
 

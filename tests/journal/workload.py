@@ -1,8 +1,8 @@
 """A random workload on a broker whose journal is on a simulated disk, and a check of the jobs after a restart.
 
-Everything runs in one thread: `Bench.commit`, `Bench.compact` and `Bench.run_upkeep` stand in for the committer. The
-journal notes the state of a job under the sequence number of each record. So the state after a restart can be compared
-with every recorded state, and with the acknowledged ones.
+Everything runs in one thread: `Bench.commit`, `Bench.compact` and `Bench.run_maintenance` stand in for the committer.
+The journal notes the state of a job under the sequence number of each record. So the state after a restart can be
+compared with every recorded state, and with the acknowledged ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.transitions import waiting
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import startup
-from greenstalk_server.journal.batch import Read
+from greenstalk_server.journal.batch import BodyRead
 from greenstalk_server.journal.files import Files
 from greenstalk_server.journal.record import recorded_size
 from greenstalk_server.journal.recovery import Recovery
@@ -432,7 +432,7 @@ class Bench:
         else:
             self.journal.complete_batch(batch)
         if self.journal.wants_rewrite:
-            self.run_upkeep(commands)
+            self.run_maintenance(commands)
             return self.commit(commands)
         if batch.is_synced:
             self.safe = batch.sequence
@@ -466,7 +466,7 @@ class Bench:
         """Put jobs of *size* bytes until one is refused; release each job with priority *pri*, and commit."""
         while self.put(size, 0):
             assert self.commit()
-            self.run_upkeep()
+            self.run_maintenance()
         for id in list(self.broker.jobs):
             client = self.random.choice(self.clients)
             waiting.cancel_wait(self.broker, client)
@@ -483,7 +483,7 @@ class Bench:
             self.read_back(read)
         self.journal.compact(self.random.choice((100, 1000, 65536)))
 
-    def read_back(self, read: Read, ahead: tuple[int, ...] = ()) -> None:
+    def read_back(self, read: BodyRead, ahead: tuple[int, ...] = ()) -> None:
         """Run *read*, then some commands, which may delete its jobs, and complete it."""
         read.run()
         assert read.errors == {}
@@ -495,13 +495,13 @@ class Bench:
         sample = self.random.sample(jobs, min(len(jobs), 5))
         self.read_back(self.journal.read(sample), tuple(job.id for job in sample[::2]))
 
-    def run_upkeep(self, commands: int = 0) -> None:
+    def run_maintenance(self, commands: int = 0) -> None:
         """Create and remove files; run *commands* commands in between."""
-        upkeep = self.journal.upkeep()
-        if upkeep is not None:
+        maintenance = self.journal.take_maintenance()
+        if maintenance is not None:
             self.run_commands(commands)
-            upkeep.run()
-            self.journal.complete_upkeep(upkeep)
+            maintenance.run()
+            self.journal.complete_maintenance(maintenance)
 
     def step(self) -> None:
         """Run some commands, then a random choice of the committer's tasks."""
@@ -514,7 +514,7 @@ class Bench:
         if self.journal.sync_interval and random.random() < 0.4:
             self.sync()
         if random.random() < 0.7:
-            self.run_upkeep(random.choice((0, 0, 3)))
+            self.run_maintenance(random.choice((0, 0, 3)))
         if self.broker.bodies is not None and random.random() < 0.3:
             self.read_some_back(list(self.broker.jobs.values()))
 
@@ -529,7 +529,7 @@ class Bench:
             while self.journal.compact(65536):
                 self.commit()
                 self.sync()
-            self.run_upkeep()
+            self.run_maintenance()
 
     # Commands of clients
 

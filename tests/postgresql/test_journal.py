@@ -76,10 +76,10 @@ class Member:
         """Commit all records, run compaction, and remove old segments."""
         write_out(self.journal)
         self.journal.compact(SEGMENT)
-        upkeep = self.journal.upkeep()
-        if upkeep is not None:
-            upkeep.run()
-            self.journal.complete_upkeep(upkeep)
+        maintenance = self.journal.take_maintenance()
+        if maintenance is not None:
+            maintenance.run()
+            self.journal.complete_maintenance(maintenance)
 
     def close(self) -> None:
         self.rows.stop()

@@ -26,7 +26,7 @@ HEARTBEAT_INTERVAL: Final = 1.0
 STANDBY_TIMEOUT: Final = 10.0
 """Seconds without a heartbeat after which a standby is forgotten."""
 
-UPKEEP_TIMEOUT: Final = 10.0
+MAINTENANCE_TIMEOUT: Final = 10.0
 """Timeout in seconds of statements that no client waits for, and maximum timeout of all others."""
 
 
@@ -91,12 +91,12 @@ class LeaderLease:
         self._hosts: Hosts = Hosts(conninfo)
         self._former: str = f"{APPLICATION} {former}" if former else ""
         self.connection: DatabaseConnection = self.new_connection("lease", duration / 3)
-        self.background: DatabaseConnection = self.new_connection("side", UPKEEP_TIMEOUT)
+        self.background: DatabaseConnection = self.new_connection("side", MAINTENANCE_TIMEOUT)
 
     def new_connection(self, purpose: str, timeout: float) -> DatabaseConnection:
         """Return a connection for *purpose*, which must be the only one for it. *timeout* in seconds."""
         return DatabaseConnection(
-            self._hosts, f"{APPLICATION} {self.holder_id} {purpose}", min(timeout, UPKEEP_TIMEOUT), self._former
+            self._hosts, f"{APPLICATION} {self.holder_id} {purpose}", min(timeout, MAINTENANCE_TIMEOUT), self._former
         )
 
     def open(self) -> int:
