@@ -63,7 +63,7 @@ def status_line(role: ClusterStatus) -> str:
     """Return one line for a load balancer or an operator: the active server, and the lag."""
     lag = behind(role) + ("" if role.behind is None else " behind")
     line = f"standby of the journal {role.journal}: {role.leader or 'nobody'} is active, {lag}"
-    return f"{line}; {role.trouble}" if role.trouble else line
+    return f"{line}; {role.database_error}" if role.database_error else line
 
 
 def entries(role: ClusterStatus) -> list[tuple[str, str]]:
@@ -81,7 +81,7 @@ def entries(role: ClusterStatus) -> list[tuple[str, str]]:
 def behind(role: ClusterStatus) -> str:
     """Return the lag of a standby as text, or why it is unknown."""
     if role.behind is None:
-        return "waiting for the database" if role.trouble else "still reading the journal"
+        return "waiting for the database" if role.database_error else "still reading the journal"
     return f"{role.behind:.1f} s"
 
 

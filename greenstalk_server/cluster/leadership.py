@@ -107,8 +107,8 @@ Q = TypeVar("Q", bound=Queue)
 class Leadership:
     """Leadership of a journal. One thread renews the lease until `stop`; another reads the list of standbys.
 
-    lost        why leadership was lost; empty if no loss is known.
-    trouble     why the last renewal failed; empty if it succeeded.
+    lost           why leadership was lost; empty if no loss is known.
+    renewal_error  why the last renewal failed; empty if it succeeded.
     is_handover_requested   whether an operator has requested a handover.
     """
 
@@ -116,7 +116,7 @@ class Leadership:
         """*taken_at* is the time of the request for leadership, by `boot_time`."""
         self.epoch: int = epoch
         self.lost: str = ""
-        self.trouble: str = ""
+        self.renewal_error: str = ""
         self.is_handover_requested: bool = False
         self.standbys: tuple[tuple[str, float], ...] = ()
         self.lease: LeaderLease = lease
@@ -132,13 +132,13 @@ class Leadership:
 
         A single failed renewal gives no warning, since a load balancer that sees one closes all connections.
         """
-        return self.trouble if boot_time() > self._expires_at - self.lease.duration * WARNING_FRACTION else ""
+        return self.renewal_error if boot_time() > self._expires_at - self.lease.duration * WARNING_FRACTION else ""
 
     def why_lost(self) -> str:
         """Return why leadership was lost; empty if it was not. Without a call for HUNG_AFTER seconds, renewals stop."""
         self._checked_at = time.monotonic()
         if not self.lost and boot_time() > self._expires_at:
-            self.lost = self.trouble or "this process was stopped for longer than its lease"
+            self.lost = self.renewal_error or "this process was stopped for longer than its lease"
         return self.lost
 
     def stop(self) -> None:
@@ -147,7 +147,7 @@ class Leadership:
 
     def _renew_until_stopped(self) -> None:
         pause = 0.0
-        while not self._stopped.wait(DATABASE_RETRY_INTERVAL if self.trouble else pause):
+        while not self._stopped.wait(DATABASE_RETRY_INTERVAL if self.renewal_error else pause):
             pause = self.lease.heartbeat_interval
             if time.monotonic() > self._checked_at + HUNG_AFTER:
                 continue
@@ -155,12 +155,12 @@ class Leadership:
             try:
                 self.is_handover_requested = self.lease.renew()
                 self._expires_at = requested_at + self.lease.duration * (1 - CLOCK_DRIFT)
-                self.trouble = ""
+                self.renewal_error = ""
             except NotLeader as error:
                 self.lost = str(error)
                 return
             except OSError as error:
-                self.trouble = str(error)
+                self.renewal_error = str(error)
 
     def _read_standbys_until_stopped(self) -> None:
         while not self._stopped.wait(self.lease.heartbeat_interval):
@@ -186,7 +186,7 @@ class Candidate(Generic[Q]):
         self._is_strict: bool = is_strict
         self._follower: Follower | None = None
         self._lease_state: LeaseState | None = None
-        self._trouble: str = ""
+        self._database_error: str = ""
         self._read_at: float | None = None
         self._reported_at: float = 0.0
         self._reporter: gevent.Greenlet | None = None
@@ -225,7 +225,7 @@ class Candidate(Generic[Q]):
             state.leader if state is not None and not state.is_free else "",
             state.epoch if state is not None else 0,
             self._behind(),
-            self._trouble or self._unanswered(),
+            self._database_error or self._unanswered(),
         )
 
     def _unanswered(self) -> str:
@@ -246,7 +246,7 @@ class Candidate(Generic[Q]):
             except OSError as error:
                 if self.leadership is not None:
                     raise
-                self._note_trouble(str(error))
+                self._note_database_error(str(error))
             except PositionLost:
                 log.info("standby: segments were removed before they were read; reading the journal from the start")
                 self._begin()
@@ -369,15 +369,15 @@ class Candidate(Generic[Q]):
     def _behind(self) -> float | None:
         return None if self._read_at is None else time.monotonic() - self._read_at
 
-    def _note_trouble(self, trouble: str) -> None:
-        if not self._trouble:
-            log.error("standby: %s; retrying until the database answers", trouble)
-        self._trouble = trouble
+    def _note_database_error(self, error: str) -> None:
+        if not self._database_error:
+            log.error("standby: %s; retrying until the database answers", error)
+        self._database_error = error
 
     def _note_recovery(self) -> None:
-        if self._trouble:
+        if self._database_error:
             log.info("standby: the database answers again")
-        self._trouble = ""
+        self._database_error = ""
 
 
 class ProcessLifetime:

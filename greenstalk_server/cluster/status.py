@@ -15,7 +15,7 @@ class ClusterStatus:
     leader      name of the active server; empty if none is known.
     epoch       number of the current leadership, raised by each takeover and each reconnection; 0 if unknown.
     behind      seconds since a standby had last read the whole journal; None if it never has.
-    trouble     why the database does not answer; empty if it does.
+    database_error  why the database does not answer; empty if it does.
     standbys    the standbys of an active server: name, and seconds behind.
     """
 
@@ -25,5 +25,5 @@ class ClusterStatus:
     leader: str = ""
     epoch: int = 0
     behind: float | None = None
-    trouble: str = ""
+    database_error: str = ""
     standbys: tuple[tuple[str, float], ...] = ()

@@ -53,12 +53,12 @@ class Journal(Protocol):
     promised    increases with every record that a reply has to wait for.
     safe        records made until `promised` reached this value are as durable as `-f` asks for. A reply that waits
                 for `promised` == n may leave when `safe` >= n.
-    trouble     why puts are refused, or None.
+    write_error why puts are refused, or None.
     """
 
     promised: int
     safe: int
-    trouble: str | None
+    write_error: str | None
 
     def put(self, job: Job) -> bool:
         """Record the new *job*; return False, having recorded nothing, if there is no room or writes fail."""
@@ -123,7 +123,7 @@ class NullJournal:
         self._stats: JournalStats = JournalStats(max_size=max_size)
         self.promised: int = 0
         self.safe: int = 0
-        self.trouble: str | None = None
+        self.write_error: str | None = None
 
     def put(self, job: Job) -> bool:
         return True

@@ -59,7 +59,7 @@ class JournalWriter:
 
     promised    number of the last record that a reply has to wait for.
     safe        sequence number up to which records are as durable as `sync_interval` requires.
-    trouble     why puts are refused and nothing is acknowledged until the next retry succeeds, or None.
+    write_error why puts are refused and nothing is acknowledged until the next retry succeeds, or None.
     bytes_died  bytes of JOB records whose jobs were deleted or replaced, since the start.
     is_remote   a batch waits for the network, and may be slow even if earlier ones were fast.
     """
@@ -76,7 +76,7 @@ class JournalWriter:
         """*max_size*: bytes of a segment. *sync_interval*: nanoseconds; 0 syncs every write, None never syncs."""
         self.promised: int = 0
         self.safe: int = 0
-        self.trouble: str | None = None
+        self.write_error: str | None = None
         self.bytes_died: int = 0
         self.sync_interval: int | None = sync_interval
         self._files: Files = files
@@ -446,7 +446,7 @@ class JournalWriter:
         if is_short and not log.wants_rewrite and error.errno in NO_SPACE_ERRNOS:
             self._space.note_full(error)
         else:
-            self._note_trouble(str(error))
+            self._note_write_error(str(error))
         if is_short and log.wants_rewrite:
             self._space.widen_margin()
         self._rewrite.restart()
@@ -459,18 +459,18 @@ class JournalWriter:
         """
         is_recorded = yield from self._rewrite.record_step()
         if not is_recorded and not self.wants_bodies:
-            self._note_trouble(str(no_space_error()))
+            self._note_write_error(str(no_space_error()))
         return is_recorded
 
-    def _note_trouble(self, reason: str) -> None:
-        if self.trouble is None:
+    def _note_write_error(self, reason: str) -> None:
+        if self.write_error is None:
             log.error("journal: %s; nothing is acknowledged, puts return OUT_OF_MEMORY; retried every second", reason)
-        self.trouble = reason
+        self.write_error = reason
 
     def _note_recovered(self) -> None:
-        if self.trouble is not None:
+        if self.write_error is not None:
             log.warning("journal: writes work again; all records of the failed writes have been rewritten")
-            self.trouble = None
+            self.write_error = None
 
     # Bodies on disk only
 

@@ -232,7 +232,7 @@ class Committer:
             self._wanted.clear()
             if not self._commit():
                 self._wanted.set()
-                if self.journal.trouble is not None:
+                if self.journal.write_error is not None:
                     gevent.sleep(DISK_RETRY_INTERVAL)
 
     def _commit(self) -> bool:

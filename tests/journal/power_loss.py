@@ -93,7 +93,7 @@ def crash_at_random(bench: Bench) -> None:
     bench.check_after_crash(bench.disk.crash(Chance(bench.random, bench.random.choice(SHARES))))
 
 
-def fail_calls(bench: AnyBench, fault: Fault, step_in_trouble: Callable[[AnyBench], None]) -> None:
+def fail_calls(bench: AnyBench, fault: Fault, step_after_fault: Callable[[AnyBench], None]) -> None:
     """Run *bench* until *fault* occurs, then some steps; repair the disk, and assert that service resumes.
 
     Check a restart after each of the later steps.
@@ -102,7 +102,7 @@ def fail_calls(bench: AnyBench, fault: Fault, step_in_trouble: Callable[[AnyBenc
     while not fault.has_triggered:
         bench.step()
     for _ in range(bench.random.randrange(8)):
-        step_in_trouble(bench)
+        step_after_fault(bench)
         crash_at_random(bench)
     bench.disk.before = no_fault
     assert_recovers(bench)
@@ -119,7 +119,7 @@ def assert_recovers(bench: Bench) -> None:
         bench.sync()
         bench.compact()
         bench.run_maintenance()
-    assert bench.journal.trouble is None
+    assert bench.journal.write_error is None
     assert not bench.journal.is_full
     assert bench.put(1)
     assert bench.commit()
@@ -146,4 +146,4 @@ def fill_repeatedly(bench: Bench) -> None:
         bench.check_recorded()
         crash_at_random(bench)
     assert bench.refused > 0
-    assert bench.journal.trouble is None
+    assert bench.journal.write_error is None

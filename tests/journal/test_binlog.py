@@ -72,7 +72,7 @@ class PacedBench(Bench):
         assert self.commit()
         self.journal.compact(SMALL_SEGMENT)
         self.run_maintenance()
-        assert self.journal.trouble is None
+        assert self.journal.write_error is None
 
     def disconnect_client(self) -> None:
         """Disconnect the client, so that its reserved jobs are ready again, and connect another one."""
@@ -462,7 +462,7 @@ def test_accepted_puts_have_room_though_updates_have_begun_segments_without_a_fi
             is_refused = is_refused or not put()
     assert len(bench.broker.jobs) > SEGMENT // (size + 100)
     assert bench.commit()
-    assert bench.journal.trouble is None
+    assert bench.journal.write_error is None
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 
 
@@ -572,7 +572,7 @@ def test_error_without_errno_keeps_its_text() -> None:
     bench.put_job(1)
     bench.disk.before = refuse
     bench.commit()
-    assert bench.journal.trouble == "PostgreSQL: not now"
+    assert bench.journal.write_error == "PostgreSQL: not now"
 
 
 def test_batch_cut_short_by_a_full_disk_is_completed_by_a_rewrite() -> None:
@@ -587,7 +587,7 @@ def test_batch_cut_short_by_a_full_disk_is_completed_by_a_rewrite() -> None:
             assert reserving.reserve_job(bench.broker, bench.client, id, bench.now)
             assert finishing.release(bench.broker, bench.client, id, 7, 0, bench.now)
         assert bench.commit()
-        assert bench.journal.trouble is None
+        assert bench.journal.write_error is None
         assert bench.journal.safe >= bench.journal.promised > on_disk
     bench.check_after_crash(disk.crash(Chance(seeded(0), 0.0)))
 

@@ -84,7 +84,7 @@ def test_power_loss_on_a_full_disk_reuses_no_id(seed: int, sync_interval: int | 
             assert bench.commit()
             bench.sync()
     assert bench.refused > 0
-    assert bench.journal.trouble is None
+    assert bench.journal.write_error is None
     assert acknowledged(bench) > 200
 
 

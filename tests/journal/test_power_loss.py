@@ -87,14 +87,14 @@ def test_failure_of_any_call_loses_nothing_acknowledged(
         disk = Disk()
         disk.random = random
         bench = PolicyBench(disk, random, sync_interval=sync_interval, is_memory_short=is_memory_short)
-        fail_calls(bench, Fault(at, code, is_lasting), step_in_trouble)
+        fail_calls(bench, Fault(at, code, is_lasting), step_after_fault)
 
 
-def step_in_trouble(bench: PolicyBench) -> None:
+def step_after_fault(bench: PolicyBench) -> None:
     """Run a step. While the disk fails, assert that puts are refused, and that no record is acknowledged."""
-    safe, is_in_trouble = bench.journal.safe, bench.journal.trouble is not None
+    safe, is_failing = bench.journal.safe, bench.journal.write_error is not None
     bench.run_commands(5)
-    if is_in_trouble:
+    if is_failing:
         assert not bench.put(1)
         assert bench.journal.safe == safe
         assert not bench.journal.has_records

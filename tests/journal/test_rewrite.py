@@ -86,7 +86,7 @@ def test_rewrite_of_many_jobs_yields_every_few_milliseconds(has_updates: bool) -
         calls = max_calls_per_iteration(lambda: committer.wait(30))
     finally:
         committer.stop()
-    assert bench.journal.trouble is None
+    assert bench.journal.write_error is None
     assert bench.journal.safe >= bench.journal.promised
     assert calls < MAX_CALLS
     jobs = recovered(disk.crash(Chance(seeded(0), 0.0)), bench.now).jobs
@@ -132,7 +132,7 @@ def test_commands_and_power_loss_between_slices_of_a_rewrite_lose_nothing(
                 bench.run_maintenance()
             disk.before = no_fault
             bench.settle(3)
-            assert bench.journal.trouble is None
+            assert bench.journal.write_error is None
             bench.check_recorded()
             bench.check_after_crash(disk.crash(Chance(random, 0.0)))
     assert rewrites > 12

@@ -427,7 +427,7 @@ class Bench:
             batch.run()
         except OSError as error:
             self.journal.note_failure(error, batch)
-            if self.journal.trouble is not None:
+            if self.journal.write_error is not None:
                 return False
         else:
             self.journal.complete_batch(batch)

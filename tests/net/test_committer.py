@@ -103,10 +103,10 @@ def test_failed_write_in_the_loop_makes_nothing_safe_until_the_rewrite(journal: 
     journal.disk.before = Fault(1, errno.EIO, is_lasting=False, calls=("write",))
     assert not journal.serve_batch()
     writer = journal.bench.journal
-    assert writer.trouble is not None
+    assert writer.write_error is not None
     assert writer.wants_rewrite
     assert journal.committer.wait(TIMEOUT)
-    assert writer.trouble is None
+    assert writer.write_error is None
     assert writer.safe >= writer.promised
     assert journal.serve_batch()
 

@@ -180,12 +180,12 @@ def test_health_checks_and_static_files_need_no_password(visit: Callable[..., Fl
 def test_not_ready_while_the_journal_cannot_be_written(queue: Queue, visit: Callable[..., FlaskClient]) -> None:
     """The server stays alive, and is ready again once the journal can be written."""
     client = visit(password=PASSWORD)
-    queue.broker.journal.trouble = "[Errno 5] Input/output error"
+    queue.broker.journal.write_error = "[Errno 5] Input/output error"
     response = client.get("/readyz")
     assert (response.status_code, response.mimetype) == (503, "text/plain")
     assert response.text == "journal: [Errno 5] Input/output error\n"
     assert client.get("/healthz").status_code == 200
-    queue.broker.journal.trouble = None
+    queue.broker.journal.write_error = None
     assert client.get("/readyz").status_code == 200
 
 

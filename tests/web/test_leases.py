@@ -420,7 +420,7 @@ def test_job_that_a_crash_could_undo_is_not_returned_early(queue: Queue, slow_jo
 
 
 def test_jobs_are_released_if_the_journal_is_late(queue: Queue, slow_journal: SlowJournal) -> None:
-    slow_journal.trouble = "no space left"
+    slow_journal.write_error = "no space left"
     driver = LeaseDriver(queue, lambda: False)
     greenlet = driver.begin("mail")
     (id,) = queue.put("mail")

@@ -469,9 +469,9 @@ class Bulk:
 
     def _stop_if_refused(self, task: Task) -> None:
         """Raise TaskFailed if the journal cannot be written, or the server is draining."""
-        trouble = self._broker.journal.trouble
-        if trouble is not None:
-            raise TaskFailed(f"The journal cannot be written: {trouble}. {_so_far(task)}")
+        error = self._broker.journal.write_error
+        if error is not None:
+            raise TaskFailed(f"The journal cannot be written: {error}. {_so_far(task)}")
         if self._broker.is_draining:
             raise TaskFailed(f"The server is draining. {_so_far(task)}")
 

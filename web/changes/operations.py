@@ -353,9 +353,9 @@ class Operations:
         assert outcome == EditOutcome.DONE
 
     def _refuse_no_room(self, done: str) -> NoReturn:
-        trouble = self._broker.journal.trouble
-        why = f"The journal cannot store the job: {trouble or 'the disk has no room for it'}."
-        status = PutRefused.FULL if trouble is None else HTTPStatus.SERVICE_UNAVAILABLE
+        error = self._broker.journal.write_error
+        why = f"The journal cannot store the job: {error or 'the disk has no room for it'}."
+        status = PutRefused.FULL if error is None else HTTPStatus.SERVICE_UNAVAILABLE
         raise PutRefused(why, f"Nothing was {done}.", status=status)
 
     # Implementation

@@ -259,8 +259,8 @@ class TubeChanges:
             if tube is None or not principal().operates(name):
                 task.skipped += 1
                 continue
-            if (trouble := self._broker.journal.trouble) is not None:
-                raise TaskFailed(f"The journal cannot be written: {trouble}. {text.number(task.done)} {task.verb}.")
+            if (error := self._broker.journal.write_error) is not None:
+                raise TaskFailed(f"The journal cannot be written: {error}. {text.number(task.done)} {task.verb}.")
             for count in self._apply(task, plan.change, tube, jobs, changed):
                 task.done += count
                 changed.jobs += count

@@ -207,7 +207,7 @@ def test_full_disk(queue: Queue, ids: dict[str, int]) -> None:
 
 def test_journal_in_trouble(queue: Queue) -> None:
     queue.broker.journal = FullJournal(0)
-    queue.broker.journal.trouble = "[Errno 5] Input/output error"
+    queue.broker.journal.write_error = "[Errno 5] Input/output error"
     program = Program(queue.app(api_token=TOKEN))
     found = problem(program.ask("POST", "/jobs", json=[{"tube": "full"}] * 2), 503)
     assert found["put"] == []

@@ -36,7 +36,7 @@ def test_journal(queue: Queue) -> None:
             return JournalStats(is_on_disk=True, is_full=True, files=3, bytes_on_disk=300, synced_ago=0.5)
 
     queue.broker.journal = Journal()
-    queue.broker.journal.trouble = "[Errno 5] Input/output error"
+    queue.broker.journal.write_error = "[Errno 5] Input/output error"
     assert Program(queue.app(api_token=TOKEN)).get("/server")["journal"] == {
         "is_on_disk": True,
         "trouble": "[Errno 5] Input/output error",

@@ -221,7 +221,7 @@ class Leases:
                     self._take(client, request)
             if client.reserved and journal.promised > promised and not self._commit():
                 raise ReserveRefused(
-                    f"The journal is late{_because(journal.trouble)}, so the jobs might not survive a crash."
+                    f"The journal is late{_because(journal.write_error)}, so the jobs might not survive a crash."
                 )
             if client.reserved and not peer.is_gone:
                 return True
@@ -253,7 +253,7 @@ class Leases:
             finishing.bury(broker, client, job.id, job.pri, self._clock())
         if lost and not self._commit():
             raise ReserveRefused(
-                f"The journal is late{_because(broker.journal.trouble)}, and the body of a job is lost."
+                f"The journal is late{_because(broker.journal.write_error)}, and the body of a job is lost."
             )
         if lost and not held:
             raise ReserveRefused(

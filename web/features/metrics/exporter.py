@@ -195,7 +195,7 @@ class Metrics:
         yield GaugeMetricFamily(
             f"{PREFIX}journal_trouble",
             "1 while the journal cannot be written, so that puts are refused.",
-            int(journal.trouble is not None),
+            int(journal.write_error is not None),
         )
         syncs = (stats.syncs, stats.sync_time)
         yield _histogram("journal_sync_seconds", "Duration of syncs of the journal.", *syncs, SYNC_BIT_LENGTHS)

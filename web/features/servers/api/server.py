@@ -200,7 +200,7 @@ class Server:
             role=self._role,
             extensions=list(self._broker.facts.extensions),
             rates=rates_model(rates),
-            journal=model_of(Journal, journal, trouble=self._broker.journal.trouble),
+            journal=model_of(Journal, journal, trouble=self._broker.journal.write_error),
             memory=None if memory is None else Memory(bytes=memory[0], private=memory[1]),
             bodies=self._bodies(),
             limited=self._broker.limit_counters.counts(),

@@ -332,7 +332,7 @@ class OverviewBuilder:
         broker, who = self._broker, principal()
         dead_letters = self._dead_letter_tubes.count_jobs(who.sees)
         texts = {"build": broker.facts.build, "dead_letters": text.number(dead_letters)}
-        texts |= journal_texts(broker.journal.stats(), broker.journal.trouble)
+        texts |= journal_texts(broker.journal.stats(), broker.journal.write_error)
         texts |= role_texts(self._role() if self._role is not None else None)
         texts |= memory_texts(broker.facts.memory())
         texts |= bodies_texts(broker.bodies)
@@ -367,7 +367,7 @@ def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
     }
 
 
-def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
+def journal_texts(stats: JournalStats, error: str | None) -> dict[str, str]:
     """Return the state of the journal, as text."""
     if not stats.is_on_disk:
         names = ("journal_synced", "journal_size", "journal_live", "journal_files")
@@ -375,7 +375,7 @@ def journal_texts(stats: JournalStats, trouble: str | None) -> dict[str, str]:
     live = stats.bytes_live / stats.bytes_recorded if stats.bytes_recorded else 0
     ago = stats.synced_ago
     return {
-        "journal_state": "failing" if trouble else "disk full" if stats.is_full else "ok",
+        "journal_state": "failing" if error else "disk full" if stats.is_full else "ok",
         "journal_synced": text.NONE if ago is None else f"{text.duration(int(ago))} ago",
         "journal_size": text.rough_size(stats.bytes_on_disk),
         "journal_live": f"{live:.0%} of {text.rough_size(stats.bytes_recorded)}",
