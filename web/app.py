@@ -41,7 +41,7 @@ from greenstalk_server.web.features.conditions import api as conditions_api
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.connections import api as connections_api
-from greenstalk_server.web.features.connections.pages import ConnectionViews
+from greenstalk_server.web.features.connections.pages import ConnectionPages
 from greenstalk_server.web.features.errors import api as errors_api
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.pages import ErrorPages
@@ -244,7 +244,7 @@ def create_dashboard(
         actions,
     ):
         part.init_app(app)
-    for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionViews(broker, clock)):
+    for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionPages(broker, clock)):
         page.init_app(app, live)
     views.Views(
         broker, clock, history, examples(options.beanstalk), saved, role, attention, worker_rates, tube_filter

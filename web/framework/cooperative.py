@@ -7,8 +7,9 @@ pauses at the same time run in fifty iterations.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Final
+from typing import Final, TypeVar
 
 import gevent
 
@@ -37,11 +38,14 @@ IDLE_ROUND_TRIP: Final = 0.0001
 BUSY_PERIOD: Final = 0.01
 """Seconds that others are assumed to be busy after an iteration in which they were."""
 
+T = TypeVar("T")
+
 
 class Pace:
-    """Limits long work to slices of about SLICE seconds; the work calls `yield_if_due` every few items.
+    """Limits long work to slices of about SLICE seconds.
 
-    The work gets a thirtieth of the time while others are busy, and most of it while they are not.
+    The work takes its items from `each`, or calls `yield_if_due` every few items. It gets a
+    thirtieth of the time while others are busy, and most of it while they are not.
     """
 
     def __init__(self) -> None:
@@ -52,6 +56,12 @@ class Pace:
         """Let others run if the slice is used up. May switch."""
         if time.perf_counter() >= self._until:
             self.yield_now()
+
+    def each(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield *items*; after each, let others run if the slice is used up. May switch."""
+        for item in items:
+            yield item
+            self.yield_if_due()
 
     def yield_now(self) -> None:
         """Let others run. Switches."""

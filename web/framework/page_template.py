@@ -19,11 +19,7 @@ class PageTemplate(Template):
 
     def render(self, *args: Any, **values: Any) -> str:
         """Return the page as text, as Template.render does: 100 rows take 5 ms. May switch."""
-        pace, pieces = Pace(), []
-        for piece in self.generate(*args, **values):
-            pieces.append(piece)
-            pace.yield_if_due()
-        return "".join(pieces)
+        return "".join(Pace().each(self.generate(*args, **values)))
 
     def generate(self, *args: Any, **values: Any) -> Iterator[str]:
         """Yield the page piece by piece, as Template.generate does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from markupsafe import Markup, escape
@@ -40,8 +40,10 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
-def duration(seconds: int) -> str:
-    """Return *seconds* in its two largest units: `3 d 4 h`, `1 min 5 s`, `0 s`."""
+def duration(seconds: int | timedelta) -> str:
+    """Return *seconds* in its two largest units: `3 d 4 h`, `1 min 5 s`, `0 s`. A negative timedelta is 0 s."""
+    if isinstance(seconds, timedelta):
+        seconds = max(0, seconds // timedelta(seconds=1))
     for at, (size, unit) in enumerate(_UNITS):
         if seconds >= size and unit != "s":
             smaller, smaller_unit = _UNITS[at + 1]
@@ -152,6 +154,7 @@ def counted(count: int, noun: str) -> str:
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "breakable": breakable,
+    "counted": counted,
     "duration": duration,
     "middle": middle,
     "number": number,

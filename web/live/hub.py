@@ -392,7 +392,7 @@ class LiveHub:
 
 
 def render_blocks(template: str, names: Iterable[str], values: Mapping[str, Any]) -> dict[str, str]:
-    """Render the blocks *names* of *template*; return their HTML by name.
+    """Render the blocks *names* of *template*; return their HTML by name. May switch.
 
     The blocks may use only *values*, the app's context processors, and the macros of parts.html.
     """
@@ -401,7 +401,7 @@ def render_blocks(template: str, names: Iterable[str], values: Mapping[str, Any]
     everything = vars(environment.get_template("parts.html").module) | dict(values)
     current_app.update_template_context(everything)
     context = loaded.new_context(everything)
-    return {name: "".join(loaded.blocks[name](context)).strip() for name in names}
+    return {name: "".join(Pace().each(loaded.blocks[name](context))).strip() for name in names}
 
 
 def difference(old: State, new: State) -> State:
