@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # otherwise each of the hundreds of servers in the tests compiles the source again
 
 .NOTPARALLEL:  # need-* come first
-.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak usability bench clean
+.PHONY: help run test quick test-pure check compiled wheels audit coverage crash-test failover-test fuzz soak usability screenshots bench clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,9 @@ soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 
 
 usability: need-usability $(VENV)/.installed-dev  ## set up, then do ten tasks of an operator in a browser: time, clicks and keys of each
 	$(BIN)/python -m tools.usability
+
+screenshots: need-usability $(VENV)/.installed-dev  ## set up, then take every page over a scene of real work, into OUT=build/screenshots; ARGS="--pages overview"
+	$(BIN)/python -m tools.screenshots $(or $(OUT),build/screenshots) $(ARGS)
 
 bench: need-bench $(VENV)/.installed-dev compiled  ## set up, then measure the server, interpreted and compiled, against beanstalkd; ARGS="--report FILE"
 	$(BIN)/python -m bench $(ARGS) --ours "$(SERVER)" --also "pure=env GREENSTALK_PURE=1 $(SERVER)"

@@ -1,0 +1,1 @@
+"""Screenshots of the dashboard over a scene that looks like real work."""
