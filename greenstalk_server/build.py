@@ -55,7 +55,7 @@ COMPILED: Final = (
     "core/policies/policy_counts",
     "core/policies/policy_store",
     "core/policies/policy_sweep",
-    "core/policies/tube_rules",
+    "core/policies/tube_policy_state",
     "core/sorted_keys",
     "core/tags/concurrency",
     "core/tags/groups",

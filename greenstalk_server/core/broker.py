@@ -40,7 +40,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.policies.policy import PolicySet
 from greenstalk_server.core.policies.policy_store import PolicyStore
 from greenstalk_server.core.policies.policy_sweep import PolicySweep
-from greenstalk_server.core.policies.tube_rules import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubeRules
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import RetainedKeys

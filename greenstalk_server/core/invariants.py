@@ -11,7 +11,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, MAX_ID, READY, RESERVED, URGENT_BELOW
 from greenstalk_server.core.operations.connecting import MAX_RECENT_WORKERS
 from greenstalk_server.core.policies.policy import UniqueFor
-from greenstalk_server.core.policies.tube_rules import buried_at, expires_from
+from greenstalk_server.core.policies.tube_policy_state import buried_at, expires_from
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from greenstalk_server.core.broker import Broker
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.jobs.job import Job
-    from greenstalk_server.core.policies.tube_rules import TubeRules
+    from greenstalk_server.core.policies.tube_policy_state import TubeRules
     from greenstalk_server.core.tags.tags import Tags
     from greenstalk_server.core.tubes.tube import Tube
 

@@ -13,7 +13,7 @@ import pytest
 
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.policies.policy import SETTINGS, PolicySet, parse_policy
-from greenstalk_server.core.policies.tube_rules import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubeRules
 from tests.support.daemon import REPOSITORY, Daemon
 from tests.support.peer import Peer
 from tests.support.world import World

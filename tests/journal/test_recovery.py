@@ -17,7 +17,7 @@ from greenstalk_server.core import invariants
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
-from greenstalk_server.core.policies.tube_rules import buried_at, expires_from
+from greenstalk_server.core.policies.tube_policy_state import buried_at, expires_from
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.record import Encoder, SegmentHeader

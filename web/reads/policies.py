@@ -8,7 +8,7 @@ from typing import Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, Job
 from greenstalk_server.core.policies.policy import Policy, PolicySet
-from greenstalk_server.core.policies.tube_rules import buried_at
+from greenstalk_server.core.policies.tube_policy_state import buried_at
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.core.units import MILLISECOND

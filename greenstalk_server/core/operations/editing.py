@@ -7,7 +7,7 @@ from greenstalk_server.core.job_attributes import DeadLetter
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.outcomes import EditOutcome
-from greenstalk_server.core.policies.tube_rules import key_of
+from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.transitions.enforcing import move, refuse_move
 from greenstalk_server.core.transitions.holding import update_hold

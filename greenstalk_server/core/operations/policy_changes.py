@@ -13,7 +13,7 @@ from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.jobs.job import DELAYED, READY
 from greenstalk_server.core.policies.policy import Policy, PolicySet
-from greenstalk_server.core.policies.tube_rules import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubeRules
 from greenstalk_server.core.transitions.enforcing import dead_letter
 from greenstalk_server.core.transitions.holding import update_hold
 from greenstalk_server.core.transitions.placing import arm_waiting

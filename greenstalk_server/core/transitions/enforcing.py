@@ -14,7 +14,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import Overflow, UniqueFor
-from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at, key_of
+from greenstalk_server.core.policies.tube_policy_state import TubeRules, buried_at, key_of
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.placing import (
     add_buried,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import RESERVED, Job
-from greenstalk_server.core.policies.tube_rules import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubeRules
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube

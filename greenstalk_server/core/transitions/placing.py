@@ -9,7 +9,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.outcomes import WaitOutcome
-from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at
+from greenstalk_server.core.policies.tube_policy_state import TubeRules, buried_at
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.holding import update_hold

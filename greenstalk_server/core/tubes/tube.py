@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.policies.tube_rules import TubeRules
+    from greenstalk_server.core.policies.tube_policy_state import TubeRules
     from greenstalk_server.core.tubes.name_list import NameChunk
     from greenstalk_server.core.tubes.tube_set import TubeSet
 

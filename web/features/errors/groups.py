@@ -12,7 +12,7 @@ from typing import Final
 
 from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, READY, Job
-from greenstalk_server.core.policies.tube_rules import buried_at
+from greenstalk_server.core.policies.tube_policy_state import buried_at
 from greenstalk_server.web.reads.jobs.body_format import MAX_ROW_PREVIEW
 from greenstalk_server.web.reads.jobs.body_terms import ERROR, FieldMatch
 from greenstalk_server.web.reads.jobs.job_errors import error_text, normalized

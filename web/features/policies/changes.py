@@ -20,7 +20,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, Policy, PolicySet
-from greenstalk_server.core.policies.tube_rules import TubeRules, buried_at
+from greenstalk_server.core.policies.tube_policy_state import TubeRules, buried_at
 from greenstalk_server.core.tube_names import any_of
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock

@@ -19,7 +19,7 @@ from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED
 from greenstalk_server.core.jobs.job import Job as CoreJob
-from greenstalk_server.core.policies.tube_rules import buried_at
+from greenstalk_server.core.policies.tube_policy_state import buried_at
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.protocol.extended_stats import job_extension
 from greenstalk_server.protocol.stats import job_stats
