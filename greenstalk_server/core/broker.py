@@ -40,7 +40,7 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.policies.policy import PolicySet
 from greenstalk_server.core.policies.policy_store import PolicyStore
 from greenstalk_server.core.policies.policy_sweep import PolicySweep
-from greenstalk_server.core.policies.tube_policy_state import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import RetainedKeys
@@ -172,13 +172,13 @@ class Broker:
         if tube is None:
             tube = self.tubes[name] = Tube(name, self.jobs, self.totals)
             tube.name_chunk = self._names.add(name)
-            tube.rules = self.new_rules(tube)
+            tube.policy_state = self.new_policy_state(tube)
         return tube
 
-    def new_rules(self, tube: Tube) -> TubeRules | None:
-        """Return new rules of *tube*, without state, from the policies in force; None if no policy matches."""
+    def new_policy_state(self, tube: Tube) -> TubePolicyState | None:
+        """Return a new policy state of *tube* from the policies in force; None if no policy matches."""
         policy = self.policies.effective(tube.name)
-        return None if policy is None else TubeRules(policy, self.policies.dead_letter(tube.name), self.jobs)
+        return None if policy is None else TubePolicyState(policy, self.policies.dead_letter(tube.name), self.jobs)
 
     def name_list(self) -> NameList:
         """Return the names of all tubes, in the order of creation; the same list until a tube is created or dropped."""
@@ -192,8 +192,10 @@ class Broker:
 
     def drop_if_unneeded(self, tube: Tube) -> None:
         if tube.is_unneeded() and tube is not self.default_tube and self.tubes.get(tube.name) is tube:
-            if tube.rules is not None and tube.rules.full_at:  # a new tube of this name could start too many jobs
-                self.arm(tube, tube.rules.full_at)
+            if (
+                tube.policy_state is not None and tube.policy_state.full_at
+            ):  # a new tube of this name could start too many jobs
+                self.arm(tube, tube.policy_state.full_at)
             elif tube.paused_until and self.keeps_pauses:
                 self._keep_paused(tube)
             else:

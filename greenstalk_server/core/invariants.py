@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from greenstalk_server.core.broker import Broker
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.jobs.job import Job
-    from greenstalk_server.core.policies.tube_policy_state import TubeRules
+    from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
     from greenstalk_server.core.tags.tags import Tags
     from greenstalk_server.core.tubes.tube import Tube
 
@@ -162,7 +162,9 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     if tube.is_unneeded() and tube is not broker.default_tube and tube.paused_until:
         assert tube in broker._empty_paused or not broker.keeps_pauses
     elif tube.is_unneeded() and tube is not broker.default_tube:
-        assert tube.rules is not None and 0 < tube.timer_at <= tube.rules.full_at, "kept until a whole burst may start"
+        assert tube.policy_state is not None and 0 < tube.timer_at <= tube.policy_state.full_at, (
+            "kept until a whole burst may start"
+        )
     ready, delayed, buried = list(tube.ready.walk()), list(tube.delayed.walk()), list(tube.buried.values())
     for state, jobs in ((READY, ready), (DELAYED, delayed), (BURIED, buried)):
         for job in jobs:
@@ -189,31 +191,31 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
         assert 0 < tube.timer_at <= delayed[0].deadline
     if tube.paused_until:
         assert 0 < tube.timer_at <= tube.paused_until <= tube.held_until
-    if tube.rules is not None:
-        _check_rules(broker, tube, tube.rules)
+    if tube.policy_state is not None:
+        _check_rules(broker, tube, tube.policy_state)
     else:
         assert tube.held_until == tube.paused_until
 
 
-def _check_rules(broker: Broker, tube: Tube, rules: TubeRules) -> None:
-    """Assert that the state of *rules* matches the jobs of *tube*."""
-    is_exhausted = 0 < rules.policy.max_reserved <= tube.reserved_count
+def _check_rules(broker: Broker, tube: Tube, policy_state: TubePolicyState) -> None:
+    """Assert that *policy_state* matches the jobs of *tube*."""
+    is_exhausted = 0 < policy_state.policy.max_reserved <= tube.reserved_count
     assert broker.is_sweeping or is_exhausted == (tube.held_until == NEVER)
-    assert is_exhausted or tube.held_until >= rules.starts_at()
-    for key, id in (rules.keys or {}).items():
+    assert is_exhausted or tube.held_until >= policy_state.starts_at()
+    for key, id in (policy_state.keys or {}).items():
         job = broker.jobs[id]
         assert job.tube is tube and job.unique_key == key
-        assert rules.policy.unique_for != UniqueFor.WAITING or job.state in (READY, DELAYED)
-    for key, others in rules.other_holders.items():
-        assert rules.keys is not None and rules.keys[key] not in others
+        assert policy_state.policy.unique_for != UniqueFor.WAITING or job.state in (READY, DELAYED)
+    for key, others in policy_state.other_holders.items():
+        assert policy_state.keys is not None and policy_state.keys[key] not in others
         assert others and all(broker.jobs[id].tube is tube and broker.jobs[id].unique_key == key for id in others)
     if not broker.is_sweeping:
-        if rules.waiting is not None:
+        if policy_state.waiting is not None:
             waiting = sorted([*tube.ready.walk(), *tube.delayed.walk()], key=lambda job: (expires_from(job), job.id))
-            rules.waiting.check(waiting)
-        times = [rules.next_expiry()]
-        if tube.buried and rules.policy.buried_expire_after:
-            times.append(buried_at(next(iter(tube.buried.values()))) + rules.policy.buried_expire_after)
+            policy_state.waiting.check(waiting)
+        times = [policy_state.next_expiry()]
+        if tube.buried and policy_state.policy.buried_expire_after:
+            times.append(buried_at(next(iter(tube.buried.values()))) + policy_state.policy.buried_expire_after)
         assert min(times) >= NEVER or 0 < tube.timer_at <= min(times)
 
 

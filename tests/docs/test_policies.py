@@ -13,7 +13,7 @@ import pytest
 
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.policies.policy import SETTINGS, PolicySet, parse_policy
-from greenstalk_server.core.policies.tube_policy_state import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from tests.support.daemon import REPOSITORY, Daemon
 from tests.support.peer import Peer
 from tests.support.world import World
@@ -102,10 +102,10 @@ def test_delays_of_retries_are_those_of_the_table() -> None:
     (delays,) = rows("### The delay of a retry")
     policy = PolicySet([parse_policy("mail", RECIPES["mail"])]).effective(b"mail.welcome")
     assert policy is not None
-    rules, job = TubeRules(policy, b"", {}), Job(1, World().broker.default_tube, b"", 0, 0, 0, 0)
+    policy_state, job = TubePolicyState(policy, b"", {}), Job(1, World().broker.default_tube, b"", 0, 0, 0, 0)
     for delay in delays[1:]:
         job.reserves += 1
-        assert rules.retry_delay(job, 0.5) == int(delay) * SECOND
+        assert policy_state.retry_delay(job, 0.5) == int(delay) * SECOND
     assert len(delays) == 8
 
 

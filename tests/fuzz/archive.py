@@ -113,7 +113,7 @@ def _command(broker: Broker) -> None:
             continue
         tube = job.tube
         if not reserving.reserve_job(broker, client, id, now):
-            assert tube.rules is not None, "only a policy refuses a reserve"
+            assert tube.policy_state is not None, "only a policy refuses a reserve"
         else:
             assert reserving.touch(broker, client, id, now)
             assert (

@@ -68,10 +68,10 @@ def orders_of(broker: Broker) -> dict[bytes, list[list[int]]]:
 def holders_of(broker: Broker) -> dict[tuple[bytes, bytes], set[int]]:
     """Return the jobs that hold each unique key, by tube and key."""
     return {
-        (tube.name, key): {id, *tube.rules.other_holders.get(key, ())}
+        (tube.name, key): {id, *tube.policy_state.other_holders.get(key, ())}
         for tube in broker.tubes.values()
-        if tube.rules is not None and tube.rules.keys is not None
-        for key, id in tube.rules.keys.items()
+        if tube.policy_state is not None and tube.policy_state.keys is not None
+        for key, id in tube.policy_state.keys.items()
     }
 
 

@@ -148,7 +148,7 @@ def test_dry_run_counts_what_the_policy_then_does(queue: Queue, dashboard: Dashb
     }
     before = len(queue.broker.jobs)
     found = effect(dashboard, **policy)
-    assert len(queue.broker.jobs) == before and queue.broker.tubes[b"mail"].rules is None
+    assert len(queue.broker.jobs) == before and queue.broker.tubes[b"mail"].policy_state is None
     # ids[0] has failed; ids[1], six others, the two delayed and the two buried jobs are too old.
     assert counts(found) == {"dead_lettered": 1, "expired": 11}
     assert (found.tubes, found.changed_tubes, found.jobs, found.sample) == (1, 1, 16, ["mail"])

@@ -76,25 +76,26 @@ def hold_text(tube: Tube, now: int) -> str:
 
     For example `at most 20 jobs reserved: 20 are`, or `rate 100/s: next start in 8 ms`.
     """
-    setting, rules = hold_label(tube, now), tube.rules
-    if not setting or rules is None:
+    setting, policy_state = hold_label(tube, now), tube.policy_state
+    if not setting or policy_state is None:
         return ""
     if setting == "max_reserved":
-        jobs = text.counted(rules.policy.max_reserved, "job")
+        jobs = text.counted(policy_state.policy.max_reserved, "job")
         are = f"{text.number(tube.reserved_count)} {'is' if tube.reserved_count == 1 else 'are'}"
         return f"at most {jobs} reserved: {are}"
-    return f"rate {rules.policy.values.get('rate', text.NONE)}/s: next start in {_short_time(tube.held_until - now)}"
+    rate = policy_state.policy.values.get("rate", text.NONE)
+    return f"rate {rate}/s: next start in {_short_time(tube.held_until - now)}"
 
 
 def expires_at(job: Job) -> int:
     """Return when *job* expires in its present state, nanoseconds; NEVER if it does not, or is reserved."""
-    rules = job.tube.rules
-    if rules is None:
+    policy_state = job.tube.policy_state
+    if policy_state is None:
         return NEVER
     if job.state in (READY, DELAYED):
-        return rules.expiry_of(job)
-    if job.state == BURIED and rules.policy.buried_expire_after:
-        return buried_at(job) + rules.policy.buried_expire_after
+        return policy_state.expiry_of(job)
+    if job.state == BURIED and policy_state.policy.buried_expire_after:
+        return buried_at(job) + policy_state.policy.buried_expire_after
     return NEVER
 
 

@@ -53,7 +53,7 @@ def edit_job(
     _set_delay(new, delay, now)
     if is_renewed:
         new.expires_from = now
-    new.unique_key = key_of(body) if target.rules is not None and target.rules.keys is not None else b""
+    new.unique_key = key_of(body) if target.policy_state is not None and target.policy_state.keys is not None else b""
     is_move = target is not old.tube
     if is_move:
         new.attempts_base = new.reserves - (new.state == RESERVED)

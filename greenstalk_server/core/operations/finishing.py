@@ -33,8 +33,8 @@ def delete(broker: Broker, client: Client | None, id: int, now: int) -> bool:
         remove_reserved(broker, job, now)
         client.finished += 1
         tube.note_run(now - job.reserved_at)
-        if tube.rules is not None:
-            keep_key(broker, job, tube.rules, now)
+        if tube.policy_state is not None:
+            keep_key(broker, job, tube.policy_state, now)
     else:
         tube.remove(job)
     tube.cmd_delete += 1
@@ -91,8 +91,8 @@ def delete_job(broker: Broker, id: int, now: int, is_forced: bool = False) -> bo
     job = broker.jobs.get(id)
     if job is None or (job.state == RESERVED and not is_forced):
         return False
-    if job.tube.rules is not None and is_forced:
-        job.tube.rules.release_key(job)  # else `delete` keeps it, as if the job were finished
+    if job.tube.policy_state is not None and is_forced:
+        job.tube.policy_state.release_key(job)  # else `delete` keeps it, as if the job were finished
         job.unique_key = b""
     free_key(job)
     return delete(broker, job.holder if is_forced else None, id, now)
@@ -149,8 +149,8 @@ def _release(broker: Broker, job: Job, pri: int, delay: int, by: int, now: int) 
         job.pri = pri
         job.delay = delay
         job.releases += 1
-        if tube.rules is not None:
-            end_attempt(broker, job, tube.rules, delay, True, now)
+        if tube.policy_state is not None:
+            end_attempt(broker, job, tube.policy_state, delay, True, now)
         else:
             _requeue(broker, job, delay, now)
     _end_operation(broker, tube, now)
@@ -192,8 +192,8 @@ def expire_reservation(broker: Broker, job: Job, now: int) -> None:
     tube = job.tube
     if job.is_truncated:
         _end_truncated(broker, job, now)
-    elif tube.rules is not None:
-        end_attempt(broker, job, tube.rules, 0, False, now)
+    elif tube.policy_state is not None:
+        end_attempt(broker, job, tube.policy_state, 0, False, now)
     else:
         job.ready_since = now
         broker.journal.expire_reservation(job)

@@ -13,7 +13,7 @@ from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.jobs.job import DELAYED, READY
 from greenstalk_server.core.policies.policy import Policy, PolicySet
-from greenstalk_server.core.policies.tube_policy_state import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.transitions.enforcing import dead_letter
 from greenstalk_server.core.transitions.holding import update_hold
 from greenstalk_server.core.transitions.placing import arm_waiting
@@ -73,13 +73,13 @@ def sweep_due(broker: Broker, now: int) -> None:
         for _ in range(min(SWEEP_TUBES, len(sweep.names))):
             tube = broker.tubes.get(sweep.names.pop())
             if tube is not None:
-                _attach_rules(broker, tube, now)
+                _attach_policy(broker, tube, now)
         if not sweep.names:
             sweep.ids = broker.jobs.ids_above(0) if sweep.tubes else iter(())
     else:
         ids = list(islice(sweep.ids, SLICE))
         for id in ids:
-            _apply_policy(broker, id, now)
+            _apply_to_job(broker, id, now)
         if not ids and _arm_swept(broker, now):
             sweep.ids = None
             return
@@ -96,40 +96,40 @@ def _arm_swept(broker: Broker, now: int) -> bool:
     return not tubes
 
 
-def _attach_rules(broker: Broker, tube: Tube, now: int) -> None:
-    """Give *tube* the rules of the policies in force, and record whether the sweep must visit its jobs."""
-    before, rules = tube.rules, broker.new_rules(tube)
-    if rules is None or before is None or before.policy.values != rules.policy.values:
-        tube.rules = rules
-        if rules is not None and before is not None:
-            rules.inherit(before, now)
+def _attach_policy(broker: Broker, tube: Tube, now: int) -> None:
+    """Apply the policies in force to *tube*, and record whether the sweep must visit its jobs."""
+    before, policy_state = tube.policy_state, broker.new_policy_state(tube)
+    if policy_state is None or before is None or before.policy.values != policy_state.policy.values:
+        tube.policy_state = policy_state
+        if policy_state is not None and before is not None:
+            policy_state.inherit(before, now)
     else:
-        before.policy, before.dead_letter = rules.policy, rules.dead_letter
-    if tube.rules is not before and tube.job_count:
+        before.policy, before.dead_letter = policy_state.policy, policy_state.dead_letter
+    if tube.policy_state is not before and tube.job_count:
         broker.sweep.tubes[tube] = None
     update_hold(tube, now)
-    if tube.rules is not None or before is not None:
+    if tube.policy_state is not None or before is not None:
         broker.arm(tube, now)
 
 
-def _apply_policy(broker: Broker, id: int, now: int) -> None:
-    """Apply the rules of its tube to the job *id*, which may be older than the rules."""
+def _apply_to_job(broker: Broker, id: int, now: int) -> None:
+    """Apply the policy of its tube to the job *id*, which may be older than the policy."""
     job = broker.jobs.get(id)
-    rules = job.tube.rules if job is not None else None
-    if job is None or rules is None:
+    policy_state = job.tube.policy_state if job is not None else None
+    if job is None or policy_state is None:
         return
-    rules.rescan(job)
+    policy_state.rescan(job)
     if job.state in (READY, DELAYED):
-        arm_waiting(broker, job, rules, now)
-    if job.state in (READY, DELAYED) and rules.has_failed(job):
+        arm_waiting(broker, job, policy_state, now)
+    if job.state in (READY, DELAYED) and policy_state.has_failed(job):
         job.tube.remove(job)
         dead_letter(broker, job, DeadLetterReason.ATTEMPTS, now)
 
 
-def apply_rules(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
-    """Apply *rules* to the restored jobs of *tube*: those that have used up their attempts become dead letters."""
-    if rules.policy.max_attempts:
-        for job in [job for job in (*tube.ready.walk(), *tube.delayed.walk()) if rules.has_failed(job)]:
+def apply_to_restored(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
+    """Apply the policy to the restored jobs of *tube*: those that have used up their attempts become dead letters."""
+    if policy_state.policy.max_attempts:
+        for job in [job for job in (*tube.ready.walk(), *tube.delayed.walk()) if policy_state.has_failed(job)]:
             tube.remove(job)
             dead_letter(broker, job, DeadLetterReason.ATTEMPTS, now)
     broker.arm(tube, now)

@@ -104,8 +104,8 @@ def _add_job(broker: Broker, job: Job, client: Client, now: int) -> int:
     if job.delay:
         job.state = DELAYED
         job.deadline = now + job.delay
-    if tube.rules is not None:
-        result = admit(broker, job, tube.rules, now)
+    if tube.policy_state is not None:
+        result = admit(broker, job, tube.policy_state, now)
         if result:
             return result
     elif not broker.journal.put(job):

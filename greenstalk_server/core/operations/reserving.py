@@ -25,7 +25,7 @@ def reserve(broker: Broker, client: Client, now: int) -> Job | None:
     In a weighted mode, select one of these tubes at random and reserve its first job.
     """
     best = _first_ready(broker, client, now)
-    if best is not None and best.tube.rules is not None:
+    if best is not None and best.tube.policy_state is not None:
         best = _skip_expired(broker, best, client, now)
     if best is not None:
         best.tube.remove_ready(best)
@@ -74,8 +74,8 @@ def _skip_expired(broker: Broker, job: Job, client: Client, now: int) -> Job | N
     Return None if a whole slice of jobs has expired: the next ticks remove the rest and end the client's wait.
     """
     for _ in range(SLICE):
-        rules = job.tube.rules
-        if rules is None or rules.expiry_of(job) > now:
+        policy_state = job.tube.policy_state
+        if policy_state is None or policy_state.expiry_of(job) > now:
             return job
         job.tube.remove_ready(job)
         expire(broker, job, now)
@@ -95,8 +95,8 @@ def reserve_job(broker: Broker, client: Client, id: int, now: int) -> Job | None
     job = broker.jobs.get(id)
     if job is None or job.state == RESERVED:
         return None
-    rules = job.tube.rules
-    is_expired = rules is not None and job.state != BURIED and rules.expiry_of(job) <= now
+    policy_state = job.tube.policy_state
+    is_expired = policy_state is not None and job.state != BURIED and policy_state.expiry_of(job) <= now
     if not is_expired and isinstance(job, TaggedJob) and job.limiter is not None and not job.limiter.is_free:
         return None
     job.tube.remove(job)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import DELAYED, READY, Job, deadline_of
-from greenstalk_server.core.operations.policy_changes import apply_rules
+from greenstalk_server.core.operations.policy_changes import apply_to_restored
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.transitions.placing import add_delayed, forget
 from greenstalk_server.core.transitions.settling import settle
@@ -32,7 +32,7 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
     attempts become dead letters now.
     """
     for tube in broker.tubes.values():
-        tube.rules = broker.new_rules(tube)
+        tube.policy_state = broker.new_policy_state(tube)
     broker.next_id = max(broker.next_id, next_id)
     numbers = (job_history.highest_client(job.events) for job in broker.jobs.values() if job.events)
     broker.last_client = max(numbers, default=0)
@@ -47,8 +47,8 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
             broker.arm(tube, tube.paused_until)
         if broker.keeps_pauses or not tube.paused_until:
             broker.drop_if_unneeded(tube)
-        if tube.rules is not None:
-            apply_rules(broker, tube, tube.rules, now)
+        if tube.policy_state is not None:
+            apply_to_restored(broker, tube, tube.policy_state, now)
     if broker.retained_keys.table:
         broker.arm(broker.retained_keys, now)
     settle(broker, now)
@@ -59,8 +59,8 @@ def _restore_job(broker: Broker, job: Job, now: int) -> None:
     job.tube.body_bytes += job.size
     if broker.bodies is not None:
         broker.bodies.add(job)
-    if job.tube.rules is not None:
-        job.tube.rules.restore_key(job)
+    if job.tube.policy_state is not None:
+        job.tube.policy_state.restore_key(job)
     if isinstance(job, TaggedJob):
         attach_tags(broker, job)
     if job.state == READY:

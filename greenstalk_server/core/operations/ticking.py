@@ -12,7 +12,7 @@ from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, RetainedKeys
 from greenstalk_server.core.tags.tags import NO_DEADLINE
-from greenstalk_server.core.transitions.enforcing import rules_due
+from greenstalk_server.core.transitions.enforcing import policy_due
 from greenstalk_server.core.transitions.holding import update_hold
 from greenstalk_server.core.transitions.settling import end_delay, search_on, settle_some
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, end_wait, offer, wait_cost
@@ -53,9 +53,9 @@ def _tube_due(broker: Broker, tube: Tube, limit: int, now: int) -> int:
             tube.pause = tube.paused_until = 0
             broker.journal.pause(tube)
         update_hold(tube, now)
-    rules = tube.rules
-    if rules is not None:
-        rules_due(broker, tube, rules, now)
+    policy_state = tube.policy_state
+    if policy_state is not None:
+        policy_due(broker, tube, policy_state, now)
     if tube.ready.is_unfinished:
         search_on(tube)
         search = SLICE

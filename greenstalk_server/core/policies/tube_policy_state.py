@@ -1,4 +1,4 @@
-"""The rules of one tube: the merged settings of the policies that match it, and their state.
+"""The policy of one tube: the merged settings of the policies that match the tube, and their state.
 
 Owns the index of the tube's waiting jobs by age, the keys of its unique jobs, and the time of its next allowed start.
 The broker calls it, moves jobs, and records changes (see greenstalk_server.core.transitions.enforcing). Pure.
@@ -20,7 +20,7 @@ KEY_SIZE: Final = 16
 """Bytes of the digest by which bodies of unique jobs are compared. Two bodies do not share a digest in practice."""
 
 
-class TubeRules:
+class TubePolicyState:
     """The effective policy of one tube, and its state.
 
     policy          settings, merged from all policies that match the tube.
@@ -86,8 +86,8 @@ class TubeRules:
         job = self.waiting.first()
         return NEVER if job is None else self.expiry_of(job)
 
-    def inherit(self, before: TubeRules, now: int) -> None:
-        """Take over the state of *before*, the earlier rules of the tube, where the settings allow it."""
+    def inherit(self, before: TubePolicyState, now: int) -> None:
+        """Take over the state of *before*, the earlier policy state of the tube, where the settings allow it."""
         if self.policy.rate_interval:
             self.full_at = min(before.full_at, now + self.policy.rate_burst * self.policy.rate_interval)
         if self.waiting is not None and before.waiting is not None:

@@ -1,7 +1,7 @@
 """The effects of a tube's policy: on puts, on failed attempts, by age, and moves to other tubes. Pure.
 
-The other modules call these functions only if `tube.rules` is not None. Every change that a policy makes is recorded
-in the journal like the change of a command, so a restart never repeats a decision.
+The other modules call these functions only if `tube.policy_state` is not None. Every change that a policy makes is
+recorded in the journal like the change of a command, so a restart never repeats a decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import Overflow, UniqueFor
-from greenstalk_server.core.policies.tube_policy_state import TubeRules, buried_at, key_of
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at, key_of
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.placing import (
     add_buried,
@@ -29,20 +29,20 @@ from greenstalk_server.core.transitions.waiting import end_blind_waits
 from greenstalk_server.core.tubes.tube import Tube
 
 
-def admit(broker: Broker, job: Job, rules: TubeRules, now: int) -> int:
-    """Apply *rules* to the new *job*, and record it with its copies.
+def admit(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> int:
+    """Apply the policy to the new *job*, and record it with its copies.
 
     Return 0 if the caller must insert the job. Otherwise nothing was recorded: return the id of the job that is
     its duplicate, or a Refusal, which is negative.
     """
-    tube, policy = job.tube, rules.policy
-    duplicate = _duplicate_of(broker, job, rules, now)
+    tube, policy = job.tube, policy_state.policy
+    duplicate = _duplicate_of(broker, job, policy_state, now)
     if duplicate:
         tube.counts().duplicates += 1
         raise_priority(broker, duplicate, job.pri, now)
         return duplicate
     group = [job]
-    refusal = _refuse_put(broker, job, rules)
+    refusal = _refuse_put(broker, job, policy_state)
     for name in policy.copy_to:
         if not refusal:
             refusal = _plan_copy(broker, job, name, group, now)
@@ -86,65 +86,67 @@ def _plan_copy(broker: Broker, job: Job, name: bytes, group: list[Job], now: int
         refusal = broker.quotas.refuse_job(target, job.size, len(broker.jobs) + len(group) - 1)
         if refusal:
             return refusal
-    if target.rules is not None:
-        if _duplicate_of(broker, copy, target.rules, now):
+    if target.policy_state is not None:
+        if _duplicate_of(broker, copy, target.policy_state, now):
             target.counts().duplicates += 1
             group.pop()
             broker.drop_if_unneeded(target)
             return 0
-        return _refuse_put(broker, copy, target.rules)
+        return _refuse_put(broker, copy, target.policy_state)
     return 0
 
 
-def _duplicate_of(broker: Broker, job: Job, rules: TubeRules, now: int) -> int:
+def _duplicate_of(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> int:
     """Return the id of the job that makes the new *job* a duplicate, or 0; set the key of *job*."""
-    if rules.keys is None:
+    if policy_state.keys is None:
         return 0
     key = job.unique_key = key_of(job.body or b"")
-    other = rules.keys.get(key)
-    if rules.policy.unique_for != UniqueFor.TIME:
+    other = policy_state.keys.get(key)
+    if policy_state.policy.unique_for != UniqueFor.TIME:
         return other or 0
     if other is not None:
         before = broker.jobs.get(other)
-        if before is not None and now < before.created_at + rules.policy.unique_time:
+        if before is not None and now < before.created_at + policy_state.policy.unique_time:
             return other
     return broker.retained_keys.find(job.tube.name, key, now)
 
 
-def _refuse_put(broker: Broker, job: Job, rules: TubeRules) -> int:
-    """Clamp the ttr of the new *job*; return the Refusal by *rules*, or 0."""
-    policy = rules.policy
+def _refuse_put(broker: Broker, job: Job, policy_state: TubePolicyState) -> int:
+    """Clamp the ttr of the new *job*; return the Refusal by the policy, or 0."""
+    policy = policy_state.policy
     if policy.ttr_min and job.ttr < policy.ttr_min:
         job.ttr = policy.ttr_min
     if policy.ttr_max and job.ttr > policy.ttr_max:
         job.ttr = policy.ttr_max
     if policy.max_job_size and job.size > policy.max_job_size:
         return Refusal.TOO_BIG
-    return _choose_evicted(broker, job.tube, rules, 1, job.size, [])
+    return _choose_evicted(broker, job.tube, policy_state, 1, job.size, [])
 
 
 def _make_room(broker: Broker, tube: Tube, size: int, now: int) -> None:
     """Evict jobs of *tube* until one more of *size* bytes fits. Evict none if that is impossible."""
     evicted = list[Job]()
-    if tube.rules is not None and not _choose_evicted(broker, tube, tube.rules, 1, size, evicted):
+    if tube.policy_state is not None and not _choose_evicted(broker, tube, tube.policy_state, 1, size, evicted):
         for old in evicted:
             _evict(broker, old, now)
 
 
-def _choose_evicted(broker: Broker, tube: Tube, rules: TubeRules, jobs: int, bytes: int, evicted: list[Job]) -> int:
+def _choose_evicted(
+    broker: Broker, tube: Tube, policy_state: TubePolicyState, jobs: int, bytes: int, evicted: list[Job]
+) -> int:
     """Append to *evicted* the oldest jobs to evict from *tube* before *jobs* more of *bytes* in total fit.
 
     Return 0, or a Refusal if they cannot fit: no job may be evicted, or the dead-letter tube has no room for those
     that would be.
     """
-    policy = rules.policy
+    policy = policy_state.policy
     jobs = tube.job_count + jobs - policy.max_jobs if policy.max_jobs else 0
     bytes = tube.body_bytes + bytes - policy.max_bytes if policy.max_bytes else 0
     if jobs <= 0 and bytes <= 0:
         return 0
-    if policy.overflow != Overflow.REFUSE and rules.waiting is not None:
+    if policy.overflow != Overflow.REFUSE and policy_state.waiting is not None:
         size = 0
-        for old in islice(rules.waiting.walk(), SLICE):
+        for old in islice(policy_state.waiting.walk(), SLICE):
             evicted.append(old)
             size += old.size
             jobs -= 1
@@ -152,7 +154,7 @@ def _choose_evicted(broker: Broker, tube: Tube, rules: TubeRules, jobs: int, byt
             if jobs <= 0 and bytes <= 0:
                 if policy.overflow == Overflow.DROP_OLDEST:
                     return 0
-                target = rules.dead_letter
+                target = policy_state.dead_letter
                 is_refused = not target or refuse_move(broker, target, len(evicted), size)
                 return Refusal.TUBE_FULL if is_refused else 0
     return Refusal.TUBE_FULL
@@ -160,21 +162,21 @@ def _choose_evicted(broker: Broker, tube: Tube, rules: TubeRules, jobs: int, byt
 
 def _evict(broker: Broker, job: Job, now: int) -> None:
     """Drop the waiting *job* of a full tube, or move it to the dead-letter tube."""
-    tube, rules = job.tube, job.tube.rules
-    assert rules is not None
+    tube, policy_state = job.tube, job.tube.policy_state
+    assert policy_state is not None
     tube.remove(job)
-    if rules.policy.overflow == Overflow.DEAD_LETTER_OLDEST:
+    if policy_state.policy.overflow == Overflow.DEAD_LETTER_OLDEST:
         dead_letter(broker, job, DeadLetterReason.OVERFLOW, now)
     else:
         tube.counts().dropped += 1
         forget(broker, job, now)
 
 
-def keep_key(broker: Broker, job: Job, rules: TubeRules, now: int) -> None:
+def keep_key(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> None:
     """Keep the key of the finished *job* for the rest of `unique_time`."""
-    if rules.policy.unique_for != UniqueFor.TIME or not job.unique_key:
+    if policy_state.policy.unique_for != UniqueFor.TIME or not job.unique_key:
         return
-    tube, key, until = job.tube.name, job.unique_key, job.created_at + rules.policy.unique_time
+    tube, key, until = job.tube.name, job.unique_key, job.created_at + policy_state.policy.unique_time
     if broker.retained_keys.keep(tube, key, job.id, until, now):
         broker.journal.key(tube, key, job.id, until)
         broker.arm(broker.retained_keys, until)
@@ -182,9 +184,9 @@ def keep_key(broker: Broker, job: Job, rules: TubeRules, now: int) -> None:
 
 def expire(broker: Broker, job: Job, now: int) -> None:
     """Drop the detached *job*, which is too old, or move it to the dead-letter tube."""
-    tube, rules = job.tube, job.tube.rules
-    assert rules is not None
-    if rules.policy.expires_to_dead_letter:
+    tube, policy_state = job.tube, job.tube.policy_state
+    assert policy_state is not None
+    if policy_state.policy.expires_to_dead_letter:
         is_buried = job.state == BURIED
         dead_letter(broker, job, DeadLetterReason.BURIED_EXPIRED if is_buried else DeadLetterReason.EXPIRED, now)
     else:
@@ -192,16 +194,16 @@ def expire(broker: Broker, job: Job, now: int) -> None:
         forget(broker, job, now)
 
 
-def _expire_first(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> bool:
+def _expire_first(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> bool:
     """Expire one waiting or one buried job of *tube* if it is due; return whether another may be due."""
-    if rules.next_expiry() <= now and rules.waiting is not None:
-        job = rules.waiting.first()
+    if policy_state.next_expiry() <= now and policy_state.waiting is not None:
+        job = policy_state.waiting.first()
         assert job is not None
         tube.remove(job)
         expire(broker, job, now)
         return True
-    buried = tube.first_buried() if rules.policy.buried_expire_after else None
-    if buried is not None and buried_at(buried) + rules.policy.buried_expire_after <= now:
+    buried = tube.first_buried() if policy_state.policy.buried_expire_after else None
+    if buried is not None and buried_at(buried) + policy_state.policy.buried_expire_after <= now:
         tube.remove(buried)
         expire(broker, buried, now)
         return True
@@ -210,8 +212,8 @@ def _expire_first(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> boo
 
 def dead_letter(broker: Broker, job: Job, reason: int, now: int) -> None:
     """Move the detached *job* to the dead-letter tube of its tube; bury it if there is none, or no room in it."""
-    tube, rules = job.tube, job.tube.rules
-    name = rules.dead_letter if rules is not None else b""
+    tube, policy_state = job.tube, job.tube.policy_state
+    name = policy_state.dead_letter if policy_state is not None else b""
     if name and _move_dead(broker, job, name, reason, now):
         return
     tube.counts().buried += 1
@@ -238,12 +240,12 @@ def refuse_move(broker: Broker, name: bytes, jobs: int, bytes: int) -> int:
     target, refusal = broker.tubes.get(name), 0
     if target is None:
         target = Tube(name, broker.jobs, broker.totals)  # like the tube that the move would create
-        target.rules = broker.new_rules(target)
+        target.policy_state = broker.new_policy_state(target)
         refusal = broker.quotas.refuse_tube(len(broker.tubes)) if broker.quotas is not None else 0
     if not refusal and broker.quotas is not None:
         refusal = broker.quotas.refuse_move(target, jobs, bytes)
-    if not refusal and target.rules is not None:
-        refusal = _choose_evicted(broker, target, target.rules, jobs, bytes, [])
+    if not refusal and target.policy_state is not None:
+        refusal = _choose_evicted(broker, target, target.policy_state, jobs, bytes, [])
     return refusal
 
 
@@ -254,15 +256,15 @@ def move(broker: Broker, job: Job, target: Tube, kind: int, now: int) -> None:
         target.using += 1  # no eviction may drop the tube
         _make_room(broker, target, job.size, now)
         target.using -= 1
-    if source.rules is not None:
-        source.rules.release_key(job)
+    if source.policy_state is not None:
+        source.policy_state.release_key(job)
     source.release_key(job, broker.jobs)
     source.body_bytes -= job.size
     target.body_bytes += job.size
     job.tube = target
     target.claim_key(job)
-    if target.rules is not None:
-        target.rules.restore_key(job)
+    if target.policy_state is not None:
+        target.policy_state.restore_key(job)
     job.attempts_base = job.reserves
     job.state = READY
     job.ready_since = now
@@ -274,37 +276,39 @@ def move(broker: Broker, job: Job, target: Tube, kind: int, now: int) -> None:
     broker.drop_if_unneeded(source)
 
 
-def rules_due(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
-    """Apply to *tube* what its rules require at *now*: one expiry or eviction, and the end of a hold."""
-    if rules.full_at <= now:
-        rules.full_at = 0
-    oldest = rules.waiting.first() if rules.waiting is not None else None
-    if _expire_first(broker, tube, rules, now):
+def policy_due(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
+    """Apply to *tube* what its policy requires at *now*: one expiry or eviction, and the end of a hold."""
+    if policy_state.full_at <= now:
+        policy_state.full_at = 0
+    oldest = policy_state.waiting.first() if policy_state.waiting is not None else None
+    if _expire_first(broker, tube, policy_state, now):
         broker.arm(tube, now)
-    elif oldest is not None and rules.must_evict(tube.job_count, tube.body_bytes):
+    elif oldest is not None and policy_state.must_evict(tube.job_count, tube.body_bytes):
         _evict(broker, oldest, now)
         broker.arm(tube, now)
     else:
-        _arm_rules(broker, tube, rules, now)
+        _arm_policy(broker, tube, policy_state, now)
 
 
-def _arm_rules(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
-    """Arm timers for the times when the rules of *tube* next require something."""
-    expiry = rules.next_expiry()
+def _arm_policy(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
+    """Arm timers for the times when the policy of *tube* next requires something."""
+    expiry = policy_state.next_expiry()
     if expiry < NEVER:
         broker.arm(tube, expiry)
-    arm_burial_expiry(broker, tube, rules)
-    if now < tube.held_until <= rules.full_at:
+    arm_burial_expiry(broker, tube, policy_state)
+    if now < tube.held_until <= policy_state.full_at:
         broker.arm(tube, tube.held_until)
 
 
-def end_attempt(broker: Broker, job: Job, rules: TubeRules, delay: int, is_command: bool, now: int) -> None:
-    """Decide by *rules* where the detached *job* goes after a failed attempt, and record it.
+def end_attempt(
+    broker: Broker, job: Job, policy_state: TubePolicyState, delay: int, is_command: bool, now: int
+) -> None:
+    """Decide by the policy where the detached *job* goes after a failed attempt, and record it.
 
     *delay* is the delay in nanoseconds that a release asked for. With *is_command*, a reply waits for the record.
     """
-    is_expired = rules.expiry_of(job) <= now
-    if is_expired or rules.has_failed(job):
+    is_expired = policy_state.expiry_of(job) <= now
+    if is_expired or policy_state.has_failed(job):
         job.state = READY
         job.ready_since = now
         _record_end(broker, job, is_command)  # a record has only the last event; the next record adds one
@@ -314,7 +318,7 @@ def end_attempt(broker: Broker, job: Job, rules: TubeRules, delay: int, is_comma
             dead_letter(broker, job, DeadLetterReason.ATTEMPTS, now)
         return
     if not delay:
-        delay = rules.retry_delay(job, broker.random())
+        delay = policy_state.retry_delay(job, broker.random())
         if delay:
             job.delay = delay
             job.tube.counts().retried += 1

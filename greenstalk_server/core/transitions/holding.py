@@ -5,7 +5,7 @@ from __future__ import annotations
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import RESERVED, Job
-from greenstalk_server.core.policies.tube_policy_state import TubeRules
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.tubes.tube import Tube
@@ -30,8 +30,8 @@ def add_reserved(broker: Broker, job: Job, client: Client, now: int) -> None:
     client.hold(job)
     if not 0 < client.timer_at <= job.deadline:
         broker.arm(client, job.deadline)
-    if tube.rules is not None:
-        _note_start(broker, tube, tube.rules, now)
+    if tube.policy_state is not None:
+        _note_start(broker, tube, tube.policy_state, now)
     broker.journal.reserve(job)
 
 
@@ -48,16 +48,16 @@ def remove_reserved(broker: Broker, job: Job, now: int) -> None:
     broker.totals.reserved -= 1
     if isinstance(job, TaggedJob):
         job.count_reserved(-1)
-    if tube.rules is not None and tube.held_until == NEVER:
+    if tube.policy_state is not None and tube.held_until == NEVER:
         update_hold(tube, now)
 
 
 def update_hold(tube: Tube, now: int) -> None:
-    """Set `held_until` of *tube* from its pause and its rules."""
-    until, rules = tube.paused_until, tube.rules
-    if rules is not None:
-        until = max(until, rules.starts_at())
-        if 0 < rules.policy.max_reserved <= tube.reserved_count:
+    """Set `held_until` of *tube* from its pause and its policy."""
+    until, policy_state = tube.paused_until, tube.policy_state
+    if policy_state is not None:
+        until = max(until, policy_state.starts_at())
+        if 0 < policy_state.policy.max_reserved <= tube.reserved_count:
             until = NEVER
     before, tube.held_until = tube.held_until, until
     if until < before:
@@ -65,9 +65,9 @@ def update_hold(tube: Tube, now: int) -> None:
             tube_set.resume(tube, now)
 
 
-def _note_start(broker: Broker, tube: Tube, rules: TubeRules, now: int) -> None:
+def _note_start(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
     """Count the reservation of a job against the limits of *tube*."""
-    rules.note_start(now)
+    policy_state.note_start(now)
     was_held = tube.held_until > now
     update_hold(tube, now)
     if now < tube.held_until < NEVER:

@@ -9,7 +9,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.outcomes import WaitOutcome
-from greenstalk_server.core.policies.tube_policy_state import TubeRules, buried_at
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
 from greenstalk_server.core.transitions.holding import update_hold
@@ -30,7 +30,7 @@ def add_ready(broker: Broker, job: Job, now: int) -> None:
     tube = job.tube
     waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
     is_held = isinstance(job, TaggedJob) and job.must_queue
-    if waiter is None or is_held or (tube.rules is not None and tube.rules.expiry_of(job) <= now):
+    if waiter is None or is_held or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
         queue_ready(broker, job, now)
     elif tube.ready.count or broker.unsettled or wait_cost(waiter) > 1:
         # Ready jobs: a hold has just ended, or a slice was too short. Unsettled: a better job may become runnable.
@@ -44,8 +44,8 @@ def queue_ready(broker: Broker, job: Job, now: int) -> None:
     """Add the detached *job* to the ready jobs of its tube."""
     tube = job.tube
     tube.add_ready(job)
-    if tube.rules is not None:
-        arm_waiting(broker, job, tube.rules, now)
+    if tube.policy_state is not None:
+        arm_waiting(broker, job, tube.policy_state, now)
 
 
 def add_delayed(broker: Broker, job: Job, now: int) -> None:
@@ -56,8 +56,8 @@ def add_delayed(broker: Broker, job: Job, now: int) -> None:
         _await_group(broker, job)
     else:
         broker.arm(tube, job.deadline)
-    if tube.rules is not None:
-        arm_waiting(broker, job, tube.rules, now)
+    if tube.policy_state is not None:
+        arm_waiting(broker, job, tube.policy_state, now)
 
 
 def _await_group(broker: Broker, job: Job) -> None:
@@ -68,10 +68,10 @@ def _await_group(broker: Broker, job: Job) -> None:
     tags.awaited.add_waiting(job)
 
 
-def arm_waiting(broker: Broker, job: Job, rules: TubeRules, now: int) -> None:
+def arm_waiting(broker: Broker, job: Job, policy_state: TubePolicyState, now: int) -> None:
     """Arm a timer for the time when the waiting *job* expires, or for now if its tube is above its caps."""
     tube = job.tube
-    expiry = now if rules.must_evict(tube.job_count, tube.body_bytes) else rules.expiry_of(job)
+    expiry = now if policy_state.must_evict(tube.job_count, tube.body_bytes) else policy_state.expiry_of(job)
     if expiry < NEVER:
         broker.arm(tube, expiry)
 
@@ -86,15 +86,15 @@ def add_buried(broker: Broker, job: Job) -> None:
     broker.journal.update(job)
     if broker.job_waiters:
         end_job_waits(broker, job.id, WaitOutcome.BURIED)
-    if job.tube.rules is not None:
-        arm_burial_expiry(broker, job.tube, job.tube.rules)
+    if job.tube.policy_state is not None:
+        arm_burial_expiry(broker, job.tube, job.tube.policy_state)
 
 
-def arm_burial_expiry(broker: Broker, tube: Tube, rules: TubeRules) -> None:
+def arm_burial_expiry(broker: Broker, tube: Tube, policy_state: TubePolicyState) -> None:
     """Arm a timer for the time when the first buried job of *tube* expires."""
-    job = tube.first_buried() if rules.policy.buried_expire_after else None
+    job = tube.first_buried() if policy_state.policy.buried_expire_after else None
     if job is not None:
-        broker.arm(tube, buried_at(job) + rules.policy.buried_expire_after)
+        broker.arm(tube, buried_at(job) + policy_state.policy.buried_expire_after)
 
 
 def insert(broker: Broker, job: Job, now: int) -> None:
@@ -108,8 +108,8 @@ def insert(broker: Broker, job: Job, now: int) -> None:
     broker.counters.total_jobs += 1
     if broker.quotas is not None:
         broker.quotas.body_bytes += job.size
-    if tube.rules is not None:
-        tube.rules.claim_key(job)
+    if tube.policy_state is not None:
+        tube.policy_state.claim_key(job)
     if isinstance(job, TaggedJob):
         attach_tags(broker, job)
     if job.state == DELAYED:
@@ -132,8 +132,8 @@ def forget(broker: Broker, job: Job, now: int) -> None:
     broker.journal.delete(job)
     if broker.job_waiters:
         end_job_waits(broker, job.id, WaitOutcome.DELETED)
-    if tube.rules is not None:
-        tube.rules.release_key(job)
+    if tube.policy_state is not None:
+        tube.policy_state.release_key(job)
     if not tube.using and not tube.watching:
         broker.drop_if_unneeded(tube)
 
@@ -150,10 +150,10 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
         broker.quotas.body_bytes += new.size - old.size
     old.tube.release_key(old, broker.jobs)
     new.tube.claim_key(new)
-    if old.tube.rules is not None:
-        old.tube.rules.release_key(old)
-    if new.tube.rules is not None:
-        new.tube.rules.claim_key(new)
+    if old.tube.policy_state is not None:
+        old.tube.policy_state.release_key(old)
+    if new.tube.policy_state is not None:
+        new.tube.policy_state.claim_key(new)
     if new.holder is not None:
         old.holder = None
         new.holder.reserved[new.id] = new
@@ -174,7 +174,7 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
             new.tube.add_buried(new)
     if broker.job_waiters and new.tube is not old.tube:
         end_blind_waits(broker, new)
-    if new.tube.rules is not None:
+    if new.tube.policy_state is not None:
         broker.arm(new.tube, now)  # the job may have expired, or the tube may be above its caps
 
 

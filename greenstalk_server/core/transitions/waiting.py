@@ -59,7 +59,7 @@ def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
         if waiter is None or job is None or tube.held_until > now:
             return done
         cost = wait_cost(waiter)
-        if done + cost > limit or (tube.rules is not None and tube.rules.next_expiry() <= now):
+        if done + cost > limit or (tube.policy_state is not None and tube.policy_state.next_expiry() <= now):
             broker.arm(tube, now)
             return done
         done += cost
@@ -69,7 +69,7 @@ def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
 
 def dispatch_freed(broker: Broker, tube: Tube, now: int) -> None:
     """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
-    if tube.rules is not None and tube.held_until <= now and tube.ready.count:
+    if tube.policy_state is not None and tube.held_until <= now and tube.ready.count:
         offer(broker, tube, 1, now)
 
 

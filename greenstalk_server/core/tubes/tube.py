@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
     from greenstalk_server.core.client import Client
-    from greenstalk_server.core.policies.tube_policy_state import TubeRules
+    from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
     from greenstalk_server.core.tubes.name_list import NameChunk
     from greenstalk_server.core.tubes.tube_set import TubeSet
 
@@ -56,7 +56,7 @@ class Tube:
     using, watching number of clients that use and that watch the tube.
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
-    rules           rules and state of the policies that match the tube; None if no policy matches.
+    policy_state    merged settings of the policies that match the tube, and their state; None if no policy matches.
     held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
                     maximum of its jobs is reserved.
     idempotency     idempotency keys of its jobs; None until a job has one.
@@ -89,9 +89,9 @@ class Tube:
         "pause",
         "paused_until",
         "policy_counts",
+        "policy_state",
         "ready",
         "reserved_count",
-        "rules",
         "run_ewma",
         "run_max",
         "run_min",
@@ -138,7 +138,7 @@ class Tube:
         self.pause: int = 0
         self.paused_until: int = 0
         self.held_until: int = 0
-        self.rules: TubeRules | None = None
+        self.policy_state: TubePolicyState | None = None
         self.idempotency: IdempotencyKeys | None = None
         self.policy_counts: PolicyCounts | None = None
         self.timer_at: int = 0
@@ -167,8 +167,8 @@ class Tube:
         """Add the detached *job*, whose `ready_since` is set, to the ready jobs."""
         job.state = READY
         self.ready.add(job)
-        if self.rules is not None:
-            self.rules.add_waiting(job)
+        if self.policy_state is not None:
+            self.policy_state.add_waiting(job)
         if self.tube_sets:
             for tube_set in self.tube_sets:
                 tube_set.note(job)
@@ -182,8 +182,8 @@ class Tube:
         self.delayed.add(job, job.deadline)
         if isinstance(job, TaggedJob):
             job.count(1)
-        if self.rules is not None:
-            self.rules.add_waiting(job)
+        if self.policy_state is not None:
+            self.policy_state.add_waiting(job)
         self.totals.delayed += 1
 
     def add_buried(self, job: Job) -> None:
@@ -205,8 +205,8 @@ class Tube:
             if isinstance(job, TaggedJob):
                 job.count(-1)
                 job.end_await()
-            if self.rules is not None:
-                self.rules.remove_waiting(job)
+            if self.policy_state is not None:
+                self.policy_state.remove_waiting(job)
         else:
             assert job.state == BURIED
             if isinstance(job, TaggedJob):
@@ -217,8 +217,8 @@ class Tube:
     def remove_ready(self, job: Job) -> None:
         """Detach *job*, which is ready in this tube."""
         self.ready.remove(job)
-        if self.rules is not None:
-            self.rules.remove_waiting(job)
+        if self.policy_state is not None:
+            self.policy_state.remove_waiting(job)
         if job.pri < URGENT_BELOW:
             self.urgent_count -= 1
             self.totals.urgent -= 1

@@ -283,7 +283,7 @@ class ConditionMonitor:
     def _sample(
         self, tube: Tube, values: TubeTrend, growth: Growth, held: LongestReservation | None, now: int
     ) -> TubeSample:
-        oldest, rules = tube.oldest_ready(), tube.rules
+        oldest, policy_state = tube.oldest_ready(), tube.policy_state
         hold = tube.hold_reason(now)
         is_paused = hold == "pause"
         return TubeSample(
@@ -296,16 +296,19 @@ class ConditionMonitor:
             pause_left=tube.paused_until - now if is_paused else 0,
             held_back="" if is_paused else hold,
             limits=self._tube_limits(tube),
-            dead_letter=rules.dead_letter if rules is not None else b"",
+            dead_letter=policy_state.dead_letter if policy_state is not None else b"",
             held=held,
         )
 
     def _tube_limits(self, tube: Tube) -> tuple[tuple[str, int, int], ...]:
         """Return the limits that refuse puts into *tube*: the name, the amount used, and the maximum."""
-        limits, rules, jobs = self._limits, tube.rules, tube.job_count
+        limits, policy_state, jobs = self._limits, tube.policy_state, tube.job_count
         rows = [("--max-tube-jobs", jobs, limits.tube_jobs), ("--max-tube-bytes", tube.body_bytes, limits.tube_bytes)]
-        if rules is not None and rules.policy.overflow == Overflow.REFUSE:
-            rows += [("max_jobs", jobs, rules.policy.max_jobs), ("max_bytes", tube.body_bytes, rules.policy.max_bytes)]
+        if policy_state is not None and policy_state.policy.overflow == Overflow.REFUSE:
+            rows += [
+                ("max_jobs", jobs, policy_state.policy.max_jobs),
+                ("max_bytes", tube.body_bytes, policy_state.policy.max_bytes),
+            ]
         return tuple([row for row in rows if row[-1]])
 
     def _longest_held(self, thresholds: ThresholdSet) -> dict[bytes, LongestReservation]:

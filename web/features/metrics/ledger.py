@@ -188,7 +188,7 @@ class CounterAccounts(BrokerListener):
 
 def _gauges(tube: Tube, broker: Broker, now: int) -> Gauges:
     oldest = tube.oldest_ready()
-    held_by = tube.hold_reason(now) if tube.rules is not None else ""
+    held_by = tube.hold_reason(now) if tube.policy_state is not None else ""
     is_dead_letter = tube.name in broker.policies.dead_letter_tubes
     pause_left = max(0, tube.paused_until - now)
     return Gauges(
@@ -201,7 +201,7 @@ def _gauges(tube: Tube, broker: Broker, now: int) -> Gauges:
         tube.waiting_count,
         tube.watching,
         int(pause_left > 0),
-        int(tube.rules is not None),
+        int(tube.policy_state is not None),
         int(held_by == "rate"),
         int(held_by == "max_reserved"),
         int(is_dead_letter),

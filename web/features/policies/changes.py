@@ -20,7 +20,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
 from greenstalk_server.core.operations import policy_changes
 from greenstalk_server.core.policies.policy import EffectivePolicy, Overflow, Policy, PolicySet
-from greenstalk_server.core.policies.tube_policy_state import TubeRules, buried_at
+from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tube_names import any_of
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
@@ -183,11 +183,11 @@ class _Tally:
     sizes           bytes of each waiting job by age, if jobs would be evicted because of `max_bytes`; otherwise empty.
     """
 
-    __slots__ = ("bytes", "jobs", "ready", "rules", "sizes", "tube", "waiting")
+    __slots__ = ("bytes", "jobs", "policy_state", "ready", "sizes", "tube", "waiting")
 
-    def __init__(self, tube: Tube, rules: TubeRules) -> None:
+    def __init__(self, tube: Tube, policy_state: TubePolicyState) -> None:
         self.tube: Tube = tube
-        self.rules: TubeRules = rules
+        self.policy_state: TubePolicyState = policy_state
         self.jobs: int = tube.job_count
         self.bytes: int = tube.body_bytes
         self.ready: int = tube.ready.count
@@ -197,12 +197,12 @@ class _Tally:
     @property
     def is_above_bytes(self) -> bool:
         """Whether the bodies exceed `max_bytes`."""
-        return 0 < self.rules.policy.max_bytes < self.bytes
+        return 0 < self.policy_state.policy.max_bytes < self.bytes
 
     @property
     def needs_jobs(self) -> bool:
         """Whether the effect of the policy depends on each job, not only on the tube's counts."""
-        policy = self.rules.policy
+        policy = self.policy_state.policy
         return bool(policy.max_attempts or policy.expire_after or policy.buried_expire_after or self.is_above_bytes)
 
     def remove(self, job: Job) -> None:
@@ -221,7 +221,7 @@ class _Tally:
 
         Call *checkpoint* every _BATCH jobs.
         """
-        policy = self.rules.policy
+        policy = self.policy_state.policy
         excess = max(0, self.jobs - policy.max_jobs) if policy.max_jobs else 0
         if self.is_above_bytes:
             over, count = self.bytes - policy.max_bytes, 0
@@ -237,7 +237,7 @@ class _Tally:
 
     def count_held(self) -> int:
         """Return the number of ready jobs that could not be reserved at once."""
-        policy, free = self.rules.policy, self.ready
+        policy, free = self.policy_state.policy, self.ready
         if policy.max_reserved:
             free = min(free, max(0, policy.max_reserved - self.tube.reserved_count))
         if policy.rate_interval:
@@ -295,8 +295,8 @@ class _DryRun:
                 if len(effect.sample) < SAMPLE_SIZE:
                     effect.sample.append(name.decode())
                 if new is not None:
-                    rules = TubeRules(new, after.dead_letter(name), self._broker.jobs)
-                    self._tallies[name] = _Tally(tube, rules)
+                    policy_state = TubePolicyState(new, after.dead_letter(name), self._broker.jobs)
+                    self._tallies[name] = _Tally(tube, policy_state)
             self._task.checkpoint()
             self._stop_if_late()
 
@@ -313,13 +313,15 @@ class _DryRun:
         return (id for id in self._broker.jobs.ids_above(0) if id < below)
 
     def _count_job(self, job: Job, tally: _Tally) -> None:
-        """Count the effect on *job* itself, in the order in which the broker applies the rules."""
-        rules, is_waiting = tally.rules, job.state in (READY, DELAYED)
-        if is_waiting and rules.has_failed(job):
+        """Count the effect on *job* itself, in the order in which the broker applies the policy."""
+        policy_state, is_waiting = tally.policy_state, job.state in (READY, DELAYED)
+        if is_waiting and policy_state.has_failed(job):
             self._end(job, tally, is_dropped=False)
-        elif (is_waiting and rules.expiry_of(job) <= self._now) or self._is_burial_over(job, rules.policy):
-            self._end(job, tally, is_dropped=not rules.policy.expires_to_dead_letter)
-        elif is_waiting and rules.policy.max_bytes:
+        elif (is_waiting and policy_state.expiry_of(job) <= self._now) or self._is_burial_over(
+            job, policy_state.policy
+        ):
+            self._end(job, tally, is_dropped=not policy_state.policy.expires_to_dead_letter)
+        elif is_waiting and policy_state.policy.max_bytes:
             tally.sizes.append(job.size)
 
     def _is_burial_over(self, job: Job, policy: EffectivePolicy) -> bool:
@@ -331,7 +333,7 @@ class _DryRun:
         if is_dropped:
             self._effect.expired += 1
             tally.remove(job)
-        elif tally.rules.dead_letter:
+        elif tally.policy_state.dead_letter:
             self._effect.dead_lettered += 1
             tally.remove(job)
         else:
@@ -340,14 +342,14 @@ class _DryRun:
 
     def _count_tube(self, tally: _Tally) -> None:
         """Count the effects of the tube's caps and limits."""
-        excess, overflow = tally.count_excess(self._task.checkpoint), tally.rules.policy.overflow
+        excess, overflow = tally.count_excess(self._task.checkpoint), tally.policy_state.policy.overflow
         if overflow == Overflow.REFUSE:
             self._effect.over_cap += excess
         else:
             tally.ready -= min(excess, tally.ready)
             if overflow == Overflow.DROP_OLDEST:
                 self._effect.evicted += excess
-            elif tally.rules.dead_letter:
+            elif tally.policy_state.dead_letter:
                 self._effect.dead_lettered += excess
             else:
                 self._effect.buried += excess
@@ -368,7 +370,7 @@ def sources_of(broker: Broker, name: bytes) -> list[str]:
     """
     pace, found, sees = Pace(), list[str](), principal().sees
     for tube in list(broker.tubes.values()):
-        if tube.rules is not None and tube.rules.dead_letter == name and sees(tube.name):
+        if tube.policy_state is not None and tube.policy_state.dead_letter == name and sees(tube.name):
             found.append(tube.name.decode())
         pace.yield_if_due()
     return sorted(found)[:MAX_SOURCES]

@@ -186,7 +186,7 @@ class JobList:
 
 def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
     """Return the groups of columns that policies, or tags of the first jobs, add to the list of *tube* in *state*."""
-    policy = tube.rules.policy if tube.rules is not None else None
+    policy = tube.policy_state.policy if tube.policy_state is not None else None
     groups = [DEAD_LETTERS] if is_dead_letter else []
     if policy is not None:
         expires = {READY: policy.expire_after, DELAYED: policy.expire_after, BURIED: policy.buried_expire_after}
@@ -335,7 +335,7 @@ def _reserved(broker: Broker, tube: Tube) -> list[Job]:
 
 def attempts_text(job: Job) -> str:
     """Return the attempts of *job*, the current one included, and their maximum: `2 of 5`."""
-    most = job.tube.rules.policy.max_attempts if job.tube.rules is not None else 0
+    most = job.tube.policy_state.policy.max_attempts if job.tube.policy_state is not None else 0
     attempts = text.number(job.attempts)
     return f"{attempts} of {text.number(most)}" if most else attempts
 

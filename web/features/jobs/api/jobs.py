@@ -607,14 +607,14 @@ def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
 
 
 def _expires_at(job: CoreJob) -> datetime | None:
-    """Return the time at which *job* expires by the rules of its tube, or None."""
-    rules = job.tube.rules
-    if rules is None:
+    """Return the time at which *job* expires by the policy of its tube, or None."""
+    policy_state = job.tube.policy_state
+    if policy_state is None:
         return None
     if job.state != BURIED:
-        at = rules.expiry_of(job)
+        at = policy_state.expiry_of(job)
         return instant(at) if at < NEVER else None
-    after = rules.policy.buried_expire_after
+    after = policy_state.policy.buried_expire_after
     return instant(buried_at(job) + after) if after else None
 
 

@@ -281,13 +281,13 @@ def _dead_letter(job: Job, now: int) -> DeadLetterDetails | None:
 
 def _policy_entries(job: Job, now: int) -> list[tuple[str, str]]:
     """Return the entries of *job* that apply only under the policy of its tube."""
-    rules, at = job.tube.rules, expires_at(job)
-    found = [("Attempts", attempts_text(job))] if rules is not None and rules.policy.max_attempts else []
+    policy_state, at = job.tube.policy_state, expires_at(job)
+    found = [("Attempts", attempts_text(job))] if policy_state is not None and policy_state.policy.max_attempts else []
     if at != NEVER:
         left = text.duration(max(0, at - now) // SECOND)
         found.append(("Expires", Markup("{}, in {}").format(text.time_tag(at), left)))
-    elif rules is not None and rules.policy.expire_after and job.state == RESERVED:
-        expiry = rules.expiry_of(job)
+    elif policy_state is not None and policy_state.policy.expire_after and job.state == RESERVED:
+        expiry = policy_state.expiry_of(job)
         rest = Markup("{}, or when its reservation ends after that")
         found.append(("Expires", rest.format(text.time_tag(expiry))))
     return found
@@ -303,7 +303,7 @@ def _event_item(event: job_history.Event, known: dict[int, ActorRef], job: Job, 
     if event.client != job_history.NOBODY:
         return _history_item(event.at, what, state, known[event.client], "", now)
     origin = UNNAMED_ORIGINS.get(event.kind, "")
-    if event.kind == job_history.BURIED and job.tube.rules is not None:
+    if event.kind == job_history.BURIED and job.tube.policy_state is not None:
         origin = "from the dashboard, or by a policy"
     return _history_item(event.at, what, state, None, origin, now)
 

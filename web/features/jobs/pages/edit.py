@@ -187,7 +187,7 @@ def edit_page(job: Job, body: bytes, form: Form, now: int, refusal: HTTPExceptio
 
 def _expires(job: Job) -> bool:
     """Whether the policy of its tube makes *job* expire some time after its put."""
-    return job.tube.rules is not None and job.tube.rules.policy.expire_after > 0
+    return job.tube.policy_state is not None and job.tube.policy_state.policy.expire_after > 0
 
 
 def _why_no_body(job: Job, sees_bodies: bool) -> str:

@@ -61,8 +61,8 @@ def tube_policy(broker: Broker, tube: Tube, dead_letter_tubes: DeadLetterTubes) 
     """Return the policy of *tube*. May switch."""
     policies = dead_letter_tubes.policies_of(tube.name)
     sources = sources_of(broker, tube.name) if policies else []
-    rules = tube.rules
-    target = rules.dead_letter if rules is not None else b""
+    policy_state = tube.policy_state
+    target = policy_state.dead_letter if policy_state is not None else b""
     target_tube = broker.tubes.get(target) if target and principal().sees(target) else None
     return TubePolicy(
         settings=_settings(tube),
@@ -70,7 +70,7 @@ def tube_policy(broker: Broker, tube: Tube, dead_letter_tubes: DeadLetterTubes) 
         dead_letter=principal().name_of(target),
         dead_letters=text.counted(target_tube.job_count, "job") if target_tube is not None else "",
         is_target_hidden=bool(target) and not principal().sees(target),
-        is_loop=rules is not None and bool(rules.policy.dead_letter) and not target,
+        is_loop=policy_state is not None and bool(policy_state.policy.dead_letter) and not target,
         is_dead_letter=dead_letter_tubes.has(tube),
         sources=sources[:MAX_SHOWN_SOURCES],
         has_more_sources=len(sources) > MAX_SHOWN_SOURCES,
@@ -80,7 +80,7 @@ def tube_policy(broker: Broker, tube: Tube, dead_letter_tubes: DeadLetterTubes) 
 
 
 def _settings(tube: Tube) -> list[SettingRow]:
-    policy = tube.rules.policy if tube.rules is not None else None
+    policy = tube.policy_state.policy if tube.policy_state is not None else None
     if policy is None:
         return []
     return [

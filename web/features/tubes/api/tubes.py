@@ -379,8 +379,8 @@ class Tubes:
         sources = sources_of(self._broker, query.tube.encode())
         tube = tube_of(self._broker, query.tube)
         model = self.tube_model(tube, self._clock())
-        rules, who = tube.rules, principal()
-        settings = rules.policy.describe() if rules is not None else {}
+        policy_state, who = tube.policy_state, principal()
+        settings = policy_state.policy.describe() if policy_state is not None else {}
         for key, setting in settings.items():
             setting["value"] = visible_setting(key, setting["value"])
         return model_of(
@@ -389,7 +389,7 @@ class Tubes:
             total_pauses=tube.cmd_pause_tube,
             extended=tube_extension(tube, self._clock()),
             policy={key: convert(setting, EffectiveSetting) for key, setting in settings.items()},
-            dead_letter=who.name_of(rules.dead_letter) or None if rules is not None else None,
+            dead_letter=who.name_of(policy_state.dead_letter) or None if policy_state is not None else None,
             dead_letters_from=sources,
         )
 
@@ -515,7 +515,7 @@ class Tubes:
             pause_time_left=stats.pause_time_left,
             pause_reason=self._saved.reason(stats.name, tube.paused_until),
             held_by=_HOLDS.get(tube.hold_reason(now)),
-            max_reserved=(tube.rules.policy.max_reserved or None) if tube.rules is not None else None,
+            max_reserved=(tube.policy_state.policy.max_reserved or None) if tube.policy_state is not None else None,
             rate=_rate(tube),
             policy_counts=_policy_counts(tube),
             rates=rates_model(seen.rates),
@@ -527,7 +527,7 @@ _HOLDS: Final[Mapping[str, Hold]] = {hold: hold for hold in get_args(Hold)}
 
 def _rate(tube: CoreTube) -> float | None:
     """Return the reservations of *tube* that may start per second, or None if there is no limit."""
-    interval = tube.rules.policy.rate_interval if tube.rules is not None else 0
+    interval = tube.policy_state.policy.rate_interval if tube.policy_state is not None else 0
     return round(SECOND / interval, 6) if interval else None
 
 
