@@ -29,7 +29,7 @@ from greenstalk_server.journal.check import check
 from greenstalk_server.journal.transfer import export_journal, import_journal
 from greenstalk_server.preflight import MAX_PASSWORD, check_start, importing_psycopg
 from greenstalk_server.runtime import logs
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, MEMORY_ADVICE, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, MEMORY_ADVICE, StartError
 from greenstalk_server.runtime.gc_tuning import pause_gc
 
 EXIT_UNWRITTEN: Final = 1
@@ -94,7 +94,7 @@ def _run_within_memory(command: Command) -> int:
                 what = f"import: {source or 'stdin'}: not enough memory to read it; nothing was imported"
             case _:
                 raise
-        raise StartError(f"journal {what}; {MEMORY_ADVICE}", EXIT_BINLOG) from None
+        raise StartError(f"journal {what}; {MEMORY_ADVICE}", EXIT_JOURNAL) from None
 
 
 def _run_command(command: Command) -> int:

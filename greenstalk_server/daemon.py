@@ -109,9 +109,9 @@ def run(options: Options, environ: Mapping[str, str]) -> None:
             drop_privileges(options.user)
             if factory is not None:
                 require_readable_code(options.user)
-        if options.binlog_dir is not None:
-            at_exit.callback(DirectoryLock(options.binlog_dir).close)
-            warn_if_world_writable(options.binlog_dir)
+        if options.data_dir is not None:
+            at_exit.callback(DirectoryLock(options.data_dir).close)
+            warn_if_world_writable(options.data_dir)
         serve = _serve if options.journal is None else _serve_in_cluster
         serve(options, environ, _Resources(listeners, factory, certificates, max_files))
 
@@ -264,12 +264,12 @@ class _PolicyFile:
 
 def _recovered_broker(options: Options, clock: Clock, policy_file: _PolicyFile) -> tuple[Broker, Committer | None]:
     """Return the broker with the jobs of the journal, and the journal's committer, if there is a journal."""
-    if options.binlog_dir is None:
-        broker = _broker(options, clock, NullJournal(options.binlog_max_size), can_evict=False)
+    if options.data_dir is None:
+        broker = _broker(options, clock, NullJournal(options.journal_file_size), can_evict=False)
         policy_file.apply_to(broker, clock)
         return broker, None
-    files = Directory(options.binlog_dir)
-    size = max(options.binlog_max_size, MIN_FILE_SIZE)
+    files = Directory(options.data_dir)
+    size = max(options.journal_file_size, MIN_FILE_SIZE)
     journal = JournalWriter(files, size, options.sync_interval_ns, os.urandom)
     broker = _broker(options, clock, journal, can_evict=True)
     policy_file.apply_to(broker, clock)
@@ -311,7 +311,7 @@ class _SharedQueue:
         from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter  # noqa: PLC0415  optional dependency
 
         self.rows: Rows = rows
-        self.journal: DatabaseJournalWriter = DatabaseJournalWriter(rows, options.binlog_max_size, 0, os.urandom)
+        self.journal: DatabaseJournalWriter = DatabaseJournalWriter(rows, options.journal_file_size, 0, os.urandom)
         self.broker: Broker = _broker(options, clock, self.journal, can_evict=False)
         policy_file.apply_to(self.broker, clock)
         self.committer: Committer = Committer(self.journal)
@@ -405,7 +405,7 @@ def _durability(options: Options) -> str:
     if options.journal is not None:
         where = f"in PostgreSQL as journal {options.journal_name}"
         return f"kept {where}, and are as safe as that database; one server at a time is active"
-    if options.binlog_dir is None:
+    if options.data_dir is None:
         return "in memory only; they do not survive a restart"
     interval = options.sync_interval_ns
     if interval is None:
@@ -414,4 +414,4 @@ def _durability(options: Options) -> str:
         synced = "each is on disk before it is acknowledged (-f 0)"
     else:
         synced = f"on disk within {interval // 1_000_000} ms (-f)"
-    return f"kept in {options.binlog_dir}, and survive a restart; {synced}"
+    return f"kept in {options.data_dir}, and survive a restart; {synced}"

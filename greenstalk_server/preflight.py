@@ -30,7 +30,7 @@ from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.startup import LATER_VERSION
 from greenstalk_server.net.listeners import PLAIN_PREFIX, of_dashboard, try_listening
 from greenstalk_server.net.tls import load_certificate, load_client_ca
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, EXIT_USAGE, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, EXIT_USAGE, StartError
 from greenstalk_server.runtime.process import acting_as, require_readable_code
 
 MAX_PASSWORD: Final = 1000
@@ -195,8 +195,8 @@ def _journal_findings(options: Options) -> Iterator[StartError | str]:
         with acting_as(options.user) if options.user is not None else nullcontext():
             if options.user is not None and options.web_enabled:
                 yield from _attempt(require_readable_code, options.user)
-            if options.binlog_dir is not None:
-                yield from _directory_findings(options.binlog_dir)
+            if options.data_dir is not None:
+                yield from _directory_findings(options.data_dir)
     except StartError as error:
         yield error
     if options.journal is not None:
@@ -240,7 +240,7 @@ def _segment_findings(directory: str, names: list[str]) -> Iterator[StartError]:
         try:
             decode_segment_header(files.read(name, SEGMENT_HEADER_SIZE))
         except NewerVersion:
-            yield StartError(LATER_VERSION, EXIT_BINLOG)
+            yield StartError(LATER_VERSION, EXIT_JOURNAL)
             return
         except BadSegment:  # damaged or without a header: recovery handles both
             pass

@@ -78,7 +78,7 @@ class DashboardFactory:
             hosts=[options.web_host],
             url_prefix=options.url_prefix,
             trusted_proxies=options.trusted_proxies,
-            directory=options.binlog_dir,
+            directory=options.data_dir,
             beanstalk=beanstalk,
             limits=options.limits,
             thresholds=lambda: self.settings().attention,

@@ -47,7 +47,7 @@ from greenstalk_server.journal.postgresql.writer import DatabaseJournalWriter
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.startup import refuse_unfit, resume_from
 from greenstalk_server.runtime.clock import Clock, steady_clock
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartError
 from greenstalk_server.runtime.process import FIRST_INHERITED_FD
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from greenstalk_server.runtime.supervisor import Service, before_abort
@@ -442,7 +442,7 @@ class ProcessLifetime:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606  the same command
         except OSError as error:
             log.critical("cannot execute %s again: %s; the server exits", sys.executable, error.strerror)
-            os._exit(EXIT_BINLOG)
+            os._exit(EXIT_JOURNAL)
 
     def _watch(self) -> NoReturn:
         """Cut connections with overdue replies, detect lost leadership, and start a requested handover."""
@@ -509,18 +509,18 @@ def hand_over(options: Options) -> int:
     lease = make_lease(options, "handover")
     try:
         if not lease.find() or (before := lease.read_state()).is_free:
-            raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_BINLOG)
+            raise StartError(f"handover: no server is active on the journal {options.journal_name}", EXIT_JOURNAL)
         if not any(standby.behind < options.lease_ns / SECOND for standby in lease.standbys()):
-            raise StartError("handover: no standby is up to date, so none can take over", EXIT_BINLOG)
+            raise StartError("handover: no standby is up to date, so none can take over", EXIT_JOURNAL)
         lease.request_handover()
         until = time.monotonic() + HANDOVER_TIMEOUT
         while (now := lease.read_state()).is_handing_over or now.is_free:
             if time.monotonic() > until:
                 message = f"handover: {before.leader} has not handed over within {HANDOVER_TIMEOUT} s"
-                raise StartError(message, EXIT_BINLOG)
+                raise StartError(message, EXIT_JOURNAL)
             time.sleep(DATABASE_RETRY_INTERVAL)
     except OSError as error:
-        raise StartError(f"handover: {error}", EXIT_BINLOG) from error
+        raise StartError(f"handover: {error}", EXIT_JOURNAL) from error
     finally:
         lease.close()
     print(f"{before.leader} has handed over to {now.leader}")

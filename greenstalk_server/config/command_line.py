@@ -350,10 +350,10 @@ class _Parser:
 
     def options(self) -> Options:
         """Return the options; report contradictions between them, and add warnings."""
-        if self._origins.get("journal") == DATABASE_URL and self._values["binlog_dir"] is not None:
+        if self._origins.get("journal") == DATABASE_URL and self._values["data_dir"] is not None:
             self._values["journal"] = None  # the variable may be meant for another program
             del self._origins["journal"]
-            self._warnings.append(f"{DATABASE_URL} is not used: the journal is in {self._values['binlog_dir']}")
+            self._warnings.append(f"{DATABASE_URL} is not used: the journal is in {self._values['data_dir']}")
         options = Options.from_fields(self._values, self._origins)
         for problem in problems(options):
             self._report(problem)

@@ -6,6 +6,7 @@ docs/configuration.md all read it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
@@ -17,6 +18,7 @@ from greenstalk_server.config.types import (
     BOOLEAN,
     COUNT,
     DIRECTORY,
+    FILE,
     LEASE,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -45,7 +47,7 @@ from greenstalk_server.config.types import (
     WEB_ADDRESS,
     Type,
 )
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_LISTEN, EXIT_USAGE
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_LISTEN, EXIT_USAGE
 
 LARGEST_JOB_SIZE: Final = 2**30
 """Bytes: beanstalkd's own maximum for -z."""
@@ -77,7 +79,6 @@ class Definition:
     default    the default value as text, in the flag's unit. If it is None, the field's default is None, or is in
                another definition of the same field.
     exit_code  the exit code of the server if the value is invalid.
-    is_secret  whether the value must never be shown.
     is_cumulative  whether a repeated flag appends its values to the field; otherwise the last one wins.
     """
 
@@ -92,8 +93,12 @@ class Definition:
     implies: str = ""
     default: str | None = None
     exit_code: int = EXIT_USAGE
-    is_secret: bool = False
     is_cumulative: bool = False
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the value must never be shown."""
+        return self.type.is_secret
 
 
 def defaults() -> dict[str, Any]:
@@ -103,41 +108,56 @@ def defaults() -> dict[str, Any]:
     return values
 
 
-def _off_by_default(flag: str, help: str, *, field: str, variable: str, key: str) -> Definition:
+def _option(
+    flags: tuple[str, ...],
+    help: str,
+    key: str,
+    type: Type = TEXT,
+    default: str | None = None,
+    *,
+    field: str = "",
+    metavar: str = "",
+    **others: Any,
+) -> Definition:
+    """Return the definition of an option with a *key* and a variable; *others* are further fields of Definition.
+
+    Unless they are given, the name of the variable is that of the first flag, or of *key* if that flag is one letter,
+    and the field is *key*.
+    """
+    long_flag = next((flag for flag in flags if flag.startswith("--")), key)
+    variable = "GREENSTALK_" + re.sub("[.-]", "_", long_flag.removeprefix("--")).upper()
+    if not field:
+        field = key if key.startswith("limits.") else key.replace(".", "_")
+    metavar = metavar or (type.metavar if flags else "")
+    values = {"field": field, "metavar": metavar, "variable": variable, "key": key, "type": type, "default": default}
+    return Definition(flags, help, **(values | others))
+
+
+def _switch(flag: str, help: str, key: str, *, field: str = "") -> Definition:
     """Return the definition of a switch that sets its field to True; the default is False."""
-    return Definition(
-        (flag,),
-        help,
-        field=field,
-        kind=Kind.SWITCH,
-        variable=variable,
-        key=key,
-        type=BOOLEAN,
-        implies="yes",
-        default="no",
-    )
+    return _option((flag,), help, key, BOOLEAN, "no", field=field, kind=Kind.SWITCH, implies="yes")
+
+
+def _section(key: str, type: Type, help: str) -> Definition:
+    """Return the definition of the tables *key*, which only the configuration file can have."""
+    return Definition((), help, field=key, key=key, type=type, default="")
 
 
 DEFINITIONS: Final = (
-    Definition(
+    _option(
         ("-b",),
         "keep the journal in directory DIR, which must exist, and restore its jobs at startup",
-        field="binlog_dir",
-        metavar="DIR",
-        variable="GREENSTALK_DATA_DIR",
-        key="data_dir",
-        type=DIRECTORY,
-        exit_code=EXIT_BINLOG,
+        "data_dir",
+        DIRECTORY,
+        exit_code=EXIT_JOURNAL,
     ),
-    Definition(
+    _option(
         ("-f",),
         f"sync the journal to disk at most once per MS milliseconds; 0: at every write; {NEVER}: as -F",
+        "sync_ms",
+        SYNC_INTERVAL,
+        "50",
         field="sync_interval_ns",
-        metavar="MS",
-        variable="GREENSTALK_SYNC_MS",
-        key="sync_ms",
-        type=SYNC_INTERVAL,
-        default="50",
     ),
     Definition(
         ("-F",),
@@ -147,86 +167,56 @@ DEFINITIONS: Final = (
         type=SYNC_INTERVAL,
         implies=NEVER,
     ),
-    Definition(
-        ("-s",),
-        "size of one journal file",
-        field="binlog_max_size",
-        metavar="BYTES",
-        variable="GREENSTALK_JOURNAL_FILE_SIZE",
-        key="journal_file_size",
-        type=SIZE,
-        default="10485760",
-    ),
-    Definition(
+    _option(("-s",), "size of one journal file", "journal_file_size", SIZE, "10485760"),
+    _option(
         ("--journal",),
         "keep the journal in the PostgreSQL database at URL instead of a directory; of the servers that share it,"
         " one is active and the others stand by",
-        field="journal",
-        metavar="URL",
+        "journal",
+        POSTGRESQL_URL,
         variable="DATABASE_URL",
-        key="journal",
-        type=POSTGRESQL_URL,
     ),
-    Definition(
+    _option(
         ("--journal-name",),
         "name of the journal in that database; servers with the same name take over from each other",
-        field="journal_name",
-        metavar="NAME",
-        variable="GREENSTALK_JOURNAL_NAME",
-        key="journal_name",
-        type=NAME,
-        default="default",
+        "journal_name",
+        NAME,
+        "default",
     ),
-    Definition(
+    _option(
         ("--lease",),
         "let a standby take over when the database has not heard from the active server for SECONDS",
+        "lease_seconds",
+        LEASE,
+        "2",
         field="lease_ns",
-        metavar="SECONDS",
         variable="GREENSTALK_LEASE_SECONDS",
-        key="lease_seconds",
-        type=LEASE,
-        default="2",
     ),
-    Definition(
+    _option(
         ("-l",),
         "listen on ADDR: an address or a host name, optionally with :PORT, or unix:PATH for a Unix socket (a stale one"
         " at PATH is replaced); the prefix plain: disables TLS; may be repeated, or be a comma-separated list",
-        field="listen",
-        metavar="ADDR",
-        variable="GREENSTALK_LISTEN",
-        key="listen",
-        type=ADDRESSES,
+        "listen",
+        ADDRESSES,
         default="0.0.0.0",  # noqa: S104  beanstalkd's default
         is_cumulative=True,
     ),
-    Definition(
+    _option(
         ("-p",),
         "listen on PORT; 0: any free port",
-        field="port",
-        metavar="PORT",
+        "port",
+        PORT,
+        "11300",
         variable="GREENSTALK_LISTEN_PORT",  # Kubernetes sets GREENSTALK_PORT to a URL for a service named greenstalk
-        key="port",
-        type=PORT,
-        default="11300",
         exit_code=EXIT_LISTEN,  # beanstalkd finds a bad port only when it binds
     ),
-    Definition(
-        ("-u",),
-        "become USER, with the groups of that user, after the sockets are bound",
-        field="user",
-        metavar="USER",
-        variable="GREENSTALK_USER",
-        key="user",
-    ),
-    Definition(
+    _option(("-u",), "become USER, with the groups of that user, after the sockets are bound", "user", metavar="USER"),
+    _option(
         ("-z",),
         f"maximum size of a job body; BYTES above {LARGEST_JOB_SIZE} is reduced to that, as in beanstalkd",
-        field="max_job_size",
-        metavar="BYTES",
-        variable="GREENSTALK_MAX_JOB_SIZE",
-        key="max_job_size",
-        type=SIZE,
-        default="65535",
+        "max_job_size",
+        SIZE,
+        "65535",
     ),
     Definition(("-c",), "accepted, without effect: the journal is always compacted", kind=Kind.REMOVED),
     Definition(("-n",), "accepted, without effect: the journal is always compacted", kind=Kind.REMOVED),
@@ -246,504 +236,308 @@ DEFINITIONS: Final = (
         field="config_file",
         metavar="FILE",
         variable="GREENSTALK_CONFIG",
+        type=FILE,
     ),
-    _off_by_default(
+    _switch(
         "--strict-recovery",
         "refuse to start on a damaged journal; by default the server starts with everything that is intact",
-        field="strict_recovery",
-        variable="GREENSTALK_STRICT_RECOVERY",
-        key="strict_recovery",
+        "strict_recovery",
     ),
-    _off_by_default(
+    _switch(
         "--strict-protocol",
         "turn off the protocol's extensions; every line gets the reply that beanstalkd 1.13 gives",
-        field="strict_protocol",
-        variable="GREENSTALK_STRICT_PROTOCOL",
-        key="strict_protocol",
+        "strict_protocol",
     ),
-    _off_by_default(
+    _switch(
         "--extended-stats",
         "send every client the extended keys of `stats`, `stats-tube` and `stats-job`, as if it had sent `stats-mode"
         " extended`",
-        field="extended_stats",
-        variable="GREENSTALK_EXTENDED_STATS",
-        key="extended_stats",
+        "extended_stats",
     ),
-    Definition(
+    _option(
         ("--tls-cert",),
         "use TLS on every TCP port of the beanstalk protocol, with the certificate chain in FILE (PEM)",
-        field="tls_cert",
-        metavar="FILE",
-        variable="GREENSTALK_TLS_CERT",
-        key="tls.cert",
+        "tls.cert",
+        FILE,
     ),
-    Definition(
-        ("--tls-key",),
-        "private key of the certificate; by default it is in the certificate's file",
-        field="tls_key",
-        metavar="FILE",
-        variable="GREENSTALK_TLS_KEY",
-        key="tls.key",
+    _option(
+        ("--tls-key",), "private key of the certificate; by default it is in the certificate's file", "tls.key", FILE
     ),
-    Definition(
+    _option(
         ("--tls-client-ca",),
         "accept over TLS only clients with a certificate from an authority in FILE (PEM)",
-        field="tls_client_ca",
-        metavar="FILE",
-        variable="GREENSTALK_TLS_CLIENT_CA",
-        key="tls.client_ca",
+        "tls.client_ca",
+        FILE,
     ),
-    Definition(
-        (),
+    _section(
+        "access",
+        RULES,
         "rules that say which clients may use which tubes, in the configuration file only; without rules, all clients"
         " may use all tubes",
-        field="access",
-        key="access",
-        type=RULES,
-        default="",
     ),
-    Definition(
-        (),
+    _section(
+        "policies",
+        POLICIES,
         "settings for the tubes whose names match a pattern, in the configuration file only; SIGHUP reloads them",
-        field="policies",
-        key="policies",
-        type=POLICIES,
-        default="",
     ),
-    Definition(
-        (),
+    _section(
+        "attention",
+        THRESHOLDS,
         "thresholds of the conditions that need attention, for all tubes or by pattern, in the configuration file only;"
         " SIGHUP reloads them",
-        field="attention",
-        key="attention",
-        type=THRESHOLDS,
-        default="",
     ),
-    Definition(
-        (),
+    _section(
+        "alerts",
+        ALERTS,
         "receivers of alerts about the conditions that need attention, in the configuration file only; SIGHUP reloads"
         " them",
-        field="alerts",
-        key="alerts",
-        type=ALERTS,
-        default="",
     ),
-    Definition(
-        (),
+    _section(
+        "servers",
+        SERVERS,
         "other servers that the dashboard shows, in the configuration file only; SIGHUP reloads them",
-        field="servers",
-        key="servers",
-        type=SERVERS,
-        default="",
     ),
-    Definition(
+    _option(
         ("--max-connections",),
         "reject new connections of the beanstalk protocol above N",
-        field="limits.connections",
-        metavar="N",
-        variable="GREENSTALK_MAX_CONNECTIONS",
-        key="limits.connections",
-        type=COUNT,
-        default="0",
+        "limits.connections",
+        COUNT,
+        "0",
     ),
-    Definition(
+    _option(
         ("--max-connections-per-address",),
         "reject new connections of the beanstalk protocol above N from the same IP address",
-        field="limits.connections_per_address",
-        metavar="N",
-        variable="GREENSTALK_MAX_CONNECTIONS_PER_ADDRESS",
-        key="limits.connections_per_address",
-        type=COUNT,
-        default="0",
+        "limits.connections_per_address",
+        COUNT,
+        "0",
     ),
-    Definition(
-        ("--max-jobs",),
-        "answer OUT_OF_MEMORY to puts while there are N jobs",
-        field="limits.jobs",
-        metavar="N",
-        variable="GREENSTALK_MAX_JOBS",
-        key="limits.jobs",
-        type=COUNT,
-        default="0",
-    ),
-    Definition(
+    _option(("--max-jobs",), "answer OUT_OF_MEMORY to puts while there are N jobs", "limits.jobs", COUNT, "0"),
+    _option(
         ("--max-bytes",),
         "answer OUT_OF_MEMORY to puts that would raise the total size of all job bodies above BYTES",
-        field="limits.bytes",
-        metavar="BYTES",
-        variable="GREENSTALK_MAX_BYTES",
-        key="limits.bytes",
-        type=SIZE_LIMIT,
-        default="0",
+        "limits.bytes",
+        SIZE_LIMIT,
+        "0",
     ),
-    Definition(
+    _option(
         ("--memory-limit",),
         "keep the process within BYTES of memory: with -b, evict from memory the bodies that will be needed last (they"
         " stay on disk); without -b, or when that does not free enough, answer OUT_OF_MEMORY to puts",
+        "limits.memory",
+        MEMORY_LIMIT,
+        "0",
         field="memory_limit",
-        metavar="BYTES",
-        variable="GREENSTALK_MEMORY_LIMIT",
-        key="limits.memory",
-        type=MEMORY_LIMIT,
-        default="0",
     ),
-    Definition(
-        ("--max-tube-jobs",),
-        "answer OUT_OF_MEMORY to puts while the tube has N jobs",
-        field="limits.tube_jobs",
-        metavar="N",
-        variable="GREENSTALK_MAX_TUBE_JOBS",
-        key="limits.tube_jobs",
-        type=COUNT,
-        default="0",
+    _option(
+        ("--max-tube-jobs",), "answer OUT_OF_MEMORY to puts while the tube has N jobs", "limits.tube_jobs", COUNT, "0"
     ),
-    Definition(
+    _option(
         ("--max-tube-bytes",),
         "answer OUT_OF_MEMORY to puts that would raise the total size of job bodies in the tube above BYTES",
-        field="limits.tube_bytes",
-        metavar="BYTES",
-        variable="GREENSTALK_MAX_TUBE_BYTES",
-        key="limits.tube_bytes",
-        type=SIZE_LIMIT,
-        default="0",
+        "limits.tube_bytes",
+        SIZE_LIMIT,
+        "0",
     ),
-    Definition(
+    _option(
         ("--max-tubes",),
         "answer OUT_OF_MEMORY to a use or watch that would create a tube while there are N",
-        field="limits.tubes",
-        metavar="N",
-        variable="GREENSTALK_MAX_TUBES",
-        key="limits.tubes",
-        type=COUNT,
-        default="0",
+        "limits.tubes",
+        COUNT,
+        "0",
     ),
-    Definition(
+    _option(
         ("--max-watched",),
         "answer OUT_OF_MEMORY to a watch on a connection that watches N tubes; 0: no limit",
-        field="limits.watched",
-        metavar="N",
-        variable="GREENSTALK_MAX_WATCHED",
-        key="limits.watched",
-        type=COUNT,
-        default="10240",
+        "limits.watched",
+        COUNT,
+        "10240",
     ),
-    Definition(
+    _option(
         ("--max-rate",),
         "limit each connection to N commands per second: above that rate, the server pauses reading",
-        field="limits.rate",
-        metavar="N",
-        variable="GREENSTALK_MAX_RATE",
-        key="limits.rate",
-        type=RATE,
-        default="0",
+        "limits.rate",
+        RATE,
+        "0",
     ),
-    Definition(
+    _option(
         ("--max-output",),
         "stop reading a connection while BYTES of its replies wait for the disk",
-        field="limits.output",
-        metavar="BYTES",
-        variable="GREENSTALK_MAX_OUTPUT",
-        key="limits.output",
-        type=SIZE_LIMIT,
-        default="1048576",
+        "limits.output",
+        SIZE_LIMIT,
+        "1048576",
     ),
-    Definition(
+    _option(
         ("--idle-timeout",),
         "close a connection that has sent nothing for SECONDS, unless it waits for a job or holds one",
-        field="limits.idle_timeout",
-        metavar="SECONDS",
-        variable="GREENSTALK_IDLE_TIMEOUT",
-        key="limits.idle_timeout",
-        type=TIMEOUT,
-        default="0",
+        "limits.idle_timeout",
+        TIMEOUT,
+        "0",
     ),
-    Definition(
+    _option(
         ("--command-timeout",),
         "close a connection that takes longer than SECONDS to send a command and its body",
-        field="limits.command_timeout",
-        metavar="SECONDS",
-        variable="GREENSTALK_COMMAND_TIMEOUT",
-        key="limits.command_timeout",
-        type=TIMEOUT,
-        default="0",
+        "limits.command_timeout",
+        TIMEOUT,
+        "0",
     ),
-    Definition(
+    _option(
         ("--dead-peer-timeout",),
         "close a connection whose peer has not answered TCP for SECONDS",
-        field="limits.dead_peer_timeout",
-        metavar="SECONDS",
-        variable="GREENSTALK_DEAD_PEER_TIMEOUT",
-        key="limits.dead_peer_timeout",
-        type=TIMEOUT,
-        default="300",
+        "limits.dead_peer_timeout",
+        TIMEOUT,
+        "300",
     ),
-    Definition(
-        ("--log-level",),
-        f"log events of LEVEL and above: {one_of(LOG_LEVELS)}",
-        field="log_level",
-        metavar="LEVEL",
-        variable="GREENSTALK_LOG_LEVEL",
-        key="log_level",
-        type=LOG_LEVEL,
-        default="info",
-    ),
-    Definition(
+    _option(("--log-level",), f"log events of LEVEL and above: {one_of(LOG_LEVELS)}", "log_level", LOG_LEVEL, "info"),
+    _option(
         ("--log-format",),
         "log as text, one line per event, or as json, one object per line",
-        field="log_format",
-        metavar="FORMAT",
-        variable="GREENSTALK_LOG_FORMAT",
-        key="log_format",
-        type=LOG_FORMAT,
-        default="text",
+        "log_format",
+        LOG_FORMAT,
+        "text",
     ),
-    Definition(
+    _option(
         ("--web-host",),
         "serve the dashboard on ADDR; requires a password if ADDR is not loopback",
-        field="web_host",
+        "web.host",
         metavar="ADDR",
-        variable="GREENSTALK_WEB_HOST",
-        key="web.host",
         default="127.0.0.1",
     ),
-    Definition(
-        ("--web-port",),
-        "serve the dashboard on PORT; 0: any free port",
-        field="web_port",
-        metavar="PORT",
-        variable="PORT",
-        key="web.port",
-        type=PORT,
-        default="8080",
+    _option(
+        ("--web-port",), "serve the dashboard on PORT; 0: any free port", "web.port", PORT, "8080", variable="PORT"
     ),
-    Definition(
+    _option(
         ("--no-web",),
         "do not serve the dashboard",
-        field="web_enabled",
-        kind=Kind.SWITCH,
+        "web.enabled",
+        BOOLEAN,
+        "yes",
         variable="GREENSTALK_WEB_ENABLED",
-        key="web.enabled",
-        type=BOOLEAN,
+        kind=Kind.SWITCH,
         implies="no",
-        default="yes",
     ),
-    Definition(
+    _option(
         ("--url-prefix",),
         "serve the dashboard under PATH, such as /queue, behind a proxy that passes paths on unchanged",
+        "web.url_prefix",
+        PATH_PREFIX,
+        "",
         field="url_prefix",
-        metavar="PATH",
-        variable="GREENSTALK_URL_PREFIX",
-        key="web.url_prefix",
-        type=PATH_PREFIX,
-        default="",
     ),
-    Definition(
+    _option(
         ("--trusted-proxies",),
         "trust the X-Forwarded- headers (-For, -Proto, -Host, -Prefix) of these addresses and networks",
+        "web.trusted_proxies",
+        NETWORKS,
+        "",
         field="trusted_proxies",
-        metavar="LIST",
-        variable="GREENSTALK_TRUSTED_PROXIES",
-        key="web.trusted_proxies",
-        type=NETWORKS,
-        default="",
     ),
-    _off_by_default(
-        "--read-only",
-        "make the dashboard read-only for everyone",
-        field="read_only",
-        variable="GREENSTALK_READ_ONLY",
-        key="web.read_only",
+    _switch("--read-only", "make the dashboard read-only for everyone", "web.read_only", field="read_only"),
+    _switch("--hide-bodies", "hide job bodies on the dashboard from everyone", "web.hide_bodies", field="hide_bodies"),
+    _option(
+        (), "user name that the dashboard requires with the admin password; by default any name is accepted", "web.user"
     ),
-    _off_by_default(
-        "--hide-bodies",
-        "hide job bodies on the dashboard from everyone",
-        field="hide_bodies",
-        variable="GREENSTALK_HIDE_BODIES",
-        key="web.hide_bodies",
-    ),
-    Definition(
-        (),
-        "user name that the dashboard requires with the admin password; by default any name is accepted",
-        field="web_user",
-        variable="GREENSTALK_WEB_USER",
-        key="web.user",
-    ),
-    Definition(
-        (),
-        "admin password of the dashboard; admins may change things",
-        field="web_password",
-        variable="GREENSTALK_WEB_PASSWORD",
-        key="web.password",
-        type=SECRET,
-        is_secret=True,
-    ),
-    Definition(
-        (),
-        "file with the admin password on its first line, instead of the variable",
-        field="web_password_file",
-        variable="GREENSTALK_WEB_PASSWORD_FILE",
-        key="web.password_file",
-    ),
-    Definition(
+    _option((), "admin password of the dashboard; admins may change things", "web.password", SECRET),
+    _option((), "file with the admin password on its first line, instead of the variable", "web.password_file"),
+    _option(
         (),
         "operator password of the dashboard; operators act on jobs and pause tubes, but set no policies",
+        "web.operator_password",
+        SECRET,
         field="operator_password",
-        variable="GREENSTALK_WEB_OPERATOR_PASSWORD",
-        key="web.operator_password",
-        type=SECRET,
-        is_secret=True,
     ),
-    Definition(
+    _option(
         (),
         "viewer password of the dashboard; viewers cannot change anything, and without an admin password nobody can",
+        "web.viewer_password",
+        SECRET,
         field="viewer_password",
-        variable="GREENSTALK_WEB_VIEWER_PASSWORD",
-        key="web.viewer_password",
-        type=SECRET,
-        is_secret=True,
     ),
-    Definition(
+    _option(
         (),
         "bearer token for programs that use the API as admins; the pages still require a password",
+        "web.api_token",
+        SECRET,
         field="api_token",
         variable="GREENSTALK_API_TOKEN",
-        key="web.api_token",
-        type=SECRET,
-        is_secret=True,
     ),
-    Definition(
+    _option(
         (),
         "bearer token for programs that use the API as operators",
+        "web.api_operator_token",
+        SECRET,
         field="api_operator_token",
         variable="GREENSTALK_API_OPERATOR_TOKEN",
-        key="web.api_operator_token",
-        type=SECRET,
-        is_secret=True,
     ),
-    Definition(
+    _option(
         (),
         "bearer token for programs that use the API as viewers",
+        "web.api_viewer_token",
+        SECRET,
         field="api_viewer_token",
         variable="GREENSTALK_API_VIEWER_TOKEN",
-        key="web.api_viewer_token",
-        type=SECRET,
-        is_secret=True,
     ),
-    Definition(
+    _option(
         (),
         "bearer token for /metrics alone; with it, /metrics requires the token or the dashboard's password",
+        "web.metrics_token",
+        SECRET,
         field="metrics_token",
         variable="GREENSTALK_METRICS_TOKEN",
-        key="web.metrics_token",
-        type=SECRET,
-        is_secret=True,
     ),
-    Definition(
+    _option(
         (),
         "time without use after which a user must sign in again, from a minute to a year",
+        "web.session_idle",
+        SESSION_TIME,
+        "12h",
         field="session_idle_ns",
         variable="GREENSTALK_SESSION_IDLE",
-        key="web.session_idle",
-        type=SESSION_TIME,
-        default="12h",
     ),
-    Definition(
+    _option(
         (),
         "time after which a user must sign in again in any case, from a minute to a year",
+        "web.session_lifetime",
+        SESSION_TIME,
+        "7d",
         field="session_lifetime_ns",
         variable="GREENSTALK_SESSION_LIFETIME",
-        key="web.session_lifetime",
-        type=SESSION_TIME,
-        default="7d",
     ),
-    Definition(
-        (),
+    _section(
+        "roles",
+        ROLES,
         "roles of the dashboard's users by tube pattern, in the configuration file only; viewer, operator and admin"
         " always exist",
-        field="roles",
-        key="roles",
-        type=ROLES,
-        default="",
     ),
-    Definition(
-        (),
-        "users of the dashboard with a password hash and a role each, in the configuration file only",
-        field="users",
-        key="users",
-        type=USERS,
-        default="",
+    _section(
+        "users", USERS, "users of the dashboard with a password hash and a role each, in the configuration file only"
     ),
-    Definition(
+    _option(
         (),
         "address of an OpenID Connect provider with which users sign in; needs the packages of greenstalk-server[oidc]",
-        field="oidc_issuer",
-        variable="GREENSTALK_OIDC_ISSUER",
-        key="oidc.issuer",
-        type=WEB_ADDRESS,
+        "oidc.issuer",
+        WEB_ADDRESS,
     ),
-    Definition(
-        (),
-        "id of this dashboard at the provider",
-        field="oidc_client_id",
-        variable="GREENSTALK_OIDC_CLIENT_ID",
-        key="oidc.client_id",
+    _option((), "id of this dashboard at the provider", "oidc.client_id"),
+    _option(
+        (), "secret of this dashboard at the provider; without one, the client is public", "oidc.client_secret", SECRET
     ),
-    Definition(
-        (),
-        "secret of this dashboard at the provider; without one, the client is public",
-        field="oidc_client_secret",
-        variable="GREENSTALK_OIDC_CLIENT_SECRET",
-        key="oidc.client_secret",
-        type=SECRET,
-        is_secret=True,
-    ),
-    Definition(
-        (),
-        "file with this secret on its first line, instead of the variable",
-        field="oidc_client_secret_file",
-        variable="GREENSTALK_OIDC_CLIENT_SECRET_FILE",
-        key="oidc.client_secret_file",
-    ),
-    Definition(
-        (),
-        "scopes to request from the provider",
-        field="oidc_scopes",
-        variable="GREENSTALK_OIDC_SCOPES",
-        key="oidc.scopes",
-        default="openid profile email",
-    ),
-    Definition(
+    _option((), "file with this secret on its first line, instead of the variable", "oidc.client_secret_file"),
+    _option((), "scopes to request from the provider", "oidc.scopes", default="openid profile email"),
+    _option(
         (),
         "claim with the groups of the user; a user has each role that lists one of them",
-        field="oidc_groups_claim",
-        variable="GREENSTALK_OIDC_GROUPS_CLAIM",
-        key="oidc.groups_claim",
+        "oidc.groups_claim",
         default="groups",
     ),
-    Definition(
-        (),
-        "claim with the name of the user",
-        field="oidc_name_claim",
-        variable="GREENSTALK_OIDC_NAME_CLAIM",
-        key="oidc.name_claim",
-        default="preferred_username",
-    ),
-    Definition(
-        (),
-        "name of the provider on the sign-in page",
-        field="oidc_label",
-        variable="GREENSTALK_OIDC_LABEL",
-        key="oidc.label",
-        type=NAME,
-        default="single sign-on",
-    ),
-    Definition(
+    _option((), "claim with the name of the user", "oidc.name_claim", default="preferred_username"),
+    _option((), "name of the provider on the sign-in page", "oidc.label", NAME, "single sign-on"),
+    _option(
         (),
         "1 to serve the dashboard without a password on any address",
+        "web.allow_insecure",
+        BOOLEAN,
+        "no",
         field="allow_insecure",
         variable="GREENSTALK_ALLOW_INSECURE",
-        key="web.allow_insecure",
-        type=BOOLEAN,
-        default="no",
     ),
 )

@@ -41,14 +41,14 @@ class Options:
     """The options in force.
 
     sync_interval_ns  minimum nanoseconds between two fsyncs; 0: fsync at every write; None: never.
-    binlog_max_size   bytes of one journal file.
+    journal_file_size bytes of one journal file.
     listen            host names or addresses, optionally with a port, or `unix:PATH`; the prefix `plain:` disables
                       TLS even if there is a certificate.
     port, web_port    0: any free port.
     max_job_size      maximum bytes of a job body.
     log_level         one of LOG_LEVELS.
     log_format        one of LOG_FORMATS.
-    journal           URL of the PostgreSQL database that has the journal; binlog_dir is None then.
+    journal           URL of the PostgreSQL database that has the journal; data_dir is None then.
     journal_name      name of the journal in the database.
     lease_ns          nanoseconds that a leader may lead without reaching the database; then a standby may take over.
     tls_cert, tls_key PEM files; without a key file the key is in the certificate's file.
@@ -87,9 +87,9 @@ class Options:
     """
 
     config_file: str | None
-    binlog_dir: str | None
+    data_dir: str | None
     sync_interval_ns: int | None
-    binlog_max_size: int
+    journal_file_size: int
     listen: tuple[str, ...]
     port: int
     user: str | None

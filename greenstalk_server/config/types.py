@@ -66,6 +66,8 @@ class Type:
     toml_types  the types that the value may have in a configuration file.
     units       describes the units that the value may have.
     keyword     a word that is allowed instead of a number.
+    metavar     name of the value in `--help`.
+    is_secret   the value must never be shown.
     accepts_in_toml  describes the values allowed in a configuration file. If it is empty, messages are composed of
                      `accepts`, a note on quotes, `units` and `keyword`.
     to_json     converts a value to JSON, as the configuration file would have it.
@@ -78,6 +80,8 @@ class Type:
     toml_types: tuple[type, ...] = (str,)
     units: Units | None = None
     keyword: str = ""
+    metavar: str = ""
+    is_secret: bool = False
     accepts_in_toml: str = ""
     to_json: Callable[[Any], object] = lambda value: value
     from_toml: Callable[[Any], object] | None = None
@@ -300,42 +304,51 @@ _NUMBER: Final = (int,)
 _NUMBER_OR_TEXT: Final = (int, str)
 
 TEXT: Final = Type(_text, "text without NUL characters")
-SECRET: Final = Type(_not_empty, "at least one character")
-NAME: Final = Type(_name, f"1 to {_MAX_NAME} printable characters")
-DIRECTORY: Final = Type(_directory, "the path of a directory")
+FILE: Final = Type(_text, TEXT.accepts, metavar="FILE")
+SECRET: Final = Type(_not_empty, "at least one character", is_secret=True)
+NAME: Final = Type(_name, f"1 to {_MAX_NAME} printable characters", metavar="NAME")
+DIRECTORY: Final = Type(_directory, "the path of a directory", metavar="DIR")
 POSTGRESQL_URL: Final = Type(
     _database_url,
     "a URL such as postgresql://USER@HOST/DATABASE",
     to_json=lambda url: None if url is None else without_password(url),
+    metavar="URL",
 )
-PATH_PREFIX: Final = Type(_path_prefix, "a path such as /queue, of letters, digits and -._~")
-LOG_LEVEL: Final = Type(partial(_one_of, LOG_LEVELS), one_of(LOG_LEVELS))
-LOG_FORMAT: Final = Type(partial(_one_of, LOG_FORMATS), one_of(LOG_FORMATS))
+PATH_PREFIX: Final = Type(_path_prefix, "a path such as /queue, of letters, digits and -._~", metavar="PATH")
+LOG_LEVEL: Final = Type(partial(_one_of, LOG_LEVELS), one_of(LOG_LEVELS), metavar="LEVEL")
+LOG_FORMAT: Final = Type(partial(_one_of, LOG_FORMATS), one_of(LOG_FORMATS), metavar="FORMAT")
 BOOLEAN: Final = Type(
     _boolean,
     "1, true, yes or on; or 0, false, no or off",
     (bool,),
     accepts_in_toml="true or false, without quotes",
 )
-PORT: Final = Type(partial(parse_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER)
-COUNT: Final = Type(partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER)
+PORT: Final = Type(
+    partial(parse_number, maximum=65535), "a port number from 0 (any free port) to 65535", _NUMBER, metavar="PORT"
+)
+COUNT: Final = Type(
+    partial(parse_number, maximum=_MAX_COUNT), "a whole number, 0 (no limit) or more", _NUMBER, metavar="N"
+)
 RATE: Final = Type(
     partial(parse_number, maximum=_MAX_RATE),
     f"a whole number of commands per second, from 0 (no limit) to {_MAX_RATE}",
     _NUMBER,
+    metavar="N",
 )
-SIZE: Final = Type(parse_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS)
+SIZE: Final = Type(parse_size, "a whole number of bytes, 0 or more", _NUMBER_OR_TEXT, _SIZE_UNITS, metavar="BYTES")
 SIZE_LIMIT: Final = Type(
     partial(parse_size, maximum=_MAX_COUNT),
     "a whole number of bytes, 0 (no limit) or more",
     _NUMBER_OR_TEXT,
     _SIZE_UNITS,
+    metavar="BYTES",
 )
 MEMORY_LIMIT: Final = Type(
     _memory_limit,
     f"a whole number of bytes, {LEAST_LIMIT} or more, or 0 (no limit)",
     _NUMBER_OR_TEXT,
     _SIZE_UNITS,
+    metavar="BYTES",
 )
 SYNC_INTERVAL: Final = Type(
     _sync_interval,
@@ -344,12 +357,22 @@ SYNC_INTERVAL: Final = Type(
     _TIME_UNITS,
     NEVER,
     to_json=_sync_interval_to_json,
+    metavar="MS",
 )
 TIMEOUT: Final = Type(
-    _timeout, f"a whole number of seconds, from 0 (never) to {_MAX_TIMEOUT}", _NUMBER_OR_TEXT, _TIME_UNITS
+    _timeout,
+    f"a whole number of seconds, from 0 (never) to {_MAX_TIMEOUT}",
+    _NUMBER_OR_TEXT,
+    _TIME_UNITS,
+    metavar="SECONDS",
 )
 LEASE: Final = Type(
-    _lease, f"a number of seconds from 1 to {_MAX_LEASE}", _NUMBER_OR_TEXT, _TIME_UNITS, to_json=_lease_to_json
+    _lease,
+    f"a number of seconds from 1 to {_MAX_LEASE}",
+    _NUMBER_OR_TEXT,
+    _TIME_UNITS,
+    to_json=_lease_to_json,
+    metavar="SECONDS",
 )
 ADDRESSES: Final = Type(
     _addresses,
@@ -357,6 +380,7 @@ ADDRESSES: Final = Type(
     (str, list),
     accepts_in_toml="an address in quotes, or an array of them",
     to_json=list,
+    metavar="ADDR",
 )
 NETWORKS: Final = Type(
     _networks,
@@ -364,6 +388,7 @@ NETWORKS: Final = Type(
     (list,),
     accepts_in_toml='an array of addresses and networks, such as ["10.0.0.0/8", "::1"]',
     to_json=lambda networks: [str(network) for network in networks],
+    metavar="LIST",
 )
 RULES: Final = Type(
     _nothing(()),

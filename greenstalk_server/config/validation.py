@@ -75,8 +75,8 @@ def refuse_equal_passwords(options: Options, password: str | None) -> None:
 
 
 def _refuse_two_journals(options: Options) -> None:
-    if options.journal is not None and options.binlog_dir is not None:
-        name, other = options.label_of("journal"), options.label_of("binlog_dir")
+    if options.journal is not None and options.data_dir is not None:
+        name, other = options.label_of("journal"), options.label_of("data_dir")
         raise UsageError(f"{name}: must not be set together with {other}: a server has one journal")
 
 

@@ -22,7 +22,7 @@ from greenstalk_server.journal.lock import holder_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.replayed_segment import Damage, ReplayedSegment, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_DAMAGED, EXIT_OK, StartError
 
 MAX_ATTEMPTS: Final = 20
 """Maximum number of attempts; an attempt fails if a running server removes a file meanwhile."""
@@ -72,9 +72,9 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of the command: EXIT_BINLOG if every start would fail, EXIT_DAMAGED if a strict one would."""
+        """Exit code of the command: EXIT_JOURNAL if every start would fail, EXIT_DAMAGED if a strict one would."""
         if not self.recovery.is_readable or self.source.unknown_versions or self.taken:
-            return EXIT_BINLOG
+            return EXIT_JOURNAL
         return EXIT_OK if self.recovery.is_sound and self.source.is_sound else EXIT_DAMAGED
 
 
@@ -97,7 +97,7 @@ def inspect(directory: str, now: int, verb: str = "check") -> Report:
             is_gone = isinstance(error, FileNotFoundError) and Path(directory).is_dir()
             if not is_gone or attempt == MAX_ATTEMPTS:
                 reason = f"{error.filename or directory}: {error.strerror}"
-                raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
+                raise StartError(f"journal {verb}: {reason}", EXIT_JOURNAL) from error
     raise AssertionError
 
 
@@ -168,7 +168,7 @@ def _kinds(segment: ReplayedSegment, data: bytes, damage: list[Damage]) -> Itera
 def describe(report: Report) -> list[str]:
     """Return *report* as lines for an operator."""
     refused = "CANNOT BE IMPORTED" if report.recovery.is_readable else "WRITTEN BY A LATER VERSION"
-    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_BINLOG: refused}[report.exit_code]
+    state = {EXIT_OK: "sound", EXIT_DAMAGED: "DAMAGED", EXIT_JOURNAL: refused}[report.exit_code]
     return [
         f"{report.directory}: {state}",
         *_lock_holder(report),

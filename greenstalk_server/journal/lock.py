@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from greenstalk_server.journal.files import FILE_MODE
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
 
 LOCK_NAME: Final = "lock"
 FLOCK: Final = struct.Struct("@hhqqi4x")
@@ -83,4 +83,4 @@ def _holder(fd: int) -> str:
 
 def directory_error(directory: str, reason: str | None) -> StartError:
     """Return the StartError for a *directory* that cannot be used."""
-    return StartError(f"-b {directory}: {reason}", EXIT_BINLOG)
+    return StartError(f"-b {directory}: {reason}", EXIT_JOURNAL)

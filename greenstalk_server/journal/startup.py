@@ -19,7 +19,7 @@ from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.replayed_segment import is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
 from greenstalk_server.journal.writer import JournalWriter
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, MEMORY_ADVICE, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, MEMORY_ADVICE, StartError
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +54,19 @@ def recover(files: Files, broker: Broker, journal: JournalWriter, now: int, is_s
         next_id = max(recovery.next_id, _import_all(source, files, broker, journal, now))
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
-        raise StartError(f"journal: {reason}", EXIT_BINLOG) from error
+        raise StartError(f"journal: {reason}", EXIT_JOURNAL) from error
     except MemoryError:
-        raise StartError(f"journal: not enough memory to read it; {MEMORY_ADVICE}", EXIT_BINLOG) from None
+        raise StartError(f"journal: not enough memory to read it; {MEMORY_ADVICE}", EXIT_JOURNAL) from None
     restoring.restore(broker, next_id, now)
 
 
 def refuse_unfit(recovery: Recovery, is_strict: bool) -> None:
     """Raise StartError if a later version has written the journal, or if *is_strict* and it is damaged."""
     if not recovery.is_readable:
-        raise StartError(LATER_VERSION, EXIT_BINLOG)
+        raise StartError(LATER_VERSION, EXIT_JOURNAL)
     if is_strict and not recovery.is_sound:
         reasons = "; ".join(str(damage) for damage in recovery.damage)
-        raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_BINLOG)
+        raise StartError(f"--strict-recovery: the journal is damaged: {reasons}", EXIT_JOURNAL)
 
 
 def resume_from(recovery: Recovery, broker: Broker, journal: JournalWriter, now: int) -> None:
@@ -157,10 +157,10 @@ def _read_beanstalkd(files: Files, is_strict: bool) -> beanstalkd.BeanstalkdBinl
     if unknown := source.unknown_versions:
         reasons = "; ".join(map(str, unknown))
         advice = "nothing was imported; to start without its jobs, move the file to another directory"
-        raise StartError(f"import from beanstalkd: {reasons}; {advice}", EXIT_BINLOG)
+        raise StartError(f"import from beanstalkd: {reasons}; {advice}", EXIT_JOURNAL)
     if is_strict and not source.is_sound:
         reasons = "; ".join(source.warnings())
-        raise StartError(f"--strict-recovery: beanstalkd's files are damaged: {reasons}", EXIT_BINLOG)
+        raise StartError(f"--strict-recovery: beanstalkd's files are damaged: {reasons}", EXIT_JOURNAL)
     return source
 
 
@@ -185,7 +185,7 @@ def _import_all(
         raise StartError(
             f"beanstalkd's files have {len(taken)} jobs whose ids are in the journal too; the first is {min(taken)};"
             " move them to a directory of their own, start a second server there, and drain it",
-            EXIT_BINLOG,
+            EXIT_JOURNAL,
         )
     journal.mark(record.IMPORT_BEGIN)
     burials = max([job.burial_number for job in broker.jobs.values() if job.state == BURIED], default=0)
@@ -220,7 +220,7 @@ def _import(imported: ImportedJob, burial: int, broker: Broker, journal: Journal
     else:
         job.state = READY
     if not journal.put(job):
-        raise StartError(f"cannot import beanstalkd's jobs: {journal.refusal}", EXIT_BINLOG)
+        raise StartError(f"cannot import beanstalkd's jobs: {journal.refusal}", EXIT_JOURNAL)
     broker.jobs[job.id] = job
     if journal.pending_bytes > IMPORT_BATCH:
         write_out(journal)

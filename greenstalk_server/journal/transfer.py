@@ -24,7 +24,7 @@ from greenstalk_server.journal.files import FILE_MODE, Directory, Files
 from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_DAMAGED, EXIT_OK, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_DAMAGED, EXIT_OK, StartError
 
 SEGMENT_SIZE: Final = 10 * 2**20
 """Bytes of a segment that an import writes; a single larger job exceeds it."""
@@ -62,7 +62,7 @@ def write_archive(recovery: Recovery, now: int, target: str | None, in_use: str,
         with _output(target) as out:
             out.writelines(writer.lines(now, recovery.next_id, entries, jobs))
     except OSError as error:
-        raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_BINLOG) from error
+        raise StartError(f"journal export: {target or 'stdout'}: {error.strerror}", EXIT_JOURNAL) from error
     if in_use and not is_quiet:
         _print_status(f"{in_use}; the archive has all changes that were acknowledged before the export began")
     for damage in recovery.damage:
@@ -81,7 +81,7 @@ def import_journal(directory: str, source: str | None) -> int:
             read_archive(Directory(directory), directory, source)
     except OSError as error:
         message = f"journal import: {error.filename or directory}: {error.strerror}; nothing was imported"
-        raise StartError(message, EXIT_BINLOG) from error
+        raise StartError(message, EXIT_JOURNAL) from error
     return EXIT_OK
 
 
@@ -109,7 +109,7 @@ def _refuse_incomplete(report: Report) -> None:
         message = f"{report.directory}: there is no journal in it"
     else:
         return
-    raise StartError(f"journal export: {message}", EXIT_BINLOG)
+    raise StartError(f"journal export: {message}", EXIT_JOURNAL)
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def _is_special(target: str) -> bool:
 def _input(source: str | None) -> Iterator[Iterator[bytes]]:
     if source is None:
         if sys.stdin is None:
-            raise StartError("journal import: there is no input: name a file", EXIT_BINLOG)
+            raise StartError("journal import: there is no input: name a file", EXIT_JOURNAL)
         yield _lines(sys.stdin.buffer)
         return
     with Path(source).open("rb", BUFFER) as file:
@@ -166,10 +166,10 @@ def _refuse_unless_empty(directory: str) -> None:
         names = sorted(set(Directory(directory).list()) - {LOCK_NAME})
     except OSError as error:
         raise StartError(
-            f"journal import: {directory}: {error.strerror}; it must be a directory", EXIT_BINLOG
+            f"journal import: {directory}: {error.strerror}; it must be a directory", EXIT_JOURNAL
         ) from error
     if names:
-        raise StartError(f"journal import: {directory}: must be empty, but contains {names[0]}", EXIT_BINLOG)
+        raise StartError(f"journal import: {directory}: must be empty, but contains {names[0]}", EXIT_JOURNAL)
 
 
 def _lock(directory: str) -> DirectoryLock:

@@ -9,7 +9,7 @@ EXIT_DAMAGED: Final = 1
 """The journal to check, export or import is damaged; returned by `journal` only."""
 
 EXIT_USAGE: Final = 5
-EXIT_BINLOG: Final = 10
+EXIT_JOURNAL: Final = 10
 EXIT_NO_SUCH_USER: Final = 33
 EXIT_PRIVILEGES: Final = 34
 EXIT_BUILD: Final = 70

@@ -65,7 +65,7 @@ def refusal(*argv: str, **environ: str) -> UsageError:
 def test_defaults_are_those_of_beanstalkd_and_the_dashboard_is_local() -> None:
     parsed = options()
     assert (parsed.listen, parsed.port, parsed.max_job_size) == (("0.0.0.0",), 11300, 65535)
-    assert (parsed.binlog_dir, parsed.binlog_max_size, parsed.sync_interval_ns) == (None, 10_485_760, 50_000_000)
+    assert (parsed.data_dir, parsed.journal_file_size, parsed.sync_interval_ns) == (None, 10_485_760, 50_000_000)
     assert (parsed.web_enabled, parsed.web_host, parsed.web_port) == (True, "127.0.0.1", 8080)
     assert (parsed.origins, parsed.warnings) == ({}, ())
 
@@ -153,8 +153,8 @@ def test_short_flags_can_be_bundled() -> None:
 
 
 def test_value_may_look_like_a_flag() -> None:
-    assert options("-b", "-F").binlog_dir == "-F"
-    assert options("-b-F").binlog_dir == "-F"
+    assert options("-b", "-F").data_dir == "-F"
+    assert options("-b-F").data_dir == "-F"
     assert options("-u", "--no-web").web_enabled
 
 
@@ -307,7 +307,7 @@ def test_server_has_one_journal() -> None:
     message = "--journal: must not be set together with -b: a server has one journal"
     assert str(refusal("-b", "data", "--journal", "postgresql://c/d")) == message
     parsed = options("-b", "data", DATABASE_URL="postgresql://c/d")
-    assert (parsed.binlog_dir, parsed.journal) == ("data", None)
+    assert (parsed.data_dir, parsed.journal) == ("data", None)
     assert parsed.warnings == ("DATABASE_URL is not used: the journal is in data",)
 
 
@@ -705,5 +705,5 @@ def test_values_shown_by_config_can_be_read_back(tmp_path: Path) -> None:
     path = tmp_path / "file.toml"
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
     again = options("--config", str(path))
-    fields = ("binlog_max_size", "sync_interval_ns", "lease_ns", "limits.idle_timeout", "memory_limit")
+    fields = ("journal_file_size", "sync_interval_ns", "lease_ns", "limits.idle_timeout", "memory_limit")
     assert [again.value_of(field) for field in fields] == [original.value_of(field) for field in fields]

@@ -18,7 +18,7 @@ from greenstalk_server.journal.postgresql.connection import (
     NotLeader,
 )
 from greenstalk_server.journal.postgresql.schema import LACKING_RIGHTS, MIGRATE, SCHEMA
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, StartError
 
 HEARTBEAT_INTERVAL: Final = 1.0
 """Maximum seconds between two heartbeats of a server, by which it also learns of a requested handover."""
@@ -133,7 +133,7 @@ class LeaderLease:
         [(version,)] = self.connection.run("SELECT version FROM greenstalk_schema")
         if version > len(SCHEMA):
             message = f"a later version of the server has made the tables (version {version}); start that one"
-            raise StartError(f"--journal: {message}", EXIT_BINLOG)
+            raise StartError(f"--journal: {message}", EXIT_JOURNAL)
         return int(version)
 
     def risk(self) -> str:

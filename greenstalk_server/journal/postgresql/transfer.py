@@ -20,7 +20,7 @@ from greenstalk_server.journal.postgresql.lease import LeaderLease
 from greenstalk_server.journal.postgresql.rows import Rows
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.transfer import read_archive, write_archive
-from greenstalk_server.runtime.exit_codes import EXIT_BINLOG, EXIT_OK, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_OK, StartError
 
 LEASE_DURATION: Final = 600.0
 """Seconds that an import may take."""
@@ -29,13 +29,13 @@ LEASE_DURATION: Final = 600.0
 def export_shared(url: str, name: str, target: str | None, is_quiet: bool = False) -> int:
     """Export the journal *name* in the database at *url*, as `export_journal` of journal/transfer.py does."""
     now = time.time_ns()
-    missing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_BINLOG)
+    missing = StartError(f"journal export: there is no journal {name} in {without_password(url)}", EXIT_JOURNAL)
     with _open_lease("export", url, name) as lease:
         if not lease.find():
             raise missing
         state, recovery = lease.read_state(), _read(lease)
     if not recovery.is_readable:
-        raise StartError("journal export: a later version has written here; export with that one", EXIT_BINLOG)
+        raise StartError("journal export: a later version has written here; export with that one", EXIT_JOURNAL)
     if not recovery.segments:
         raise missing
     recovery.settle(now)
@@ -51,13 +51,13 @@ def import_shared(url: str, name: str, source: str | None) -> int:
         epoch = lease.acquire(state) if state.is_free else None
         if epoch is None:
             raise StartError(
-                f"journal import: {lease.read_state().leader} is active on the journal {name}", EXIT_BINLOG
+                f"journal import: {lease.read_state().leader} is active on the journal {name}", EXIT_JOURNAL
             )
         rows = Rows(lease)
         try:
             rows.begin(epoch)
             if rows.list():
-                raise StartError(f"journal import: the journal {name} must be empty, and is not", EXIT_BINLOG)
+                raise StartError(f"journal import: the journal {name} must be empty, and is not", EXIT_JOURNAL)
             read_archive(rows, f"the journal {name}", source)
         finally:
             lease.release()
@@ -73,7 +73,7 @@ def _open_lease(verb: str, url: str, name: str) -> Iterator[LeaderLease]:
         yield lease
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
-        raise StartError(f"journal {verb}: {reason}", EXIT_BINLOG) from error
+        raise StartError(f"journal {verb}: {reason}", EXIT_JOURNAL) from error
     finally:
         lease.close()
 
