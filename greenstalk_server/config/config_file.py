@@ -21,7 +21,7 @@ from greenstalk_server.config.tables.peers import Peer
 from greenstalk_server.config.tables.receivers import SLACK, Receiver
 from greenstalk_server.config.tables.thresholds import ThresholdSet
 from greenstalk_server.config.text import quote, quote_value, without_password
-from greenstalk_server.config.types import Mistakes
+from greenstalk_server.config.types import TableErrors
 from greenstalk_server.core.policies.policy import Policy
 
 MAX_SIZE: Final = 2**20
@@ -65,7 +65,7 @@ def read_config(path: str, source: str, report: Callable[[UsageError], None]) ->
             settings.append(_setting(key, value, _place(path, key, lines)))
         except UsageError as error:
             report(error)
-        except Mistakes as error:
+        except TableErrors as error:
             for inner, message in error.messages:
                 report(UsageError(f"{_place(path, f'{key}.{inner}', lines)}: {message}"))
     secrets = [setting for setting in settings if setting.row.is_secret or _has_secret(setting.value)]
@@ -87,7 +87,7 @@ class Reloadable:
 
 
 def read_reloadable(path: str, source: str) -> Reloadable:
-    """Return the settings in the file *path*, which *source* names; raise UsageError for any mistake in the file."""
+    """Return the settings in the file *path*, which *source* names; raise UsageError for any error in the file."""
 
     def refuse(error: UsageError) -> None:
         raise error
@@ -126,7 +126,7 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, obj
 
 
 def _setting(key: str, value: object, where: str) -> Setting:
-    """Return the setting of *key*; raise UsageError or Mistakes."""
+    """Return the setting of *key*; raise UsageError or TableErrors."""
     if key in _TABLES:
         raise UsageError(f"{where}: {key}: must be a table: write [{key}], and its keys below it")
     row = _BY_KEY.get(key)
@@ -135,7 +135,7 @@ def _setting(key: str, value: object, where: str) -> Setting:
     if row.type.from_toml is not None:
         try:
             return Setting(row, row.type.from_toml(value), where)
-        except Mistakes:
+        except TableErrors:
             raise
         except ValueError as error:
             raise UsageError(f"{where}: {key}: {error}", row.exit_code) from None

@@ -129,8 +129,8 @@ def _option(
     if not field:
         field = key if key.startswith("limits.") else key.replace(".", "_")
     metavar = metavar or (type.metavar if flags else "")
-    values = {"field": field, "metavar": metavar, "variable": variable, "key": key, "type": type, "default": default}
-    return Definition(flags, help, **(values | others))
+    own = {"field": field, "metavar": metavar, "variable": variable, "key": key, "type": type, "default": default}
+    return Definition(flags, help, **{**own, **others})
 
 
 def _switch(flag: str, help: str, key: str, *, field: str = "") -> Definition:

@@ -83,7 +83,7 @@ class Options:
     trusted_proxies   addresses whose X-Forwarded- headers are trusted.
     config_file       the configuration file, if any.
     origins           where each field was set: a flag, a variable, or FILE:LINE. Fields not in it have defaults.
-    warnings          messages about options that may be mistakes.
+    warnings          messages about doubtful options.
     """
 
     config_file: str | None

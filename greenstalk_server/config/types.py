@@ -11,11 +11,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from greenstalk_server.config.tables import peers, receivers, roles, thresholds
-from greenstalk_server.config.tables.config_tables import one_of
+from greenstalk_server.config.tables.config_tables import Tables, one_of
+from greenstalk_server.config.tables.targets import shown_table
 from greenstalk_server.config.text import is_database_url, without_password
 from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, find_mistakes, parse_policy
+from greenstalk_server.core.policies.policy import MAX_POLICIES, Policy, find_errors, parse_policy
 from greenstalk_server.core.units import MILLISECOND, parse_number, parse_size, parse_time
 from greenstalk_server.protocol.access import read_rules
 
@@ -46,10 +47,10 @@ class Units(NamedTuple):
     in_toml: str
 
 
-class Mistakes(ValueError):
-    """Several mistakes in the tables of one option.
+class TableErrors(ValueError):
+    """Several errors in the tables of one option.
 
-    messages    by the key with the mistake, as dotted names below the option's key: a complete message.
+    messages    by the key with the error, as dotted names below the option's key: a complete message.
     """
 
     def __init__(self, messages: list[tuple[str, str]]) -> None:
@@ -71,8 +72,8 @@ class Type:
     accepts_in_toml  describes the values allowed in a configuration file. If it is empty, messages are composed of
                      `accepts`, a note on quotes, `units` and `keyword`.
     to_json     converts a value to JSON, as the configuration file would have it.
-    from_toml   converts a TOML value that has no string form; its ValueError has the complete message, and its Mistakes
-                have several.
+    from_toml   converts a TOML value that has no string form; its ValueError has the complete message, and its
+                TableErrors have several.
     """
 
     parse: Callable[[str], object]
@@ -229,45 +230,38 @@ def _nothing(default: T) -> Callable[[str], T]:
     return read
 
 
-def _find_policy_mistakes(name: str, document: object) -> list[tuple[str, str]]:
-    return [(error.key, str(error)) for error in find_mistakes(name, document)]
+def _find_policy_errors(name: str, document: object) -> list[tuple[str, str]]:
+    return [(error.key, str(error)) for error in find_errors(name, document)]
 
 
 def _tables(
-    section: str,
-    most: int,
-    find: Callable[[str, object], list[tuple[str, str]]],
-    parse: Callable[[str, Any], T],
-    to_json: Callable[[T], object],
-    collect: Callable[[Iterable[T]], object] = tuple,
+    tables: Tables[T], to_json: Callable[[T], object], collect: Callable[[Iterable[T]], object] = tuple
 ) -> Type:
-    """Return the type of the TOML tables `[SECTION.NAME]`.
+    """Return the type of *tables*.
 
-    find        returns each mistake in the table NAME: the key, and a complete message.
-    parse       returns a table without mistakes as the server uses it.
     to_json     returns a parsed table, which has a `name`, as JSON.
     collect     returns the option's value for parsed tables.
     """
 
     def read(value: object) -> object:
         if not isinstance(value, dict):
-            raise ValueError(f"must be tables, each headed [{section}.NAME]")  # noqa: TRY004  as for all wrong values
-        if len(value) > most:
-            raise ValueError(f"must be at most {most} tables, not {len(value)}")
-        mistakes = [
+            raise ValueError(f"must be {tables.allowed}")  # noqa: TRY004  as for all wrong values
+        if len(value) > tables.maximum:
+            raise ValueError(f"must be at most {tables.maximum} tables, not {len(value)}")
+        errors = [
             (f"{name}.{key}" if key else name, message)
             for name, table in value.items()
-            for key, message in find(name, table)
+            for key, message in tables.find_errors(name, table)
         ]
-        if mistakes:
-            raise Mistakes(mistakes)
-        return collect([parse(name, table) for name, table in value.items()])
+        if errors:
+            raise TableErrors(errors)
+        return collect([tables.parse(name, table) for name, table in value.items()])
 
     return Type(
         _nothing(collect([])),
         "set in the configuration file",
         (dict,),
-        accepts_in_toml=f"tables, each headed [{section}.NAME]",
+        accepts_in_toml=tables.allowed,
         to_json=lambda found: {
             each.name: to_json(each) for each in (found.values() if isinstance(found, Mapping) else found)
         },
@@ -276,10 +270,10 @@ def _tables(
 
 
 def _read_thresholds(value: object) -> thresholds.ThresholdSet:
-    """Return the thresholds in *value*, the TOML table `[attention]`; raise Mistakes."""
-    mistakes = thresholds.find_mistakes(value)
-    if mistakes:
-        raise Mistakes(mistakes)
+    """Return the thresholds in *value*, the TOML table `[attention]`; raise TableErrors."""
+    errors = thresholds.find_errors(value)
+    if errors:
+        raise TableErrors(errors)
     assert isinstance(value, dict)
     return thresholds.ThresholdSet(value)
 
@@ -398,13 +392,9 @@ RULES: Final = Type(
     to_json=lambda rules: [rule.to_json() for rule in rules],
     from_toml=read_rules,
 )
-POLICIES: Final = _tables("policies", MAX_POLICIES, _find_policy_mistakes, parse_policy, Policy.document)
-ROLES: Final = _tables(
-    "roles", roles.MAX_TABLES, roles.find_role_mistakes, roles.parse_role, _role_to_json, roles.with_built_in
-)
-USERS: Final = _tables(
-    "users", roles.MAX_TABLES, roles.find_user_mistakes, roles.parse_user, lambda user: {"role": user.role}
-)
+POLICIES: Final = _tables(Tables("policies", MAX_POLICIES, _find_policy_errors, parse_policy), Policy.document)
+ROLES: Final = _tables(roles.ROLES, _role_to_json, roles.with_built_in)
+USERS: Final = _tables(roles.USERS, lambda user: {"role": user.role})
 SESSION_TIME: Final = Type(
     _session_time,
     f"a number of seconds from {_MIN_SESSION} to {_MAX_SESSION}",
@@ -421,7 +411,5 @@ THRESHOLDS: Final = Type(
     to_json=lambda found: found.document,
     from_toml=_read_thresholds,
 )
-ALERTS: Final = _tables(
-    "alerts", receivers.MAX_RECEIVERS, receivers.find_mistakes, receivers.parse_receiver, receivers.shown_receiver
-)
-SERVERS: Final = _tables("servers", peers.MAX_PEERS, peers.find_mistakes, peers.parse_peer, peers.shown_peer)
+ALERTS: Final = _tables(receivers.RECEIVERS, lambda receiver: shown_table(receiver.document))
+SERVERS: Final = _tables(peers.PEERS, lambda peer: shown_table(peer.document))

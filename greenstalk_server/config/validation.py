@@ -40,7 +40,7 @@ def problems(options: Options) -> Iterator[UsageError]:
 
 
 def warnings(options: Options) -> Iterator[str]:
-    """Yield a message for each option that may be a mistake."""
+    """Yield a message for each doubtful option."""
     if options.max_job_size > LARGEST_JOB_SIZE:
         name = options.label_of("max_job_size")
         yield f"the maximum job size ({name}) was reduced to {LARGEST_JOB_SIZE}, the largest allowed"

@@ -22,7 +22,7 @@ from greenstalk_server.journal.lock import holder_of
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.replayed_segment import Damage, ReplayedSegment, is_begun, rewrite_points
 from greenstalk_server.journal.segment import name_of, numbers
-from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_DAMAGED, EXIT_OK, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_DAMAGED, EXIT_JOURNAL, EXIT_OK, StartError
 
 MAX_ATTEMPTS: Final = 20
 """Maximum number of attempts; an attempt fails if a running server removes a file meanwhile."""

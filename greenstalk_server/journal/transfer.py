@@ -24,7 +24,7 @@ from greenstalk_server.journal.files import FILE_MODE, Directory, Files
 from greenstalk_server.journal.lock import LOCK_NAME, DirectoryLock
 from greenstalk_server.journal.recovery import Recovery
 from greenstalk_server.journal.segment import name_of
-from greenstalk_server.runtime.exit_codes import EXIT_JOURNAL, EXIT_DAMAGED, EXIT_OK, StartError
+from greenstalk_server.runtime.exit_codes import EXIT_DAMAGED, EXIT_JOURNAL, EXIT_OK, StartError
 
 SEGMENT_SIZE: Final = 10 * 2**20
 """Bytes of a segment that an import writes; a single larger job exceeds it."""

@@ -4,7 +4,7 @@ Modules log with the standard library's loggers, and pass the subject of an even
 `address` and others become fields. A message and its fields may contain text from a client: it can neither start a new
 line nor reach a terminal as a control sequence.
 
-Levels: debug for one connection, request or job; info for the server; warning for a possible mistake, or a problem that
+Levels: debug for one connection, request or job; info for the server; warning for a possible error, or a problem that
 the server has overcome; error for a problem that needs the operator; critical for a failure that ends the process.
 
 The log also has uncaught exceptions in the main thread, other threads and greenlets, and the messages of gevent's HTTP
@@ -103,7 +103,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class RequestHandler(WSGIHandler):  # type: ignore[misc]
-    """gevent's request handler, which logs requests and mistakes of clients at debug level, with fields."""
+    """gevent's request handler, which logs requests and errors of clients at debug level, with fields."""
 
     environ: Any
 

@@ -1,4 +1,4 @@
-"""The tables `[alerts.NAME]` and `[servers.NAME]`: values, defaults, mistakes, and that no secret is shown."""
+"""The tables `[alerts.NAME]` and `[servers.NAME]`: values, defaults, errors, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_pagerduty_has_a_default_address(tmp_path: Path) -> None:
     assert found.target.url == PAGERDUTY_URL
 
 
-MISTAKES = [
+ERRORS = [
     ("[alerts]\nops = 1", "FILE:2: alerts.ops: must be a table, headed [alerts.ops]"),
     ("alerts = 1", "FILE:1: alerts: must be tables, each headed [alerts.NAME]"),
-    ('[alerts.ops]\nurl = "https://a.example"', "FILE:1: alerts.ops: must have a template: json, slack or pagerduty"),
+    ('[alerts.ops]\nurl = "https://a.example"', "FILE:1: alerts.ops.template: must be json, slack or pagerduty"),
     ('[alerts.ops]\ntemplate = "json"', "FILE:1: alerts.ops: must have exactly one of url, url_file and url_env"),
     (
         '[alerts.ops]\ntemplate = "json"\nurl = "https://a.example"\nurl_env = "URL"',
@@ -148,8 +148,8 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), MISTAKES)
-def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("text", "message"), ERRORS)
+def test_error_has_its_line_and_the_allowed_values(tmp_path: Path, text: str, message: str) -> None:
     assert refusal(tmp_path, text).startswith(message)
 
 

@@ -20,7 +20,7 @@ from greenstalk_server.core.policies.policy import (
     PolicyError,
     PolicySet,
     UniqueFor,
-    find_mistakes,
+    find_errors,
     parse_policy,
 )
 
@@ -163,7 +163,7 @@ def test_zero_or_empty_turns_a_setting_of_another_policy_off() -> None:
     ],
 )
 def test_wrong_value_is_named_with_its_policy_and_key(key: str, value: object) -> None:
-    (error,) = find_mistakes("mail", ALL | {key: value})
+    (error,) = find_errors("mail", ALL | {key: value})
     assert (error.name, error.key) == ("mail", key)
     assert str(error).startswith(f"policy mail: {key}")
     assert "must be" in str(error)
@@ -221,7 +221,7 @@ def test_name_that_does_not_fit_an_address_is_refused(name: str) -> None:
 
 def test_every_mistake_is_found() -> None:
     document = {"tubes": ["a b"], "priority": "high", "max_jobs": -1, "rate_burst": 5, "cap": 5}
-    assert [error.key for error in find_mistakes("p", document)] == [
+    assert [error.key for error in find_errors("p", document)] == [
         "cap",
         "tubes",
         "priority",

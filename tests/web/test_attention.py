@@ -12,7 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.cluster.status import ClusterStatus
-from greenstalk_server.config.tables.thresholds import DEFAULTS, Thresholds, ThresholdSet, find_mistakes
+from greenstalk_server.config.tables.thresholds import DEFAULTS, Thresholds, ThresholdSet, find_errors
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
@@ -398,10 +398,10 @@ def test_most_specific_pattern_wins_for_each_key() -> None:
 
 def test_every_mistake_is_found() -> None:
     document = {"paused": "soon", "pause": 1, "tubes": {"a b": {}, "mail": {"refused": 1, "timeouts": -1}}}
-    assert [key for key, _ in find_mistakes(document)] == [
+    assert [key for key, _ in find_errors(document)] == [
         "paused", "pause", "tubes.a b", "tubes.mail.refused", "tubes.mail.timeouts",
     ]  # fmt: skip
-    assert find_mistakes({}) == find_mistakes({"tubes": {}}) == []
+    assert find_errors({}) == find_errors({"tubes": {}}) == []
 
 
 # The monitor, on a real broker

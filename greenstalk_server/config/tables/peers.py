@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greenstalk_server.config.tables.config_tables import find_key_mistakes
+from greenstalk_server.config.tables.config_tables import tables_of_keys
 from greenstalk_server.config.tables.targets import (
+    NAMES,
     TARGET_KEYS,
     Target,
-    find_target_mistakes,
-    find_target_name_mistakes,
+    find_target_contradictions,
     parse_target,
-    shown_table,
 )
 
 MAX_PEERS: Final = 32
@@ -28,22 +27,11 @@ class Peer:
     document: Mapping[str, object]
 
 
-def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
-    """Return each mistake in *table*, `[servers.NAME]`: the key, and a complete message."""
-    if mistakes := find_target_name_mistakes("servers", name, table):
-        return mistakes
-    assert isinstance(table, dict)
-    place = f"servers.{name}"
-    mistakes = find_key_mistakes(place, table, TARGET_KEYS)
-    found = [] if mistakes else find_target_mistakes(table)
-    return mistakes + [(key, f"{place}: {text}") for key, text in found]
-
-
 def parse_peer(name: str, table: Mapping[str, object]) -> Peer:
-    """Return *table*, which must have no mistakes, as a Peer."""
+    """Return *table*, which must have no errors, as a Peer."""
     return Peer(name, parse_target(name, table), table)
 
 
-def shown_peer(peer: Peer) -> dict[str, object]:
-    """Return the table of *peer* without the values that may be secret."""
-    return shown_table(peer.document)
+PEERS: Final = tables_of_keys(
+    "servers", MAX_PEERS, NAMES, TARGET_KEYS, lambda _, table: find_target_contradictions(table), parse_peer
+)

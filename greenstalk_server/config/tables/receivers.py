@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Annotated, Any, Final, Literal
 
-from greenstalk_server.config.tables.config_tables import FLAG, Key, find_key_mistakes, one_of, read_time
+from msgspec import Meta
+
+from greenstalk_server.config.tables.config_tables import FLAG, Key, one_of, read_time, tables_of_keys, typed
 from greenstalk_server.config.tables.targets import (
     FILE_KEY,
+    NAMES,
     TARGET_KEYS,
     VARIABLE_KEY,
     Secret,
     Target,
-    find_target_mistakes,
-    find_target_name_mistakes,
+    find_target_contradictions,
     parse_secret,
     parse_target,
     parse_url,
-    shown_table,
 )
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tube_names import any_of, is_tube_pattern
@@ -45,8 +47,6 @@ CONDITION_KINDS: Final = (
 """The kinds of conditions that need attention, the worst first."""
 
 _DAY: Final = 24 * 3600 * SECOND
-_HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,100}")
-_VALUE: Final = re.compile(r"[ -~]{0,500}")
 _OWN_HEADERS: Final = frozenset(
     {"accept-encoding", "authorization", "connection", "content-length", "content-type", "host", "transfer-encoding"}
 )
@@ -100,35 +100,22 @@ class Receiver:
         return self._tubes is None or self._tubes.fullmatch(tube) is not None
 
 
-def _one_of(value: object, words: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in words:
-        raise ValueError
-    return value
-
-
-def _some_of(value: object, words: tuple[str, ...]) -> frozenset[str]:
-    if not isinstance(value, list) or not value:
-        raise ValueError
-    return frozenset([_one_of(each, words) for each in value])
+def _some_of(words: tuple[str, ...]) -> Callable[[object], Any]:
+    return typed(Annotated[frozenset[Literal[words]], Meta(min_length=1)])  # type: ignore[valid-type]  # made here
 
 
 def _patterns(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_PATTERNS:
+    patterns: tuple[str, ...] = _read_patterns(value)
+    if not all(is_tube_pattern(each) for each in patterns):
         raise ValueError
-    if not all(isinstance(each, str) and is_tube_pattern(each) for each in value):
-        raise ValueError
-    return tuple(value)
+    return patterns
 
 
 def _headers(value: object) -> dict[str, str]:
-    if not isinstance(value, dict) or len(value) > MAX_HEADERS:
+    headers: dict[str, str] = _read_headers(value)
+    if any(name.lower() in _OWN_HEADERS for name in headers):
         raise ValueError
-    for name, text in value.items():
-        if not _HEADER.fullmatch(name) or name.lower() in _OWN_HEADERS:
-            raise ValueError
-        if not isinstance(text, str) or not _VALUE.fullmatch(text):
-            raise ValueError
-    return value
+    return headers
 
 
 def _dashboard_url(value: object) -> str:
@@ -138,26 +125,33 @@ def _dashboard_url(value: object) -> str:
 
 
 def _source(value: object) -> str:
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= MAX_SOURCE:
+    source: str = _read_source(value)
+    if not source.isprintable():
         raise ValueError
-    return value
+    return source
 
 
-def _time(value: object) -> int:
-    return read_time(value, 30 * _DAY)
-
+_read_patterns: Final = typed(Annotated[tuple[str, ...], Meta(min_length=1, max_length=MAX_PATTERNS)])
+_read_headers: Final = typed(
+    Annotated[
+        dict[Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,100}\Z")], Annotated[str, Meta(pattern=r"^[ -~]{0,500}\Z")]],
+        Meta(max_length=MAX_HEADERS),
+    ]
+)
+_read_source: Final = typed(Annotated[str, Meta(min_length=1, max_length=MAX_SOURCE)])
 
 _TIME_KEY: Final = Key(
-    _time, f'a number of seconds from 0 to {30 * _DAY // SECOND}, or text with units in quotes ("90s", "4h")'
+    partial(read_time, most=30 * _DAY),
+    f'a number of seconds from 0 to {30 * _DAY // SECOND}, or text with units in quotes ("90s", "4h")',
 )
 
 _KEYS: Final[Mapping[str, Key]] = {
     **TARGET_KEYS,
-    "template": Key(lambda value: _one_of(value, TEMPLATES), f"{one_of(TEMPLATES)}, in quotes"),
+    "template": Key(typed(Literal[TEMPLATES]), f"{one_of(TEMPLATES)}, in quotes", is_required=True),
     "secret_file": FILE_KEY,
     "secret_env": VARIABLE_KEY,
-    "severities": Key(lambda value: _some_of(value, SEVERITIES), f"an array of {one_of(SEVERITIES)}, in quotes"),
-    "kinds": Key(lambda value: _some_of(value, CONDITION_KINDS), f"an array of {one_of(CONDITION_KINDS)}, in quotes"),
+    "severities": Key(_some_of(SEVERITIES), f"an array of {one_of(SEVERITIES)}, in quotes"),
+    "kinds": Key(_some_of(CONDITION_KINDS), f"an array of {one_of(CONDITION_KINDS)}, in quotes"),
     "tubes": Key(_patterns, f"an array of 1 to {MAX_PATTERNS} patterns of tube names, in quotes"),
     "server": FLAG,
     "for": _TIME_KEY,
@@ -175,29 +169,19 @@ _KEYS: Final[Mapping[str, Key]] = {
 }
 
 
-def find_mistakes(name: str, table: object) -> list[tuple[str, str]]:
-    """Return each mistake in *table*, `[alerts.NAME]`: the key, and a complete message."""
-    if mistakes := find_target_name_mistakes("alerts", name, table):
-        return mistakes
-    assert isinstance(table, dict)
-    place = f"alerts.{name}"
-    if mistakes := find_key_mistakes(place, table, _KEYS):
-        return mistakes
-    found = find_target_mistakes(table, has_default_url=table.get("template") == PAGERDUTY)
-    if "template" not in table:
-        found.append(("", f"must have a template: {one_of(TEMPLATES)}"))
+def _find_contradictions(_: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from find_target_contradictions(table, has_default_url=table["template"] == PAGERDUTY)
     if "secret_file" in table and "secret_env" in table:
-        found.append(("secret_env", "must not have both secret_file and secret_env"))
+        yield "secret_env", "must not have both secret_file and secret_env"
     has_secret = "secret_file" in table or "secret_env" in table
-    if table.get("template") == PAGERDUTY and not has_secret:
-        found.append(("template", "must have secret_file or secret_env, the routing key"))
-    if table.get("template") == SLACK and has_secret:
-        found.append(("template", "must not have a secret: messages in this form are not signed"))
-    return [(key, f"{place}: {text}") for key, text in found]
+    if table["template"] == PAGERDUTY and not has_secret:
+        yield "template", "must have secret_file or secret_env, the routing key"
+    if table["template"] == SLACK and has_secret:
+        yield "template", "must not have a secret: messages in this form are not signed"
 
 
 def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
-    """Return *table*, which must have no mistakes, as a Receiver."""
+    """Return *table*, which must have no errors, as a Receiver."""
     values = {key: _KEYS[key].read(value) for key, value in table.items()}
     tubes = values.get("tubes", ())
     return Receiver(
@@ -222,6 +206,4 @@ def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
     )
 
 
-def shown_receiver(receiver: Receiver) -> dict[str, object]:
-    """Return the table of *receiver* without the values that may be secret."""
-    return shown_table(receiver.document)
+RECEIVERS: Final = tables_of_keys("alerts", MAX_RECEIVERS, NAMES, _KEYS, _find_contradictions, parse_receiver)

@@ -7,18 +7,14 @@ and restrict the first two to tubes whose names match a pattern, in which `*` ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from greenstalk_server.config.tables.config_tables import (
-    FLAG,
-    Key,
-    WrongPart,
-    find_key_mistakes,
-    find_name_mistakes,
-)
+from msgspec import Meta
+
+from greenstalk_server.config.tables.config_tables import FLAG, Key, WrongPart, tables_of_keys, typed
 from greenstalk_server.core.tube_names import any_of, is_tube_pattern
 
 VIEWER: Final = "viewer"
@@ -33,35 +29,24 @@ MAX_TABLES: Final = 1000
 _FIXED_KEYS: Final = {ADMIN: ("admin", "view", "operate"), OPERATOR: ("admin",), VIEWER: ("admin", "operate")}
 """Keys that the table of a built-in role must not have."""
 
-_ROLE_NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}")
-_USER_NAME: Final = re.compile(r"[^\x00-\x20\x7f-\xa0:\u2028-\u202e\u2066-\u2069]{1,100}")
-_PASSWORD_HASH: Final = re.compile(r"(scrypt|pbkdf2)(:[a-z0-9]+){1,3}\$[A-Za-z0-9./+=]+\$[0-9a-f]{32,200}")
+_ROLE_NAMES: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,99}"), "1 to 100 letters, digits and -_."
+_USER_NAMES: Final = (
+    re.compile(r"[^\x00-\x20\x7f-\xa0:\u2028-\u202e\u2066-\u2069]{1,100}"),
+    "1 to 100 visible characters without a colon",
+)
+_PASSWORD_HASH: Final = r"^(scrypt|pbkdf2)(:[a-z0-9]+){1,3}\$[A-Za-z0-9./+=]+\$[0-9a-f]{32,200}\Z"  # noqa: S105  a pattern
 """Form of a hash of werkzeug.security: method and parameters, salt, hash."""
 
 
-def _texts(value: object) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(text, str) and 0 < len(text) <= 200 for text in value):
-        raise ValueError
-    return value
+_read_texts: Final = typed(list[Annotated[str, Meta(min_length=1, max_length=200)]])
 
 
 def _patterns(value: object) -> list[str]:
-    for pattern in _texts(value):
+    patterns: list[str] = _read_texts(value)
+    for pattern in patterns:
         if not is_tube_pattern(pattern):
             raise WrongPart(f"{pattern!r} cannot match any tube; * matches any characters")
-    return _texts(value)
-
-
-def _role(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError  # noqa: TRY004  as for all wrong values
-    return value
-
-
-def _password_hash(value: object) -> str:
-    if not _PASSWORD_HASH.fullmatch(_role(value)):
-        raise ValueError
-    return _role(value)
+    return patterns
 
 
 _PATTERNS_KEY: Final = Key(_patterns, "an array of tube names, in which * matches any characters")
@@ -69,11 +54,18 @@ _ROLE_KEYS: Final[Mapping[str, Key]] = {
     "view": _PATTERNS_KEY,
     "operate": _PATTERNS_KEY,
     "admin": FLAG,
-    "groups": Key(_texts, "an array of names of groups"),
+    "groups": Key(_read_texts, "an array of names of groups"),
 }
 _USER_KEYS: Final[Mapping[str, Key]] = {
-    "password_hash": Key(_password_hash, "the output of `greenstalk-server hash-password`", True),
-    "role": Key(_role, "the name of a role: viewer, operator, admin, or NAME of a table [roles.NAME]"),
+    "password_hash": Key(
+        typed(Annotated[str, Meta(pattern=_PASSWORD_HASH)]),
+        "the output of `greenstalk-server hash-password`",
+        is_secret=True,
+        is_required=True,
+    ),
+    "role": Key(
+        typed(str), "the name of a role: viewer, operator, admin, or NAME of a table [roles.NAME]", is_required=True
+    ),
 }
 
 
@@ -155,22 +147,17 @@ def united(roles: Iterable[Role]) -> Rights:
     )
 
 
-def find_role_mistakes(name: str, table: object) -> list[tuple[str, str]]:
-    """Return each mistake in *table*, `[roles.NAME]`: the key, and a complete message."""
-    if mistakes := find_name_mistakes("roles", name, table, _ROLE_NAME, "1 to 100 letters, digits and -_."):
-        return mistakes
-    assert isinstance(table, dict)
-    place = f"roles.{name}"
-    mistakes = find_key_mistakes(place, table, _ROLE_KEYS)
-    why = f"must not be set: the role {name} always exists. Give another name to a role with other rights"
-    mistakes += [(key, f"{place}.{key}: {why}") for key in _FIXED_KEYS.get(name, ()) if key in table]
+def _find_contradictions(name: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key in _FIXED_KEYS.get(name, ()):
+        if key in table:
+            why = f"the role {name} always exists. Give another name to a role with other rights"
+            yield key, f"{key} must not be set: {why}"
     if name not in BUILT_IN_ROLES and not any(table.get(key) for key in ("view", "operate", "admin")):
-        mistakes.append(("", f"{place}: must have view, operate or admin, otherwise the role allows nothing"))
-    return mistakes
+        yield "", "must have view, operate or admin, otherwise the role allows nothing"
 
 
 def parse_role(name: str, table: Mapping[str, Any]) -> Role:
-    """Return *table*, which must have no mistakes, as a Role."""
+    """Return *table*, which must have no errors, as a Role."""
     built_in = BUILT_IN_ROLES.get(name, Role(name, Rights())).rights
     view = built_in.view if "operate" not in table else ()
     rights = Rights(
@@ -186,20 +173,13 @@ def with_built_in(found: Iterable[Role]) -> Mapping[str, Role]:
     return {**BUILT_IN_ROLES, **{role.name: role for role in found}}
 
 
-def find_user_mistakes(name: str, table: object) -> list[tuple[str, str]]:
-    """Return each mistake in *table*, `[users.NAME]`: the key, and a complete message."""
-    allowed = "1 to 100 visible characters without a colon"
-    if mistakes := find_name_mistakes("users", name, table, _USER_NAME, allowed):
-        return mistakes
-    assert isinstance(table, dict)
-    place = f"users.{name}"
-    missing = [(key, f"{place}.{key}: must be {_USER_KEYS[key].allowed}") for key in _USER_KEYS if key not in table]
-    return find_key_mistakes(place, table, _USER_KEYS) + missing
-
-
 def parse_user(name: str, table: Mapping[str, str]) -> User:
-    """Return *table*, which must have no mistakes, as a User."""
+    """Return *table*, which must have no errors, as a User."""
     return User(name, table["password_hash"], table["role"])
+
+
+ROLES: Final = tables_of_keys("roles", MAX_TABLES, _ROLE_NAMES, _ROLE_KEYS, _find_contradictions, parse_role)
+USERS: Final = tables_of_keys("users", MAX_TABLES, _USER_NAMES, _USER_KEYS, lambda *_: (), parse_user)
 
 
 def _matches(patterns: frozenset[str], tube: bytes) -> bool:

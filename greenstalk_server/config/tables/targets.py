@@ -6,13 +6,15 @@ Invariant: every address comes from the configuration. Nothing on a page or in t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from greenstalk_server.config.tables.config_tables import FLAG, Key, find_name_mistakes, read_time
+from msgspec import Meta
+
+from greenstalk_server.config.tables.config_tables import FLAG, Key, read_time, typed
 from greenstalk_server.core.jobs.job import SECOND
 
 MAX_URL: Final = 2000
@@ -26,10 +28,13 @@ ENVIRONMENT: Final = "env"
 """Places of a secret."""
 
 _MAX_NETWORKS: Final = 100
-_MAX_PATH: Final = 1000
 _URL: Final = re.compile(rf"https?://[!-~]{{1,{MAX_URL}}}")
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-_NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,39}")
+
+NAMES: Final = (
+    re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,39}"),
+    "1 to 40 letters, digits and -_., the first a letter or digit",
+)
+"""Pattern of a target's name, and its description."""
 
 Network = IPv4Network | IPv6Network
 
@@ -67,12 +72,6 @@ class Target:
     networks: tuple[Network, ...]
 
 
-def find_target_name_mistakes(section: str, name: str, table: object) -> list[tuple[str, str]]:
-    """Return the mistake in *name* or in the type of *table*, `[SECTION.NAME]`."""
-    allowed = "1 to 40 letters, digits and -_., the first a letter or digit"
-    return find_name_mistakes(section, name, table, _NAME, allowed)
-
-
 def parse_url(text: str) -> SplitResult:
     """Return the parts of *text*, an address with a host and without credentials; raise ValueError if it is invalid."""
     if len(text) > MAX_URL or _URL.fullmatch(text) is None:
@@ -89,38 +88,27 @@ def shown_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+_read_text: Final = typed(Annotated[str, Meta(min_length=1, max_length=MAX_URL)])
+_read_networks: Final = typed(bool | Annotated[list[str], Meta(max_length=_MAX_NETWORKS)])
+
+
 def _url(value: object) -> str:
-    text = _text(value)
+    text: str = _read_text(value)
     parse_url(text)
     return text
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_URL or not value.isprintable():
-        raise ValueError
-    return value
-
-
 def _path(value: object) -> str:
-    text = _text(value)
-    if not text.startswith("/") or len(text) > _MAX_PATH:
+    text: str = _read_text(value)
+    if not text.startswith("/") or not text.isprintable():
         raise ValueError
     return text
 
 
-def _variable(value: object) -> str:
-    if not isinstance(value, str) or _VARIABLE.fullmatch(value) is None:
-        raise ValueError
-    return value
-
-
 def _networks(value: object) -> bool | tuple[Network, ...]:
     """Return whether private addresses are allowed, or the networks that are."""
-    if isinstance(value, bool):
-        return value
-    if not isinstance(value, list) or len(value) > _MAX_NETWORKS or not all(isinstance(each, str) for each in value):
-        raise ValueError
-    return tuple([ip_network(each) for each in value])
+    found = _read_networks(value)
+    return found if isinstance(found, bool) else tuple([ip_network(each) for each in found])
 
 
 def _timeout(value: object) -> int:
@@ -131,7 +119,9 @@ def _timeout(value: object) -> int:
 
 
 FILE_KEY: Final = Key(_path, "the absolute path of a file")
-VARIABLE_KEY: Final = Key(_variable, "the name of an environment variable")
+VARIABLE_KEY: Final = Key(
+    typed(Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}\Z")]), "the name of an environment variable"
+)
 
 TARGET_KEYS: Final[Mapping[str, Key]] = {
     "url": Key(
@@ -150,21 +140,19 @@ TARGET_KEYS: Final[Mapping[str, Key]] = {
 }
 
 
-def find_target_mistakes(table: Mapping[str, object], *, has_default_url: bool = False) -> list[tuple[str, str]]:
-    """Return the contradictions in *table*, whose keys have valid values: the key, and the end of a message."""
+def find_target_contradictions(table: Mapping[str, Any], *, has_default_url: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the contradictions in *table*, whose keys have valid values: the key, and the end of a message."""
     urls = [name for name in ("url", "url_file", "url_env") if name in table]
-    mistakes = []
     if len(urls) > 1 or not (urls or has_default_url):
-        mistakes.append((urls[1] if urls else "", "must have exactly one of url, url_file and url_env"))
+        yield urls[1] if urls else "", "must have exactly one of url, url_file and url_env"
     if "token_file" in table and "token_env" in table:
-        mistakes.append(("token_env", "must not have both token_file and token_env"))
-    if str(table.get("url", "")).startswith("http:") and table.get("allow_plain") is not True:
-        mistakes.append(("url", "must begin with https://, or the table must have allow_plain = true"))
-    return mistakes
+        yield "token_env", "must not have both token_file and token_env"
+    if table.get("url", "").startswith("http:") and not table.get("allow_plain"):
+        yield "url", "must begin with https://, or the table must have allow_plain = true"
 
 
 def parse_target(name: str, table: Mapping[str, object], default_url: str = "") -> Target:
-    """Return *table*, in which there is no mistake, as a Target."""
+    """Return *table*, which must have no errors, as a Target."""
     values = {key: TARGET_KEYS[key].read(value) for key, value in table.items() if key in TARGET_KEYS}
     networks = values.get("allow_private", False)
     secret_url = parse_secret(table, "url")

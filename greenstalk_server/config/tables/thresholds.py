@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from functools import partial
+from typing import Annotated, Final
 
-from greenstalk_server.config.tables.config_tables import Key, find_key_mistakes, read_time
+from msgspec import Meta
+
+from greenstalk_server.config.tables.config_tables import Key, find_key_errors, read_time, typed
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tube_names import PatternIndex, is_tube_pattern
 from greenstalk_server.core.units import parse_size
@@ -73,35 +76,22 @@ class Thresholds:
 DEFAULTS: Final = Thresholds()
 
 
-def _time(value: object) -> int:
-    return read_time(value, _MAX_TIME)
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
-        raise ValueError
-    return value
+_read_count: Final = typed(Annotated[int, Meta(ge=0, le=_MAX_COUNT)])
 
 
 def _size(value: object) -> int:
-    return parse_size(value, _MAX_COUNT) if isinstance(value, str) else _count(value)
-
-
-def _share(value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator]  # a number by the first test
-        raise ValueError
-    return float(value)  # type: ignore[arg-type]
+    return parse_size(value, _MAX_COUNT) if isinstance(value, str) else _read_count(value)
 
 
 _TIME_KEY: Final = Key(
-    _time,
+    partial(read_time, most=_MAX_TIME),
     f'a number of seconds, 0 (off) or up to {_MAX_TIME // SECOND}, or text with units in quotes ("90s", "1h30m", "7d")',
 )
-_COUNT_KEY: Final = Key(_count, "a whole number, 0 (off) or more")
+_COUNT_KEY: Final = Key(_read_count, "a whole number, 0 (off) or more")
 _SIZE_KEY: Final = Key(
     _size, 'a whole number of bytes, 0 (off) or more, or text with a unit in quotes ("500MB", "2GiB")'
 )
-_SHARE_KEY: Final = Key(_share, "a number from 0 to 1")
+_SHARE_KEY: Final = Key(typed(Annotated[float, Meta(ge=0, le=1)]), "a number from 0 to 1")
 
 _TUBE_KEYS: Final[Mapping[str, Key]] = {
     "no_consumers": _TIME_KEY,
@@ -140,7 +130,7 @@ class ThresholdSet:
     __slots__ = ("_cache", "_index", "_overrides", "document", "server")
 
     def __init__(self, document: Mapping[str, object] | None = None) -> None:
-        """*document* is the table `[attention]`, in which `find_mistakes` finds none; None for the defaults."""
+        """*document* is the table `[attention]`, in which `find_errors` finds none; None for the defaults."""
         self.document: Mapping[str, object] = document if document is not None else {}
         self.server: Thresholds = Thresholds(**_values(self.document))  # type: ignore[arg-type]  # read by their keys
         tables = self.document.get(TUBES, {})
@@ -171,33 +161,33 @@ class ThresholdSet:
         return found
 
 
-def find_mistakes(document: object) -> list[tuple[str, str]]:
-    """Return each mistake in *document*, the table `[attention]`: the dotted key below it, and a complete message."""
+def find_errors(document: object) -> list[tuple[str, str]]:
+    """Return each error in *document*, the table `[attention]`: the dotted key below it, and a complete message."""
     if not isinstance(document, dict):
         return [("", "attention: must be a table: write [attention], and its keys below it")]
-    mistakes = _mistakes("attention", document, _KEYS)
+    errors = _errors("attention", document, _KEYS)
     tables = document.get(TUBES, {})
     if not isinstance(tables, dict):
-        return [*mistakes, (TUBES, 'attention.tubes: must be tables, each headed [attention.tubes."PATTERN"]')]
+        return [*errors, (TUBES, 'attention.tubes: must be tables, each headed [attention.tubes."PATTERN"]')]
     if len(tables) > MAX_PATTERNS:
-        mistakes.append((TUBES, f"attention.tubes: must be at most {MAX_PATTERNS} tables, not {len(tables)}"))
+        errors.append((TUBES, f"attention.tubes: must be at most {MAX_PATTERNS} tables, not {len(tables)}"))
     for pattern, table in tables.items():
         place = f'attention.tubes."{pattern}"'
         if not is_tube_pattern(pattern):
             text = f"attention.tubes: {pattern[:60]!r} cannot match any tube; * matches any characters"
-            mistakes.append((f"{TUBES}.{pattern}", text))
+            errors.append((f"{TUBES}.{pattern}", text))
         elif not isinstance(table, dict):
-            mistakes.append((f"{TUBES}.{pattern}", f"{place}: must be a table of thresholds"))
+            errors.append((f"{TUBES}.{pattern}", f"{place}: must be a table of thresholds"))
         else:
-            found = _mistakes(place, table, _TUBE_KEYS)
-            mistakes += [(f"{TUBES}.{pattern}.{key}", message) for key, message in found]
-    return mistakes
+            found = _errors(place, table, _TUBE_KEYS)
+            errors += [(f"{TUBES}.{pattern}.{key}", message) for key, message in found]
+    return errors
 
 
-def _mistakes(place: str, table: Mapping[str, object], keys: Mapping[str, Key]) -> list[tuple[str, str]]:
-    """Return the mistakes in the thresholds of *table*, which is at *place* and may have *keys*."""
+def _errors(place: str, table: Mapping[str, object], keys: Mapping[str, Key]) -> list[tuple[str, str]]:
+    """Return the errors in the thresholds of *table*, which is at *place* and may have *keys*."""
     given = {name: value for name, value in table.items() if not (name == TUBES and keys is _KEYS)}
-    return find_key_mistakes(place, given, keys, _HINTS)
+    return find_key_errors(place, given, keys, _HINTS)
 
 
 def _values(table: object) -> dict[str, float]:

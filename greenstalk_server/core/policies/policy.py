@@ -95,7 +95,7 @@ class PolicyError(ValueError):
 
     name    the policy's name.
     problem the message without the policy's name.
-    key     the key with the mistake; empty if the mistake is in no key.
+    key     the key with the error; empty if the error is in no key.
     """
 
     def __init__(self, name: str, problem: str, key: str = "") -> None:
@@ -286,8 +286,8 @@ class Policy:
 
 
 def parse_policy(name: str, document: object) -> Policy:
-    """Parse *document*, the policy *name*; raise PolicyError with the first mistake."""
-    errors = find_mistakes(name, document)
+    """Parse *document*, the policy *name*; raise PolicyError with the first error."""
+    errors = find_errors(name, document)
     if errors:
         raise errors[0]
     assert isinstance(document, dict)
@@ -297,8 +297,8 @@ def parse_policy(name: str, document: object) -> Policy:
     return Policy(name, tuple(document[_TUBES]), document.get(_PRIORITY, 0), settings)
 
 
-def find_mistakes(name: str, document: object) -> list[PolicyError]:
-    """Return an error for each mistake in *document*, the table of keys of the policy *name*."""
+def find_errors(name: str, document: object) -> list[PolicyError]:
+    """Return each error in *document*, the table of keys of the policy *name*."""
     if not _NAME.fullmatch(name):
         allowed = "have 1 to 100 letters, digits and -_. and begin with a letter or a digit"
         return [PolicyError(name, f"the name of a policy must {allowed}")]
@@ -336,7 +336,7 @@ def _unknown(key: object) -> str:
 
 
 def _tubes_problem(patterns: object) -> str:
-    """Return the mistake in *patterns*, the value of the key `tubes`, or an empty string."""
+    """Return the error in *patterns*, the value of the key `tubes`, or an empty string."""
     if patterns is _MISSING:
         return f"{_TUBES} is missing: it must be {_PATTERNS}"
     if not isinstance(patterns, list) or not 1 <= len(patterns) <= MAX_PATTERNS:

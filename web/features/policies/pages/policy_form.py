@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from greenstalk_server.core.policies.policy import Policy, find_mistakes, parse_policy
+from greenstalk_server.core.policies.policy import Policy, find_errors, parse_policy
 from greenstalk_server.web.features.policies.changes import ListedPolicy
 from greenstalk_server.web.features.policies.pages.policy_texts import SETTING_TEXTS, TUBE, TUBES
 from greenstalk_server.web.framework.fields import Fields
@@ -79,9 +79,9 @@ def submitted_form(given: Fields) -> tuple[PolicyForm, Policy | None]:
     for key in SETTING_TEXTS:
         if values[key]:
             document[key] = _value(key, values[key])
-    mistakes = find_mistakes(values[NAME], document)
+    mistakes = find_errors(values[NAME], document)
     if mistakes and not mistakes[0].key:  # an invalid name hides the other mistakes
-        mistakes += find_mistakes(_ANY_NAME, document)
+        mistakes += find_errors(_ANY_NAME, document)
     errors = {mistake.key or NAME: mistake.problem for mistake in mistakes}
     form = PolicyForm(given.get("version", ""), values, errors)
     return form, None if errors else parse_policy(values[NAME], document)
