@@ -7,7 +7,8 @@ pauses at the same time run in fifty iterations.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Final, TypeVar
 
@@ -79,6 +80,30 @@ class Pace:
     def _begin_slice(self) -> None:
         self._began: float = time.thread_time()
         self._until: float = time.perf_counter() + SLICE
+
+
+def in_batches(items: Sequence[T], batch_size: int, pace: Pace | None = None) -> Iterator[T]:
+    """Yield *items*. May switch between two batches, if the slice of *pace* is used up; by default of a new Pace."""
+    pace = pace or Pace()
+    for begin in range(0, len(items), batch_size):
+        pace.yield_if_due()
+        yield from items[begin : begin + batch_size]
+
+
+def repeated(tick: Callable[[], float]) -> Callable[[], None]:
+    """Return a function that calls the method *tick*, sleeps for the seconds that it returns, and so on.
+
+    The function returns when the object of *tick* has been garbage-collected: it holds no reference to the object.
+    """
+    method = weakref.WeakMethod(tick)
+
+    def run() -> None:
+        while (call := method()) is not None:
+            seconds = call()
+            del call
+            gevent.sleep(seconds)
+
+    return run
 
 
 def _pause(seconds: float) -> None:

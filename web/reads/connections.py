@@ -6,12 +6,12 @@ keys, yield between batches, and are bounded. Only what says so may switch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
-from typing import Final, TypeVar
+from typing import Final
 
 from werkzeug.exceptions import NotFound
 
@@ -20,7 +20,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import MAX_ID, Job, deadline_of
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.cooperative import Pace, in_batches
 from greenstalk_server.web.framework.fields import Fields
 
 MAX_FILTER_LENGTH: Final = 200
@@ -46,8 +46,6 @@ BATCH_SIZE: Final = 64
 
 _NEVER: Final = 2**64
 """Sorts after every time."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +117,16 @@ def matching_clients(broker: Broker, query: str, pace: Pace) -> list[Client]:
     """
     clients, who = list(broker.clients), principal()
     if not who.sees_all:
-        seen = {tube for tube in iter_batched(list(broker.tubes), pace) if who.sees(tube)}
-        clients = [client for client in iter_batched(clients, pace) if _concerns(client, seen)]
+        seen = {tube for tube in in_batches(list(broker.tubes), BATCH_SIZE, pace) if who.sees(tube)}
+        clients = [client for client in in_batches(clients, BATCH_SIZE, pace) if _concerns(client, seen)]
     if not query:
         return clients
     wanted = query.lower()
     name = wanted.encode(errors="replace")
-    tubes = {tube for tube in iter_batched(list(broker.tubes), pace) if name in tube.lower() and who.sees(tube)}
-    return [client for client in iter_batched(clients, pace) if _matches(client, wanted, tubes)]
+    tubes = {
+        tube for tube in in_batches(list(broker.tubes), BATCH_SIZE, pace) if name in tube.lower() and who.sees(tube)
+    }
+    return [client for client in in_batches(clients, BATCH_SIZE, pace) if _matches(client, wanted, tubes)]
 
 
 def soonest_jobs(client: Client, count: int, max_scanned: int) -> list[Job]:
@@ -151,13 +151,6 @@ def tube_names(client: Client) -> str:
     names = [name.decode() for name in islice(watched, MAX_TUBES_NAMED)]
     more = len(watched) - len(names)
     return ", ".join(names) + (f" and {text.counted(more, 'other tube')}" if more else "")
-
-
-def iter_batched(items: list[T], pace: Pace) -> Iterator[T]:
-    """Yield *items*; between batches let others run if it is time to. May switch."""
-    for at in range(0, len(items), BATCH_SIZE):
-        yield from items[at : at + BATCH_SIZE]
-        pace.yield_if_due()
 
 
 def _by_number(broker: Broker, numbers: set[int]) -> dict[int, Client]:

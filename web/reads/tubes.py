@@ -1,15 +1,17 @@
-"""Finds tubes by a fuzzy text or by a pattern, among those that the principal may see."""
+"""Iterates over all tubes, and finds tubes by a fuzzy text or by a pattern among those that the principal may see."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from heapq import nsmallest
 from typing import Final
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tube_names import to_regex
+from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.cooperative import Pace, in_batches
 
 MAX_FOUND: Final = 100
 """Maximum tubes in the result of a query."""
@@ -21,6 +23,14 @@ _Rank = tuple[int, int, int, str]
 """The kind of the match, the number of characters that it spans, the length of the name, and the name."""
 
 EXACT, PREFIX, PART, SPREAD = range(4)
+
+
+def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:
+    """Yield every tube that still exists when its turn comes. May switch between two batches."""
+    for name in in_batches(list(broker.tubes), batch_size):
+        tube = broker.tubes.get(name)
+        if tube is not None:
+            yield tube
 
 
 def find_tubes(broker: Broker, text: str, limit: int) -> tuple[list[str], int]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import random
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import Final
 
 import gevent
@@ -31,7 +29,7 @@ from greenstalk_server.web.features.alerts.silences import Silence, Silences
 from greenstalk_server.web.features.alerts.state import Delivery, State
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.history.tube_counters import in_batches
+from greenstalk_server.web.framework.cooperative import in_batches, repeated
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, Secrets, send
 from greenstalk_server.web.store.store import Store
 
@@ -122,7 +120,7 @@ class Alerts:
         self._path_of: Callable[[Link], str] = path_of
         self._role: Callable[[], ClusterStatus] | None = role
         self._state: State = State(store, self._restart)
-        self._observer: Service = Service("alerts", partial(_observe, weakref.ref(self)))
+        self._observer: Service = Service("alerts", repeated(self.tick))
         self._sending: set[gevent.Greenlet] = set()
         self._number: int = 0
         self._started_at: int = clock()
@@ -352,13 +350,6 @@ def _retry_time(failures: int, least: int) -> int:
     """Return the nanoseconds until the next attempt after *failures*, at least *least*."""
     longest = min(MAX_RETRY, FIRST_RETRY * 2 ** min(failures - 1, 20))
     return max(least, int(longest * random.uniform(0.5, 1)))  # noqa: S311  to spread retries
-
-
-def _observe(of: weakref.ref[Alerts]) -> None:
-    while (alerts := of()) is not None:
-        pause = alerts.tick()
-        del alerts
-        gevent.sleep(pause)
 
 
 def address_of(receiver: Receiver) -> str:

@@ -8,14 +8,11 @@ event loop every few tubes.
 from __future__ import annotations
 
 import os
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Final
-
-import gevent
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.thresholds import ThresholdSet
@@ -42,8 +39,9 @@ from greenstalk_server.web.features.conditions.measures import (
 )
 from greenstalk_server.web.features.conditions.tracker import Tracker
 from greenstalk_server.web.features.conditions.trends import Growth, Trend
-from greenstalk_server.web.features.history.tube_counters import each_tube, in_batches
+from greenstalk_server.web.framework.cooperative import in_batches, repeated
 from greenstalk_server.web.reads.policies import DeadLetterTubes
+from greenstalk_server.web.reads.tubes import each_tube
 
 INTERVAL: Final = 1.0
 """Seconds between two evaluations of the server."""
@@ -118,7 +116,7 @@ class ConditionMonitor:
         self._limits: Limits = limits if limits is not None else Limits()
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
-        self._evaluator: Service = Service("attention", partial(_evaluate, weakref.ref(self)))
+        self._evaluator: Service = Service("attention", repeated(self.tick))
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._server: Tracker = Tracker()
         self._tubes: Tracker = Tracker()
@@ -156,8 +154,11 @@ class ConditionMonitor:
         for tracker in (self._server, self._tubes):
             yield from tracker.active(partial(in_batches, batch_size=BATCH_SIZE))
 
-    def tick(self) -> None:
-        """Evaluate the server and, if a round is due, the tubes. Only one greenlet may call this. May switch."""
+    def tick(self) -> float:
+        """Evaluate the server and, if a round is due, the tubes; return INTERVAL.
+
+        Only one greenlet may call this. May switch.
+        """
         now = self._clock()
         self._evaluate_server(now)
         interval = max(TUBES_INTERVAL, TUBE_INTERVAL * len(self._broker.tubes))
@@ -168,6 +169,7 @@ class ConditionMonitor:
         ranked = sorted([*self._ranked_server, *self._ranked_tubes], key=itemgetter(0))[:MAX_CONDITIONS]
         self.conditions = tuple([condition for _, condition in ranked])
         self.counts = self._tube_counts + Counter([_kind(condition) for _, condition in self._ranked_server])
+        return INTERVAL
 
     def _rank_tubes(self) -> None:
         """Find the worst conditions of all tubes, and the worst one of each tube. May switch."""
@@ -362,11 +364,3 @@ def _has_restarted(trend: Trend, values: TubeTrend) -> bool:
     """Whether the counters are lower than at the last checkpoint: the tube was dropped and created again."""
     last = TubeTrend(*trend.last)
     return values.reserves < last.reserves or values.timeouts < last.timeouts or values.dead_letters < last.dead_letters
-
-
-def _evaluate(found: weakref.ref[ConditionMonitor]) -> None:
-    """Call `tick` every INTERVAL seconds, until the Attention is garbage-collected. Switches."""
-    while (attention := found()) is not None:
-        attention.tick()
-        del attention
-        gevent.sleep(INTERVAL)

@@ -22,14 +22,14 @@ from greenstalk_server.web.framework.api.values import (
     instant,
     model_of,
 )
-from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.cooperative import Pace, in_batches
 from greenstalk_server.web.reads.connections import (
+    BATCH_SIZE,
     MAX_JOBS_LISTED,
     MAX_SCANNED_JOBS,
     MAX_TUBES_IN_ROW,
     MAX_TUBES_LISTED,
     SORTS,
-    iter_batched,
     matching_clients,
     soonest_jobs,
     visible_jobs,
@@ -108,7 +108,7 @@ def first_clients(
     """
     pace, sort_key = Pace(), SORTS[sort][1]
     found = matching_clients(broker, query, pace)
-    ranked = [(sort_key(client), client.number, client) for client in iter_batched(found, pace)]
+    ranked = [(sort_key(client), client.number, client) for client in in_batches(found, BATCH_SIZE, pace)]
     return nsmallest(limit, [one for one in ranked if after is None or one[:2] > after]), len(found)
 
 

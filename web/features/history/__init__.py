@@ -1,6 +1,6 @@
 """The history of each tube and of the server: sampled every second, downsampled, and kept on disk.
 
-tube_counters   the counters of tubes, and iteration over all tubes
+tube_counters   the counters of tubes
 rings           time series of fixed size in memory
 tube_series     the series of one tube
 history         samples all tubes, and answers queries

@@ -19,15 +19,11 @@ unknown, and no point counts their events. A minute or an hour with a gap has th
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import partial
 from math import nan
 from operator import add
 from typing import Final, NamedTuple
-
-import gevent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
@@ -50,9 +46,10 @@ from greenstalk_server.web.features.history.rings import (
     Counts,
     Span,
 )
-from greenstalk_server.web.features.history.tube_counters import each_tube, in_batches, tube_counters
+from greenstalk_server.web.features.history.tube_counters import tube_counters
 from greenstalk_server.web.features.history.tube_series import WINDOW, Interval, Series, TubeSeries
-from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.cooperative import Pace, in_batches, repeated
+from greenstalk_server.web.reads.tubes import each_tube
 
 MAX_TUBES: Final = 1000
 """Maximum tubes with series."""
@@ -132,7 +129,7 @@ class History(BrokerListener):
         self._is_leader: Callable[[], bool] = is_leader
         self._on_restored: Callable[[], None] = on_restored
         self.is_restored: bool = False
-        self._sampler: Service = Service("history", partial(_sample, weakref.ref(self)))
+        self._sampler: Service = Service("history", repeated(self._run_once))
         self._second: int = now // SECOND  # the current second
         self._since: int = self._second  # the first second after the last gap
         self._minute_seconds: int = 0  # seconds of the current minute that were counted
@@ -262,8 +259,13 @@ class History(BrokerListener):
             self._calendar.close(second)
             self._advance(second)
 
-    def seconds_left(self) -> float:
-        """Return the seconds until the next second begins."""
+    def _run_once(self) -> float:
+        """Restore if this server leads now, or take a sample; return the seconds until the next call. May switch."""
+        if not self.is_restored:
+            if not self._is_leader():
+                return FOLLOWER_INTERVAL
+            self.restore()
+        self.tick()
         return 1 - self._clock() % SECOND / SECOND
 
     def _collect(self, second: int) -> None:
@@ -397,10 +399,6 @@ class History(BrokerListener):
 
     # The points of an earlier run
 
-    def may_store(self) -> bool:
-        """Return whether this server may write to the archive."""
-        return self._is_leader()
-
     def restore(self) -> None:
         """Continue the series of the previous run from the archive, before the first sample. Switches."""
         second = self._clock() // SECOND
@@ -523,16 +521,3 @@ def _sketch(rows: DurationRows) -> Sketch:
 def _depths(tube: Tube) -> Counts:
     """Return the values of rings.DEPTHS for *tube*."""
     return tube.ready.count, tube.reserved_count, tube.delayed.count, len(tube.buried), tube.waiting_count
-
-
-def _sample(found: weakref.ref[History]) -> None:
-    """Call `tick` at the beginning of each second, until the History is garbage-collected. Switches."""
-    while (history := found()) is not None:
-        wait = FOLLOWER_INTERVAL
-        if not history.is_restored and history.may_store():
-            history.restore()
-        if history.is_restored:
-            history.tick()
-            wait = history.seconds_left()
-        del history
-        gevent.sleep(wait)

@@ -1,17 +1,12 @@
-"""The counters of tubes, and iteration over all tubes, for the history and the metrics."""
+"""The counters of tubes, for the history and the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from operator import attrgetter
-from typing import Final, TypeVar
+from typing import Final
 
-from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.features.history.rings import RATES, Counts
-from greenstalk_server.web.framework.cooperative import Pace
-
-Item = TypeVar("Item")
 
 POLICY_ACTIONS: Final = {
     "expired": "expired",
@@ -58,20 +53,3 @@ def all_counters(tube: Tube) -> Counts:
     """Return the PROTOCOL_COUNTERS of *tube* in the order of RATES, then those of policies as in POLICY_ACTIONS."""
     actions = tube.policy_counts
     return _protocol_counters(tube) + (NO_ACTIONS if actions is None else _policy_counters(actions))
-
-
-def each_tube(broker: Broker, batch_size: int) -> Iterator[Tube]:
-    """Yield every tube that still exists when its turn comes. May switch between two batches."""
-    tubes = broker.tubes
-    for name in in_batches(list(tubes), batch_size):
-        tube = tubes.get(name)
-        if tube is not None:
-            yield tube
-
-
-def in_batches(items: list[Item], batch_size: int) -> Iterator[Item]:
-    """Yield *items*. May switch between two batches."""
-    pace = Pace()
-    for start in range(0, len(items), batch_size):
-        pace.yield_if_due()
-        yield from items[start : start + batch_size]

@@ -13,8 +13,8 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.web.features.history.history import History, Rates
-from greenstalk_server.web.features.history.tube_counters import each_tube
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.reads.tubes import each_tube
 
 TUBE_BATCH: Final = 64
 """Tubes summed between two checks of the time slice: about 0.1 ms."""

@@ -7,19 +7,15 @@ millisecond, in slices, and 0.6 MB.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from functools import partial
 from typing import Final
-
-import gevent
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
-from greenstalk_server.web.features.history.tube_counters import in_batches
+from greenstalk_server.web.framework.cooperative import in_batches, repeated
 
 INTERVAL: Final = 15
 """Seconds between two copies."""
@@ -41,32 +37,25 @@ class WorkerRates:
         self._broker: Broker = broker
         self._clock: Clock = clock
         first = {client.number: client.finished for client in broker.clients if client.finished}
-        self._sampler: Service = Service("worker-rates", partial(_sample, weakref.ref(self)))
+        self._sampler: Service = Service("worker-rates", repeated(self.tick))
         self._copies: deque[tuple[int, dict[int, int]]] = deque([(clock(), first)], maxlen=KEPT)
 
     def start(self) -> None:
         """Start a greenlet that samples for as long as this object is referenced. Does not switch."""
         self._sampler.start()
 
-    def tick(self) -> None:
-        """Copy the counters. Only one greenlet may call this. May switch."""
+    def tick(self) -> float:
+        """Copy the counters; return INTERVAL. Only one greenlet may call this. May switch."""
         now = self._clock()
         counts: dict[int, int] = {}
         for client in in_batches(list(self._broker.clients), BATCH_SIZE):
             if client.finished:
                 counts[client.number] = client.finished
         self._copies.append((now, counts))
+        return INTERVAL
 
     def per_minute(self, client: Client, now: int) -> float:
         """Return the jobs per minute that *client* finished since the oldest copy, or since it connected."""
         at, counts = self._copies[0]
         elapsed = max(now - max(at, client.connected_at), MIN_TIME)
         return (client.finished - counts.get(client.number, 0)) * 60 * SECOND / elapsed
-
-
-def _sample(found: weakref.ref[WorkerRates]) -> None:
-    """Call `tick` every INTERVAL seconds, until the WorkerRates is garbage-collected. Switches."""
-    while (rates := found()) is not None:
-        rates.tick()
-        del rates
-        gevent.sleep(INTERVAL)

@@ -35,7 +35,7 @@ from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS,
 from greenstalk_server.web.features.metrics.ledger import CounterAccounts, Totals, TubeCounters
 from greenstalk_server.web.features.metrics.request_times import BOUNDS, RequestTimes
 from greenstalk_server.web.framework.access import require_full_view
-from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.cooperative import Pace, in_batches
 
 PREFIX: Final = "greenstalk_"
 
@@ -295,18 +295,18 @@ def exposition(metrics: Iterable[Metric]) -> Response:
 def _tubes(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
     """Yield the metrics of all tubes. Switches."""
     jobs = GaugeMetricFamily(f"{PREFIX}tube_jobs", "Jobs in the tube.", labels=("tube", "state"))
-    for row in _paced(rows, pace):
+    for row in in_batches(rows, SAMPLE_BATCH, pace):
         for state in STATES:
             jobs.add_metric((row.label, state), getattr(row.gauges, state))
     yield jobs
     for name, text, read in TUBE_GAUGES:
         gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=("tube",))
-        for row in _paced(rows, pace):
+        for row in in_batches(rows, SAMPLE_BATCH, pace):
             gauge.add_metric((row.label,), read(row))
         yield gauge
     for place, (word, text) in enumerate(TUBE_COUNTERS):
         counter = CounterMetricFamily(f"{PREFIX}tube_jobs_{word}_total", text, labels=("tube",))
-        for row in _paced(rows, pace):
+        for row in in_batches(rows, SAMPLE_BATCH, pace):
             counter.add_metric((row.label,), row.counts[place])
         yield counter
     yield from _policies(rows, pace)
@@ -321,7 +321,7 @@ def _policies(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
         f"{PREFIX}tube_held", "1 while a policy holds back the tube's ready jobs.", labels=("tube", "reason")
     )
     dead = GaugeMetricFamily(f"{PREFIX}tube_dead_letters", "Jobs in a dead-letter tube.", labels=("tube",))
-    for row in _paced(rows, pace):
+    for row in in_batches(rows, SAMPLE_BATCH, pace):
         gauges, counts = row.gauges, row.counts[PROTOCOL_COUNTERS:]
         if gauges.governed or any(counts):
             for action, count in zip(POLICY_ACTIONS.values(), counts, strict=True):
@@ -382,11 +382,3 @@ class _PacedSamples(list[Sample]):
             if count % SAMPLE_BATCH == 0:
                 self._pace.yield_if_due()
             yield sample
-
-
-def _paced(rows: list[TubeCounters], pace: Pace) -> Iterator[TubeCounters]:
-    """Yield *rows*, pausing between batches. Switches."""
-    for count, row in enumerate(rows):
-        if count % SAMPLE_BATCH == 0:
-            pace.yield_if_due()
-        yield row

@@ -16,7 +16,8 @@ from greenstalk_server.core.listener import BrokerListener
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.history.rings import Counts
-from greenstalk_server.web.features.history.tube_counters import NO_ACTIONS, PROTOCOL_COUNTERS, all_counters, each_tube
+from greenstalk_server.web.features.history.tube_counters import NO_ACTIONS, PROTOCOL_COUNTERS, all_counters
+from greenstalk_server.web.reads.tubes import each_tube
 
 MAX_LABELS: Final = 1000
 

@@ -20,9 +20,9 @@ from greenstalk_server.web.features.history.pages.charts import format_value
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.tubes.tube_view import TubeView
 from greenstalk_server.web.framework import text
-from greenstalk_server.web.framework.cooperative import Pace
+from greenstalk_server.web.framework.cooperative import in_batches
 from greenstalk_server.web.framework.sparkline import path
-from greenstalk_server.web.reads.connections import client_name, iter_batched
+from greenstalk_server.web.reads.connections import BATCH_SIZE, client_name
 
 MAX_WORKERS: Final = 5
 """Maximum workers in the summary."""
@@ -207,7 +207,7 @@ def find_workers(broker: Broker, tube: Tube, rates: WorkerRates, now: int) -> Wo
     if not tube.watching and not tube.reserved_count:
         return Workers([], "none watch this tube", "")
     found: list[tuple[int, int, Client, Job | None]] = []
-    for client in iter_batched(list(broker.clients), Pace()):
+    for client in in_batches(list(broker.clients), BATCH_SIZE):
         job = held_job(client, tube)
         is_worker = client.is_worker or tube.name != DEFAULT_TUBE
         if job is None and not (is_worker and tube.name in client.watched):
