@@ -58,7 +58,7 @@ from greenstalk_server.web.features.leases.leases import Leases
 from greenstalk_server.web.features.marks import api as marks_api
 from greenstalk_server.web.features.marks.marks import START, Marks
 from greenstalk_server.web.features.metrics.exporter import Metrics
-from greenstalk_server.web.features.metrics.request_times import RequestTimes
+from greenstalk_server.web.features.metrics.request_times import measure_requests
 from greenstalk_server.web.features.policies import api as policies_api
 from greenstalk_server.web.features.policies.changes import Policies
 from greenstalk_server.web.features.policies.pages.policies import PolicyPages
@@ -181,8 +181,7 @@ def create_dashboard(
     options = options or WebOptions()
     commit = commit if commit is not None else _nothing_to_commit
     app = _create_app(options, broker)
-    requests = RequestTimes()
-    requests.init_app(app)  # before the guard, so that refused requests are timed too
+    requests = measure_requests(app)  # before the guard, so that refused requests are timed too
     store = Store(rows, is_kept=True) if rows is not None else _local_store(options.directory)
     audit = Audit(clock, store)
     guard = Guard(options, broker.facts.hostname, clock, audit, store, has_login=True)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from flask import Flask, Response, make_response
 from gevent.lock import BoundedSemaphore
-from prometheus_client import generate_latest
+from prometheus_client import Histogram, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -33,7 +33,6 @@ from greenstalk_server.web.features.conditions.measures import KINDS, SEVERITIES
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, free_bytes
 from greenstalk_server.web.features.history.tube_counters import POLICY_ACTIONS, PROTOCOL_COUNTERS
 from greenstalk_server.web.features.metrics.ledger import CounterAccounts, Totals, TubeCounters
-from greenstalk_server.web.features.metrics.request_times import BOUNDS, RequestTimes
 from greenstalk_server.web.framework.access import require_full_view
 from greenstalk_server.web.framework.cooperative import Pace, in_batches
 
@@ -100,16 +99,21 @@ class Metrics:
         self,
         broker: Broker,
         clock: Clock,
-        requests: RequestTimes,
+        requests: Histogram,
         attention: ConditionMonitor,
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
         alerts: Alerts | None = None,
     ) -> None:
-        """*role* returns the status of the cluster, as in `create_app`; *directory* is the journal's, or None."""
+        """Read *broker* and *alerts* at each scrape.
+
+        requests    the durations of requests.
+        role        returns the status of the cluster, as in `create_app`.
+        directory   the journal's, or None.
+        """
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._requests: RequestTimes = requests
+        self._requests: Histogram = requests
         self._attention: ConditionMonitor = attention
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
@@ -138,7 +142,7 @@ class Metrics:
             self._bodies(),
             self._conditions(),
             self._alert_messages(),
-            self._http(),
+            self._requests.collect(),
         )
         for metric in chain(self._server(), self._connections(), tubes, times, *whole):
             metric.samples = _PacedSamples(metric.samples, pace)
@@ -264,17 +268,6 @@ class Metrics:
             failed.add_metric((name,), alerts.failed[name])
             waiting.add_metric((name,), alerts.waiting(name))
         yield from (sent, failed, waiting)
-
-    def _http(self) -> Iterator[Metric]:
-        metric = HistogramMetricFamily(
-            f"{PREFIX}http_request_duration_seconds",
-            "Duration of requests to the dashboard until the start of the response.",
-            labels=("endpoint", "method", "code"),
-        )
-        bounds = [*map(str, BOUNDS), "+Inf"]
-        for key, times in self._requests.by_key.items():
-            metric.add_metric(key, list(zip(bounds, accumulate(times.counts), strict=True)), times.sum)
-        yield metric
 
 
 def role_metrics(role: ClusterStatus) -> Iterator[Metric]:
