@@ -90,7 +90,13 @@ def _sessions(data: bytes) -> Iterator[Change]:
 
 
 def _alerts(data: bytes) -> Iterator[Change]:
-    yield "alerts", 0, b"", data
+    document = json.loads(data)
+    for silence in document["silences"]:
+        silence |= {"tubes": silence["tubes"] or None, "condition": silence["kind"] or None}
+        silence |= {"since": _instant(silence["since"]), "until": _instant(silence["until"])}
+    for delivery in document["log"]:
+        delivery |= {"at": _instant(delivery["at"]), "status": delivery["status"] or None}
+    yield "alerts", 0, b"", _json(document | {"version": 2})
 
 
 def _audit(data: bytes) -> Iterator[Change]:
@@ -143,6 +149,10 @@ def _checked(data: bytes) -> bytes:
     if zlib.crc32(payload) != crc:
         raise ValueError("its checksum is wrong")
     return payload
+
+
+def _instant(nanoseconds: int) -> str:
+    return (_EPOCH + timedelta(microseconds=nanoseconds // 1000)).isoformat()
 
 
 def _json(value: Any) -> bytes:

@@ -16,10 +16,10 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 import gevent
+from werkzeug.exceptions import NotFound
 
 from greenstalk_server.cluster.status import ClusterStatus
 from greenstalk_server.config.tables.receivers import Receiver
-from greenstalk_server.config.tables.targets import ENVIRONMENT, shown_url
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
@@ -29,6 +29,7 @@ from greenstalk_server.web.features.alerts.silences import Silence, Silences
 from greenstalk_server.web.features.alerts.state import Delivery, State
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
+from greenstalk_server.web.framework.api.values import instant
 from greenstalk_server.web.framework.cooperative import in_batches, repeated
 from greenstalk_server.web.framework.outbound import Request, RequestFailed, Response, Secrets, send
 from greenstalk_server.web.store.store import Store
@@ -59,10 +60,6 @@ MAX_ERROR: Final = 300
 """Characters of an error in the log."""
 
 log = logging.getLogger(__name__)
-
-
-class NoSuchReceiver(Exception):
-    """No receiver has this name."""
 
 
 @dataclass(slots=True)
@@ -122,7 +119,6 @@ class Alerts:
         self._state: State = State(store, self._restart)
         self._observer: Service = Service("alerts", repeated(self.tick))
         self._sending: set[gevent.Greenlet] = set()
-        self._number: int = 0
         self._started_at: int = clock()
         self._led_since: int = 0
         self._is_stopped: bool = False
@@ -146,9 +142,9 @@ class Alerts:
         return self._state.is_kept
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Reason why the last change is not saved; empty if it is."""
-        return self._state.trouble
+        return self._state.last_error
 
     @property
     def log(self) -> list[Delivery]:
@@ -164,7 +160,7 @@ class Alerts:
         return self.queues[name].alerts.waiting(self._clock(), self.is_silenced)
 
     def silence(self, tubes: str, kind: str, seconds: int, who: str, reason: str) -> Silence:
-        """Add a silence; raise SilenceLimitExceeded. Switches."""
+        """Add a silence; raise Conflict. Switches."""
         silence = self.silences.add(tubes, kind, seconds, who, reason, self._clock())
         self._save()
         return silence
@@ -177,14 +173,14 @@ class Alerts:
         return silence
 
     def test(self, name: str) -> Delivery:
-        """Send a test to the receiver *name*, without retries; raise NoSuchReceiver. Switches.
+        """Send a test to the receiver *name*, without retries; raise NotFound. Switches.
 
         If it succeeds, conditions that wait for a retry are sent at once.
         """
         self.follow_configuration()
         queue = self.queues.get(name)
         if queue is None:
-            raise NoSuchReceiver(name)
+            raise NotFound(f"There is no receiver “{name[:40]}” in the configuration.")
         now = self._clock()
         (message,) = messages(queue.receiver, test_batch(now), 0, self._source, self._path_of, now)
         delivery, _ = self._send(queue, message, "test", 1)
@@ -285,9 +281,14 @@ class Alerts:
         else:
             status, seconds = response.status, response.seconds
             error, wait = _error(response), _wait(response)
-        self._number += 1
         delivery = Delivery(
-            self._number, at, receiver.name, summary, attempt, status, round(seconds, 3), error[:MAX_ERROR]
+            at=instant(at),
+            receiver=receiver.name,
+            summary=summary,
+            attempt=attempt,
+            status=status or None,
+            seconds=round(seconds, 3),
+            error=error[:MAX_ERROR],
         )
         self._state.log.append(delivery)
         (self.failed if error else self.sent)[receiver.name] += 1
@@ -300,7 +301,6 @@ class Alerts:
 
     def _restart(self) -> None:
         """Continue with the alerts of the previous run, whose state has been read. Does not switch."""
-        self._number = max([delivery.number for delivery in self._state.log], default=0)
         self._started_at = self._clock()
         self.queues, self._known = {}, ()
 
@@ -315,7 +315,7 @@ class Alerts:
 
     def _save(self) -> None:
         """Write the state. Switches."""
-        self._state.save(lambda: {name: list(queue.alerts.alerts.values()) for name, queue in self.queues.items()})
+        self._state.save({name: queue.alerts.alerts.values() for name, queue in self.queues.items()})
 
 
 def _error(response: Response) -> str:
@@ -350,12 +350,3 @@ def _retry_time(failures: int, least: int) -> int:
     """Return the nanoseconds until the next attempt after *failures*, at least *least*."""
     longest = min(MAX_RETRY, FIRST_RETRY * 2 ** min(failures - 1, 20))
     return max(least, int(longest * random.uniform(0.5, 1)))  # noqa: S311  to spread retries
-
-
-def address_of(receiver: Receiver) -> str:
-    """Return the scheme and the host of the address of *receiver*, or where it is configured."""
-    target = receiver.target
-    if target.secret_url is None:
-        return shown_url(target.url)
-    kind, place = target.secret_url
-    return f"in the variable {place}" if kind == ENVIRONMENT else f"in the file {place}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from werkzeug.exceptions import Conflict, Forbidden, NotFound, TooManyRequests
+from werkzeug.exceptions import Forbidden, NotFound, TooManyRequests
 
-from greenstalk_server.web.features.alerts.alerts import Alerts, NoSuchReceiver
-from greenstalk_server.web.features.alerts.silences import Silence, SilenceLimitExceeded
+from greenstalk_server.web.features.alerts.alerts import Alerts
+from greenstalk_server.web.features.alerts.silences import Silence
 from greenstalk_server.web.features.alerts.state import Delivery
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.store.audit import Audit
@@ -39,10 +39,7 @@ class AlertChanges:
     def silence(self, tubes: str, kind: str, seconds: int, reason: str) -> Silence:
         """Silence conditions; raise Forbidden or Conflict. Switches."""
         _require_silencing(tubes)
-        try:
-            silence = self.alerts.silence(tubes, kind, seconds, principal().name, reason)
-        except SilenceLimitExceeded as error:
-            raise Conflict(f"The silence was not set: {error}.") from None
+        silence = self.alerts.silence(tubes, kind, seconds, principal().name, reason)
         self._audit.note("alerts/silence", silence=silence.id, tubes=tubes, kind=kind, seconds=seconds, reason=reason)
         return silence
 
@@ -51,9 +48,9 @@ class AlertChanges:
         silence = self.alerts.silences.get(id)
         if silence is None:
             raise NotFound(f"There is no silence {id}: it has ended.")
-        _require_silencing(silence.tubes)
+        _require_silencing(silence.tubes or "")
         self.alerts.end_silence(id)
-        self._audit.note("alerts/silence/end", silence=id, tubes=silence.tubes, kind=silence.kind)
+        self._audit.note("alerts/silence/end", silence=id, tubes=silence.tubes or "", kind=silence.condition or "")
 
     def test(self, receiver: str) -> Delivery:
         """Send a test to *receiver*; raise Forbidden, NotFound or TooManyRequests. Switches."""
@@ -64,11 +61,9 @@ class AlertChanges:
         self._tests += 1
         try:
             delivery = self.alerts.test(receiver)
-        except NoSuchReceiver:
-            raise NotFound(f"There is no receiver “{receiver[:40]}” in the configuration.") from None
         finally:
             self._tests -= 1
-        self._audit.note("alerts/test", receiver=receiver, status=delivery.status, error=delivery.error)
+        self._audit.note("alerts/test", receiver=receiver, status=delivery.status or 0, error=delivery.error)
         return delivery
 
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from greenstalk_server.config.tables.receivers import PAGERDUTY, SLACK, Receiver
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.alerts.receiver_alerts import Batch, Item, Key
-from greenstalk_server.web.features.conditions.measures import WARNING, Link
+from greenstalk_server.web.features.alerts.receiver_alerts import Alert, Batch
+from greenstalk_server.web.features.conditions.measures import WARNING, Key, Link
 
 VERSION: Final = 1
 """Version of the template `json`. New keys do not change it."""
@@ -28,7 +28,9 @@ MAX_SUMMARY: Final = 1000
 MAX_DEDUP_KEY: Final = 255
 """Characters that the Events API of PagerDuty accepts."""
 
-TEST: Final[Key] = ("test", b"", "")
+TEST: Final = "test"
+"""Kind of the condition of a test."""
+
 TEST_SENTENCE: Final = "This is a test of the receiver. Nothing needs attention."
 
 Headers = Mapping[str, str]
@@ -38,7 +40,7 @@ Headers = Mapping[str, str]
 class Message:
     """One request about *items*: *build* returns its headers and its body for the receiver's secret."""
 
-    items: tuple[Item, ...]
+    items: tuple[Alert, ...]
     build: Callable[[str], tuple[Headers, bytes]]
 
 
@@ -61,7 +63,18 @@ def messages(
 
 def test_batch(now: int) -> Batch:
     """Return a batch with one item, a test."""
-    return Batch((Item(TEST, WARNING, TEST_SENTENCE, now, 0.0, 0.0, Link("overview", {}), False, False),))
+    test = Alert(
+        kind=TEST,
+        tube="",
+        detail="",
+        severity=WARNING,
+        sentence=TEST_SENTENCE,
+        since=now,
+        value=0.0,
+        threshold=0.0,
+        link=Link("overview", {}),
+    )
+    return Batch((test,))
 
 
 def dedup_key(source: str, key: Key) -> str:
@@ -104,16 +117,15 @@ class _MessageFormatter:
             "more": more,
         }
 
-    def _condition(self, item: Item) -> dict[str, Any]:
-        kind, tube, detail = item.key
+    def _condition(self, item: Alert) -> dict[str, Any]:
         return {
             "id": dedup_key(self._source, item.key),
             "status": _status(item.is_resolved),
             "is_repeat": item.is_repeat,
-            "condition": kind,
+            "condition": item.kind,
             "severity": item.severity,
-            "tube": tube.decode() or None,
-            "limit": detail or None,
+            "tube": item.tube or None,
+            "limit": item.detail or None,
             "since": _time(item.since),
             "value": item.value,
             "threshold": item.threshold,
@@ -132,9 +144,8 @@ class _MessageFormatter:
             lines.append(f"• {left} more")
         return {"text": "\n".join(lines)}
 
-    def event(self, item: Item, routing_key: str) -> dict[str, Any]:
+    def event(self, item: Alert, routing_key: str) -> dict[str, Any]:
         """Return the event of *item* in the form `pagerduty`."""
-        kind, tube, _ = item.key
         event: dict[str, Any] = {
             "routing_key": routing_key,
             "event_action": "resolve" if item.is_resolved else "trigger",
@@ -147,8 +158,8 @@ class _MessageFormatter:
             "source": self._source,
             "severity": item.severity,
             "timestamp": _time(item.since),
-            "component": tube.decode() or "server",
-            "class": kind,
+            "component": item.tube or "server",
+            "class": item.kind,
             "custom_details": {"value": item.value, "threshold": item.threshold},
         }
         event["client"] = "Greenstalk Server"
@@ -156,13 +167,13 @@ class _MessageFormatter:
             event["client_url"] = link
         return event
 
-    def _link(self, item: Item) -> str:
+    def _link(self, item: Alert) -> str:
         base = self._receiver.dashboard_url
         return f"{base}{self._path_of(item.link)}" if base else ""
 
 
 def _headline(batch: Batch) -> str:
-    if any(item.key == TEST for item in batch.items):
+    if any(item.kind == TEST for item in batch.items):
         return "test"
     return batch.summary()
 

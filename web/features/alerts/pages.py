@@ -16,12 +16,15 @@ from greenstalk_server.config.tables.roles import ADMIN, OPERATOR
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
 from greenstalk_server.core.tube_names import is_tube_pattern
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.alerts.alerts import Alerts, ReceiverQueue, address_of
+from greenstalk_server.web.features.alerts.alerts import Alerts, ReceiverQueue
 from greenstalk_server.web.features.alerts.changes import AlertChanges, may_silence, require_alerts
-from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE, Silence
+from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE
+from greenstalk_server.web.features.alerts.status import alert_status
 from greenstalk_server.web.features.conditions.measures import KINDS, Condition, Measure
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
+from greenstalk_server.web.features.conditions.visible import href_of
 from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.api.values import instant
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
@@ -41,21 +44,6 @@ KIND_LABELS: Final = {kind.name: kind.label for kind in KINDS}
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiverRow:
-    """A receiver. *receives*: its conditions. *state*: the result of the last attempt. *is_failing*: that failed."""
-
-    name: str
-    template: str
-    address: str
-    receives: str
-    state: str
-    is_failing: bool
-    sent: str
-    failed: str
-    waiting: str
-
-
-@dataclass(frozen=True, slots=True)
 class ConditionRow:
     """A condition, and its state at each receiver: the name of the receiver, and the state in words.
 
@@ -68,33 +56,6 @@ class ConditionRow:
     since: Markup
     receivers: list[tuple[str, str | Markup]]
     silence_href: str
-
-
-@dataclass(frozen=True, slots=True)
-class SilenceRow:
-    """A silence; *may_end*: whether the principal may end it."""
-
-    id: int
-    tubes: str
-    kind: str
-    until: Markup
-    left: str
-    who: str
-    reason: str
-    may_end: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryRow:
-    """An attempt to send a message."""
-
-    at: Markup
-    receiver: str
-    summary: str
-    attempt: str
-    status: str
-    time: str
-    error: str
 
 
 class AlertPages:
@@ -163,48 +124,27 @@ class AlertPages:
 
     def _values(self, now: int) -> dict[str, Any]:
         alerts = self._alerts
-        alerts.follow_configuration()
+        status = alert_status(alerts, MAX_DELIVERIES)
+        texts = {name: (_receives(queue.receiver), self._state(queue, now)) for name, queue in alerts.queues.items()}
         return {
-            "receivers": [self._receiver(queue, now) for queue in alerts.queues.values()],
+            "status": status,
+            "receiver_texts": texts,
             "conditions": list(self._conditions(now)),
-            "silences": [_silence(each, now) for each in alerts.silences.all() if each.until > now],
-            "log": [
-                DeliveryRow(
-                    text.time_tag(delivery.at),
-                    delivery.receiver,
-                    delivery.summary,
-                    text.number(delivery.attempt),
-                    str(delivery.status or text.NONE),
-                    f"{delivery.seconds * 1000:,.0f}{text.NBSP}ms",
-                    delivery.error,
-                )
-                for delivery in alerts.log[:MAX_DELIVERIES]
-            ],
-            "is_kept": alerts.is_kept,
-            "trouble": alerts.trouble,
+            "silences": [silence for silence in alerts.silences.all() if silence.until > instant(now)],
+            "kind_labels": KIND_LABELS,
+            "may_silence": may_silence,
+            "now": instant(now),
         }
 
-    def _receiver(self, queue: ReceiverQueue, now: int) -> ReceiverRow:
-        alerts, name, receiver = self._alerts, queue.receiver.name, queue.receiver
+    def _state(self, queue: ReceiverQueue, now: int) -> str:
+        """Return the outcome of the last attempt to send to the receiver of *queue*, in words."""
         if queue.error:
             wait = max(0, queue.next_try - now) // SECOND
             when = f"next attempt in {text.duration(wait)}" if wait else "next attempt now"
-            state = f"The last attempt failed: {queue.error}; {when if queue.failures else 'it was a test'}."
-        elif alerts.sent[name]:
-            state = "The last message was accepted."
-        else:
-            state = "Nothing has been sent since the start."
-        return ReceiverRow(
-            name,
-            receiver.template,
-            address_of(receiver),
-            _receives(receiver),
-            state,
-            bool(queue.error),
-            text.number(alerts.sent[name]),
-            text.number(alerts.failed[name]),
-            text.number(alerts.waiting(name)),
-        )
+            return f"The last attempt failed: {queue.error}; {when if queue.failures else 'it was a test'}."
+        if self._alerts.sent[queue.receiver.name]:
+            return "The last message was accepted."
+        return "Nothing has been sent since the start."
 
     def _conditions(self, now: int) -> Iterator[ConditionRow]:
         for condition in self._attention.conditions[:MAX_CONDITIONS]:
@@ -212,7 +152,7 @@ class AlertPages:
             yield ConditionRow(
                 measure.severity,
                 measure.sentence,
-                url_for(measure.link.endpoint, **measure.link.args),
+                href_of(measure),
                 text.time_tag(condition.since),
                 [(name, self._sent(queue, condition, now)) for name, queue in self._alerts.queues.items()],
                 _silence_href(measure),
@@ -223,7 +163,7 @@ class AlertPages:
         measure, receiver = condition.measure, queue.receiver
         if not receiver.wants(measure.kind.name, measure.severity, measure.tube):
             return "not sent to this receiver"
-        alert = queue.alerts.alerts.get((measure.kind.name, measure.tube, measure.detail))
+        alert = queue.alerts.alerts.get(measure.key)
         sent = Markup("sent {}").format(text.time_tag(alert.sent_at)) if alert is not None and alert.sent_at else ""
         if (silence := self._alerts.silences.covers(measure.kind.name, measure.tube, now)) is not None:
             until = Markup("silenced until {}").format(text.time_tag(silence.until))
@@ -271,16 +211,3 @@ def _silence_href(measure: Measure) -> str:
     if not may_silence(tube):
         return ""
     return url_for("alerts", tubes=tube or None, kind=measure.kind.name, _anchor="silence")
-
-
-def _silence(silence: Silence, now: int) -> SilenceRow:
-    return SilenceRow(
-        silence.id,
-        silence.tubes or "all tubes and the server",
-        KIND_LABELS.get(silence.kind, silence.kind) or "all",
-        text.time_tag(silence.until),
-        text.duration(max(0, silence.until - now) // SECOND),
-        silence.who,
-        silence.reason,
-        may_end=may_silence(silence.tubes),
-    )

@@ -9,13 +9,24 @@ Invariant: a receiver has at most MAX_ALERTS alerts of each severity, and one al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from copy import copy
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+from msgspec import Meta, Struct
 
 from greenstalk_server.config.tables.receivers import Receiver
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import CRITICAL, SEVERITIES, Condition, Link, Rank, rank
+from greenstalk_server.web.features.conditions.measures import (
+    CRITICAL,
+    SEVERITIES,
+    Condition,
+    Key,
+    Link,
+    Rank,
+    Severity,
+    rank,
+)
 from greenstalk_server.web.framework import text
 
 MAX_ALERTS: Final = 50
@@ -31,13 +42,13 @@ minutes, and some conditions have a delay, so they may still hold although they 
 MORE: Final = "more"
 """Kind of the alert about the conditions in excess."""
 
-Key = tuple[str, bytes, str]
-"""Kind, tube and detail of a condition."""
+
+Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Nanoseconds since the Unix epoch; 0 for never."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Alert:
-    """A condition at one receiver. Times are nanoseconds since the Unix epoch; 0 for never.
+class Alert(Struct, kw_only=True):
+    """A condition at one receiver, which the store keeps as JSON.
 
     since           when the condition began.
     is_present      whether the last round found the condition.
@@ -48,43 +59,38 @@ class Alert:
     """
 
     kind: str
-    tube: bytes
+    tube: str
     detail: str
-    severity: str
+    severity: Severity
     sentence: str
-    since: int
+    since: Time
     value: float
     threshold: float
     link: Link
     is_present: bool = True
-    ended_at: int = 0
-    sent_at: int = 0
+    ended_at: Time = 0
+    sent_at: Time = 0
     sent_severity: str = ""
-    kept_until: int = 0
+    kept_until: Time = 0
 
     @property
     def key(self) -> Key:
-        return self.kind, self.tube, self.detail
+        return self.kind, self.tube.encode(), self.detail
 
+    @property
+    def is_resolved(self) -> bool:
+        return bool(self.ended_at)
 
-class Item(NamedTuple):
-    """A copy of an alert for a message."""
-
-    key: Key
-    severity: str
-    sentence: str
-    since: int
-    value: float
-    threshold: float
-    link: Link
-    is_resolved: bool
-    is_repeat: bool
+    @property
+    def is_repeat(self) -> bool:
+        """Whether the next message repeats it."""
+        return bool(self.sent_at) and not self.ended_at
 
 
 class Batch(NamedTuple):
-    """The items that are due for a receiver: the worst first, the resolved conditions last."""
+    """Copies of the alerts that are due for a receiver: the worst first, the resolved conditions last."""
 
-    items: tuple[Item, ...]
+    items: tuple[Alert, ...]
 
     def summary(self) -> str:
         """Return the numbers of items, such as `2 firing, 1 resolved`."""
@@ -122,7 +128,7 @@ class ReceiverAlerts:
         measure = condition.measure
         if not self.receiver.wants(measure.kind.name, measure.severity, measure.tube):
             return
-        key = measure.kind.name, measure.tube, measure.detail
+        key = measure.key
         alert = self.alerts.get(key)
         if alert is not None:
             self._seen.add(key)
@@ -166,7 +172,7 @@ class ReceiverAlerts:
             if alert.ended_at:
                 if now - alert.ended_at >= receiver.resolve_after:
                     resolved.append(alert)
-            elif not alert.is_present or is_silenced(alert.kind, alert.tube):
+            elif not alert.is_present or is_silenced(alert.kind, alert.tube.encode()):
                 continue
             elif not alert.sent_at or (alert.severity == CRITICAL != alert.sent_severity):
                 if now - alert.since >= receiver.wait:
@@ -179,9 +185,9 @@ class ReceiverAlerts:
         if not (begun or again or resolved) or (now - self.sent_at < receiver.interval and not is_urgent):
             return Batch(())
         firing = [*begun, *again, *soon]
-        return Batch(tuple([_item(alert) for some in (firing, resolved) for alert in sorted(some, key=_order)]))
+        return Batch(tuple([copy(alert) for some in (firing, resolved) for alert in sorted(some, key=_order)]))
 
-    def acknowledge(self, items: Iterable[Item], now: int) -> None:
+    def acknowledge(self, items: Iterable[Alert], now: int) -> None:
         """Record that the receiver has accepted *items*."""
         self.sent_at = now
         for item in items:
@@ -221,7 +227,7 @@ class ReceiverAlerts:
         sentence = f"{text.number(self.more)} more {verb} attention; the dashboard shows them."
         if alert is None:
             alert = self.alerts[key] = _new_alert(worst)
-            alert.kind, alert.tube, alert.detail, alert.since = *key, now
+            alert.kind, alert.tube, alert.detail, alert.since = MORE, "", "", now
             alert.threshold, alert.link = 0.0, Link("overview", {})
         alert.severity, alert.sentence, alert.value = worst.measure.severity, sentence, float(self.more)
         alert.is_present, alert.ended_at = True, 0
@@ -231,7 +237,7 @@ def _new_alert(condition: Condition) -> Alert:
     measure = condition.measure
     return Alert(
         kind=measure.kind.name,
-        tube=measure.tube,
+        tube=measure.tube.decode(),
         detail=measure.detail,
         severity=measure.severity,
         sentence=measure.sentence,
@@ -250,20 +256,5 @@ def _update(alert: Alert, condition: Condition) -> None:
     alert.value, alert.threshold = measure.value, measure.threshold
 
 
-def _item(alert: Alert) -> Item:
-    is_repeat = bool(alert.sent_at) and not alert.ended_at
-    return Item(
-        alert.key,
-        alert.severity,
-        alert.sentence,
-        alert.since,
-        alert.value,
-        alert.threshold,
-        alert.link,
-        bool(alert.ended_at),
-        is_repeat,
-    )
-
-
-def _order(alert: Alert) -> tuple[int, int, bytes]:
+def _order(alert: Alert) -> tuple[int, int, str]:
     return SEVERITIES.index(alert.severity), alert.since, alert.tube

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from datetime import timedelta
+from typing import Annotated, Final
 
-from greenstalk_server.core.jobs.job import SECOND
+from msgspec import Meta
+from werkzeug.exceptions import Conflict
+
 from greenstalk_server.core.tube_names import any_of
+from greenstalk_server.web.framework.api.values import Instant, ResponseModel, TubePattern, instant, nanoseconds
 
 MAX_SILENCES: Final = 100
 MAX_SILENCE: Final = 30 * 24 * 3600
@@ -17,28 +20,15 @@ MAX_SILENCE: Final = 30 * 24 * 3600
 MAX_REASON_LENGTH: Final = 200
 
 
-class SilenceLimitExceeded(Exception):
-    """There are too many silences; the message names the limit."""
+class Silence(ResponseModel):
+    """Conditions that are not sent for a while."""
 
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """A silence.
-
-    id          identifies the silence; each silence has the next number.
-    tubes       pattern of the tubes whose conditions are silenced; empty for all tubes and the server.
-    kind        the kind of the conditions; empty for all.
-    until       when it ends, nanoseconds since the Unix epoch.
-    since       when it was set, nanoseconds.
-    who         name of the user who set it.
-    """
-
-    id: int
-    tubes: str
-    kind: str
-    until: int
-    since: int
-    who: str
+    id: Annotated[int, Meta(ge=1)]
+    tubes: Annotated[TubePattern | None, Meta(description="Pattern of the tubes; null for all tubes and the server.")]
+    condition: Annotated[str | None, Meta(description="The kind of the conditions; null for all.")]
+    until: Instant
+    since: Instant
+    who: Annotated[str, Meta(description="Name of the user who set it.")]
     reason: str
 
 
@@ -49,7 +39,7 @@ class Silences:
         self._silences: dict[int, Silence] = {}
         self._patterns: dict[int, re.Pattern[bytes] | None] = {}
         self._last: int = last
-        self._scopes: dict[str, tuple[bool, re.Pattern[bytes] | None]] = {}
+        self._scopes: dict[str | None, tuple[bool, re.Pattern[bytes] | None]] = {}
         self._scopes_until: int = 0
         for silence in silences:
             self._keep(silence)
@@ -66,12 +56,25 @@ class Silences:
     def get(self, id: int) -> Silence | None:
         return self._silences.get(id)
 
-    def add(self, tubes: str, kind: str, seconds: int, who: str, reason: str, now: int) -> Silence:
-        """Add and return a silence of *seconds*; raise SilenceLimitExceeded if there are too many."""
+    def add(self, tubes: str, condition: str, seconds: int, who: str, reason: str, now: int) -> Silence:
+        """Add and return a silence of *seconds*; raise Conflict if there are too many.
+
+        tubes       pattern of the tubes; empty for all tubes and the server.
+        condition   the kind of the conditions; empty for all.
+        """
         self.remove_expired(now)
         if len(self._silences) >= MAX_SILENCES:
-            raise SilenceLimitExceeded(f"there are already {MAX_SILENCES} silences, the maximum")
-        silence = Silence(self._last + 1, tubes, kind, now + seconds * SECOND, now, who, reason)
+            raise Conflict(f"The silence was not set: there are already {MAX_SILENCES} silences, the maximum.")
+        since = instant(now)
+        silence = Silence(
+            id=self._last + 1,
+            tubes=tubes or None,
+            condition=condition or None,
+            until=since + timedelta(seconds=seconds),
+            since=since,
+            who=who,
+            reason=reason,
+        )
         self._keep(silence)
         return silence
 
@@ -83,7 +86,7 @@ class Silences:
 
     def remove_expired(self, now: int) -> bool:
         """Remove the silences that have ended; return whether there was one."""
-        expired = [silence.id for silence in self._silences.values() if silence.until <= now]
+        expired = [silence.id for silence in self._silences.values() if silence.until <= instant(now)]
         for id in expired:
             self.remove(id)
         return bool(expired)
@@ -92,7 +95,7 @@ class Silences:
         """Whether a silence covers conditions of this *kind* and *tube*; faster than `covers` with many silences."""
         if now >= self._scopes_until:
             self._combine(now)
-        for name in ("", kind):
+        for name in (None, kind):
             covers_all, pattern = self._scopes.get(name, (False, None))
             if covers_all or (pattern is not None and tube and pattern.fullmatch(tube)):
                 return True
@@ -102,7 +105,7 @@ class Silences:
         """Return the silence of this *kind* and *tube* with the latest end, or None."""
         found = None
         for id, silence in self._silences.items():
-            if silence.until <= now or silence.kind not in ("", kind):
+            if silence.until <= instant(now) or silence.condition not in (None, kind):
                 continue
             pattern = self._patterns[id]
             if pattern is not None and not (tube and pattern.fullmatch(tube)):
@@ -119,9 +122,9 @@ class Silences:
 
     def _combine(self, now: int) -> None:
         """Combine the silences of each kind. The result is valid until the first of them ends."""
-        lasting = [silence for silence in self._silences.values() if silence.until > now]
+        lasting = [silence for silence in self._silences.values() if silence.until > instant(now)]
         self._scopes = {}
-        for kind in {silence.kind for silence in lasting}:
-            tubes = [silence.tubes for silence in lasting if silence.kind == kind]
-            self._scopes[kind] = "" in tubes, any_of([pattern for pattern in tubes if pattern])
-        self._scopes_until = min([silence.until for silence in lasting], default=2**63)
+        for kind in {silence.condition for silence in lasting}:
+            patterns = [silence.tubes for silence in lasting if silence.condition == kind]
+            self._scopes[kind] = None in patterns, any_of([pattern for pattern in patterns if pattern])
+        self._scopes_until = min([nanoseconds(silence.until) for silence in lasting], default=2**63)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from greenstalk_server.config.tables.thresholds import Thresholds
 from greenstalk_server.core.jobs.job import SECOND
@@ -18,6 +18,8 @@ from greenstalk_server.web.framework import text
 
 LEAST_RATIO: Final = 0.8
 """Smallest value, as a share of the threshold, for which there is a measure: a condition ends below it."""
+
+Severity = Literal["critical", "warning"]
 
 CRITICAL: Final = "critical"
 WARNING: Final = "warning"
@@ -80,7 +82,11 @@ class Link(NamedTuple):
     """A page about the jobs or workers concerned: its endpoint and the arguments of its URL."""
 
     endpoint: str
-    args: dict[str, Any]
+    args: dict[str, str]
+
+
+Key = tuple[str, bytes, str]
+"""Kind, tube and detail of a condition."""
 
 
 class Measure(NamedTuple):
@@ -95,7 +101,7 @@ class Measure(NamedTuple):
     """
 
     kind: Kind
-    severity: str
+    severity: Severity
     tube: bytes
     detail: str
     ratio: float
@@ -104,6 +110,10 @@ class Measure(NamedTuple):
     threshold: float
     sentence: str
     link: Link
+
+    @property
+    def key(self) -> Key:
+        return self.kind.name, self.tube, self.detail
 
 
 class Condition(NamedTuple):
@@ -402,7 +412,7 @@ def _memory(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:
             else:
                 sentence += f"; at this rate puts are refused in {_time(left)}." if left is not None else "."
             ratio = 1.0 if sample.is_memory_full or near is None else near.ratio
-            severity = CRITICAL if sample.is_memory_full or near is None else near.severity
+            severity: Severity = CRITICAL if sample.is_memory_full or near is None else near.severity
             measure = _of_server(MEMORY, severity, taken / most, thresholds.limit_used, sentence, "process")
             yield measure._replace(ratio=ratio)
     if sample.machine_memory is not None and thresholds.memory_used:
@@ -433,12 +443,12 @@ def _disk(sample: ServerSample, thresholds: Thresholds) -> Iterator[Measure]:
     elif max(low, soon) >= LEAST_RATIO:
         when = f"at the rate of the last hour it is full in {_time(left)}" if left is not None else ""
         rest = f"; {when}, and puts are refused then." if when else ". Puts are refused when it is full."
-        severity = CRITICAL if low >= 1 else WARNING
+        severity: Severity = CRITICAL if low >= 1 else WARNING
         measure = _of_server(DISK, severity, free, thresholds.disk_free, shown + rest, "journal")
         yield measure._replace(ratio=max(low, soon))
 
 
-def _of_server(kind: Kind, severity: str, value: float, threshold: float, sentence: str, group: str) -> Measure:
+def _of_server(kind: Kind, severity: Severity, value: float, threshold: float, sentence: str, group: str) -> Measure:
     """Return a measure of the server, with a link to the *group* of figures on the overview."""
     ratio = value / threshold if threshold else 0.0
     return Measure(
@@ -463,7 +473,7 @@ def _limit(
     else:
         sentence += f"; at the rate of the last 15 minutes it is reached in {_time(left)}." if left is not None else "."
     is_soon = left is not None and left <= FULL_WITHIN
-    severity = CRITICAL if used >= most or (is_soon and soon >= 1) else WARNING
+    severity: Severity = CRITICAL if used >= most or (is_soon and soon >= 1) else WARNING
     link = Link("overview", {})
     return Measure(LIMIT, severity, tube, name, max(near, soon), 0, share, thresholds.limit_used, sentence, link)
 

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import Condition, Measure
+from greenstalk_server.web.features.conditions.measures import Condition, Key, Measure
 
 CLEAR_TIME: Final = 15 * SECOND
 """Nanoseconds without a measure, so with a value below LEAST_RATIO, until an active condition ends."""
-
-Key = tuple[str, bytes, str]
 
 
 class _Entry:
@@ -45,7 +43,7 @@ class Tracker:
     def observe(self, measures: Iterable[Measure], now: int) -> None:
         """Take in *measures* of this round, each of which has a ratio of at least LEAST_RATIO."""
         for measure in measures:
-            key = (measure.kind.name, measure.tube, measure.detail)
+            key = measure.key
             entry = self._entries.get(key)
             if entry is None or not entry.is_active:
                 if measure.ratio < 1:

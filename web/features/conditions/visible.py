@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from flask import url_for
 
@@ -28,5 +29,6 @@ def sentence_of(measure: Measure) -> str:
 def href_of(measure: Measure) -> str:
     """Return the path of the page about the jobs or workers of *measure*, which the principal may see."""
     target = str(measure.link.args.get("tube", "")).encode()
-    args = measure.link.args if not target or principal().sees(target) else {"tube": measure.tube.decode()}
+    is_visible = not target or principal().sees(target)
+    args: dict[str, Any] = measure.link.args if is_visible else {"tube": measure.tube.decode()}
     return url_for(measure.link.endpoint, **args)

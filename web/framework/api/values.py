@@ -38,6 +38,16 @@ TubeName = Annotated[
     ),
 ]
 
+TubePattern = Annotated[
+    str,
+    Meta(
+        # The lookahead is for Python, where `$` also matches before a newline at the end.
+        pattern=r"^[-A-Za-z0-9+/;.$_()*]{1,200}$(?!\n)",
+        description="a pattern of tube names: 1 to 200 characters of tube names and `*`, which matches any characters.",
+        examples=["billing.*"],
+    ),
+]
+
 JobId = Annotated[int, Meta(ge=1, description="The id of a job.", extra_json_schema={"maximum": MAX_ID}, examples=[42])]
 
 Count = Annotated[int, Meta(ge=0)]

@@ -14,17 +14,7 @@ from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
 from greenstalk_server.web.features.tubes.api.tubes import STATES, PauseTubeRequest
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.router import set_location
-from greenstalk_server.web.framework.api.values import RequestModel
-
-TubePattern = Annotated[
-    str,
-    Meta(
-        # The lookahead is for Python, where `$` also matches before a newline at the end.
-        pattern=r"^[-A-Za-z0-9+/;.$_()*]{1,200}$(?!\n)",
-        description="a pattern of tube names: 1 to 200 characters of tube names and `*`, which matches any characters.",
-        examples=["billing.*"],
-    ),
-]
+from greenstalk_server.web.framework.api.values import RequestModel, TubePattern
 
 
 class TubePatternRequest(RequestModel):
