@@ -99,13 +99,75 @@ def test_parts_that_differ_from_job_to_job_are_replaced(error: str, folded: str)
     assert normalized(error) == folded
 
 
+@pytest.mark.parametrize(
+    ("error", "folded"),
+    [
+        ("HTTP 503 from upstream after 17 s", "HTTP 503 from upstream after # s"),
+        ("HTTP/1.1 404 for order 404", "HTTP/1.1 404 for order #"),
+        ("http_429", "http_429"),
+        ("Request failed with status code 500", "Request failed with status code 500"),
+        ("unexpected status: 502", "unexpected status: 502"),
+        ("statusCode=503, took 350 ms", "statusCode=503, took # ms"),
+        ("the status was 404", "the status was 404"),
+        ("HTTPError: 404 Client Error: Not Found for url 7", "HTTPError: 404 Client Error: Not Found for url #"),
+        ("[HTTP 503] job 503", "[HTTP 503] job #"),
+        ("Error (404)", "Error (404)"),
+        ("RequestException: 403", "RequestException: 403"),
+        ("process ended with exit code 137", "process ended with exit code 137"),
+        ("503 Service Unavailable", "503 Service Unavailable"),
+        ("not successful: 503 (Service Unavailable)", "not successful: 503 (Service Unavailable)"),
+        (
+            "`POST /pay` resulted in a `503 Service Unavailable` response",
+            "`…` resulted in a `503 Service Unavailable` response",
+        ),
+        ("404", "404"),
+        ("error 1045", "error #"),
+        ("error 404.25", "error #"),
+        ("error 100-200", "error #"),
+        ("error 700", "error #"),
+        ("barcode 123", "barcode #"),
+        ("503 rows", "# rows"),
+        ("503 Service Unavailables", "# Service Unavailables"),
+        ("'HTTP 503'", "'…'"),
+        ("x" * 190 + " HTTP 503", "x" * 190 + " HTTP 503"),
+        ("x" * 192 + " HTTP 503", "x" * 192 + " HTTP #…"),
+    ],
+)
+def test_status_codes_are_kept(error: str, folded: str) -> None:
+    assert normalized(error) == normalized(folded) == folded
+
+
 def test_class_and_message_are_joined() -> None:
     bodies = [{"error": {"type": "KeyError", "message": f"'user-{id}' at line {id}"}} for id in (7, 12345)]
     assert {error_of(json.dumps(body).encode()) for body in bodies} == {"KeyError: '…' at line #"}
 
 
 PIECES = st.sampled_from(
-    [" ", "'", '"', "`", "“", "”", "«", "»", "…", "#", "a", "é", "7", "\u0663", "-", ".", "x1y2", "\n"]
+    [
+        " ",
+        "HTTP",
+        "/",
+        "error ",
+        "503",
+        "Not Found",
+        "'",
+        '"',
+        "`",
+        "“",
+        "”",
+        "«",
+        "»",
+        "…",
+        "#",
+        "a",
+        "é",
+        "7",
+        "\u0663",
+        "-",
+        ".",
+        "x1y2",
+        "\n",
+    ]
 )
 ERRORS = (
     st.text() | st.lists(PIECES, max_size=40).map("".join) | st.lists(PIECES, min_size=150, max_size=300).map("".join)
@@ -117,6 +179,7 @@ ERRORS = (
 @example("'a `b'c` d'")
 @example("'abc'1")
 @example("x" * 198 + "'a'b")
+@example("x" * 193 + " HTTP 503")
 def test_normalisation_is_bounded_and_idempotent(error: str) -> None:
     once = normalized(error)
     assert len(once) <= MAX_ERROR

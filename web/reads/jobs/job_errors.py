@@ -10,7 +10,9 @@ joined. If it is an array, its first element is used. Of several lines, the firs
 Python traceback.
 
 Normalisation replaces the parts that differ from job to job: numbers, times, UUIDs, hexadecimal and other long ids by
-`#`, and the contents of quotes by an ellipsis. `job 17 of 'mail' timed out` becomes `job # of '…' timed out`.
+`#`, and the contents of quotes by an ellipsis. `job 17 of 'mail' timed out` becomes `job # of '…' timed out`. Status
+codes are kept: a number from 100 to 599 after a word such as HTTP, status, code or error, before the reason phrase of
+an HTTP status, or alone. So a retry of `HTTP 503 from upstream` does not repeat the jobs with `HTTP 404 from upstream`.
 
 All regular expressions take linear time: their repetitions are possessive.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Final
 
 from greenstalk_server.web.reads.jobs.json_fields import Path, Root, find_values, parse_body, shortened, value_text
@@ -40,13 +43,26 @@ MESSAGE_FIELDS: Final = ("message", "msg", "detail")
 
 TRACEBACK: Final = "Traceback (most recent call last)"
 
+_PHRASES: Final = "|".join(
+    re.escape(phrase).replace(r"\ ", "[ ]")
+    for phrase in ("Client Error", "Server Error", *(status.phrase for status in HTTPStatus if status >= 400))
+)
+"""Phrases that follow a status code, with spaces escaped for a verbose regular expression."""
+
 _VARIABLE: Final = re.compile(
-    r"""
-      (?<![0-9A-Za-z])                              # the whole of a word:
-      (?: [0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}          # a UUID,
+    rf"""
+      (?P<status>                                   # a status code:
+          (?: HTTP(?:/[0-9.]++)? | http | [Ss]tatus | STATUS | (?<![a-z])code | Code | CODE
+            | [Ee]rror | ERROR | [Ee]xception )
+          [\ :=_(\[-]{{0,3}}+ (?: (?:is|was|of)[ ] )?+ [1-5][0-9]{{2}} (?! [0-9A-Za-z] | [-.,:/][0-9] )
+        | (?<![0-9A-Za-z]) (?<![0-9][-.,:/]) [1-5][0-9]{{2}} (?= [ :(-]{{1,2}}+ (?i:{_PHRASES}) (?![A-Za-z]) )
+        | \A [1-5][0-9]{{2}} \Z
+      )
+    | (?<![0-9A-Za-z])                              # the whole of a word:
+      (?: [0-9A-Fa-f]{{8}}(?:-[0-9A-Fa-f]{{4}}){{3}}-[0-9A-Fa-f]{{12}}          # a UUID,
         | 0[xX][0-9A-Fa-f]++                                            # a hexadecimal number,
-        | (?=[A-Fa-f]*+[0-9])[0-9A-Fa-f]{8,}+                           # hexadecimal digits with a decimal one,
-        | (?=[A-Za-z]*+[0-9][A-Za-z]*+[0-9])[0-9A-Za-z]{16,}+           # a long id with two digits,
+        | (?=[A-Fa-f]*+[0-9])[0-9A-Fa-f]{{8,}}+                         # hexadecimal digits with a decimal one,
+        | (?=[A-Za-z]*+[0-9][A-Za-z]*+[0-9])[0-9A-Za-z]{{16,}}+         # a long id with two digits,
       ) (?![0-9A-Za-z])
     | [0-9]++(?:[-.,:/T][0-9]++)*+                  # or digits anywhere, with separators: a number, a time, an address
     """,
@@ -59,6 +75,9 @@ _QUOTED: Final = re.compile(
     """,
     re.VERBOSE,
 )
+
+_STATUS: Final = re.compile(rf"[1-5][0-9]{{2}} [ ] (?i:{_PHRASES})", re.VERBOSE)
+"""A quoted status, which is kept, as in: resulted in a `503 Service Unavailable` response."""
 
 
 def error_text(body: bytes, path: Path = ()) -> str:
@@ -83,13 +102,18 @@ def normalized(error: str) -> str:
 
     Normalising the result again does not change it, so a query may quote the result, or any error that has this result.
     """
-    line = shortened(error, MAX_RAW)
-    return shortened(_QUOTED.sub(_emptied, _VARIABLE.sub("#", line)), MAX_ERROR)
+    line = _replaced(shortened(error, MAX_RAW))
+    return line if len(line) <= MAX_ERROR else _replaced(shortened(line, MAX_ERROR))  # the cut may be inside a code
+
+
+def _replaced(line: str) -> str:
+    """Return *line* with its variable parts replaced."""
+    return _QUOTED.sub(_emptied, _VARIABLE.sub(lambda found: found["status"] or "#", line))
 
 
 def _emptied(quoted: re.Match[str]) -> str:
     found = quoted[0]
-    return f"{found[0]}…{found[-1]}" if len(found) > 2 else found
+    return found if len(found) <= 2 or _STATUS.fullmatch(found, 1, len(found) - 1) else f"{found[0]}…{found[-1]}"
 
 
 def _found(root: Root, path: Path) -> str:
