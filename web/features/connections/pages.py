@@ -132,7 +132,7 @@ def _holds(client: Client, now: int) -> list[tuple[str, str]]:
     sees = principal().sees
     watched = [tube for tube in islice(client.watched.values(), MAX_TUBES_LISTED) if sees(tube.name)]
     found = [(tube.name.decode(), hold_text(tube, now)) for tube in watched]
-    return [(name, hold) for name, hold in found if hold][:MAX_HOLDS]
+    return [("Held back", f"{name}: {hold}") for name, hold in found if hold][:MAX_HOLDS]
 
 
 def _summary(shown: int, matched: int, total: int, query: str, sort: str) -> str:
