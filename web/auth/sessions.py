@@ -12,7 +12,6 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -44,32 +43,15 @@ SEEN_INTERVAL: Final = 60 * SECOND
 MAX_TIME: Final = 2**63
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """One signed-in browser.
+class StoredSession(msgspec.Struct, kw_only=True, eq=False):
+    """One signed-in browser, as its row keeps it.
 
-    key             hash of the token.
     number          public name of the session, for lists and for admins who end it.
+    name, roles, source     those of its account.
     credential      changes when the password or the provider changes; the session is void then.
     address, browser    the sender of the sign-in.
     created_at, seen_at nanoseconds since the Unix epoch: the sign-in, and the last use.
-    id_token        the provider's token, needed to sign out there too; in memory only.
     """
-
-    key: str
-    number: str
-    account: Account
-    credential: str
-    address: str
-    browser: str
-    created_at: int
-    seen_at: int
-    is_ended: bool = False
-    id_token: str = ""
-
-
-class StoredSession(msgspec.Struct):
-    """A session as a row; see Session."""
 
     number: str
     name: str
@@ -80,6 +62,22 @@ class StoredSession(msgspec.Struct):
     browser: str
     created_at: int
     seen_at: int
+
+
+class Session(StoredSession, kw_only=True, eq=False):
+    """One signed-in browser.
+
+    key             hash of the token.
+    id_token        the provider's token, needed to sign out there too; in memory only.
+    """
+
+    key: str
+    is_ended: bool = False
+    id_token: str = ""
+
+    @property
+    def account(self) -> Account:
+        return Account(self.name, self.roles, self.source)
 
 
 class Sessions:
@@ -111,7 +109,7 @@ class Sessions:
         store.on_restore(ROW, self._restore)
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Why the sessions in memory are not saved; empty if they are."""
         return self._store.last_error
 
@@ -123,7 +121,9 @@ class Sessions:
         session = Session(
             key=_hash(token),
             number=secrets.token_hex(6),
-            account=account,
+            name=account.name,
+            roles=account.roles,
+            source=account.source,
             credential=credential,
             address=address,
             browser=browser[:MAX_TEXT],
@@ -168,8 +168,8 @@ class Sessions:
 
     def _make_room(self, account: Account) -> None:
         """End the least recently used sessions above the limits per name and per kind of credential."""
-        alike = [session for session in self.all() if session.account.source == account.source]
-        own = [session for session in alike if session.account.name == account.name]
+        alike = [session for session in self.all() if session.source == account.source]
+        own = [session for session in alike if session.name == account.name]
         for session in [*own[MAX_PER_USER - 1 :], *(alike[MAX_PER_SOURCE - 1 :] if account.source != USER else ())]:
             self.end(session)
 
@@ -190,17 +190,7 @@ class Sessions:
     # Rows
 
     def _save(self, session: Session) -> None:
-        stored = StoredSession(
-            session.number,
-            session.account.name,
-            tuple(session.account.roles),
-            session.account.source,
-            session.credential,
-            session.address,
-            session.browser,
-            session.created_at,
-            session.seen_at,
-        )
+        stored = StoredSession(**{name: getattr(session, name) for name in StoredSession.__struct_fields__})
         self._store.put(ROW, 0, session.key.encode(), msgspec.json.encode(stored))
 
     def _restore_salt(self, rows: list[Row]) -> None:
@@ -235,16 +225,7 @@ def _session(row: Row) -> Session:
     values = msgspec.json.decode(row.data, type=StoredSession)
     if not 0 <= values.created_at < MAX_TIME or not 0 <= values.seen_at < MAX_TIME:
         raise ValueError(f"a time is impossible in {values}")
-    return Session(
-        key=row.name.decode(),
-        number=values.number,
-        account=Account(values.name, values.roles, values.source),
-        credential=values.credential,
-        address=values.address,
-        browser=values.browser,
-        created_at=values.created_at,
-        seen_at=values.seen_at,
-    )
+    return Session(key=row.name.decode(), **msgspec.structs.asdict(values))
 
 
 def _slow_hash(salt: str, secret: str) -> str:

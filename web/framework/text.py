@@ -156,6 +156,7 @@ FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "breakable": breakable,
     "counted": counted,
     "duration": duration,
+    "instant": instant,
     "middle": middle,
     "number": number,
     "rate": rate,

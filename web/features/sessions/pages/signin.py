@@ -7,7 +7,7 @@ dashboard sent the form.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from flask import Flask, g, make_response, redirect, render_template, request, url_for
@@ -26,9 +26,11 @@ from greenstalk_server.web.features.sessions.sessions import (
     SessionChanges,
     matching_sessions,
     require_admin_view,
+    session_model,
 )
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal
+from greenstalk_server.web.framework.api.values import instant
 from greenstalk_server.web.framework.fields import Fields, own_path
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.store.audit import Audit
@@ -37,21 +39,6 @@ MAX_ROWS: Final = 200
 """Maximum sessions on the page: the most recently used ones."""
 
 MAX_PASSWORD_LENGTH: Final = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """A session as text. *is_own*: the request belongs to it."""
-
-    number: str
-    name: str
-    roles: str
-    source: str
-    address: str
-    browser: str
-    since: str
-    used: str
-    is_own: bool
 
 
 class SignIn:
@@ -191,11 +178,13 @@ class SignIn:
         own, found = self._guard.current_session(), matching_sessions(self.sessions, query)
         return render_template(
             "sessions.html",
-            rows=[self._row(session, session is own) for session in found[:MAX_ROWS]],
+            sessions=[session_model(session) for session in found[:MAX_ROWS]],
+            own=own.number if own is not None else "",
+            now=instant(self._clock()),
             summary=_summary(len(found)),
             query=query,
             longest_filter=MAX_FILTER_LENGTH,
-            trouble=self.sessions.trouble,
+            last_error=self.sessions.last_error,
         )
 
     @open_to(ADMIN)
@@ -208,20 +197,6 @@ class SignIn:
         if not self._guard.needs_login or self._guard.current_session() is not None or not principal().has_session:
             return redirect(url_for("sessions", notice="ended-session", n=0), 303)
         return redirect(url_for("login"), 303)
-
-    def _row(self, session: Session, is_own: bool) -> SessionRow:
-        account, idle = session.account, max(0, self._clock() - session.seen_at) // SECOND
-        return SessionRow(
-            number=session.number,
-            name=account.name or text.NONE,
-            roles=", ".join(account.roles),
-            source=account.source,
-            address=session.address,
-            browser=session.browser,
-            since=text.instant(session.created_at),
-            used=f"{text.duration(idle // 60 * 60)} ago" if idle >= 60 else "just now",
-            is_own=is_own,
-        )
 
 
 def _with_retry_after(response: Response, cause: HTTPException | None) -> Response:
