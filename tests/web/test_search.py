@@ -119,7 +119,7 @@ def test_task_of_another_kind_is_not_a_search(queue: Queue, app: Flask, client: 
         headers={"Sec-Fetch-Site": "same-origin"},
     )
     task = preview.headers["Location"].partition("task=")[2]
-    assert "not a search" in refused(client.get(f"/search?task={task}"), 404)
+    assert "of another kind" in refused(client.get(f"/search?task={task}"), 404)
     assert "no such task" in refused(client.get("/search?task=0"), 404)
 
 

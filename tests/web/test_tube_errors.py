@@ -176,7 +176,7 @@ def test_large_and_lost_bodies_are_counted(queue: Queue) -> None:
     lost = job(body=b"x")
     groups.add(lost, None)
     groups.close()
-    assert [(group.error, group.count) for group in groups.groups] == [("", 1)]
+    assert [(group.error, group.jobs) for group in groups.groups] == [(None, 1)]
     assert (groups.total, groups.unread) == (2, 1)
 
 
@@ -189,7 +189,7 @@ def test_number_of_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         groups.add(job(body=body), body)
     groups.close()
     assert len(groups.groups) == MAX_GROUPS
-    assert (groups.groups[0].error, groups.groups[0].count) == (words[7], 2)
+    assert (groups.groups[0].error, groups.groups[0].jobs) == (words[7], 2)
     assert (groups.total, groups.others, groups.other_groups) == (MAX_GROUPS + 31, 30, 10)
 
 
@@ -284,8 +284,8 @@ def test_queries_of_the_groups_divide_the_jobs(errors: list[str]) -> None:
     groups.close()
     found: list[int] = []
     for group in groups.groups:
-        query = parse(str(groups.query_of(group)))
+        query = parse(group.q)
         ids = [one.id for one in jobs if holds(query, one)]
-        assert len(ids) == group.count and group.sample_id in ids
+        assert len(ids) == group.jobs and group.sample in ids
         found += ids
     assert sorted(found) == [one.id for one in jobs]

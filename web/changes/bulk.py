@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import gevent
 from flask import url_for
-from werkzeug.exceptions import Conflict, Forbidden, NotFound, ServiceUnavailable
+from msgspec import Meta
+from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetter
@@ -26,6 +27,7 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import Principal, principal, require_operator
+from greenstalk_server.web.framework.api.values import Count, JobId, ResponseModel
 from greenstalk_server.web.reads.jobs.bodies import never_wants_body
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
 from greenstalk_server.web.reads.jobs.query import Query
@@ -52,6 +54,9 @@ MAX_THROTTLE_SLEEP: Final = 0.2
 """Seconds between checks of a waiting task for cancellation."""
 
 
+ActionName = Literal["kick", "bury", "delete", "move", "pri", "delay", "redrive"]
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """A bulk action.
@@ -74,7 +79,7 @@ class Action:
     noun: str = ""
 
 
-ACTIONS: Final[Mapping[str, Action]] = {
+ACTIONS: Final[Mapping[ActionName, Action]] = {
     "kick": Action(
         "Kick",
         "kicked",
@@ -140,7 +145,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
 class Change:
     """An action and its value: a tube name, a priority, or a delay in seconds."""
 
-    key: str
+    key: ActionName
     value: bytes | int = 0
 
     @property
@@ -213,6 +218,17 @@ class Change:
         return finishing.delete_job(broker, job.id, now, is_forced)
 
 
+class Counted(ResponseModel):
+    """The counts of a dry run so far, and the task that carries it out."""
+
+    action: ActionName
+    would_change: Annotated[Count, Meta(description="Jobs that the change would change.")]
+    held: Annotated[Count, Meta(description="Jobs held by clients; the change would change them only with `force`.")]
+    as_they_are: Annotated[Count, Meta(description="Matching jobs that the change would not change.")]
+    sample: Annotated[list[JobId], Meta(description="Some of the jobs that the change would change.")]
+    run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
+
+
 class Throttle:
     """Limits the changes of a task to *rate* per second; 0 for no limit."""
 
@@ -265,6 +281,17 @@ class Plan:
     others: int = 0
     sample: list[int] = field(default_factory=list)
     run: Task | None = None
+
+    def counted(self) -> Counted:
+        """Return the counts of the dry run."""
+        return Counted(
+            action=self.change.key,
+            would_change=self.hit,
+            held=self.held,
+            as_they_are=self.others,
+            sample=list(self.sample),
+            run=self.run.id if self.run is not None else None,
+        )
 
     @property
     def tube(self) -> str:
@@ -340,6 +367,8 @@ class Bulk:
             f"Dry run: {_uncapitalized(plan.change.title(plan.predicate))}",
             plan,
             lambda task: self._count(task, plan),
+            kind="dry-run",
+            details=lambda: {"counted": plan.counted()},
             endpoint="bulk",
             needs_bodies=plan.query.needs_bodies,
             facts=plan.facts,
@@ -364,7 +393,7 @@ class Bulk:
     @staticmethod
     def runnable_plan(dry_run: Task) -> Plan:
         """Return the plan of *dry_run*; raise NotFound if it has none, or Forbidden if the principal may not run it."""
-        plan = plan_of(dry_run)
+        plan = dry_run.subject_as(Plan)
         if not dry_run.is_controlled_by(principal()):
             raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
         return plan
@@ -491,10 +520,3 @@ def _uncapitalized(title: str) -> str:
 
 def _so_far(task: Task) -> str:
     return f"{text.counted(task.done, 'job')} {'was' if task.done == 1 else 'were'} changed before that."
-
-
-def plan_of(task: Task) -> Plan:
-    """Return the plan of *task*; raise NotFound if *task* is neither a dry run nor a run."""
-    if not isinstance(task.subject, Plan):
-        raise NotFound("That task is not a bulk change.")
-    return task.subject

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar
 
 import gevent
 from flask import Flask, current_app, g
@@ -32,10 +32,15 @@ MAX_RUNNING: Final = 4
 INITIAL_WAIT: Final = 0.5
 """Seconds that a request waits for its task before the page shows the progress so far."""
 
+Kind = Literal["search", "dry-run", "change", "policy-dry-run", "tubes-dry-run", "tubes-change", "errors"]
+Progress = Literal["running", "done", "cancelled", "failed"]
+
 RUNNING: Final = "running"
 DONE: Final = "done"
 CANCELLED: Final = "cancelled"
 FAILED: Final = "failed"
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +66,9 @@ class Task:
     """One piece of work.
 
     id              a random id, which cannot be guessed and is unique among servers.
-    title           a short description.
+    kind, title     what it does, and a short description.
     subject         the input and results, for the module that started the task.
+    details         a function that returns the fields that only tasks of this kind have in the API (task_model).
     endpoint        the page that shows the results, with `task` in its address; empty for the task's own page.
     needs_bodies    the task shows parts of job bodies.
     who, started_at the principal who started the task, and when.
@@ -83,6 +89,7 @@ class Task:
         self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Principal, now: int
     ) -> None:
         self.id: str = secrets.token_hex(8)
+        self.kind: Kind = "change"
         self.title: str = title
         self.subject: object = subject
         self.endpoint: str = endpoint
@@ -90,7 +97,7 @@ class Task:
         self.who: Principal = who
         self.started_at: int = now
         self.ended_at: int = 0
-        self.state: str = RUNNING
+        self.state: Progress = RUNNING
         self.total: int = 0
         self.scanned: int = 0
         self.matched: int = 0
@@ -101,6 +108,7 @@ class Task:
         self.facts: tuple[Fact, ...] = ()
         self.message: str = ""
         self.back: Callable[[], str] | None = None
+        self.details: Callable[[], Mapping[str, object]] = dict
         self.greenlet: Any = None
         self.is_cancelled: bool = False
         self._has_ended: Event = Event()
@@ -109,6 +117,12 @@ class Task:
     @property
     def is_running(self) -> bool:
         return self.state == RUNNING
+
+    def subject_as(self, subject_type: type[T]) -> T:
+        """Return the subject; raise NotFound unless it is a *subject_type*."""
+        if not isinstance(self.subject, subject_type):
+            raise NotFound("The task is of another kind.")
+        return self.subject
 
     def checkpoint(self) -> None:
         """Yield to the event loop if it is time. Call between jobs. May switch.
@@ -129,7 +143,7 @@ class Task:
         """Return whether *who* may cancel the task, or carry it out if it is a dry run."""
         return who.is_admin or (who.operates_any and who.name == self.who.name and who.shares_rights_with(self.who))
 
-    def end(self, state: str, message: str, now: int) -> None:
+    def end(self, state: Progress, message: str, now: int) -> None:
         """Record the end of the task."""
         self.state, self.message, self.ended_at = state, message or self.message, now
         self._has_ended.set()
@@ -137,9 +151,6 @@ class Task:
     def wait(self, seconds: float) -> None:
         """Wait for the end of the task, at most *seconds*. May switch."""
         self._has_ended.wait(seconds)
-
-
-Work = Callable[[Task], None]
 
 
 class Tasks:
@@ -154,8 +165,10 @@ class Tasks:
         self,
         title: str,
         subject: object,
-        work: Work,
+        work: Callable[[Task], None],
         *,
+        kind: Kind = "change",
+        details: Callable[[], Mapping[str, object]] = dict,
         endpoint: str = "",
         needs_bodies: bool = False,
         back: Callable[[], str] | None = None,
@@ -176,6 +189,7 @@ class Tasks:
                 + ". Wait for one to end, or cancel one."
             )
         task = Task(title, subject, endpoint, needs_bodies, principal(), self._clock())
+        task.kind, task.details = kind, details
         task.back, task.verb, task.noun, task.facts = back, verb, noun, facts
         self._kept[task.id] = task
         self._forget_old(endpoint)
@@ -231,8 +245,9 @@ class Tasks:
             self._audit.note("task/cancel", task=task.id, title=task.title)
             task.wait(1.0)
 
-    def _run(self, app: Flask, task: Task, work: Work) -> None:
-        state, message = FAILED, "The dashboard failed. The server's log has the details."
+    def _run(self, app: Flask, task: Task, work: Callable[[Task], None]) -> None:
+        state: Progress = FAILED
+        message = "The dashboard failed. The server's log has the details."
         with app.app_context():
             g.principal = task.who
             try:

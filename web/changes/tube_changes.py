@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
-from typing import Final
+from typing import Annotated, Final, Literal
 
 from flask import url_for
-from werkzeug.exceptions import Conflict, Forbidden, NotFound
+from msgspec import Meta
+from werkzeug.exceptions import Conflict, Forbidden
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, READY, STATE_NAMES
@@ -26,6 +27,7 @@ from greenstalk_server.web.changes.operations import to_nanoseconds
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskCancelled, TaskFailed, Tasks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
+from greenstalk_server.web.framework.api.values import Count, ResponseModel, TubeName
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.saved_data import SavedData
@@ -38,6 +40,8 @@ MAX_TUBES: Final = 100_000
 
 COMMIT_BATCH: Final = 4096
 """Tubes or jobs changed between two commits: less than a megabyte of journal records."""
+
+TubeAction = Literal["pause", "resume", "kick"]
 
 PAUSE: Final = "pause"
 RESUME: Final = "resume"
@@ -54,7 +58,7 @@ class TubeChange:
     state           state of the jobs to kick: BURIED or DELAYED.
     """
 
-    key: str
+    key: TubeAction
     seconds: float = 0.0
     reason: str = ""
     state: int = BURIED
@@ -105,6 +109,25 @@ class TubeChange:
         return {"state": STATE_NAMES[self.state]} if self.key == KICK else {}
 
 
+class AffectedTube(ResponseModel):
+    """A tube that a change affects."""
+
+    tube: TubeName
+    jobs: Annotated[Count, Meta(description="Its jobs: those to kick, otherwise the ready ones.")]
+
+
+class CountedTubes(ResponseModel):
+    """The tubes that a change of many tubes affects, and the task that makes the change."""
+
+    action: TubeAction
+    pattern: str
+    matched: Annotated[Count, Meta(description="Tubes that match the pattern and that you may operate.")]
+    tubes: Annotated[Count, Meta(description="Tubes that the change would affect.")]
+    jobs: Annotated[Count, Meta(description="The jobs of these tubes: those to kick, otherwise the ready ones.")]
+    sample: Annotated[list[AffectedTube], Meta(description=f"Up to {SAMPLE_SIZE} of them, most jobs first.")]
+    run: Annotated[str | None, Meta(description="Id of the task that makes the change; null if it has not started.")]
+
+
 @dataclass(slots=True)
 class TubePlan:
     """A change, the pattern, and the tubes that its dry run found.
@@ -132,6 +155,19 @@ class TubePlan:
             heappush(self.sample, (jobs, tube))
         else:
             heappushpop(self.sample, (jobs, tube))
+
+    def counted(self) -> CountedTubes:
+        """Return the tubes found so far; the sample has those that the principal may see."""
+        sample = sorted(self.sample, key=lambda one: (-one[0], one[1]))
+        return CountedTubes(
+            action=self.change.key,
+            pattern=self.pattern,
+            matched=self.matched,
+            tubes=len(self.tubes),
+            jobs=self.jobs,
+            sample=[AffectedTube(tube=name.decode(), jobs=jobs) for jobs, name in sample if principal().sees(name)],
+            run=self.run.id if self.run is not None else None,
+        )
 
     @property
     def title(self) -> str:
@@ -175,6 +211,8 @@ class TubeChanges:
             f"Dry run: {change.key} tubes that match {pattern}",
             plan,
             lambda task: self._count(task, plan),
+            kind="tubes-dry-run",
+            details=lambda: {"tubes": plan.counted()},
             endpoint="tube_change",
             noun="tube",
             facts=plan.facts,
@@ -188,7 +226,7 @@ class TubeChanges:
 
     def start_run(self, dry_run: Task) -> Task:
         """Start the run of *dry_run*, or return it if it has started; raise Conflict if the dry run did not finish."""
-        plan = tube_plan_of(dry_run)
+        plan = dry_run.subject_as(TubePlan)
         if not dry_run.is_controlled_by(principal()):
             raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
         if plan.run is None:
@@ -202,6 +240,8 @@ class TubeChanges:
             title,
             plan,
             lambda task: self._work(task, plan, is_counted),
+            kind="tubes-change",
+            details=lambda: {"tubes": plan.counted()},
             back=lambda: url_for("overview"),
             verb=plan.change.done,
             noun="tube",
@@ -310,10 +350,3 @@ class _Changed:
     tubes: int = 0
     jobs: int = 0
     without_reason: int = 0
-
-
-def tube_plan_of(task: Task) -> TubePlan:
-    """Return the plan of *task*; raise NotFound if *task* is not a change of many tubes."""
-    if not isinstance(task.subject, TubePlan):
-        raise NotFound("That task is not a change of many tubes.")
-    return task.subject

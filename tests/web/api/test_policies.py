@@ -11,9 +11,10 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
-from greenstalk_server.web.features.jobs.api.jobs import Kind, Reason
+from greenstalk_server.web.features.jobs.api.jobs import Kind
 from greenstalk_server.web.features.jobs.pages.details import EVENTS
 from greenstalk_server.web.features.policies.api import PolicyRequest
+from greenstalk_server.web.reads.jobs.job_list import Reason
 
 from ..conftest import STARTED_AT, Queue
 from ..test_policy_operations import fail, set_policy, settle

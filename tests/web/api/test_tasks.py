@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import gevent
 import pytest
@@ -10,8 +10,7 @@ import pytest
 from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import BURIED, READY
 from greenstalk_server.core.operations import draining, finishing, reserving
-from greenstalk_server.web.changes import bulk, tasks
-from greenstalk_server.web.features.tasks.api import Action, Progress
+from greenstalk_server.web.changes import tasks
 
 from ..conftest import Queue
 from .conftest import Program, problem
@@ -23,11 +22,6 @@ def ended(program: Program, task: dict[str, Any]) -> dict[str, Any]:
         gevent.sleep(0.001)
         task = program.get(f"/tasks/{task['id']}")
     return task
-
-
-def test_actions_and_states_have_the_names_of_the_pages() -> None:
-    assert set(get_args(Action)) == set(bulk.ACTIONS)
-    assert set(get_args(Progress)) == {tasks.RUNNING, tasks.DONE, tasks.CANCELLED, tasks.FAILED}
 
 
 def test_search(queue: Queue, program: Program) -> None:
@@ -136,7 +130,7 @@ def test_cancel(queue: Queue, program: Program, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         "greenstalk_server.web.features.search.search.candidate_ids", lambda *_: (10, iter(lambda: 1, 0))
     )
-    monkeypatch.setattr("greenstalk_server.web.features.tasks.api.INITIAL_WAIT", 0.01)
+    monkeypatch.setattr("greenstalk_server.web.changes.task_model.INITIAL_WAIT", 0.01)
     started = [program.do("POST", "/searches", {"q": f"pri:{at}"}, 202) for at in range(tasks.MAX_RUNNING)]
     problem(program.ask("POST", "/searches", json={"q": "pri:99"}), 503)
     problem(program.ask("POST", f"/tasks/{started[0]['id']}/run"), 404)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from flask import url_for
-from werkzeug.exceptions import Forbidden, NotFound
+from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import DONE, Task, Tasks
-from greenstalk_server.web.features.errors.groups import ErrorGroup, ErrorGroups
+from greenstalk_server.web.features.errors.groups import ErrorGroups
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import JobMatcher, candidate_ids
@@ -61,6 +61,7 @@ class TubeErrors:
             f"Errors of {query}",
             groups,
             lambda task: self._work(task, groups),
+            kind="errors",
             endpoint="tube_errors",
             needs_bodies=True,
             back=lambda: url_for("tube_errors", tube=name),
@@ -91,17 +92,3 @@ class TubeErrors:
         finally:
             groups.close()
         task.total = task.scanned  # jobs may be deleted before the scan reaches them
-
-
-def groups_of(task: Task) -> ErrorGroups:
-    """Return the groups of *task*; raise NotFound if it groups no errors."""
-    if not isinstance(task.subject, ErrorGroups):
-        raise NotFound("This task does not group errors.")
-    return task.subject
-
-
-def retry_action(group: ErrorGroup) -> str:
-    """Return the bulk action that makes the jobs of *group* ready; empty if none changes one of them."""
-    if group.dead_letters:
-        return "redrive"
-    return "kick" if group.unready else ""

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from greenstalk_server.core.job_attributes import REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs.job import BURIED, READY, Job
 from greenstalk_server.core.policies.tube_policy_state import buried_at
-from greenstalk_server.web.reads.jobs.body_format import MAX_ROW_PREVIEW
+from greenstalk_server.web.framework.api.values import Count, Instant, JobId, ResponseModel, instant, model_of
+from greenstalk_server.web.reads.jobs.body_format import MAX_ROW_PREVIEW, row_preview
 from greenstalk_server.web.reads.jobs.body_terms import ERROR, FieldMatch
 from greenstalk_server.web.reads.jobs.job_errors import error_text, normalized
+from greenstalk_server.web.reads.jobs.job_list import REASONS, Reason
 from greenstalk_server.web.reads.jobs.json_fields import (
     MAX_PARSED,
     MAX_SUGGESTED,
@@ -39,55 +43,94 @@ SUGGESTED_FROM: Final = 50
 """Maximum jobs whose fields are suggested."""
 
 
-class ErrorGroup:
-    """The jobs with one error.
+Retry = Literal["kick", "redrive"]
 
-    error           the normalised error; empty if the jobs have none.
+
+class ErrorGroup(ResponseModel):
+    """The failed jobs with one error."""
+
+    error: Annotated[
+        str | None,
+        Meta(
+            description="The normalised error: numbers and ids are `#`, the contents of quotes `…`. Null if the jobs"
+            " have no error."
+        ),
+    ]
+    reason: Annotated[
+        Reason | None,
+        Meta(description="Without an error, why the jobs are dead letters; null if they are not."),
+    ]
+    jobs: Annotated[Count, Meta(description="Number of jobs.")]
+    first_at: Annotated[Instant, Meta(description="When the first of these jobs failed.")]
+    last_at: Annotated[Instant, Meta(description="When the last of these jobs failed.")]
+    sample: Annotated[JobId, Meta(description="The job that failed last.")]
+    sample_error: Annotated[str, Meta(description="The error in its body, shortened; empty if there is none.")]
+    sample_body: Annotated[str, Meta(description="The beginning of its body, as lists show it.")]
+    q: Annotated[
+        str,
+        Meta(
+            description="The search that finds exactly these jobs, for `GET /jobs`, `/jobs/export` and `POST /bulk`.",
+            examples=['tube:mail state:buried error:"no route to #"'],
+        ),
+    ]
+    retry: Annotated[
+        Retry | None,
+        Meta(description="The action for `POST /bulk` that makes these jobs ready; null if they are ready."),
+    ]
+
+
+class _Count:
+    """The jobs with one error so far.
+
     reason          if *error* is empty, the DeadLetterReason of the jobs; 0 if they are not dead letters.
-    count           number of jobs.
+    jobs            number of jobs.
     dead_letters    number of dead letters among these jobs.
     unready         number of these jobs that are not ready, so that a kick would change them.
     first_at, last_at   when the first and the last of these jobs failed, nanoseconds.
-    sample_id       id of the job that failed last.
-    sample          error in the body of that job, shortened.
-    sample_start    beginning of that body.
+    sample          id of the job that failed last; *sample_error* and *sample_body* are parts of its body.
     """
 
     __slots__ = (
-        "count",
-        "dead_letters",
-        "error",
-        "first_at",
-        "last_at",
-        "reason",
-        "sample",
-        "sample_id",
-        "sample_start",
+        "dead_letters", "error", "first_at", "jobs", "last_at", "reason", "sample", "sample_body", "sample_error",
         "unready",
-    )
+    )  # fmt: skip
 
     def __init__(self, error: str, reason: int) -> None:
         self.error: str = error
         self.reason: int = reason
-        self.count: int = 0
+        self.jobs: int = 0
         self.dead_letters: int = 0
         self.unready: int = 0
         self.first_at: int = 0
         self.last_at: int = 0
-        self.sample: str = ""
-        self.sample_id: int = 0
-        self.sample_start: bytes = b""
+        self.sample: int = 0
+        self.sample_error: str = ""
+        self.sample_body: bytes = b""
 
     def add(self, job: Job, at: int, error: str, body: bytes) -> None:
         """Add *job*, which failed at *at*, with *error* in its *body*."""
-        if not self.count or at < self.first_at:
+        if not self.jobs or at < self.first_at:
             self.first_at = at
         if at >= self.last_at:
-            self.last_at, self.sample_id = at, job.id
-            self.sample, self.sample_start = shortened(error, MAX_SAMPLE), body[: MAX_ROW_PREVIEW + 1]
-        self.count += 1
+            self.last_at, self.sample = at, job.id
+            self.sample_error, self.sample_body = shortened(error, MAX_SAMPLE), body[: MAX_ROW_PREVIEW + 1]
+        self.jobs += 1
         self.dead_letters += bool(job.dead_letter)
         self.unready += job.state != READY
+
+    def model(self, q: str) -> ErrorGroup:
+        """Return the group; *q* finds its jobs."""
+        return model_of(
+            ErrorGroup,
+            self,
+            error=self.error or None,
+            reason=REASONS.get(self.reason),
+            first_at=instant(self.first_at),
+            last_at=instant(self.last_at),
+            sample_body=row_preview(self.sample_body),
+            q=q,
+            retry="redrive" if self.dead_letters else "kick" if self.unready else None,
+        )
 
 
 class ErrorGroups:
@@ -109,7 +152,7 @@ class ErrorGroups:
         self.others: int = 0
         self.other_groups: int = 0
         self.unread: int = 0
-        self._found: dict[tuple[str, int], ErrorGroup] = {}
+        self._found: dict[tuple[str, int], _Count] = {}
         self._fields: dict[str, None] = {}
 
     @property
@@ -134,33 +177,29 @@ class ErrorGroups:
             if len(self._found) == MAX_DISTINCT:
                 self.others += 1
                 return
-            group = self._found[key] = ErrorGroup(*key)
+            group = self._found[key] = _Count(*key)
         group.add(job, _failed_at(job, dead), raw, body)
         if self.total <= SUGGESTED_FROM and len(self._fields) < MAX_SUGGESTED:
             self._fields.update(dict.fromkeys(field_paths(parse_body(body))))
 
     def close(self) -> None:
         """Rank the groups, and keep only the first MAX_GROUPS."""
-        ranked = sorted(self._found.values(), key=attrgetter("count"), reverse=True)
-        self.groups, rest = ranked[:MAX_GROUPS], ranked[MAX_GROUPS:]
-        self.others += sum([group.count for group in rest])
+        ranked = sorted(self._found.values(), key=attrgetter("jobs"), reverse=True)
+        first, rest = ranked[:MAX_GROUPS], ranked[MAX_GROUPS:]
+        self.groups = [count.model(str(self._query_of(count))) for count in first]
+        self.others += sum([count.jobs for count in rest])
         self.other_groups = len(rest)
         self._found = {}
 
-    def query_of(self, group: ErrorGroup) -> Query:
-        """Return the query that matches exactly the jobs of *group*."""
-        return Query((*self.query.terms, *group_terms(group, self.path)))
-
-
-def group_terms(group: ErrorGroup, path: Path) -> tuple[Term, ...]:
-    """Return the terms that select the jobs of *group* among the failed jobs; *path* names the field with the error."""
-    name = ".".join((ERROR, *path))
-    if group.error:
-        return (Term(name, FieldMatch(group.error, is_quoted=True)),)
-    has_no_error = Term(name, FieldMatch(ANY), is_negated=True)
-    if group.reason:
-        return has_no_error, Term(REASON, TextMatch(REASON_NAMES[group.reason]))
-    return has_no_error, Term(REASON, TextMatch(ANY), is_negated=True)
+    def _query_of(self, count: _Count) -> Query:
+        """Return the query that matches exactly the jobs of *count*."""
+        name = ".".join((ERROR, *self.path))
+        if count.error:
+            terms: tuple[Term, ...] = (Term(name, FieldMatch(count.error, is_quoted=True)),)
+        else:
+            reason = Term(REASON, TextMatch(REASON_NAMES[count.reason] if count.reason else ANY), not count.reason)
+            terms = Term(name, FieldMatch(ANY), is_negated=True), reason
+        return Query((*self.query.terms, *terms))
 
 
 def _failed_at(job: Job, dead: DeadLetter | None) -> int:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flask import Flask, make_response, redirect, render_template, request, url_for
-from markupsafe import Markup
 from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.job import BURIED, SECOND, STATE_NAMES
+from greenstalk_server.core.jobs.job import BURIED, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import Task, Tasks
-from greenstalk_server.web.features.errors.errors import STATES, TubeErrors, groups_of, retry_action
-from greenstalk_server.web.features.errors.groups import ErrorGroup, ErrorGroups
+from greenstalk_server.web.features.errors.errors import STATES, TubeErrors
+from greenstalk_server.web.features.errors.groups import ErrorGroups
 from greenstalk_server.web.features.tasks.pages import progress_texts
 from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
-from greenstalk_server.web.reads.jobs.body_format import row_preview
-from greenstalk_server.web.reads.jobs.job_list import REASON_TEXTS
+from greenstalk_server.web.framework.api.values import instant
+from greenstalk_server.web.reads.jobs.job_list import REASON_TEXTS, REASONS
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, Path, PathError, parse_path
 from greenstalk_server.web.reads.jobs.query import Query
 from greenstalk_server.web.reads.lookup import find_tube
@@ -30,33 +28,6 @@ from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 INITIAL_WAIT: Final = 0.25
 """Maximum seconds that a request waits for its grouping; then the page shows the progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRow:
-    """A group of failed jobs as the page shows it.
-
-    first, last     when the first and the last of its jobs failed.
-    title       the normalised error, or in words why there is none.
-    sample      the error in the body of the sample; empty if it is equal to *title*.
-    share       per cent of all jobs that were grouped, at least 1.
-    query       the query that selects its jobs.
-    q           that query without the terms of the tube and the state.
-    retry       the bulk action that makes its jobs ready: `kick` or `redrive`; empty if neither would change one.
-    """
-
-    title: str
-    has_error: bool
-    count: str
-    share: int
-    first: Markup
-    last: Markup
-    sample_id: int
-    sample: str
-    sample_start: str
-    query: str
-    q: str
-    retry: str
 
 
 class ErrorPages:
@@ -77,7 +48,7 @@ class ErrorPages:
         """Serve `/tube/errors?tube=&state=&field=&refresh=`, or the grouping of `task`. May switch."""
         if request.args.get("task"):
             task = self._tasks.find(request.args)
-            tube = find_tube(self._broker, {"tube": groups_of(task).query.tube})
+            tube = find_tube(self._broker, {"tube": task.subject_as(ErrorGroups).query.tube})
         else:
             tube = find_tube(self._broker, request.args)
             state = fields.state(request.args, STATES, default=0)
@@ -89,7 +60,7 @@ class ErrorPages:
         return make_response(render_template("tube_errors.html", **self._shown(tube, task)))
 
     def _shown(self, tube: Tube, task: Task) -> dict[str, Any]:
-        found, now, name = groups_of(task), self._clock(), tube.name.decode()
+        found, now, name = task.subject_as(ErrorGroups), self._clock(), tube.name.decode()
         kept: dict[str, Any] = {"tube": name, "state": found.query.state, "field": ".".join(found.path)}
         return {
             "tube_name": name,
@@ -102,10 +73,13 @@ class ErrorPages:
             "fields": list(found.fields),
             "task": task,
             "texts": progress_texts(task, now),
-            "total": found.total,
             "summary": _summary(found),
-            "as_of": _ago(task.ended_at or now, now),
-            "rows": [_row(found, group, now) for group in found.groups],
+            "now": instant(now),
+            "as_of": instant(task.ended_at or now),
+            "groups": found.groups,
+            "failed": found.total,
+            "reasons": {reason: REASON_TEXTS[number] for number, reason in REASONS.items()},
+            "within": str(Query().within(found.query.tube, found.query.state)),
             "others": _others(found),
             "unread": found.unread,
             "again": url_for("tube_errors", refresh=1, **{key: value for key, value in kept.items() if value}),
@@ -118,40 +92,6 @@ def read_path(given: str) -> Path:
         return parse_path(given) if given else ()
     except PathError as error:
         raise BadRequest(f"“field” is invalid: {error}") from error
-
-
-def group_title(group: ErrorGroup) -> str:
-    """Return the error of *group*, or in words why there is none."""
-    if group.error:
-        return group.error
-    return f"No error in the body, {REASON_TEXTS[group.reason]}" if group.reason else "No error in the body"
-
-
-def _row(found: ErrorGroups, group: ErrorGroup, now: int) -> GroupRow:
-    query = found.query_of(group)
-    place = Query().within(query.tube, query.state).terms
-    return GroupRow(
-        title=group_title(group),
-        has_error=bool(group.error),
-        count=text.number(group.count),
-        share=max(1, 100 * group.count // found.total),
-        first=_seen(group.first_at, now),
-        last=_seen(group.last_at, now),
-        sample_id=group.sample_id,
-        sample=group.sample if group.sample != group.error else "",
-        sample_start=row_preview(group.sample_start),
-        query=str(query),
-        q=str(Query(tuple(term for term in query.terms if term not in place))),
-        retry=retry_action(group),
-    )
-
-
-def _seen(at: int, now: int) -> Markup:
-    return Markup("{}, {}").format(text.time_tag(at), _ago(at, now))
-
-
-def _ago(at: int, now: int) -> str:
-    return f"{text.duration(max(0, now - at) // SECOND)} ago"
 
 
 def _summary(found: ErrorGroups) -> str:

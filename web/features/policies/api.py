@@ -10,14 +10,12 @@ from werkzeug.exceptions import Conflict
 
 from greenstalk_server.config.tables.roles import ADMIN, VIEWER
 from greenstalk_server.core.policies.policy import MAX_PRIORITY, Policy, PolicyError, parse_policy
-from greenstalk_server.web.changes.tasks import INITIAL_WAIT
+from greenstalk_server.web.changes.task_model import BUSY, Task, started_task
 from greenstalk_server.web.features.policies.changes import ListedPolicy
 from greenstalk_server.web.features.policies.changes import Policies as PolicyOperations
-from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import WHOLE, Invalid
-from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
 
 PolicyName = Annotated[
@@ -206,9 +204,7 @@ class Policies:
             task = self._policies.dry_run(policy)
         except PolicyError as error:
             raise Conflict(f"{error}.") from error
-        set_location("get_task", task=task.id)
-        task.wait(INITIAL_WAIT)
-        return task_model(task)
+        return started_task(task)
 
 
 def _parse(name: str, body: PolicyRequest) -> Policy:

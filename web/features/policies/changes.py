@@ -24,10 +24,12 @@ from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, b
 from greenstalk_server.core.tube_names import any_of
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.task_model import PolicyEffect
 from greenstalk_server.web.changes.tasks import Fact, Task, TaskFailed, Tasks
 from greenstalk_server.web.features.marks.marks import POLICY, Marks
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal, require_full_view
+from greenstalk_server.web.framework.api.values import model_of
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.matching import MAX_COLLECTED_IDS
 from greenstalk_server.web.store.audit import Audit
@@ -155,6 +157,8 @@ class Policies:
             f"Dry run: set the policy {policy.name}",
             effect,
             lambda task: _DryRun(self._broker, effect, task, self._clock()).work(),
+            kind="policy-dry-run",
+            details=lambda: {"effect": model_of(PolicyEffect, effect, policy=policy.name)},
             endpoint="policy",
             facts=(Fact("Policy", policy.name), Fact("Tubes", ", ".join(policy.tubes)[:200])),
         )

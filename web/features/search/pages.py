@@ -14,7 +14,7 @@ from flask import Flask, Response, make_response, render_template, request
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
-from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
+from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
 from greenstalk_server.web.features.tasks.pages import live_state, progress_texts
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
@@ -66,10 +66,12 @@ class SearchPages:
         """Return the live state of `/search?task=&from=`."""
         task = self._tasks.find(args)
         columns = visible_columns(read_columns(args))
-        return live_state(task, now) | {"rows": {"matches": self._rows(search_of(task), _begin(args), now, columns)}}
+        return live_state(task, now) | {
+            "rows": {"matches": self._rows(task.subject_as(Search), _begin(args), now, columns)}
+        }
 
     def _shown(self, task: Task, args: fields.Fields) -> dict[str, Any]:
-        search, now, begin, paths = search_of(task), self._clock(), _begin(args), read_columns(args)
+        search, now, begin, paths = task.subject_as(Search), self._clock(), _begin(args), read_columns(args)
         columns = visible_columns(paths)
         rows = self._rows(search, begin, now, columns)
         following = begin + PAGE_SIZE if begin + PAGE_SIZE < len(search.ids) else 0

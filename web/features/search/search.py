@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from werkzeug.exceptions import NotFound
-
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.tasks import Task, Tasks
@@ -51,6 +49,7 @@ class Searches:
             f"Search for {query}",
             search,
             lambda task: self._work(task, search),
+            kind="search",
             endpoint="search",
             needs_bodies=query.needs_bodies,
         )
@@ -67,10 +66,3 @@ class Searches:
             task.scanned += 1
         task.total = task.scanned  # jobs may be deleted before the scan reaches them
         task.message = matcher.warning
-
-
-def search_of(task: Task) -> Search:
-    """Return the search that *task* runs; raise NotFound if it is not a search."""
-    if not isinstance(task.subject, Search):
-        raise NotFound("This task is not a search.")
-    return task.subject

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.job_attributes import DeadLetter, DeadLetterReason
@@ -137,6 +137,16 @@ _DEAD_LETTER: Final = (
         lambda _, job, now: _of(job, lambda d: _ago(d.last_at, now)),
     ),
 )  # fmt: skip
+
+Reason = Literal["attempts", "expired", "buried-expired", "overflow"]
+
+REASONS: Final[Mapping[int, Reason]] = {
+    DeadLetterReason.ATTEMPTS: "attempts",
+    DeadLetterReason.EXPIRED: "expired",
+    DeadLetterReason.BURIED_EXPIRED: "buried-expired",
+    DeadLetterReason.OVERFLOW: "overflow",
+}
+"""The reasons for which jobs become dead letters, as the protocol and the query language name them."""
 
 REASON_TEXTS: Final[Mapping[int, str]] = {
     DeadLetterReason.ATTEMPTS: "out of attempts",

@@ -15,7 +15,6 @@ from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.job_attributes import DeadLetterReason
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED
 from greenstalk_server.core.jobs.job import Job as CoreJob
@@ -60,6 +59,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import PutRefused
 from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
 from greenstalk_server.web.reads.jobs.events import events_of
+from greenstalk_server.web.reads.jobs.job_list import REASONS, Reason
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, Query, QueryError
@@ -73,8 +73,6 @@ MAX_LISTS: Final = 4
 
 LIST_TIMEOUT: Final = 5.0
 """Seconds that a further list waits for its turn."""
-
-Reason = Literal["attempts", "expired", "buried-expired", "overflow"]
 
 Q = Annotated[
     str,
@@ -530,13 +528,6 @@ _KINDS: Final[Mapping[int, Kind]] = {
     job_history.UNBLOCKED: "unblocked",
 }
 
-_REASONS: Final[Mapping[int, Reason]] = {
-    DeadLetterReason.ATTEMPTS: "attempts",
-    DeadLetterReason.EXPIRED: "expired",
-    DeadLetterReason.BURIED_EXPIRED: "buried-expired",
-    DeadLetterReason.OVERFLOW: "overflow",
-}
-
 _STATES: Final[Mapping[int, State]] = {
     READY: "ready",
     RESERVED: "reserved",
@@ -623,7 +614,7 @@ def _dead_letter(job: CoreJob) -> DeadLetter | None:
         return None
     found = job_attributes.DeadLetter.unpack(job.dead_letter)
     return DeadLetter(
-        reason=_REASONS[found.reason],
+        reason=REASONS[found.reason],
         source=principal().name_of(found.source),
         attempts=found.attempts,
         first_at=instant(found.first_at),

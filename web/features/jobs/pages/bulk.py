@@ -15,7 +15,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import MAX_ID
 from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, MIN_RATE, Bulk, Change, Plan, plan_of
+from greenstalk_server.web.changes.bulk import ACTIONS, MAX_TICKED, MIN_RATE, Bulk, Change, Plan
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.fields import MAX_NUMBER
@@ -66,7 +66,7 @@ class BulkPages:
 
     def _confirmation(self, task: Task, refusal: str = "") -> str:
         """Return the page of the dry run *task*; *refusal* is the reason if its form was refused."""
-        plan = plan_of(task)
+        plan = task.subject_as(Plan)
         return render_template(
             "bulk.html",
             task=task,
@@ -104,9 +104,10 @@ def _refusal(plan: Plan, is_forced: bool) -> str:
 
 def read_change(form: fields.Fields) -> Change:
     """Return the change in the fields `action` and `to`, `pri` or `delay`; raise BadRequest if one is invalid."""
-    key = form.get("action", "")
-    if key not in ACTIONS:
-        raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{key[:40]}”.")
+    given = form.get("action", "")
+    key = next((name for name in ACTIONS if name == given), None)
+    if key is None:
+        raise BadRequest(f"“action” must be one of {', '.join(ACTIONS)}, not “{given[:40]}”.")
     field_name = ACTIONS[key].field_name
     if field_name == "to":
         return Change(key, _target(form))

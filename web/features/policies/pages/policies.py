@@ -101,7 +101,7 @@ class PolicyPages:
         """Serve `/policy?name=` or `/policy?task=&version=`: a policy with its form, or a preview. May switch."""
         if request.args.get("task"):
             task = self._tasks.find(request.args)
-            effect = effect_of(task)
+            effect = task.subject_as(Effect)
             task.wait(PREVIEW_WAIT)
             form = form_of(effect.policy.name, effect.policy.document(), request.args.get("version", ""))
             return self._form_page(form, task=task)
@@ -190,7 +190,7 @@ class PolicyPages:
             row=_row(current, self._count_tubes().get(current.name, 0)) if current is not None else None,
             is_editable=principal().is_admin and not (current is not None and current.is_from_file),
             task=task,
-            effect=effect_of(task) if task is not None else None,
+            effect=task.subject_as(Effect) if task is not None else None,
             refusal=refusal,
             groups=GROUPS,
             texts=SETTING_TEXTS,
@@ -208,13 +208,6 @@ class PolicyPages:
     def _to_list(self, notice: str) -> Response:
         late = None if self._commit() else "1"
         return redirect(url_for("policies", notice=notice, n=0, late=late), 303)
-
-
-def effect_of(task: Task) -> Effect:
-    """Return the effect that *task* counts; raise NotFound if it is not the preview of a policy."""
-    if not isinstance(task.subject, Effect):
-        raise NotFound("That task is not the preview of a policy.")
-    return task.subject
 
 
 def _patterns(policy: ListedPolicy) -> list[str]:

@@ -7,13 +7,11 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.web.changes.tasks import INITIAL_WAIT
+from greenstalk_server.web.changes.task_model import BUSY, Task, started_task
 from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange
 from greenstalk_server.web.changes.tube_changes import TubeChanges as Changes
-from greenstalk_server.web.features.tasks.api import BUSY, Task, task_model
 from greenstalk_server.web.features.tubes.api.tubes import STATES, PauseTubeRequest
 from greenstalk_server.web.framework.api.endpoint import endpoint
-from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import RequestModel, TubePattern
 
 
@@ -66,7 +64,4 @@ class TubeChanges:
 
     def _start(self, change: TubeChange, query: TubePatternRequest) -> Task:
         start = self._changes.dry_run if query.dry_run else self._changes.start
-        task = start(change, query.pattern)
-        set_location("get_task", task=task.id)
-        task.wait(INITIAL_WAIT)
-        return task_model(task)
+        return started_task(start(change, query.pattern))

@@ -22,7 +22,6 @@ from greenstalk_server.web.changes.tube_changes import (
     TubeChange,
     TubeChanges,
     TubePlan,
-    tube_plan_of,
 )
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
@@ -71,7 +70,7 @@ class TubeChangePages:
     def page(self) -> str | Response:
         """Serve `/tubes/change?task=`: the tubes that a dry run found, and the form that starts the run."""
         task = self._tasks.find(request.args)
-        plan = tube_plan_of(task)
+        plan = task.subject_as(TubePlan)
         if task.is_running:
             return redirect(url_for("task", id=task.id), 303)
         rows = _rows(plan)

@@ -19,7 +19,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.changes.tasks import Task, Tasks
-from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches, search_of
+from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.fields import Fields
@@ -131,7 +131,7 @@ class TubeFilter:
         self, task: Task, tube: Tube, state: int, args: Fields, now: int, columns: Collection[JobColumn]
     ) -> Filtered:
         begin = fields.number(args, "from", 0, MAX_MATCHES) if args.get("from") else 0
-        found = [job for id in search_of(task).ids if (job := self._broker.jobs.get(id)) is not None]
+        found = [job for id in task.subject_as(Search).ids if (job := self._broker.jobs.get(id)) is not None]
         listed = [(sort_key(job, state), job) for job in found if job.tube is tube and job.state == state]
         page = [job for _, job in sorted(listed, key=itemgetter(0))[begin : begin + PAGE_SIZE]]
         url = _urls(task, tube, state, args)
