@@ -12,11 +12,10 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, STATE_NAMES
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.task_progress import progress_texts
 from greenstalk_server.web.changes.tasks import Task, Tasks
 from greenstalk_server.web.features.errors.errors import STATES, TubeErrors
 from greenstalk_server.web.features.errors.groups import ErrorGroups
-from greenstalk_server.web.features.tasks.pages import progress_texts
-from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.values import instant
@@ -25,6 +24,7 @@ from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, Path, PathErr
 from greenstalk_server.web.reads.jobs.query import Query
 from greenstalk_server.web.reads.lookup import find_tube
 from greenstalk_server.web.reads.policies import DeadLetterTubes
+from greenstalk_server.web.reads.tube_tabs import page_tabs
 
 INITIAL_WAIT: Final = 0.25
 """Maximum seconds that a request waits for its grouping; then the page shows the progress."""

@@ -13,9 +13,9 @@ from flask import Flask, Response, make_response, render_template, request
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Searches
-from greenstalk_server.web.features.tasks.pages import live_state, progress_texts
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.live.hub import LiveHub, State

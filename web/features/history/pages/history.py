@@ -33,12 +33,12 @@ from greenstalk_server.web.features.history.rings import HOUR, SPANS, Span
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.marks.changes import add_mark, may_mark, visible_marks
 from greenstalk_server.web.features.marks.marks import MAX_TEXT, Mark, Marks
-from greenstalk_server.web.features.tubes.pages.tube_summary import page_tabs
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal, require_full_view
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.lookup import find_tube
+from greenstalk_server.web.reads.tube_tabs import page_tabs
 from greenstalk_server.web.store.audit import Audit
 
 

@@ -10,8 +10,6 @@ from itertools import islice
 from math import inf, isnan, nan
 from typing import Final
 
-from flask import url_for
-
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
@@ -116,27 +114,6 @@ class TubeSummary:
         return {f"figure-{one.key}": one.value for one in self.figures} | {
             f"figure-note-{one.key}": one.note for one in self.figures
         }
-
-
-@dataclass(frozen=True, slots=True)
-class PageTab:
-    """A tab of the pages of a tube."""
-
-    label: str
-    href: str
-    is_current: bool
-
-
-def page_tabs(tube: str, current: str) -> list[PageTab]:
-    """Return the tabs of the pages of *tube*; *current* is the label of the current one."""
-    here = url_for("tube", tube=tube)
-    tabs = (
-        ("Jobs", here),
-        ("Errors", url_for("tube_errors", tube=tube)),
-        ("History", url_for("tube_history", tube=tube)),
-        ("Policy", f"{here}#policy"),
-    )
-    return [PageTab(label, href, label == current) for label, href in tabs]
 
 
 def tube_summary(broker: Broker, view: TubeView, worker_rates: WorkerRates) -> TubeSummary:

@@ -17,6 +17,7 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime import supervisor
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
+from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import Panel, attention_panel
@@ -29,7 +30,6 @@ from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_fo
 from greenstalk_server.web.features.policies.pages.tube_policy import tube_policy
 from greenstalk_server.web.features.samples.pages import samples_for
 from greenstalk_server.web.features.samples.samples import MAX_NAME_LENGTH
-from greenstalk_server.web.features.tasks.pages import live_state, progress_texts
 from greenstalk_server.web.features.tubes.pages.onboarding import Example
 from greenstalk_server.web.features.tubes.pages.overview import (
     COMMANDS,
@@ -41,7 +41,7 @@ from greenstalk_server.web.features.tubes.pages.overview import (
     OverviewBuilder,
 )
 from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
-from greenstalk_server.web.features.tubes.pages.tube_summary import TubeSummary, page_tabs, tube_summary
+from greenstalk_server.web.features.tubes.pages.tube_summary import TubeSummary, tube_summary
 from greenstalk_server.web.features.tubes.tube_view import (
     BY_NAME,
     COLUMNS,
@@ -62,6 +62,7 @@ from greenstalk_server.web.reads.jobs.body_format import describe_body
 from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.reads.lookup import find_job, find_tube
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_text
+from greenstalk_server.web.reads.tube_tabs import page_tabs
 from greenstalk_server.web.store.saved_data import SavedData
 
 TUBE_PARTS: Final = {
