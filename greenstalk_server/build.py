@@ -63,7 +63,7 @@ COMPILED: Final = (
     "core/tags/tags",
     "core/timers",
     "core/transitions/enforcing",
-    "core/transitions/holding",
+    "core/transitions/reservation",
     "core/transitions/placing",
     "core/transitions/settling",
     "core/transitions/tagging",

@@ -10,8 +10,8 @@ from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.transitions.enforcing import move, refuse_move
-from greenstalk_server.core.transitions.holding import update_hold
 from greenstalk_server.core.transitions.placing import replace, set_priority
+from greenstalk_server.core.transitions.reservation import update_hold
 from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.waiting import offer
 

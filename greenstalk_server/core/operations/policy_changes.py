@@ -15,8 +15,8 @@ from greenstalk_server.core.jobs.job import DELAYED, READY
 from greenstalk_server.core.policies.policy import Policy, PolicySet
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.transitions.enforcing import dead_letter
-from greenstalk_server.core.transitions.holding import update_hold
 from greenstalk_server.core.transitions.placing import arm_waiting
+from greenstalk_server.core.transitions.reservation import update_hold
 from greenstalk_server.core.tubes.tube import Tube
 
 SWEEP_TUBES: Final = 16

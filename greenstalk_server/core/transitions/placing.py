@@ -12,7 +12,7 @@ from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.transitions.holding import update_hold
+from greenstalk_server.core.transitions.reservation import update_hold
 from greenstalk_server.core.transitions.tagging import attach_tags, detach_tags
 from greenstalk_server.core.transitions.waiting import (
     deliver,

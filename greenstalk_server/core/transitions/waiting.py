@@ -9,7 +9,7 @@ from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.outcomes import WaitOutcome
-from greenstalk_server.core.transitions.holding import add_reserved
+from greenstalk_server.core.transitions.reservation import add_reserved
 from greenstalk_server.core.tubes.tube import Tube
 
 SAFETY_MARGIN: Final = SECOND
