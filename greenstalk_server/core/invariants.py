@@ -186,22 +186,22 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
     runnable = [job for job in ready if not is_withheld(job)]
-    assert not (waiting and runnable) or tube.held_until or tube.timer_at
+    assert not (waiting and runnable) or tube.throttled_until or tube.timer_at
     if delayed and delayed[0].deadline < NO_DEADLINE:
         assert 0 < tube.timer_at <= delayed[0].deadline
     if tube.paused_until:
-        assert 0 < tube.timer_at <= tube.paused_until <= tube.held_until
+        assert 0 < tube.timer_at <= tube.paused_until <= tube.throttled_until
     if tube.policy_state is not None:
         _check_rules(broker, tube, tube.policy_state)
     else:
-        assert tube.held_until == tube.paused_until
+        assert tube.throttled_until == tube.paused_until
 
 
 def _check_rules(broker: Broker, tube: Tube, policy_state: TubePolicyState) -> None:
     """Assert that *policy_state* matches the jobs of *tube*."""
     is_exhausted = 0 < policy_state.policy.max_reserved <= tube.reserved_count
-    assert broker.is_sweeping or is_exhausted == (tube.held_until == NEVER)
-    assert is_exhausted or tube.held_until >= policy_state.starts_at()
+    assert broker.is_sweeping or is_exhausted == (tube.throttled_until == NEVER)
+    assert is_exhausted or tube.throttled_until >= policy_state.starts_at()
     for key, id in (policy_state.keys or {}).items():
         job = broker.jobs[id]
         assert job.tube is tube and job.unique_key == key

@@ -353,7 +353,7 @@ class PolicyMachine(BrokerMachine):
             counts = tube.policy_counts or PolicyCounts()
             expected = {key: counted.counts[key] for key in POLICY_COUNTED}
             assert {key: getattr(counts, key) for key in POLICY_COUNTED} == expected, name
-            assert (tube.held_until > self.world.now) == self.policy_model.is_held(name), name
+            assert (tube.throttled_until > self.world.now) == self.policy_model.is_held(name), name
 
     @invariant()
     def jobs_agree(self) -> None:

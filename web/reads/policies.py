@@ -67,7 +67,7 @@ def visible_setting(key: str, value: object) -> object:
 
 def hold_label(tube: Tube, now: int) -> str:
     """Return the setting that holds back the ready jobs of *tube*; empty if there is none, or no ready job."""
-    reason = tube.hold_reason(now) if tube.ready.count else ""
+    reason = tube.throttle_reason(now) if tube.ready.count else ""
     return "" if reason == "pause" else reason
 
 
@@ -84,7 +84,7 @@ def hold_text(tube: Tube, now: int) -> str:
         are = f"{text.number(tube.reserved_count)} {'is' if tube.reserved_count == 1 else 'are'}"
         return f"at most {jobs} reserved: {are}"
     rate = policy_state.policy.values.get("rate", text.NONE)
-    return f"rate {rate}/s: next start in {_short_time(tube.held_until - now)}"
+    return f"rate {rate}/s: next start in {_short_time(tube.throttled_until - now)}"
 
 
 def expires_at(job: Job) -> int:

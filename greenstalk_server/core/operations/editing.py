@@ -11,7 +11,7 @@ from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.transitions.enforcing import move, refuse_move
 from greenstalk_server.core.transitions.placing import replace, set_priority
-from greenstalk_server.core.transitions.reservation import update_hold
+from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.waiting import offer
 
@@ -127,7 +127,7 @@ def pause_tube(broker: Broker, name: bytes, delay: int, now: int) -> bool:
     tube.pause = delay
     tube.paused_until = now + delay if delay else 0
     broker.journal.pause(tube)
-    update_hold(tube, now)
+    update_throttle(tube, now)
     if delay:
         broker.arm(tube, tube.paused_until)
     else:

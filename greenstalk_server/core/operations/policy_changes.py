@@ -16,7 +16,7 @@ from greenstalk_server.core.policies.policy import Policy, PolicySet
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.transitions.enforcing import dead_letter
 from greenstalk_server.core.transitions.placing import arm_waiting
-from greenstalk_server.core.transitions.reservation import update_hold
+from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.tubes.tube import Tube
 
 SWEEP_TUBES: Final = 16
@@ -107,7 +107,7 @@ def _attach_policy(broker: Broker, tube: Tube, now: int) -> None:
         before.policy, before.dead_letter = policy_state.policy, policy_state.dead_letter
     if tube.policy_state is not before and tube.job_count:
         broker.sweep.tubes[tube] = None
-    update_hold(tube, now)
+    update_throttle(tube, now)
     if tube.policy_state is not None or before is not None:
         broker.arm(tube, now)
 

@@ -11,7 +11,7 @@ from greenstalk_server.core.tags.tags import DELETED, Duplicate, TaggedJob, Tags
 from greenstalk_server.core.transitions.enforcing import admit
 from greenstalk_server.core.transitions.placing import insert, raise_priority
 from greenstalk_server.core.transitions.settling import settle
-from greenstalk_server.core.transitions.tagging import hold_for_group
+from greenstalk_server.core.transitions.tagging import delay_for_group
 from greenstalk_server.core.tubes.tube import Tube
 
 
@@ -69,7 +69,7 @@ def put_tagged(
         if packed:
             job = TaggedJob(id, tube, body, pri, delay, ttr, now, packed)
             if not delay:
-                hold_for_group(broker, job)
+                delay_for_group(broker, job)
             result = _add_job(broker, job, client, now)
         else:
             result = _add_job(broker, Job(id, tube, body, pri, delay, ttr, now), client, now)

@@ -35,7 +35,7 @@ def reserve(broker: Broker, client: Client, now: int) -> Job | None:
 
 
 def _first_ready(broker: Broker, client: Client, now: int) -> Job | None:
-    """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not held.
+    """Return the job with the smallest (pri, id) of all tubes that *client* watches and that are not throttled.
 
     In a weighted mode, select one of these tubes at random and return its first job.
     """
@@ -45,7 +45,7 @@ def _first_ready(broker: Broker, client: Client, now: int) -> Job | None:
         assert client.tube_set is not None
         best, tubes = client.tube_set.first(now), ()
     for tube in tubes:
-        if tube.ready.count and tube.held_until <= now:
+        if tube.ready.count and tube.throttled_until <= now:
             job = tube.ready.first()
             if job is not None and (best is None or is_before(job, best)):
                 best = job

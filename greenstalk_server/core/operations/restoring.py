@@ -43,7 +43,7 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
     _delete_truncated(broker, now)
     for tube in list(broker.tubes.values()):
         if tube.paused_until:
-            tube.held_until = tube.paused_until
+            tube.throttled_until = tube.paused_until
             broker.arm(tube, tube.paused_until)
         if broker.keeps_pauses or not tube.paused_until:
             broker.drop_if_unneeded(tube)

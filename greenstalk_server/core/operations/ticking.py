@@ -13,7 +13,7 @@ from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, RetainedKeys
 from greenstalk_server.core.tags.tags import NO_DEADLINE
 from greenstalk_server.core.transitions.enforcing import policy_due
-from greenstalk_server.core.transitions.reservation import update_hold
+from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.transitions.settling import end_delay, search_on, settle_some
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, end_wait, offer, wait_cost
 from greenstalk_server.core.tubes.tube import Tube
@@ -52,14 +52,14 @@ def _tube_due(broker: Broker, tube: Tube, limit: int, now: int) -> int:
         if tube.paused_until:
             tube.pause = tube.paused_until = 0
             broker.journal.pause(tube)
-        update_hold(tube, now)
+        update_throttle(tube, now)
     policy_state = tube.policy_state
     if policy_state is not None:
         policy_due(broker, tube, policy_state, now)
     if tube.ready.is_unfinished:
         search_on(tube)
         search = SLICE
-    if tube.held_until <= now:
+    if tube.throttled_until <= now:
         cost = offer(broker, tube, limit, now)
     if not tube.paused_until:
         broker.drop_if_unneeded(tube)

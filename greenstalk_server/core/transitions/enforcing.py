@@ -277,7 +277,7 @@ def move(broker: Broker, job: Job, target: Tube, kind: int, now: int) -> None:
 
 
 def policy_due(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
-    """Apply to *tube* what its policy requires at *now*: one expiry or eviction, and the end of a hold."""
+    """Apply to *tube* what its policy requires at *now*: one expiry or eviction, and the end of a throttling."""
     if policy_state.full_at <= now:
         policy_state.full_at = 0
     oldest = policy_state.waiting.first() if policy_state.waiting is not None else None
@@ -296,8 +296,8 @@ def _arm_policy(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: 
     if expiry < NEVER:
         broker.arm(tube, expiry)
     arm_burial_expiry(broker, tube, policy_state)
-    if now < tube.held_until <= policy_state.full_at:
-        broker.arm(tube, tube.held_until)
+    if now < tube.throttled_until <= policy_state.full_at:
+        broker.arm(tube, tube.throttled_until)
 
 
 def end_attempt(

@@ -12,7 +12,7 @@ from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState, buried_at
 from greenstalk_server.core.tags.tags import NO_DEADLINE, TaggedJob
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.transitions.reservation import update_hold
+from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.transitions.tagging import attach_tags, detach_tags
 from greenstalk_server.core.transitions.waiting import (
     deliver,
@@ -28,12 +28,12 @@ from greenstalk_server.core.tubes.tube import Tube
 def add_ready(broker: Broker, job: Job, now: int) -> None:
     """Make the detached *job* ready, or reserve it for the client that has waited longest."""
     tube = job.tube
-    waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.held_until <= now else None
-    is_held = isinstance(job, TaggedJob) and job.must_queue
-    if waiter is None or is_held or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
+    waiter = tube.first_waiter() if (tube.waiters or tube.tube_sets) and tube.throttled_until <= now else None
+    must_wait = isinstance(job, TaggedJob) and job.must_queue
+    if waiter is None or must_wait or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
         queue_ready(broker, job, now)
     elif tube.ready.count or broker.unsettled or wait_cost(waiter) > 1:
-        # Ready jobs: a hold has just ended, or a slice was too short. Unsettled: a better job may become runnable.
+        # Ready jobs: a pause or a limit has just ended, or a slice was too short. Unsettled: a better job may follow.
         queue_ready(broker, job, now)
         offer(broker, tube, 1, now)
     else:
@@ -159,8 +159,8 @@ def replace(broker: Broker, old: Job, new: Job, now: int) -> None:
         new.holder.reserved[new.id] = new
         old.tube.reserved_count -= 1
         new.tube.reserved_count += 1
-        update_hold(old.tube, now)
-        update_hold(new.tube, now)
+        update_throttle(old.tube, now)
+        update_throttle(new.tube, now)
         dispatch_freed(broker, old.tube, now)
     elif new.state == BURIED and new.tube is old.tube:
         new.tube.buried[new.id] = new

@@ -38,7 +38,7 @@ def add_reserved(broker: Broker, job: Job, client: Client, now: int) -> None:
 def remove_reserved(broker: Broker, job: Job, now: int) -> None:
     """Detach the reserved *job* from its holder.
 
-    The caller ends with `dispatch_freed`, since this may end the hold of the tube.
+    The caller ends with `dispatch_freed`, since this may end the throttling of the tube.
     """
     assert job.holder is not None
     job.holder.drop(job)
@@ -48,18 +48,18 @@ def remove_reserved(broker: Broker, job: Job, now: int) -> None:
     broker.totals.reserved -= 1
     if isinstance(job, TaggedJob):
         job.count_reserved(-1)
-    if tube.policy_state is not None and tube.held_until == NEVER:
-        update_hold(tube, now)
+    if tube.policy_state is not None and tube.throttled_until == NEVER:
+        update_throttle(tube, now)
 
 
-def update_hold(tube: Tube, now: int) -> None:
-    """Set `held_until` of *tube* from its pause and its policy."""
+def update_throttle(tube: Tube, now: int) -> None:
+    """Set `throttled_until` of *tube* from its pause and its policy."""
     until, policy_state = tube.paused_until, tube.policy_state
     if policy_state is not None:
         until = max(until, policy_state.starts_at())
         if 0 < policy_state.policy.max_reserved <= tube.reserved_count:
             until = NEVER
-    before, tube.held_until = tube.held_until, until
+    before, tube.throttled_until = tube.throttled_until, until
     if until < before:
         for tube_set in tube.tube_sets:
             tube_set.resume(tube, now)
@@ -68,12 +68,12 @@ def update_hold(tube: Tube, now: int) -> None:
 def _note_start(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
     """Count the reservation of a job against the limits of *tube*."""
     policy_state.note_start(now)
-    was_held = tube.held_until > now
-    update_hold(tube, now)
-    if now < tube.held_until < NEVER:
-        broker.arm(tube, tube.held_until)
-    if tube.held_until > now and not was_held:
-        if tube.held_until == NEVER:
+    was_throttled = tube.throttled_until > now
+    update_throttle(tube, now)
+    if now < tube.throttled_until < NEVER:
+        broker.arm(tube, tube.throttled_until)
+    if tube.throttled_until > now and not was_throttled:
+        if tube.throttled_until == NEVER:
             tube.counts().reserved_holds += 1
         else:
             tube.counts().rate_holds += 1

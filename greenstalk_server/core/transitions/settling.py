@@ -16,7 +16,7 @@ from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import Target
 from greenstalk_server.core.transitions.placing import add_delayed, add_ready, queue_ready
-from greenstalk_server.core.transitions.tagging import hold_for_group
+from greenstalk_server.core.transitions.tagging import delay_for_group
 from greenstalk_server.core.transitions.waiting import dispatch_best
 from greenstalk_server.core.tubes.tube import Tube
 
@@ -80,7 +80,7 @@ def _place_fronts(limiter: ConcurrencyKey, limit: int, offered: dict[Tube, None]
         placed += 1
         for tube_set in tube.tube_sets:
             tube_set.note(job)
-        if tube.held_until <= now and tube.first_waiter() is not None:
+        if tube.throttled_until <= now and tube.first_waiter() is not None:
             offered[tube] = None
             free -= 1
     return placed
@@ -121,7 +121,7 @@ def _unblock(broker: Broker, job: Job, now: int) -> None:
 def end_delay(broker: Broker, job: Job, now: int) -> None:
     """Make the detached *job*, whose delay is over, ready, unless it must wait for a group."""
     if isinstance(job, TaggedJob) and job.may_await:
-        if hold_for_group(broker, job):
+        if delay_for_group(broker, job):
             add_delayed(broker, job, now)
             return
         _unblock(broker, job, now)

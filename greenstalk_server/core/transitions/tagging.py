@@ -60,7 +60,7 @@ def free_key(job: Job) -> None:
         job.more_tags.is_key_freed = True
 
 
-def hold_for_group(broker: Broker, job: TaggedJob) -> bool:
+def delay_for_group(broker: Broker, job: TaggedJob) -> bool:
     """Delay the detached *job* without a deadline if the group of its tag `after` has members; return whether."""
     tags = job.more_tags
     if tags is None or not job.may_await:

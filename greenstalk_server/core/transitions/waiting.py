@@ -48,7 +48,7 @@ def dispatch_best(broker: Broker, tubes: list[Tube], limit: int, now: int) -> in
 
 
 def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
-    """Reserve ready jobs of *tube* for the clients that wait for them, longest waiting first, until it is held.
+    """Reserve ready jobs of *tube* for the clients that wait for them, longest waiting first, until it is throttled.
 
     Return the sum of their `wait_cost`, at most *limit*; ticks, which pass a *limit* of SLICE, hand out the rest.
     A tick also removes expired jobs.
@@ -56,7 +56,7 @@ def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
     done = 0
     while True:
         waiter, job = tube.first_waiter(), tube.ready.first()
-        if waiter is None or job is None or tube.held_until > now:
+        if waiter is None or job is None or tube.throttled_until > now:
             return done
         cost = wait_cost(waiter)
         if done + cost > limit or (tube.policy_state is not None and tube.policy_state.next_expiry() <= now):
@@ -68,8 +68,8 @@ def dispatch(broker: Broker, tube: Tube, limit: int, now: int) -> int:
 
 
 def dispatch_freed(broker: Broker, tube: Tube, now: int) -> None:
-    """Hand out ready jobs of *tube* if the end of a reservation may have ended its hold."""
-    if tube.policy_state is not None and tube.held_until <= now and tube.ready.count:
+    """Hand out ready jobs of *tube* if the end of a reservation may have ended its throttling."""
+    if tube.policy_state is not None and tube.throttled_until <= now and tube.ready.count:
         offer(broker, tube, 1, now)
 
 

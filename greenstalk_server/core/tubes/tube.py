@@ -57,7 +57,7 @@ class Tube:
     paused_until    end of the pause, nanoseconds; the tube is paused while this is later than now.
     pause           length of the current pause, nanoseconds; 0 if there is none.
     policy_state    merged settings of the policies that match the tube, and their state; None if no policy matches.
-    held_until      the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
+    throttled_until the tube hands out no job before this time, nanoseconds: its pause, its rate, or NEVER while the
                     maximum of its jobs is reserved.
     idempotency     idempotency keys of its jobs; None until a job has one.
     policy_counts   counts of policy actions on its jobs; None if there were none.
@@ -82,7 +82,6 @@ class Tube:
         "delayed",
         "earlier_runs",
         "earlier_waits",
-        "held_until",
         "idempotency",
         "name",
         "name_chunk",
@@ -97,6 +96,7 @@ class Tube:
         "run_min",
         "run_time",
         "runs",
+        "throttled_until",
         "timer_at",
         "total_buries",
         "total_jobs",
@@ -137,7 +137,7 @@ class Tube:
         self.cmd_pause_tube: int = 0
         self.pause: int = 0
         self.paused_until: int = 0
-        self.held_until: int = 0
+        self.throttled_until: int = 0
         self.policy_state: TubePolicyState | None = None
         self.idempotency: IdempotencyKeys | None = None
         self.policy_counts: PolicyCounts | None = None
@@ -312,13 +312,13 @@ class Tube:
                 first = other
         return first
 
-    def hold_reason(self, now: int) -> str:
+    def throttle_reason(self, now: int) -> str:
         """Return why reserves get no job of the tube at *now*: "pause", "max_reserved" or "rate"; empty if they do."""
-        if self.held_until <= now:
+        if self.throttled_until <= now:
             return ""
         if self.paused_until > now:
             return "pause"
-        return "max_reserved" if self.held_until == NEVER else "rate"
+        return "max_reserved" if self.throttled_until == NEVER else "rate"
 
     def oldest_ready(self) -> Job | None:
         """Return the job that has been ready for longest, or None."""

@@ -37,14 +37,14 @@ class TubeSet:
     waiters those of them that are parked in a reserve, longest waiting first.
 
     An entry has three members: the key of a job (pri << 64 | id), a unique serial number, and the job's tube. It is
-    live while its key equals `_keys[tube]`. `_held` maps each tube that is ignored to the time of its entry in `_due`,
-    or to NEVER if it has none.
+    live while its key equals `_keys[tube]`. `_throttled` maps each tube that is ignored to the time of its entry in
+    `_due`, or to NEVER if it has none.
 
-    Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_held`.
+    Invariant: each tube with ready jobs has a key no larger than its first job's, or is in `_throttled`.
     Invariant: after `note` has added an entry, there are at most 2 * len(_keys) + SWEEP_SLACK entries.
     """
 
-    __slots__ = ("_due", "_entries", "_held", "_keys", "_serial", "tubes", "users", "waiters")
+    __slots__ = ("_due", "_entries", "_keys", "_serial", "_throttled", "tubes", "users", "waiters")
 
     def __init__(self, tubes: Iterable[Tube]) -> None:
         """*tubes* should be in the order of creation: with tubes scattered in memory this takes twice as long."""
@@ -53,7 +53,7 @@ class TubeSet:
         self.waiters: OrderedDict[Client, None] = OrderedDict()
         self._entries: list[tuple[int, int, Tube]] = []
         self._keys: dict[Tube, int] = {}
-        self._held: dict[Tube, int] = {}
+        self._throttled: dict[Tube, int] = {}
         self._due: list[tuple[int, int, Tube]] = []
         self._serial: int = 0
         for tube in self.tubes:
@@ -81,19 +81,19 @@ class TubeSet:
                 self._sweep()
 
     def first(self, now: int) -> Job | None:
-        """Return the job with the smallest (pri, id) of all tubes that are not held at *now*, or None."""
+        """Return the job with the smallest (pri, id) of all tubes that are not throttled at *now*, or None."""
         while self._due and self._due[0][0] <= now:
             until, _, tube = heappop(self._due)
-            if self._held.get(tube) == until:
-                self._held[tube] = NEVER
+            if self._throttled.get(tube) == until:
+                self._throttled[tube] = NEVER
                 self.resume(tube, now)
         entries, keys = self._entries, self._keys
         while entries:
             key, _, tube = entries[0]
             if keys.get(tube) == key:
                 job = tube.ready.first()
-                if tube.held_until > now:
-                    self._hold(tube)
+                if tube.throttled_until > now:
+                    self._ignore(tube)
                     job = None
                 elif job is not None and job.pri << ID_BITS | job.id == key:
                     return job
@@ -117,26 +117,26 @@ class TubeSet:
         for tube in self.tubes:
             assert tube.tube_sets.count(self) == 1
             first = tube.ready.first()
-            if first is not None and tube not in self._held:
+            if first is not None and tube not in self._throttled:
                 assert first.state == READY and self._keys[tube] <= first.pri << ID_BITS | first.id
 
     def resume(self, tube: Tube, now: int) -> None:
-        """Consider the jobs of *tube* again if it is no longer held at *now*; its `held_until` may have changed."""
-        if tube not in self._held:
+        """Consider the jobs of *tube* again, since its `throttled_until` may have changed."""
+        if tube not in self._throttled:
             return
-        if tube.held_until > now:
-            self._hold(tube)
+        if tube.throttled_until > now:
+            self._ignore(tube)
             return
-        del self._held[tube]
+        del self._throttled[tube]
         job = tube.ready.first()
         if job is not None:
             self.note(job)
 
-    def _hold(self, tube: Tube) -> None:
-        """Ignore the jobs of *tube* until its `held_until`, or until `resume` if that is NEVER."""
-        until = tube.held_until
-        if until < self._held.setdefault(tube, NEVER):
-            self._held[tube] = until
+    def _ignore(self, tube: Tube) -> None:
+        """Ignore the jobs of *tube* until its `throttled_until`, or until `resume` if that is NEVER."""
+        until = tube.throttled_until
+        if until < self._throttled.setdefault(tube, NEVER):
+            self._throttled[tube] = until
             self._serial += 1
             heappush(self._due, (until, self._serial, tube))
 

@@ -58,7 +58,7 @@ class Weighting:
         """
         jobs: list[Job] = []
         for tube in tubes:
-            job = tube.ready.first() if tube.held_until <= now else None
+            job = tube.ready.first() if tube.throttled_until <= now else None
             if job is not None:
                 jobs.append(job)
         if not jobs:

@@ -286,7 +286,7 @@ class ConditionMonitor:
         self, tube: Tube, values: TubeTrend, growth: Growth, held: LongestReservation | None, now: int
     ) -> TubeSample:
         oldest, policy_state = tube.oldest_ready(), tube.policy_state
-        hold = tube.hold_reason(now)
+        hold = tube.throttle_reason(now)
         is_paused = hold == "pause"
         return TubeSample(
             name=tube.name,

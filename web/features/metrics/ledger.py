@@ -189,7 +189,7 @@ class CounterAccounts(BrokerListener):
 
 def _gauges(tube: Tube, broker: Broker, now: int) -> Gauges:
     oldest = tube.oldest_ready()
-    held_by = tube.hold_reason(now) if tube.policy_state is not None else ""
+    held_by = tube.throttle_reason(now) if tube.policy_state is not None else ""
     is_dead_letter = tube.name in broker.policies.dead_letter_tubes
     pause_left = max(0, tube.paused_until - now)
     return Gauges(

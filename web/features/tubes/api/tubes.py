@@ -514,7 +514,7 @@ class Tubes:
             pause=stats.pause,
             pause_time_left=stats.pause_time_left,
             pause_reason=self._saved.reason(stats.name, tube.paused_until),
-            held_by=_HOLDS.get(tube.hold_reason(now)),
+            held_by=_HOLDS.get(tube.throttle_reason(now)),
             max_reserved=(tube.policy_state.policy.max_reserved or None) if tube.policy_state is not None else None,
             rate=_rate(tube),
             policy_counts=_policy_counts(tube),
