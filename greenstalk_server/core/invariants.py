@@ -91,11 +91,11 @@ def _check_bodies(broker: Broker) -> None:
     assert all(tube.body_bytes == size for tube, size in body_bytes.items())
     assert broker.quotas is None or broker.quotas.body_bytes == sum(body_bytes.values())
     if broker.bodies is not None:
-        held = [job.size for job in broker.jobs.values() if job.body is not None]
+        resident = [job.size for job in broker.jobs.values() if job.body is not None]
         assert broker.bodies.jobs == len(broker.jobs)
-        assert broker.bodies.held == len(held)
-        assert broker.bodies.in_memory == sum(held)
-        assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(held)
+        assert broker.bodies.resident == len(resident)
+        assert broker.bodies.in_memory == sum(resident)
+        assert broker.bodies.on_disk == sum(body_bytes.values()) - sum(resident)
 
 
 def _tagged(broker: Broker) -> list[tuple[Job, Tags]]:

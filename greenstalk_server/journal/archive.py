@@ -21,7 +21,7 @@ from typing import Any, Final
 from greenstalk_server import __version__
 from greenstalk_server.core.job_attributes import MAX_KEY, REASON_NAMES, DeadLetter
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tags.idempotency import is_idempotency_scope, scope_of
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
@@ -314,7 +314,7 @@ def _job_line(job: Job) -> dict[str, object]:
         line["dead_letter"] = letter._asdict() | names
     if isinstance(job, TaggedJob):
         line["tags"] = _tags_line(tags_of(job))
-    return line | _as_text("body", held_body(job))
+    return line | _as_text("body", resident_body(job))
 
 
 def _as_text(name: str, data: bytes) -> dict[str, object]:

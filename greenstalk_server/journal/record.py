@@ -15,7 +15,7 @@ from zlib import crc32
 
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.jobs.job_history import RESERVED
 from greenstalk_server.core.tags.tags import TaggedJob
@@ -314,7 +314,7 @@ class Encoder:
 
     def job(self, job: Job, sequence: int, events: bytes = b"") -> bytes:
         """Return a JOB record of *job* as it is now, with *events*. Its body must be in memory."""
-        return self.seal(self.begin_job(job, sequence, events, job_attributes.encode(job)), held_body(job))
+        return self.seal(self.begin_job(job, sequence, events, job_attributes.encode(job)), resident_body(job))
 
     def begin_job(self, job: Job, sequence: int, events: bytes = b"", attributes: bytes = b"") -> bytes:
         """Return the bytes between the prefix and the body of a JOB record with *events* and *attributes*.

@@ -11,7 +11,7 @@ from typing import Final
 
 from greenstalk_server.core import job_attributes
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
@@ -254,7 +254,7 @@ class SegmentLog:
         if self.keeps_positions:
             segment.starts.append(segment.used)
         start = segment.encoder.begin_job(job, self.sequence, events, attributes)
-        segment.add_job(start, held_body(job), job.id, is_large=job.size > LARGE_BODY)
+        segment.add_job(start, resident_body(job), job.id, is_large=job.size > LARGE_BODY)
         segment.ids.append(job.id)
         segment.live_bytes += size
         self.live_bytes += size

@@ -17,7 +17,7 @@ from gevent import get_hub
 from gevent.event import Event
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.body_cache import Bodies, held_bodies
+from greenstalk_server.core.jobs.body_cache import Bodies, resident_bodies
 from greenstalk_server.core.jobs.job import RESERVED, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal.writer import JournalWriter
@@ -73,7 +73,7 @@ class Loader:
         The caller must bound the total size of the bodies.
         """
         jobs = list(jobs)
-        found = held_bodies(jobs)
+        found = resident_bodies(jobs)
         for _ in range(TRIES):
             read = self._journal.read([job for job in jobs if job.id not in found])
             if not read.jobs:
@@ -81,7 +81,7 @@ class Loader:
             get_hub().threadpool.apply(read.run)
             self._journal.note_lost(read)
             found |= read.bodies
-            found |= held_bodies([job for job in jobs if job.id not in found])
+            found |= resident_bodies([job for job in jobs if job.id not in found])
         return found
 
     def read_ahead(self, tube: Tube) -> None:

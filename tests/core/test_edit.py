@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import SECOND, Job
 from tests.support.world import Actor, DroppedTubes, FullJournal, World, slots
 
@@ -31,7 +31,7 @@ def fields_of(job: Job) -> dict[str, object]:
     """Return the fields of *job*: those in `cold` included, and packed ones by the names of their properties."""
     names = [name for name in slots(job) + slots(job.cold) if not name.startswith("_")]
     plain = {name: getattr(job, name) for name in names if name not in ("tube", "holder", "cold", "size")}
-    assert job.size == len(held_body(job))
+    assert job.size == len(resident_body(job))
     return plain | {"tube": job.tube.name, "holder": job.holder}
 
 

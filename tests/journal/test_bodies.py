@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from greenstalk_server.core import invariants
-from greenstalk_server.core.jobs.body_cache import SMALL, Bodies, held_body
+from greenstalk_server.core.jobs.body_cache import SMALL, Bodies, resident_body
 from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.operations import connecting, editing, finishing, kicking, putting, reserving
 from greenstalk_server.journal import rewrite
@@ -111,7 +111,7 @@ def test_body_read_ahead_is_evicted_only_after_its_reservation() -> None:
     jobs = evicted_jobs(bench)[:5]
     read_back(bench, jobs, are_ahead=True)
     bench.journal.evict(1000)
-    assert all(held_body(job) == b"%d:" % job.id + bytes(900) for job in jobs)
+    assert all(resident_body(job) == b"%d:" % job.id + bytes(900) for job in jobs)
     assert bench.broker.bodies is not None and bench.broker.bodies.ahead_bytes == sum(job.size for job in jobs)
     for job in jobs:
         reserving.reserve_job(bench.broker, bench.clients[0], job.id, bench.now)
@@ -236,7 +236,7 @@ def test_body_whose_copy_is_in_doubt_is_not_evicted() -> None:
     bench.journal._compaction._copy_next(bench.journal._log.segments[job.segment])
     bench.journal.note_failure(OSError(errno.EIO, "Input/output error"))
     bench.journal.evict(1000)
-    assert held_body(job) == b"%d:" % job.id + bytes(900)
+    assert resident_body(job) == b"%d:" % job.id + bytes(900)
     assert bench.commit()
     invariants.check(bench.broker)
     bench.check_after_crash(bench.disk.crash(Chance(bench.random, 0.5)))

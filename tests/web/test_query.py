@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenstalk_server.core.jobs.body_cache import held_body
+from greenstalk_server.core.jobs.body_cache import resident_body
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, STATE_NAMES, Job
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.reads.jobs.query import (
@@ -46,7 +46,7 @@ def matches(query: str, **changed: int | str | bytes) -> bool:
 def holds(query: Query, job: Job) -> bool:
     """Return whether *job* matches both test functions of *query*."""
     body_test = query.body_test()
-    return query.test()(job, NOW) and (body_test is None or body_test(held_body(job)) is True)
+    return query.test()(job, NOW) and (body_test is None or body_test(resident_body(job)) is True)
 
 
 # Matching

@@ -36,7 +36,7 @@ class Bodies:
     in_memory       size of the bodies in memory, bytes.
     on_disk         size of the bodies that are only on disk, bytes.
     jobs            number of jobs.
-    held            number of jobs whose body is in memory.
+    resident        number of jobs whose body is in memory.
     can_evict       there is a journal on disk from which bodies can be read back, so they can be evicted.
     margin          eviction begins this many bytes below the limit, since eviction takes time.
     is_exhausted    every body that can be evicted has been evicted, and memory is still short.
@@ -63,16 +63,16 @@ class Bodies:
         self.in_memory: int = 0
         self.on_disk: int = 0
         self.jobs: int = 0
-        self.held: int = 0
+        self.resident: int = 0
         self.is_exhausted: bool = False
         self.fetch: Callable[[Job, Callable[[bytes | None], None]], None] = _cannot_fetch
-        self.look: Callable[[Iterable[Job]], dict[int, bytes]] = held_bodies
+        self.look: Callable[[Iterable[Job]], dict[int, bytes]] = resident_bodies
         self.read_ahead: Callable[[Tube], None] = _no_read_ahead
 
     @property
     def taken(self) -> int:
         """Approximate memory that jobs take, bytes."""
-        return self.in_memory + self.held * BODY_COST + self.jobs * JOB_COST
+        return self.in_memory + self.resident * BODY_COST + self.jobs * JOB_COST
 
     def needs_eviction(self) -> bool:
         """Whether bodies have to be evicted: fewer than `margin` bytes are left below the limit."""
@@ -98,7 +98,7 @@ class Bodies:
         if job.body is None:
             self.on_disk += job.size
         else:
-            self.held += 1
+            self.resident += 1
             self.in_memory += job.size
 
     def remove(self, job: Job) -> None:
@@ -111,7 +111,7 @@ class Bodies:
         if job.body is None:
             self.on_disk -= job.size
         else:
-            self.held -= 1
+            self.resident -= 1
             self.in_memory -= job.size
 
     def reserved(self, job: Job) -> None:
@@ -129,7 +129,7 @@ class Bodies:
     def evict(self, job: Job) -> None:
         """Evict the body of *job*, which is in memory and on disk."""
         job.body = None
-        self.held -= 1
+        self.resident -= 1
         self.in_memory -= job.size
         self.on_disk += job.size
 
@@ -142,7 +142,7 @@ class Bodies:
         if job.body is not None:
             return
         job.body = body
-        self.held += 1
+        self.resident += 1
         self.in_memory += job.size
         self.on_disk -= job.size
         if is_ahead and job.state == READY:
@@ -168,13 +168,13 @@ class Bodies:
         self.ahead_bytes -= job.size
 
 
-def held_body(job: Job) -> bytes:
+def resident_body(job: Job) -> bytes:
     """Return the body of *job*, which must be in memory."""
     assert job.body is not None
     return job.body
 
 
-def held_bodies(jobs: Iterable[Job]) -> dict[int, bytes]:
+def resident_bodies(jobs: Iterable[Job]) -> dict[int, bytes]:
     """Return the bodies of *jobs* that are in memory, by id. Stands in for `Bodies.look` where there is no disk."""
     return {job.id: job.body for job in jobs if job.body is not None}
 

@@ -35,7 +35,7 @@ from gevent.event import Event
 
 from greenstalk_server.core.broker import DEFAULT_TUBE, Broker
 from greenstalk_server.core.client import Client
-from greenstalk_server.core.jobs.body_cache import held_bodies
+from greenstalk_server.core.jobs.body_cache import resident_bodies
 from greenstalk_server.core.jobs.job import RESERVED, STATE_NAMES, Job
 from greenstalk_server.core.limits import LIMIT_NAMES
 from greenstalk_server.core.operations import connecting, finishing, reserving
@@ -247,7 +247,7 @@ class Leases:
             for tube in {job.tube for job in held.values() if job.body is None}:
                 broker.bodies.read_ahead(tube)
         bodies = load_bodies(broker, held.values())
-        bodies |= held_bodies(held.values())  # a job may have been edited while this greenlet read
+        bodies |= resident_bodies(held.values())  # a job may have been edited while this greenlet read
         lost = [job for id, job in held.items() if id not in bodies]
         for job in lost:
             finishing.bury(broker, client, job.id, job.pri, self._clock())

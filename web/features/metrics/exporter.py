@@ -212,8 +212,8 @@ class Metrics:
         sizes = GaugeMetricFamily(f"{PREFIX}body_bytes", "Bytes of the bodies of all jobs.", labels=("where",))
         counts = GaugeMetricFamily(f"{PREFIX}bodies", "Bodies of all jobs.", labels=("where",))
         for where, size, count in (
-            ("memory", bodies.in_memory, bodies.held),
-            ("disk", bodies.on_disk, bodies.jobs - bodies.held),
+            ("memory", bodies.in_memory, bodies.resident),
+            ("disk", bodies.on_disk, bodies.jobs - bodies.resident),
         ):
             sizes.add_metric((where,), size)
             counts.add_metric((where,), count)

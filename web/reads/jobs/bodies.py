@@ -13,7 +13,7 @@ from typing import Final
 from werkzeug.exceptions import Conflict, InternalServerError
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs.body_cache import held_bodies
+from greenstalk_server.core.jobs.body_cache import resident_bodies
 from greenstalk_server.core.jobs.job import Job
 
 ON_DISK: Final = "(on disk)"
@@ -57,7 +57,7 @@ def load_bodies(broker: Broker, jobs: Iterable[Job]) -> dict[int, bytes]:
     """Return the bodies of *jobs* by id, and omit those that cannot be read. May switch if one is only on disk."""
     jobs = list(jobs)
     if broker.bodies is None or all(job.body is not None for job in jobs):
-        return held_bodies(jobs)
+        return resident_bodies(jobs)
     return broker.bodies.look(jobs)
 
 

@@ -213,9 +213,9 @@ class Server:
         return Bodies(
             limit=bodies.limit,
             taken=bodies.taken,
-            in_memory=bodies.held,
+            in_memory=bodies.resident,
             bytes_in_memory=bodies.in_memory,
-            on_disk=bodies.jobs - bodies.held,
+            on_disk=bodies.jobs - bodies.resident,
             bytes_on_disk=bodies.on_disk,
             is_full=not bodies.has_room(0),
         )

@@ -360,8 +360,8 @@ def bodies_texts(bodies: Bodies | None) -> dict[str, str]:
     if bodies is None:
         return dict.fromkeys(("bodies_in_memory", "bodies_on_disk", "memory_limit", "memory_taken"), text.NONE)
     return {
-        "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.held, 'job')}",
-        "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.held, 'job')}",
+        "bodies_in_memory": f"{text.rough_size(bodies.in_memory)} of {text.counted(bodies.resident, 'job')}",
+        "bodies_on_disk": f"{text.rough_size(bodies.on_disk)} of {text.counted(bodies.jobs - bodies.resident, 'job')}",
         "memory_limit": text.rough_size(bodies.limit),
         "memory_taken": text.rough_size(bodies.taken) + ("" if bodies.has_room(0) else "; puts are refused"),
     }
