@@ -28,14 +28,14 @@ class EditOutcome:
 
     DONE            the job is changed.
     NOT_FOUND       there is no such job.
-    HELD            a client holds the job, and the edit is not forced.
+    RESERVED        a client holds the job, and the edit is not forced.
     NO_ROOM         the journal has no room for the new record, or its writes fail.
     BODY_ON_DISK    the body is not in memory, so the caller has to provide it.
     """
 
     DONE: Final = 0
     NOT_FOUND: Final = 1
-    HELD: Final = 2
+    RESERVED: Final = 2
     NO_ROOM: Final = 3
     BODY_ON_DISK: Final = 4
 

@@ -113,4 +113,4 @@ def reprioritize(session: SessionState, command: Command, now: int) -> bytes:
     outcome = editing.reprioritize(session.broker, id, pri, now)
     if outcome == EditOutcome.DONE:
         return replies.REPRIORITIZED
-    return replies.ALREADY_RESERVED if outcome == EditOutcome.HELD else replies.NOT_FOUND
+    return replies.ALREADY_RESERVED if outcome == EditOutcome.RESERVED else replies.NOT_FOUND

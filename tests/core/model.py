@@ -344,7 +344,7 @@ class Model:
     def reprioritize(self, id: int, pri: int) -> str:
         job = self.jobs.get(id)
         if job is None or job.state == "reserved":
-            return "NOT_FOUND" if job is None else "HELD"
+            return "NOT_FOUND" if job is None else "RESERVED"
         self._note(job, "edited", 0)
         job.pri = pri
         if job.state == "ready":
@@ -397,7 +397,7 @@ class Model:
         if job is None:
             return "NOT_FOUND"
         if job.state == "reserved" and not is_forced:
-            return "HELD"
+            return "RESERVED"
         is_move = tube is not None and tube != job.tube
         self._note(job, "moved" if is_move else "edited", 0)
         job.is_truncated = job.is_truncated and not is_move

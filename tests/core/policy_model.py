@@ -409,7 +409,7 @@ class PolicyModel(Model):
         if job is None or job.dead is None:
             return "NOT_FOUND"
         if job.state == "reserved":
-            return "HELD"
+            return "RESERVED"
         source = job.dead[1]
         if source != job.tube and not self.can_take(source, 1, len(job.body)):
             return "NO_ROOM"

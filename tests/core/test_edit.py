@@ -93,7 +93,7 @@ def test_edit_of_a_reserved_job_needs_force(world: World) -> None:
     client = world.client()
     id = put_in(world, client, "reserved")
     job, before = world.broker.jobs[id], fields_of(world.broker.jobs[id])
-    assert world.edit(id, tube=b"other", pri=1, body=b"new") == "HELD"
+    assert world.edit(id, tube=b"other", pri=1, body=b"new") == "RESERVED"
     assert world.broker.jobs[id] is job
     assert fields_of(job) == before
     assert world.tubes() == [b"default"]

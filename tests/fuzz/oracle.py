@@ -420,7 +420,7 @@ class Oracle:
         return self._first(sorted(model.reserved(model.clients[number].used), key=lambda job: job.id))
 
     def _on_reprioritize(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:
-        words = {"DONE": wire.REPRIORITIZED, "HELD": wire.ALREADY_RESERVED, "NOT_FOUND": wire.NOT_FOUND}
+        words = {"DONE": wire.REPRIORITIZED, "RESERVED": wire.ALREADY_RESERVED, "NOT_FOUND": wire.NOT_FOUND}
         return words[model.reprioritize(*command[1:])]
 
     def _on_wait(self, model: FuzzModel, number: int, command: Command, reply: bytes) -> bytes:

@@ -577,7 +577,7 @@ class Bench:
             id = self._any_id()
             is_held = self.broker.jobs[id].state == RESERVED
             outcome = editing.reprioritize(self.broker, id, self.random.randrange(20), self.now)
-            assert outcome == (EditOutcome.HELD if is_held else EditOutcome.DONE)
+            assert outcome == (EditOutcome.RESERVED if is_held else EditOutcome.DONE)
 
     def reserve(self) -> Job | None:
         return reserving.reserve(self.broker, self._client(), self.now)
@@ -640,7 +640,7 @@ class Bench:
             is_forced=is_forced,
         )
         if outcome != EditOutcome.DONE:
-            assert outcome == (EditOutcome.HELD if job.state == RESERVED and not is_forced else EditOutcome.NO_ROOM)
+            assert outcome == (EditOutcome.RESERVED if job.state == RESERVED and not is_forced else EditOutcome.NO_ROOM)
             assert self.broker.jobs[id] is job
             assert JobSnapshot.of(job) == before
 

@@ -50,7 +50,7 @@ WORDS: Final = {
 EDITS: Final = {
     EditOutcome.DONE: "DONE",
     EditOutcome.NOT_FOUND: "NOT_FOUND",
-    EditOutcome.HELD: "HELD",
+    EditOutcome.RESERVED: "RESERVED",
     EditOutcome.NO_ROOM: "NO_ROOM",
 }
 

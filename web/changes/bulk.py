@@ -197,7 +197,7 @@ class Change:
         if self.key == "redrive":
             return editing.redrive(broker, id, now)
         if job.state == RESERVED and not is_forced:
-            return EditOutcome.HELD
+            return EditOutcome.RESERVED
         if isinstance(self.value, bytes):
             return editing.edit_job(broker, id, now, tube=self.value, body=body, is_forced=is_forced)
         if self.key == "pri":

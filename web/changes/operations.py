@@ -310,7 +310,7 @@ class Operations:
         tube, source = job.tube.name.decode(), DeadLetter.unpack(job.dead_letter).source.decode()
         require_operator(source.encode())
         outcome = editing.redrive(self._broker, job.id, self._clock())
-        if outcome == EditOutcome.HELD:
+        if outcome == EditOutcome.RESERVED:
             self._refuse_held(job, "moved")
         if outcome == EditOutcome.NO_ROOM:
             why = f"The tube “{source}” cannot take the job: the tube is full, or a limit of the server is reached."
@@ -346,7 +346,7 @@ class Operations:
         )
 
     def _refuse_failed_edit(self, job: Job, outcome: int, done: str) -> None:
-        if outcome == EditOutcome.HELD:
+        if outcome == EditOutcome.RESERVED:
             self._refuse_held(job, done)
         if outcome == EditOutcome.NO_ROOM:
             self._refuse_no_room("changed")

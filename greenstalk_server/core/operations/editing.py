@@ -41,7 +41,7 @@ def edit_job(
     if old is None:
         return EditOutcome.NOT_FOUND
     if old.state == RESERVED and not is_forced:
-        return EditOutcome.HELD
+        return EditOutcome.RESERVED
     if body is None:
         body = old.body
     if body is None:
@@ -85,12 +85,12 @@ def _set_delay(job: Job, delay: int | None, now: int) -> None:
 
 
 def reprioritize(broker: Broker, id: int, pri: int, now: int) -> int:
-    """Give the ready, delayed or buried job *id* the priority *pri*; return DONE, NOT_FOUND or HELD."""
+    """Give the ready, delayed or buried job *id* the priority *pri*; return DONE, NOT_FOUND or RESERVED."""
     job = broker.jobs.get(id)
     if job is None:
         return EditOutcome.NOT_FOUND
     if job.state == RESERVED:
-        return EditOutcome.HELD
+        return EditOutcome.RESERVED
     set_priority(broker, job, pri, now)
     settle(broker, now)
     return EditOutcome.DONE
@@ -105,7 +105,7 @@ def redrive(broker: Broker, id: int, now: int) -> int:
     if job is None or not job.dead_letter:
         return EditOutcome.NOT_FOUND
     if job.state == RESERVED:
-        return EditOutcome.HELD
+        return EditOutcome.RESERVED
     source = DeadLetter.unpack(job.dead_letter).source
     if source != job.tube.name and refuse_move(broker, source, 1, job.size):
         return EditOutcome.NO_ROOM
