@@ -180,7 +180,7 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     assert tube.reserved_count == sum(job.tube is tube and job.state == RESERVED for job in broker.jobs.values())
     assert tube.using == sum(client.used is tube for client in clients)
     assert tube.watching == sum(tube.name in client.watched for client in [*clients, *broker.closing_clients])
-    assert tube.total_reserves == sum(tube.wait_counts().values())
+    assert tube.total_reserves == sum(tube.queue_times.counts().values())
     waiting = [client for client in clients if is_in_reserve(client) and tube.name in client.watched]
     assert set(tube.waiters) == {client for client in waiting if client.tube_set is None}
     assert tube.waiting_count == len(waiting)

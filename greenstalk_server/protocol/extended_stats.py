@@ -14,7 +14,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SECOND, Job
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.tags import TaggedJob, tags_of
-from greenstalk_server.core.tubes.durations import quantile
+from greenstalk_server.core.tubes.durations import DurationStats, quantile
 from greenstalk_server.core.tubes.tube import Tube
 
 
@@ -105,22 +105,22 @@ def server_extension(broker: Broker) -> ServerExtension:
 
 def tube_extension(tube: Tube, now: int) -> TubeExtension:
     """Return the extended keys of the reply to "stats-tube"."""
-    oldest = tube.oldest_ready()
+    oldest, processing, queued = tube.oldest_ready(), tube.processing_times, tube.queue_times
     return TubeExtension(
         total_reserves=tube.total_reserves,
         total_timeouts=tube.total_timeouts,
         total_buries=tube.total_buries,
         bury_rate=tube.total_buries / tube.total_reserves if tube.total_reserves else 0.0,
-        processing_time_ewma=tube.run_ewma / SECOND,
-        processing_time_min=min(tube.run_min, tube.run_max) / SECOND,
-        processing_time_max=tube.run_max / SECOND,
-        processing_time_samples=sum(tube.run_counts().values()),
-        processing_time_p50=_processing_time(tube, 0.5),
-        processing_time_p95=_processing_time(tube, 0.95),
-        processing_time_p99=_processing_time(tube, 0.99),
-        queue_time_ewma=tube.wait_ewma / SECOND,
-        queue_time_min=min(tube.wait_min, tube.wait_max) / SECOND,
-        queue_time_max=tube.wait_max / SECOND,
+        processing_time_ewma=processing.ewma / SECOND,
+        processing_time_min=min(processing.shortest, processing.longest) / SECOND,
+        processing_time_max=processing.longest / SECOND,
+        processing_time_samples=sum(processing.counts().values()),
+        processing_time_p50=_quantile(processing, 0.5),
+        processing_time_p95=_quantile(processing, 0.95),
+        processing_time_p99=_quantile(processing, 0.99),
+        queue_time_ewma=queued.ewma / SECOND,
+        queue_time_min=min(queued.shortest, queued.longest) / SECOND,
+        queue_time_max=queued.longest / SECOND,
         queue_time_samples=tube.total_reserves,
         oldest_ready_id=oldest.id if oldest is not None else 0,
         oldest_ready_age=_age(oldest, now),
@@ -160,10 +160,10 @@ def group_stats(group: Group) -> GroupStats:
     )
 
 
-def _processing_time(tube: Tube, part: float) -> float:
-    """Return the *part* quantile of the processing times in seconds, 0 if there are none."""
-    found = quantile(tube.run_counts(), part)
-    return 0.0 if isnan(found) else min(max(found, tube.run_min / SECOND), tube.run_max / SECOND)
+def _quantile(times: DurationStats, part: float) -> float:
+    """Return the *part* quantile of *times* in seconds, 0 if there are none."""
+    found = quantile(times.counts(), part)
+    return 0.0 if isnan(found) else min(max(found, times.shortest / SECOND), times.longest / SECOND)
 
 
 def _age(job: Job | None, now: int) -> int:

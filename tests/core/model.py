@@ -53,8 +53,8 @@ class ModelTube:
     """Counters of a tube since its creation, and all wait and run times in nanoseconds."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    waits: list[int] = field(default_factory=list)
-    runs: list[int] = field(default_factory=list)
+    queue_times: list[int] = field(default_factory=list)
+    processing_times: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -132,7 +132,11 @@ class Model:
         first = {name: self.runnable(name)[0] for name in tubes}
         shares = {name: float(client.weights.get(name, 1)) for name in first}
         if client.mode == "weighted-fair":
-            known = {name: float(max(self.average_run(name), 10**6)) for name in first if self.counts(name).runs}
+            known = {
+                name: float(max(self.average_processing_time(name), 10**6))
+                for name in first
+                if self.counts(name).processing_times
+            }
             usual = sum(known.values()) / len(known) if known else 1.0
             times = {name: known.get(name, usual) for name in first}
             shares = {name: shares[name] / min(times[name], 1000 * min(times.values())) for name in first}
@@ -147,11 +151,11 @@ class Model:
         """Whether reserves get no job of *tube*."""
         return tube in self.paused
 
-    def average_run(self, tube: str) -> int:
-        runs = self.counts(tube).runs
-        average = runs[0]
-        for run in runs:
-            average += (run - average) // 10
+    def average_processing_time(self, tube: str) -> int:
+        times = self.counts(tube).processing_times
+        average = times[0]
+        for time in times:
+            average += (time - average) // 10
         return average
 
     def oldest_ready(self, tube: str) -> ModelJob | None:
@@ -480,7 +484,7 @@ class Model:
         client.reserved.append(job)
         tube = self.counts(job.tube)
         tube.counts["total_reserves"] += 1
-        tube.waits.append(self.now - job.since)
+        tube.queue_times.append(self.now - job.since)
 
     def _remove_holder(self, job: ModelJob) -> int:
         """Remove *job* from its holder; return the holder's number, or 0 if there is none."""
@@ -492,7 +496,7 @@ class Model:
 
     def _end_run(self, job: ModelJob) -> int:
         """Record the run time of a reservation that a command ends; return the number of its holder."""
-        self.counts(job.tube).runs.append(self.now - job.reserved_at)
+        self.counts(job.tube).processing_times.append(self.now - job.reserved_at)
         return self._remove_holder(job)
 
     def _note(self, job: ModelJob, kind: str, by: int) -> None:

@@ -90,10 +90,9 @@ def test_times_of_a_tube_are_taken_once_and_stay_counted(world: World, turns: in
         world.advance(3)
         client.delete(id)
         tube = world.broker.tubes[b"default"]
-        waits, runs = tube.take_times()
-        add_rows(taken, waits)
-        assert sum(map(sum, runs.values())) == 1
-        assert tube.take_times() == ({}, {})
+        add_rows(taken, tube.queue_times.take_recent())
+        assert sum(map(sum, tube.processing_times.take_recent().values())) == 1
+        assert tube.queue_times.take_recent() == tube.processing_times.take_recent() == {}
     assert taken == sketch_of([2 * 10**9] * turns)
-    assert tube.wait_counts() == {(2 * 10**9).bit_length(): turns}
-    assert tube.run_counts() == {(3 * 10**9).bit_length(): turns}
+    assert tube.queue_times.counts() == {(2 * 10**9).bit_length(): turns}
+    assert tube.processing_times.counts() == {(3 * 10**9).bit_length(): turns}

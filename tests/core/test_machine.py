@@ -365,11 +365,13 @@ class BrokerMachine(RuleBasedStateMachine):
             oldest, expected = tube.oldest_ready(), self.model.oldest_ready(name)
             assert (oldest and oldest.deadline) == (expected and expected.since)  # any of several
             assert {key: getattr(tube, key) for key in COUNTED} == {key: counted.counts[key] for key in COUNTED}
-            assert (tube.wait_time, tube.run_time) == (sum(counted.waits), sum(counted.runs))
-            assert tube.wait_counts() == Counter(wait.bit_length() for wait in counted.waits)
-            assert tube.run_counts() == Counter(run.bit_length() for run in counted.runs)
-            assert (tube.wait_min, tube.wait_max, tube.wait_ewma) == summary(counted.waits)
-            assert (tube.run_min, tube.run_max, tube.run_ewma) == summary(counted.runs)
+            for stats, times in (
+                (tube.queue_times, counted.queue_times),
+                (tube.processing_times, counted.processing_times),
+            ):
+                assert stats.total == sum(times)
+                assert stats.counts() == Counter(time.bit_length() for time in times)
+                assert (stats.shortest, stats.longest, stats.ewma) == summary(times)
 
     @invariant()
     def clients_agree(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from greenstalk_server.core.operations import connecting, finishing, reserving
 from greenstalk_server.core.tubes.tube_set import MANY_TUBES
-from greenstalk_server.core.tubes.weighting import MAX_RUN_RATIO, WEIGHTED, WEIGHTED_FAIR
+from greenstalk_server.core.tubes.weighting import MAX_PROCESSING_RATIO, WEIGHTED, WEIGHTED_FAIR
 from tests.support.world import Actor, World
 
 DRAWS = 4000
@@ -94,6 +94,6 @@ def test_no_tube_is_slower_than_the_limit(world: World) -> None:
     run(world, b"fast", 0.000001)
     client.put_in_tube(b"slow")
     client.put_in_tube(b"fast")
-    world.broker.random = lambda: 0.5 / (MAX_RUN_RATIO + 1)
+    world.broker.random = lambda: 0.5 / (MAX_PROCESSING_RATIO + 1)
     job = reserving.reserve(world.broker, client.client, world.now)
     assert job is not None and job.tube.name == b"slow"

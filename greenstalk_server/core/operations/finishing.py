@@ -32,7 +32,7 @@ def delete(broker: Broker, client: Client | None, id: int, now: int) -> bool:
             return False
         remove_reserved(broker, job, now)
         client.finished += 1
-        tube.note_run(now - job.reserved_at)
+        tube.processing_times.add(now - job.reserved_at)
         if tube.policy_state is not None:
             keep_key(broker, job, tube.policy_state, now)
     else:
@@ -133,7 +133,7 @@ def _end_run(broker: Broker, job: Job, kind: int, by: int, now: int) -> None:
     holder, tube = job.holder, job.tube
     remove_reserved(broker, job, now)
     holder.finished += 1
-    tube.note_run(now - job.reserved_at)
+    tube.processing_times.add(now - job.reserved_at)
     job.events = job_history.add(job.events, job_history.RESERVED, job.reserved_at, holder.number)
     job.events = job_history.add(job.events, kind, now, by)
     job.former_state = job.former_deadline = 0

@@ -14,7 +14,7 @@ from greenstalk_server.core.tubes.tube import Tube
 def add_reserved(broker: Broker, job: Job, client: Client, now: int) -> None:
     """Have *client* hold the detached *job*, whose `ready_since` is set."""
     tube = job.tube
-    tube.note_wait(now - job.deadline)  # ready_since
+    tube.queue_times.add(now - job.deadline)  # ready_since
     tube.total_reserves += 1
     tube.reserved_count += 1
     broker.totals.reserved += 1

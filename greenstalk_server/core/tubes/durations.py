@@ -1,4 +1,4 @@
-"""Summaries of durations: averages, histograms, sketches and quantiles. Pure.
+"""Statistics of durations: averages, histograms, sketches and quantiles. Pure.
 
 A histogram counts durations by the bit length of their nanoseconds: it is small, and kept for as long as a tube exists.
 A sketch divides each bit length into PARTS buckets of the same width. Two sketches are merged by adding their counts,
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import nan
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from greenstalk_server.core.timers import NEVER
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -36,6 +38,54 @@ MIN_DURATION: Final = 1 << (PART_BITS + 1)
 """Nanoseconds."""
 
 MAX_BUCKET: Final = 64 * PARTS + PARTS - 1
+
+
+class DurationStats:
+    """Statistics of all durations of one kind in a tube, such as how long its jobs were ready. Nanoseconds.
+
+    total           sum of the durations.
+    ewma            exponentially weighted average.
+    shortest, longest   NEVER and 0 if there is no duration.
+    recent          sketch of the durations since the last `take_recent`.
+    """
+
+    __slots__ = ("_earlier", "ewma", "longest", "recent", "shortest", "total")
+
+    def __init__(self) -> None:
+        self.total: int = 0
+        self.ewma: i64 = 0
+        self.shortest: i64 = NEVER
+        self.longest: i64 = 0
+        self.recent: DurationRows = {}
+        self._earlier: dict[int, int] = {}  # histogram of the durations before the last `take_recent`
+
+    def add(self, duration: int) -> None:
+        """Count *duration*."""
+        self.total += duration
+        count_duration(self.recent, duration)
+        time: i64 = duration
+        if time > self.longest:
+            self.longest = time
+        if time < self.shortest:
+            if self.shortest == NEVER:
+                self.ewma = time
+            self.shortest = time
+        self.ewma += (time - self.ewma) // EWMA_WINDOW
+
+    def take_recent(self) -> DurationRows:
+        """Return a sketch of the durations since the last call.
+
+        Only the history may call this, since each duration is returned only once.
+        """
+        recent, self.recent = self.recent, {}
+        add_lengths(self._earlier, recent)
+        return recent
+
+    def counts(self) -> dict[int, int]:
+        """Return a histogram of all durations."""
+        counts = dict(self._earlier)
+        add_lengths(counts, self.recent)
+        return counts
 
 
 def count_duration(rows: DurationRows, duration: int) -> None:

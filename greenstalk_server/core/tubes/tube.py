@@ -16,12 +16,10 @@ from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.core.tags.idempotency import IdempotencyKeys
 from greenstalk_server.core.tags.tags import TaggedJob
 from greenstalk_server.core.timers import NEVER
-from greenstalk_server.core.tubes.durations import EWMA_WINDOW, DurationRows, add_lengths, count_duration
+from greenstalk_server.core.tubes.durations import DurationStats
 from greenstalk_server.core.tubes.ready_queue import ReadyQueue
 
 if TYPE_CHECKING:
-    from mypy_extensions import i64
-
     from greenstalk_server.core.client import Client
     from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
     from greenstalk_server.core.tubes.name_list import NameChunk
@@ -65,13 +63,8 @@ class Tube:
     timer_at        time for which the broker's timers are armed, 0 for none (see Timers).
     total_jobs, cmd_delete, total_*   counters since the tube was created.
     name_chunk      the chunk of the broker's TubeNames that has the name.
-    waits           sketch of how long jobs were ready until they were reserved, since the last `take_times`.
-    runs            the same of how long jobs were reserved until they were deleted, released or buried.
-    earlier_waits, earlier_runs   histograms of these times before the last `take_times`.
-    wait_time, run_time   the sums of all these times, nanoseconds.
-    wait_ewma, run_ewma   exponentially weighted averages of these times, nanoseconds.
-    wait_min, run_min, wait_max, run_max   the shortest and the longest of these times, nanoseconds. A minimum is NEVER
-                    if there is none.
+    queue_times     how long jobs were ready until they were reserved.
+    processing_times    how long jobs were reserved until they were deleted, released or buried.
     """
 
     __slots__ = (
@@ -80,8 +73,6 @@ class Tube:
         "cmd_delete",
         "cmd_pause_tube",
         "delayed",
-        "earlier_runs",
-        "earlier_waits",
         "idempotency",
         "name",
         "name_chunk",
@@ -89,13 +80,10 @@ class Tube:
         "paused_until",
         "policy_counts",
         "policy_state",
+        "processing_times",
+        "queue_times",
         "ready",
         "reserved_count",
-        "run_ewma",
-        "run_max",
-        "run_min",
-        "run_time",
-        "runs",
         "throttled_until",
         "timer_at",
         "total_buries",
@@ -108,12 +96,7 @@ class Tube:
         "tube_sets",
         "urgent_count",
         "using",
-        "wait_ewma",
-        "wait_max",
-        "wait_min",
-        "wait_time",
         "waiters",
-        "waits",
         "watching",
     )
 
@@ -147,18 +130,8 @@ class Tube:
         self.total_buries: int = 0
         self.total_kicks: int = 0
         self.total_timeouts: int = 0
-        self.wait_time: int = 0
-        self.run_time: int = 0
-        self.waits: DurationRows = {}
-        self.runs: DurationRows = {}
-        self.earlier_waits: dict[int, int] = {}
-        self.earlier_runs: dict[int, int] = {}
-        self.wait_ewma: i64 = 0
-        self.wait_min: i64 = NEVER
-        self.wait_max: i64 = 0
-        self.run_ewma: i64 = 0
-        self.run_min: i64 = NEVER
-        self.run_max: i64 = 0
+        self.queue_times: DurationStats = DurationStats()
+        self.processing_times: DurationStats = DurationStats()
 
     def __repr__(self) -> str:
         return f"<Tube {self.name!r}>"
@@ -234,55 +207,6 @@ class Tube:
         """Unregister the idempotency key of *job*, which leaves the tube; *jobs* is the broker's job table."""
         if self.idempotency is not None and isinstance(job, TaggedJob) and job.idempotency_key:
             self.idempotency.release(job, jobs)
-
-    def note_wait(self, wait: int) -> None:
-        """Count that a job was ready for *wait* nanoseconds until it was reserved."""
-        self.wait_time += wait
-        count_duration(self.waits, wait)
-        time: i64 = wait
-        if time > self.wait_max:
-            self.wait_max = time
-        if time < self.wait_min:
-            if self.wait_min == NEVER:
-                self.wait_ewma = time
-            self.wait_min = time
-        self.wait_ewma += (time - self.wait_ewma) // EWMA_WINDOW
-
-    def note_run(self, run: int) -> None:
-        """Count that a job was reserved for *run* nanoseconds until it was deleted, released or buried."""
-        self.run_time += run
-        count_duration(self.runs, run)
-        time: i64 = run
-        if time > self.run_max:
-            self.run_max = time
-        if time < self.run_min:
-            if self.run_min == NEVER:
-                self.run_ewma = time
-            self.run_min = time
-        self.run_ewma += (time - self.run_ewma) // EWMA_WINDOW
-
-    def take_times(self) -> tuple[DurationRows, DurationRows]:
-        """Return the waits and the runs since the last call, and add them to the earlier ones.
-
-        Only the history may call this, since each duration is returned only once.
-        """
-        waits, runs = self.waits, self.runs
-        self.waits, self.runs = {}, {}
-        add_lengths(self.earlier_waits, waits)
-        add_lengths(self.earlier_runs, runs)
-        return waits, runs
-
-    def wait_counts(self) -> dict[int, int]:
-        """Return the number of all waits by their bit length in nanoseconds."""
-        counts = dict(self.earlier_waits)
-        add_lengths(counts, self.waits)
-        return counts
-
-    def run_counts(self) -> dict[int, int]:
-        """Return the number of all runs by their bit length in nanoseconds."""
-        counts = dict(self.earlier_runs)
-        add_lengths(counts, self.runs)
-        return counts
 
     def counts(self) -> PolicyCounts:
         """Return `policy_counts`, created if there are none."""

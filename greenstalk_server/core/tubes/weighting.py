@@ -24,10 +24,10 @@ MAX_WEIGHTED_TUBES: Final = 512
 """Maximum number of tubes that a client in a weighted mode watches. A reserve examines all of them, which takes up to a
 millisecond."""
 
-MIN_RUN: Final = SECOND // 1000
+MIN_PROCESSING_TIME: Final = SECOND // 1000
 """Minimum processing time for fair shares, nanoseconds; shorter times count as this."""
 
-MAX_RUN_RATIO: Final = 1000
+MAX_PROCESSING_RATIO: Final = 1000
 """Maximum ratio of a tube's processing time to the shortest one; longer times are cut to this ratio."""
 
 
@@ -66,8 +66,8 @@ class Weighting:
         weights = self.weights
         shares = [float(weights.get(job.tube.name, 1)) for job in jobs]
         if self.mode == WEIGHTED_FAIR:
-            runs = _run_times([job.tube for job in jobs])
-            shares = [share / run for share, run in zip(shares, runs, strict=True)]
+            times = _processing_times([job.tube for job in jobs])
+            shares = [share / time for share, time in zip(shares, times, strict=True)]
         left = point * sum(shares)
         for job, share in zip(jobs, shares, strict=True):
             left -= share
@@ -76,10 +76,11 @@ class Weighting:
         return jobs[-1]
 
 
-def _run_times(tubes: list[Tube]) -> list[float]:
+def _processing_times(tubes: list[Tube]) -> list[float]:
     """Return the average processing time of each tube; a tube without one gets the average of the others."""
-    known = [float(max(tube.run_ewma, MIN_RUN)) for tube in tubes if tube.run_min < NEVER]
+    found = [tube.processing_times for tube in tubes]
+    known = [float(max(times.ewma, MIN_PROCESSING_TIME)) for times in found if times.shortest < NEVER]
     usual = sum(known) / len(known) if known else 1.0
-    times = [float(max(tube.run_ewma, MIN_RUN)) if tube.run_min < NEVER else usual for tube in tubes]
-    longest = MAX_RUN_RATIO * min(times)
-    return [min(time, longest) for time in times]
+    averages = [float(max(times.ewma, MIN_PROCESSING_TIME)) if times.shortest < NEVER else usual for times in found]
+    longest = MAX_PROCESSING_RATIO * min(averages)
+    return [min(average, longest) for average in averages]

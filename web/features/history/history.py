@@ -315,8 +315,8 @@ class History(BrokerListener):
 
     def _take_times(self, tube: Tube, entry: TubeSeries | None) -> None:
         """Record the times that ended in *tube* since the last call."""
-        if tube.waits or tube.runs:
-            waits, runs = map(_sketch, tube.take_times())
+        if tube.queue_times.recent or tube.processing_times.recent:
+            waits, runs = _sketch(tube.queue_times.take_recent()), _sketch(tube.processing_times.take_recent())
             self._server.add_times(waits, runs)
             if entry is not None and entry.series is not None:
                 entry.series.add_times(waits, runs)

@@ -186,7 +186,8 @@ class TubeSeries:
     def rebase(self, tube: Tube) -> None:
         """Ignore what *tube* has counted so far."""
         self.counts = tube_counters(tube)
-        tube.take_times()
+        tube.queue_times.take_recent()
+        tube.processing_times.take_recent()
 
     def count(self, counts: Counts, second: int) -> Counts:
         """Record the events since the last sample as events of *second*; return their numbers.

@@ -330,10 +330,11 @@ def _policies(rows: list[TubeCounters], pace: Pace) -> Iterator[Metric]:
 
 
 def _times(totals: Totals) -> Iterator[Metric]:
-    waits, runs = (totals.waits, totals.wait_time), (totals.runs, totals.run_time)
-    yield _histogram("job_wait_seconds", "Time that jobs were ready until they were reserved.", *waits, JOB_BIT_LENGTHS)
+    queued, processed = totals.queue_times, totals.processing_times
+    text = "Time that jobs were ready until they were reserved."
+    yield _histogram("job_wait_seconds", text, queued.counts, queued.total, JOB_BIT_LENGTHS)
     text = "Time that jobs were reserved until they were deleted, released or buried."
-    yield _histogram("job_run_seconds", text, *runs, JOB_BIT_LENGTHS)
+    yield _histogram("job_run_seconds", text, processed.counts, processed.total, JOB_BIT_LENGTHS)
 
 
 def _histogram(name: str, text: str, counts: Mapping[int, int], total: int, lengths: range) -> Metric:

@@ -74,31 +74,44 @@ class TubeCounters(NamedTuple):
     counts: Counts
 
 
-class Totals:
-    """Durations of waits and runs, summed over tubes."""
+class DurationTotals:
+    """Durations of one kind, summed over tubes.
 
-    __slots__ = ("run_time", "runs", "wait_time", "waits")
+    counts  histogram of the durations.
+    total   their sum, nanoseconds.
+    """
+
+    __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.waits: DurationCounts = {}
-        self.runs: DurationCounts = {}
-        self.wait_time: int = 0
-        self.run_time: int = 0
+        self.counts: DurationCounts = {}
+        self.total: int = 0
+
+    def add(self, counts: DurationCounts, total: int) -> None:
+        """Add the durations of a histogram, and their sum."""
+        for bits, count in counts.items():
+            self.counts[bits] = self.counts.get(bits, 0) + count
+        self.total += total
+
+
+class Totals:
+    """Queue times and processing times, summed over tubes."""
+
+    __slots__ = ("processing_times", "queue_times")
+
+    def __init__(self) -> None:
+        self.queue_times: DurationTotals = DurationTotals()
+        self.processing_times: DurationTotals = DurationTotals()
 
     def add(self, other: Totals) -> None:
         """Add the durations of *other*."""
-        self._add(other.waits, other.runs, other.wait_time, other.run_time)
+        self.queue_times.add(other.queue_times.counts, other.queue_times.total)
+        self.processing_times.add(other.processing_times.counts, other.processing_times.total)
 
     def add_tube(self, tube: Tube) -> None:
         """Add the durations of *tube*."""
-        self._add(tube.wait_counts(), tube.run_counts(), tube.wait_time, tube.run_time)
-
-    def _add(self, waits: DurationCounts, runs: DurationCounts, wait_time: int, run_time: int) -> None:
-        for mine, others in ((self.waits, waits), (self.runs, runs)):
-            for bits, count in others.items():
-                mine[bits] = mine.get(bits, 0) + count
-        self.wait_time += wait_time
-        self.run_time += run_time
+        self.queue_times.add(tube.queue_times.counts(), tube.queue_times.total)
+        self.processing_times.add(tube.processing_times.counts(), tube.processing_times.total)
 
 
 class CounterAccounts(BrokerListener):
