@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import sqlite3
-import stat
 import subprocess
 import sys
 import tempfile
@@ -121,12 +120,6 @@ def test_help_is_printed() -> None:
         ([""], 5),
         (["jobs"], 5),
         (["-b"], 5),
-        (["-f"], 5),
-        (["-s"], 5),
-        (["-l"], 5),
-        (["-p"], 5),
-        (["-u"], 5),
-        (["-z"], 5),
         (["-f", "abc"], 5),
         (["-f1.5"], 5),
         (["-s", "10x"], 5),
@@ -168,13 +161,6 @@ def test_exit_codes_of_the_start_are_those_of_beanstalkd(beanstalkd: str, flags:
     ours = run(*flags, GREENSTALK_WEB_HOST="127.0.0.1", PORT="0")
     assert (theirs.returncode, ours.returncode) == (exit_code, exit_code)
     assert ours.stderr.count("\n") == bool(exit_code), "the reason is one line"
-
-
-def test_port_in_use_is_named(beanstalkd: str, taken_port: int) -> None:
-    flags = ("-l", "127.0.0.1", "-p", str(taken_port))
-    ours = run(*flags, "--no-web")
-    assert ours.stderr == f"greenstalk-server: cannot listen on 127.0.0.1:{taken_port}: Address already in use\n"
-    assert (run(*flags, command=(beanstalkd,)).returncode, ours.returncode) == (111, 111)
 
 
 def test_dashboard_port_in_use_is_named(taken_port: int) -> None:
@@ -348,13 +334,6 @@ def test_limit_on_open_files_is_raised() -> None:
 # Journal directory
 
 
-def test_missing_journal_directory_is_named() -> None:
-    done = run(*QUIET, "-b", "/no/such/directory")
-    assert done.stderr == (
-        "greenstalk-server: -b /no/such/directory: No such file or directory; it must be a writable directory\n"
-    )
-
-
 @pytest.mark.parametrize("name", ["journal.9", "binlog.1"])
 def test_fifo_in_the_journal_directory_is_named_without_blocking(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
@@ -405,18 +384,6 @@ def test_unwritable_journal_directory_is_named(open_directory: Path) -> None:
     done = run(*QUIET, "-u", "nobody", "-b", str(open_directory))
     assert f"-b {open_directory}: Permission denied" in done.stderr
     assert done.returncode == 10
-
-
-def test_second_server_on_a_journal_directory_is_refused(tmp_path: Path) -> None:
-    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
-        done = run(*QUIET, "-b", str(tmp_path))
-        held = f"-b {tmp_path}: in use by process {daemon.process.pid}; only one server may use a directory at a time"
-        assert held in done.stderr
-        assert done.returncode == 10
-        daemon.stop()
-    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
-    with Daemon(*QUIET, "-b", str(tmp_path)) as daemon:
-        assert daemon.stop()[0] == 0
 
 
 def test_journal_directory_in_use_by_beanstalkd_is_refused(beanstalkd: str, tmp_path: Path) -> None:

@@ -269,12 +269,6 @@ def test_loop_of_dead_letters_is_a_warning(path: Path) -> None:
     assert warning.startswith(f"{path}:1: policies: the dead letters of a go to b go to a: ")
 
 
-def test_file_may_have_a_thousand_policies(path: Path) -> None:
-    settings = "max_attempts = 5\nretry_delay = 10\nretry_delay_max = '5m'\ndead_letter = 'failed'\n"
-    path.write_text("".join([f"[policies.p{number}]\ntubes = ['t{number}.*']\n{settings}" for number in range(1000)]))
-    assert len(options(path).policies) == 1000
-
-
 def test_file_may_not_have_more_than_ten_thousand_policies(path: Path) -> None:
     text = "".join([f"[policies.p{number}]\ntubes = ['a']\n" for number in range(10_001)])
     assert str(refusal(path, text)) == f"{path}:1: policies: must be at most 10000 tables, not 10001"

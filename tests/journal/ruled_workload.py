@@ -68,9 +68,3 @@ class RuledBench(Bench):
         job = reserving.reserve(self.broker, client, self.now)
         if job is not None:
             assert finishing.release(self.broker, client, job.id, job.pri, 0, self.now)
-
-    def finish(self) -> None:
-        client = self._client()
-        job = reserving.reserve(self.broker, client, self.now)
-        if job is not None:
-            assert finishing.delete(self.broker, client, job.id, self.now)

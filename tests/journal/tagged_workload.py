@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.core.operations import editing, finishing, putting, reserving
+from greenstalk_server.core.operations import editing, putting
 from greenstalk_server.core.tags.tags import Tags
 from tests.journal.workload import ELSEWHERE, TUBES, Bench
 
@@ -41,12 +41,6 @@ class TaggedBench(Bench):
         putting.put_tagged(
             self.broker, self._client(), name, id, pri, delay * SECOND, 30 * SECOND, body, tags, self.now
         )
-
-    def finish(self) -> None:
-        client = self._client()
-        job = reserving.reserve(self.broker, client, self.now)
-        if job is not None:
-            assert finishing.delete(self.broker, client, job.id, self.now)
 
     def forget(self) -> None:
         editing.forget_keys(self.broker, self.random.choice(TUBES), self.random.choice((1, 256)))

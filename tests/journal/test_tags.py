@@ -14,7 +14,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import DEFAULT_COLD_STATE, SECOND
 from greenstalk_server.core.operations import connecting, finishing, putting, ticking
 from greenstalk_server.core.tags.idempotency import scope_of
-from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
+from greenstalk_server.core.tags.tags import TaggedJob, Tags
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.files import Directory
@@ -93,15 +93,6 @@ def test_job_with_a_key_alone_needs_no_cold_state() -> None:
     assert isinstance(again, TaggedJob) and again.tags == b"k"
     assert again.cold is DEFAULT_COLD_STATE
     assert JobSnapshot.of(again) == JobSnapshot.of(job)
-
-
-def test_job_with_all_tags_survives_a_restart() -> None:
-    bench = TaggedBench(Disk(), seeded(0))
-    putting.put_tagged(bench.broker, bench.clients[0], b"t", 1, 5, 0, SECOND, b"body", ALL, bench.now)
-    assert bench.commit()
-    after = recovered(bench.disk, bench.now)
-    invariants.check(after)
-    assert fields_of(tags_of(after.jobs[1])) == fields_of(ALL)
 
 
 def groups_of(broker: Broker) -> dict[bytes, tuple[int, list[int], list[int]]]:

@@ -679,6 +679,13 @@ class Bench:
         connecting.disconnect(self.broker, self.clients[at], self.now)
         self.clients[at] = self._connect()
 
+    def finish(self) -> None:
+        """Reserve the next job, and delete it."""
+        client = self._client()
+        job = reserving.reserve(self.broker, client, self.now)
+        if job is not None:
+            assert finishing.delete(self.broker, client, job.id, self.now)
+
     def pass_time(self) -> None:
         self.now += self.random.choice((1, SECOND, 10 * SECOND))
         while (due := ticking.tick(self.broker, self.now)) is not None and due <= self.now:

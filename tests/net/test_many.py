@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import resource
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -26,18 +24,6 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_server_raises_its_limit_on_open_files(many_files: None) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The server inherits the limit; `many_files` sets it back. Earlier tests of this process have left files open.
-    soft = len(list(Path("/proc/self/fd").iterdir())) + 100
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as server:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        with ExitStack() as closing:
-            peers = [closing.enter_context(Peer(server)) for _ in range(soft + 100)]
-            assert {peer.ask(b"list-tube-used") for peer in peers} == {b"USING default"}
 
 
 def test_five_thousand_waiting_connections_each_get_a_job(server: Daemon, many_files: None) -> None:
@@ -103,61 +89,3 @@ def test_ten_thousand_tubes_are_created_and_dropped(server: Daemon) -> None:
             assert peer.ask(b"delete " + job) == b"DELETED"
     with Peer(server) as good:
         eventually(lambda: good.stats()["current-tubes"] == "1", "all tubes are dropped")
-
-
-def test_closed_connections_leave_no_files_memory_or_tubes(server: Daemon) -> None:
-    def churn() -> None:
-        for number in range(500):
-            with Peer(server) as peer:
-                peer.send((b"stats\r\n", b"reserve\r\n", b"put 0 0 9 9\r\nx", b"watch a\r\n")[number % 4])
-
-    eventually(lambda: connections(server) == 0, "all earlier connections are closed")
-    files = open_files(server)
-    churn()
-    before = rss(server)
-    for _ in range(4):
-        churn()
-    eventually(lambda: connections(server) == 0, "all connections are closed")
-    eventually(lambda: open_files(server) <= files, "all files are closed")
-    assert rss(server) < before + 2 * MIB
-    with Peer(server) as peer:
-        stats = peer.stats()
-        assert (stats["current-waiting"], stats["current-tubes"], stats["current-jobs-ready"]) == ("0", "1", "0")
-
-
-def test_deleted_jobs_do_not_accumulate_memory(server: Daemon) -> None:
-    count, per_chunk = 100_000, 1000
-
-    def load(peer: Peer) -> int:
-        for _ in range(count // per_chunk):
-            peer.send(b"put 0 0 60 500\r\n%b\r\n" % bytes(500) * per_chunk)
-            lines = [peer.read_line() for _ in range(per_chunk)]
-        last, size = int(lines[-1].split()[1]), rss(server)
-        for start in range(last - count + 1, last + 1, per_chunk):
-            peer.send(b"".join(b"delete %d\r\n" % id for id in range(start, start + per_chunk)))
-            assert {peer.read_line() for _ in range(per_chunk)} == {b"DELETED"}
-        return size
-
-    with Peer(server) as peer:
-        first = load(peer)
-        assert load(peer) < first + 4 * MIB
-
-
-def test_stopping_closes_all_connections() -> None:
-    with Daemon("-l", "127.0.0.1", "-p", "0", "--no-web") as server:
-        peers = [Peer(server) for _ in range(50)]
-        for peer in peers:
-            peer.send(b"reserve\r\n")
-        eventually(lambda: peers_wait(server, len(peers)), "all clients wait")
-        code, _ = server.stop()
-        assert code == 0
-        for peer in peers:
-            with peer:
-                assert peer.read_to_end() == b""
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port))
-
-
-def peers_wait(server: Daemon, count: int) -> bool:
-    with Peer(server) as peer:
-        return peer.stats()["current-waiting"] == str(count)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -15,6 +13,8 @@ from greenstalk_server.core.jobs.body_cache import LEAST_LIMIT
 from greenstalk_server.runtime.exit_codes import EXIT_USAGE
 from tests.support.daemon import TIMEOUT, Daemon, run
 from tests.support.peer import eventually, rss
+from tests.support.servers import yaml_mapping
+from tests.support.wire import END, Connection
 
 SIZE = 500_000
 COUNT = 120
@@ -30,41 +30,25 @@ def body_of(id: int) -> bytes:
     return zlib.crc32(b"%d" % id).to_bytes(4, "big") * (SIZE // 4)
 
 
-class Talk:
-    """A connection that reads whole replies."""
+class Talk(Connection):
+    """A connection to a server, which reads whole replies."""
 
     def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), TIMEOUT)
-        self.reader = self.sock.makefile("rb")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.reader.close()
-        self.sock.close()
-
-    def line(self, request: bytes = b"") -> bytes:
-        if request:
-            self.sock.sendall(request)
-        return self.reader.readline().rstrip(b"\r\n")
+        super().__init__(("127.0.0.1", port), TIMEOUT)
 
     def job(self, request: bytes = b"") -> tuple[bytes, int, bytes]:
-        """Return the word, the id and the body of a reply with a job."""
-        word, id, size = self.line(request).split()
-        data = self.reader.read(int(size) + 2)
-        assert data.endswith(b"\r\n")
-        return word, int(id), data[:-2]
+        """Send *request*, if any; return the word, the id and the body of the next reply, which has a job."""
+        line, _, body = (self.ask(request) if request else self.read_reply()).partition(b"\r\n")
+        word, id, _ = line.split()
+        return word, int(id), body
 
     def put(self, id: int) -> bytes:
-        return self.line(b"put 0 0 600 %d\r\n%b\r\n" % (SIZE, body_of(id)))
+        return self.ask(b"put 0 0 600 %d\r\n%b" % (SIZE, body_of(id)))
 
     def stats(self) -> dict[str, str]:
         """Return all statistics of the server."""
-        assert self.line(b"stats-mode extended\r\n") == b"USING extended"
-        size = int(self.line(b"stats\r\n").split()[1])
-        text = self.reader.read(size + 2).decode()
-        return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+        assert self.ask(b"stats-mode extended") == b"USING extended"
+        return yaml_mapping(self.ask(b"stats"))
 
     def on_disk(self) -> int:
         """Return the bytes of evicted bodies, which are on disk only."""
@@ -73,7 +57,7 @@ class Talk:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[tuple[Daemon, Talk]]:
-    with Daemon(*FLAGS, "-b", str(directory), "-s", "1000000") as daemon, Talk(daemon.port) as talk:
+    with Daemon(*FLAGS, "-b", str(directory), "-s", "1000000") as daemon, closing(Talk(daemon.port)) as talk:
         yield daemon, talk
 
 
@@ -91,55 +75,54 @@ def test_evicted_bodies_are_served_in_order_in_bounded_memory(filled: tuple[Daem
     daemon, talk = filled
     assert rss(daemon) < BOUND
     for first in range(1, COUNT + 1, 8):
-        talk.sock.sendall(b"reserve\r\n" * 8)
+        talk.send(b"reserve\r\n" * 8)
         for id in range(first, first + 8):
             assert talk.job() == (b"RESERVED", id, body_of(id))
             assert rss(daemon) < BOUND
         for id in range(first, first + 8):
-            assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
+            assert talk.ask(b"delete %d" % id) == b"DELETED"
     stats = talk.stats()
     assert (stats["body-bytes-in-memory"], stats["body-bytes-on-disk"]) == ("0", "0")
 
 
 def test_commands_after_a_wait_for_a_body_keep_their_order(filled: tuple[Daemon, Talk]) -> None:
     talk = filled[1]
-    talk.sock.sendall(b"peek %d\r\nlist-tube-used\r\npeek %d\r\nuse x\r\npeek-ready\r\n" % (COUNT - 5, COUNT - 9))
+    talk.send(b"peek %d\r\nlist-tube-used\r\npeek %d\r\nuse x\r\npeek-ready\r\n" % (COUNT - 5, COUNT - 9))
     assert talk.job() == (b"FOUND", COUNT - 5, body_of(COUNT - 5))
-    assert talk.line() == b"USING default"
+    assert talk.read_reply() == b"USING default"
     assert talk.job() == (b"FOUND", COUNT - 9, body_of(COUNT - 9))
-    assert talk.line() == b"USING x"
-    assert talk.line() == b"NOT_FOUND"
+    assert talk.read_reply() == b"USING x"
+    assert talk.read_reply() == b"NOT_FOUND"
 
 
 def test_half_closed_client_gets_its_replies(filled: tuple[Daemon, Talk]) -> None:
     talk = filled[1]
-    talk.sock.sendall(b"peek %d\r\npeek %d\r\nreserve-job %d\r\n" % (COUNT - 5, COUNT - 20, COUNT - 6))
-    talk.sock.shutdown(socket.SHUT_WR)
+    talk.send(b"peek %d\r\npeek %d\r\nreserve-job %d\r\n" % (COUNT - 5, COUNT - 20, COUNT - 6))
+    talk.half_close()
     assert talk.job() == (b"FOUND", COUNT - 5, body_of(COUNT - 5))
     assert talk.job() == (b"FOUND", COUNT - 20, body_of(COUNT - 20))
     assert talk.job() == (b"RESERVED", COUNT - 6, body_of(COUNT - 6))
-    assert talk.reader.read() == b""
+    assert talk.read_reply() == END
 
 
 def test_job_of_a_client_that_disconnects_during_a_read_is_ready_again(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
     id = COUNT - 5
     for _ in range(20):
-        with Talk(daemon.port) as gone:
-            gone.sock.sendall(b"reserve-job %d\r\n" % id)
-    eventually(lambda: talk.line(b"reserve-job %d\r\n" % id) != b"NOT_FOUND", "the job is ready again")
-    assert talk.reader.read(SIZE + 2) == body_of(id) + b"\r\n"
+        with closing(Talk(daemon.port)) as gone:
+            gone.send(b"reserve-job %d\r\n" % id)
+    eventually(lambda: talk.ask(b"reserve-job %d" % id).endswith(body_of(id)), "the job is ready again")
 
 
 def test_waiting_worker_gets_a_job_with_an_evicted_body(filled: tuple[Daemon, Talk]) -> None:
     daemon, talk = filled
     id = COUNT - 10
-    assert talk.job(b"reserve-job %d\r\n" % id) == (b"RESERVED", id, body_of(id))
-    while talk.job(b"reserve\r\n")[1] != COUNT:
+    assert talk.job(b"reserve-job %d" % id) == (b"RESERVED", id, body_of(id))
+    while talk.job(b"reserve")[1] != COUNT:
         pass
-    with Talk(daemon.port) as worker:
-        worker.sock.sendall(b"reserve\r\n")
-        assert talk.line(b"release %d 0 0\r\n" % id) == b"RELEASED"
+    with closing(Talk(daemon.port)) as worker:
+        worker.send(b"reserve\r\n")
+        assert talk.ask(b"release %d 0 0" % id) == b"RELEASED"
         assert worker.job() == (b"RESERVED", id, body_of(id))
 
 
@@ -148,11 +131,11 @@ def test_sparse_segments_are_compacted_under_the_memory_limit(filled: tuple[Daem
     talk = filled[1]
     for id in range(COUNT + 1, 3 * COUNT):
         assert talk.put(id) == b"INSERTED %d" % id
-        assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
+        assert talk.ask(b"delete %d" % id) == b"DELETED"
     eventually(lambda: size_of(tmp_path) <= 2.5 * COUNT * SIZE, "the sparse segments are compacted")
     assert talk.on_disk() > COUNT * SIZE / 4
     for id in range(1, COUNT + 1):
-        assert talk.job(b"peek %d\r\n" % id) == (b"FOUND", id, body_of(id))
+        assert talk.job(b"peek %d" % id) == (b"FOUND", id, body_of(id))
 
 
 def size_of(directory: Path) -> int:
@@ -166,14 +149,14 @@ def size_of(directory: Path) -> int:
 
 def test_restart_under_the_memory_limit_serves_all_jobs(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
     daemon, talk = filled
-    assert talk.line(b"delete 7\r\n") == b"DELETED"
+    assert talk.ask(b"delete 7") == b"DELETED"
     assert daemon.stop()[0] == 0
     with serving(tmp_path) as (again, after):
         assert rss(again) < BOUND
         assert after.on_disk() > COUNT * SIZE / 4
         for id in [*range(1, 7), *range(8, COUNT + 1)]:
-            assert after.job(b"reserve\r\n") == (b"RESERVED", id, body_of(id))
-            assert after.line(b"delete %d\r\n" % id) == b"DELETED"
+            assert after.job(b"reserve") == (b"RESERVED", id, body_of(id))
+            assert after.ask(b"delete %d" % id) == b"DELETED"
 
 
 def test_job_with_a_damaged_body_is_buried(filled: tuple[Daemon, Talk], tmp_path: Path) -> None:
@@ -181,11 +164,11 @@ def test_job_with_a_damaged_body_is_buried(filled: tuple[Daemon, Talk], tmp_path
     daemon, talk = filled
     id = COUNT - 10
     damage(tmp_path, body_of(id))
-    assert talk.line(b"peek %d\r\n" % id) == b"INTERNAL_ERROR"
-    assert talk.line(b"reserve-job %d\r\n" % id) == b"INTERNAL_ERROR"
-    assert talk.line(b"kick-job %d\r\n" % id) == b"KICKED"
-    assert talk.job(b"peek %d\r\n" % (id - 1)) == (b"FOUND", id - 1, body_of(id - 1))
-    assert talk.line(b"delete %d\r\n" % id) == b"DELETED"
+    assert talk.ask(b"peek %d" % id) == b"INTERNAL_ERROR"
+    assert talk.ask(b"reserve-job %d" % id) == b"INTERNAL_ERROR"
+    assert talk.ask(b"kick-job %d" % id) == b"KICKED"
+    assert talk.job(b"peek %d" % (id - 1)) == (b"FOUND", id - 1, body_of(id - 1))
+    assert talk.ask(b"delete %d" % id) == b"DELETED"
     stderr = daemon.stop()[1]
     assert stderr.count(f"the body of job {id} cannot be read back: journal.") == 1
 
@@ -205,15 +188,15 @@ def damage(directory: Path, body: bytes) -> None:
 
 
 def test_puts_without_a_journal_are_refused_at_the_memory_limit() -> None:
-    with Daemon(*FLAGS) as daemon, Talk(daemon.port) as talk:
+    with Daemon(*FLAGS) as daemon, closing(Talk(daemon.port)) as talk:
         count = 0
         while talk.put(count + 1) != b"OUT_OF_MEMORY":
             count += 1
             assert count < 2 * COUNT
         assert rss(daemon) < BOUND
         assert talk.put(count + 1) == b"OUT_OF_MEMORY"
-        assert talk.job(b"reserve\r\n") == (b"RESERVED", 1, body_of(1))
-        assert talk.line(b"delete 1\r\n") == b"DELETED"
+        assert talk.job(b"reserve") == (b"RESERVED", 1, body_of(1))
+        assert talk.ask(b"delete 1") == b"DELETED"
         assert talk.put(count + 1).startswith(b"INSERTED ")
         assert talk.stats()["body-bytes-in-memory"] == str(count * SIZE)
 

@@ -22,7 +22,7 @@ import greenstalk
 import pytest
 
 from greenstalk_server.config.command_line import parse
-from greenstalk_server.config.options import Options, UsageError
+from greenstalk_server.config.options import Options
 from greenstalk_server.net import tls
 from greenstalk_server.net.tls import RECV_SIZE, Certificates, TlsSocket, shake_hands
 from greenstalk_server.runtime.exit_codes import StartError
@@ -510,11 +510,6 @@ def parsed(*arguments: str) -> Options:
     options = parse(arguments, {})
     assert isinstance(options, Options)
     return options
-
-
-def test_key_without_a_certificate_is_refused() -> None:
-    with pytest.raises(UsageError, match="--tls-key: must not be set without --tls-cert"):
-        parsed("--tls-key", "server.key")
 
 
 def test_public_key_file_logs_a_warning(certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
