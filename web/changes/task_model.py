@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from greenstalk_server.web.changes.bulk import Counted
-from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Kind, Progress
+from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress, TaskKind
 from greenstalk_server.web.changes.tasks import Task as RunningTask
 from greenstalk_server.web.changes.tube_changes import CountedTubes
 from greenstalk_server.web.framework.api.router import set_location
@@ -42,7 +42,7 @@ class Task(ResponseModel):
     """A long operation, and its progress. A change of many tubes scans tubes instead of jobs."""
 
     id: TaskId
-    kind: Kind
+    kind: TaskKind
     title: Annotated[str, Meta(description="A short description.")]
     state: Progress
     started_at: Instant

@@ -32,7 +32,7 @@ MAX_RUNNING: Final = 4
 INITIAL_WAIT: Final = 0.5
 """Seconds that a request waits for its task before the page shows the progress so far."""
 
-Kind = Literal["search", "dry-run", "change", "policy-dry-run", "tubes-dry-run", "tubes-change", "errors"]
+TaskKind = Literal["search", "dry-run", "change", "policy-dry-run", "tubes-dry-run", "tubes-change", "errors"]
 Progress = Literal["running", "done", "cancelled", "failed"]
 
 RUNNING: Final = "running"
@@ -89,7 +89,7 @@ class Task:
         self, title: str, subject: object, endpoint: str, needs_bodies: bool, who: Principal, now: int
     ) -> None:
         self.id: str = secrets.token_hex(8)
-        self.kind: Kind = "change"
+        self.kind: TaskKind = "change"
         self.title: str = title
         self.subject: object = subject
         self.endpoint: str = endpoint
@@ -167,7 +167,7 @@ class Tasks:
         subject: object,
         work: Callable[[Task], None],
         *,
-        kind: Kind = "change",
+        kind: TaskKind = "change",
         details: Callable[[], Mapping[str, object]] = dict,
         endpoint: str = "",
         needs_bodies: bool = False,

@@ -88,15 +88,14 @@ def hold_text(tube: Tube, now: int) -> str:
 
 
 def expires_at(job: Job) -> int:
-    """Return when *job* expires in its present state, nanoseconds; NEVER if it does not, or is reserved."""
+    """Return when *job* expires, nanoseconds; NEVER if it does not. A reserved job expires when it is released."""
     policy_state = job.tube.policy_state
     if policy_state is None:
         return NEVER
-    if job.state in (READY, DELAYED):
+    if job.state != BURIED:
         return policy_state.expiry_of(job)
-    if job.state == BURIED and policy_state.policy.buried_expire_after:
-        return buried_at(job) + policy_state.policy.buried_expire_after
-    return NEVER
+    after = policy_state.policy.buried_expire_after
+    return buried_at(job) + after if after else NEVER
 
 
 def _short_time(nanoseconds: int) -> str:

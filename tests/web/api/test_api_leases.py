@@ -22,7 +22,7 @@ from greenstalk_server.core import invariants
 from greenstalk_server.core.counters import COUNTERS
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, SECOND
 from greenstalk_server.core.operations import finishing, kicking, putting, ticking
-from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY
+from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY
 from greenstalk_server.web.features.leases import leases as operations
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 from tests.support.peer import Peer, eventually

@@ -16,7 +16,7 @@ from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.operations import draining, finishing, kicking, policy_changes, putting, reserving
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
-from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY
+from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY
 from greenstalk_server.web.framework.notices import NOT_DURABLE
 
 from ..conftest import Queue

@@ -11,7 +11,7 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, finishing, policy_changes, reserving
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
-from greenstalk_server.web.features.jobs.api.jobs import Kind
+from greenstalk_server.web.features.jobs.jobs import EventKind
 from greenstalk_server.web.features.jobs.pages.details import EVENTS
 from greenstalk_server.web.features.policies.api import PolicyRequest
 from greenstalk_server.web.reads.jobs.job_list import Reason
@@ -41,7 +41,7 @@ def test_document_has_every_setting() -> None:
 
 
 def test_words_are_those_of_the_core() -> None:
-    assert set(get_args(Kind)) == set(job_history.KINDS[1:])
+    assert set(get_args(EventKind)) == set(job_history.KINDS[1:])
     assert set(get_args(Reason)) == set(REASON_NAMES[1:])
     assert set(EVENTS) == set(range(1, len(job_history.KINDS)))
 

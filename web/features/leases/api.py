@@ -19,7 +19,7 @@ from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.core.jobs.job import Job as CoreJob
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import to_nanoseconds
-from greenstalk_server.web.features.jobs.api.jobs import Job, job_model, shows_body
+from greenstalk_server.web.features.jobs.jobs import Job, job_model, shows_body
 from greenstalk_server.web.features.leases.leases import Lease, LeaseEnded, NoLease, ReserveRefused, ReserveRequest
 from greenstalk_server.web.features.leases.leases import Leases as LeaseManager
 from greenstalk_server.web.framework.access import principal, require_operator

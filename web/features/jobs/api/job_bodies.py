@@ -1,19 +1,12 @@
-"""The bodies of jobs as text in JSON."""
+"""The body of a job to put, as the API receives it."""
 
 from __future__ import annotations
 
 import base64
-from typing import Final, Literal
 
-from greenstalk_server.web.features.jobs.export import encode_body
+from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY, Encoding
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.fields import MAX_PUT
-
-Encoding = Literal["utf-8", "base64"]
-
-MAX_JSON_BODY: Final = MAX_PUT
-"""Bytes of the largest job body inside JSON. Larger bodies are available at `/jobs/{id}/body` only."""
 
 
 def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> bytes:
@@ -29,9 +22,3 @@ def body_in(body: str, encoding: Encoding, limit: int, field: str = "body") -> b
     if len(raw) > most:
         refuse(field, f"must be at most {text.size(most)}, but has {text.number(len(raw))} bytes")
     return raw
-
-
-def body_out(body: bytes) -> tuple[Encoding, str]:
-    """Return the encoding of *body* in JSON, and *body* as text in that encoding."""
-    encoding, shown = encode_body(body)
-    return ("utf-8" if encoding == "utf-8" else "base64"), shown

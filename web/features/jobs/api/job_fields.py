@@ -13,7 +13,6 @@ from greenstalk_server.web.reads.jobs.json_fields import (
     MAX_COLUMNS,
     MAX_PARSED,
     MAX_PATH,
-    MAX_SHOWN,
     Path,
     PathError,
     parse_columns,
@@ -26,14 +25,6 @@ FieldPaths = Annotated[
         description=f"Fields of JSON bodies to include, separated by commas, at most {MAX_COLUMNS}. Bodies of more than"
         f" {MAX_PARSED} bytes have no fields.",
         examples=["customer.id,kind"],
-    ),
-]
-
-BodyFields = Annotated[
-    dict[str, str | None],
-    Meta(
-        description="The requested fields of the JSON body by path, as text of at most"
-        f" {MAX_SHOWN} characters; null if the body lacks the field. Absent if none was requested."
     ),
 ]
 

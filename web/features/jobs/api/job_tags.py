@@ -1,4 +1,4 @@
-"""The tags of jobs in the API: in the representation of a job, and in a put."""
+"""The tags of a job to put, as the API receives them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,12 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from greenstalk_server.core.jobs.job import SECOND, Job
-from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
+from greenstalk_server.core.jobs.job import SECOND
+from greenstalk_server.core.tags.tags import Tags
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, RequestModel, ResponseModel, TubeName
+from greenstalk_server.web.framework.api.values import RequestModel, TubeName
 
 MAX_SECONDS = 2**32 - 1
-
-
-class JobTags(ResponseModel):
-    """The tags of a job."""
-
-    idempotency_key: Annotated[TubeName | None, Meta(description="Key that only one job of its tube may have.")]
-    idempotency_ttl: Annotated[Count, Meta(description="Seconds that the idempotency key outlives the job.")]
-    group: Annotated[TubeName | None, Meta(description="The group that the job belongs to.")]
-    after: Annotated[TubeName | None, Meta(description="The group that must be empty before the job becomes ready.")]
-    concurrency_key: Annotated[
-        TubeName | None, Meta(description="Key that limits how many jobs are reserved at a time.")
-    ]
-    concurrency_limit: Annotated[
-        int | None, Meta(description="Maximum number of reserved jobs with the concurrency key.")
-    ]
 
 
 class TagsRequest(RequestModel):
@@ -53,21 +38,6 @@ class TagsRequest(RequestModel):
             description="Maximum number of reserved jobs with the key; the smallest limit of its jobs applies.",
         ),
     ] = 1
-
-
-def tags_out(job: Job) -> JobTags | None:
-    """Return the tags of *job*; None if it has none."""
-    if not isinstance(job, TaggedJob):
-        return None
-    tags = tags_of(job)
-    return JobTags(
-        idempotency_key=tags.idempotency_key.decode() or None,
-        idempotency_ttl=tags.idempotency_ttl // SECOND,
-        group=tags.group.decode() or None,
-        after=tags.after.decode() or None,
-        concurrency_key=tags.concurrency_key.decode() or None,
-        concurrency_limit=tags.concurrency_limit or None,
-    )
 
 
 def tags_in(wanted: TagsRequest | UnsetType, field: str) -> Tags | None:

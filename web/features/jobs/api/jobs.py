@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from flask import Response
@@ -13,24 +12,27 @@ from msgspec import UNSET, Meta, UnsetType
 from werkzeug.exceptions import Conflict, Forbidden, ServiceUnavailable
 
 from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.core import job_attributes
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.core.jobs import job_history
-from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED
+from greenstalk_server.core.jobs.job import DELAYED, READY
 from greenstalk_server.core.jobs.job import Job as CoreJob
-from greenstalk_server.core.policies.tube_policy_state import buried_at
-from greenstalk_server.core.timers import NEVER
-from greenstalk_server.protocol.extended_stats import job_extension
-from greenstalk_server.protocol.stats import job_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import Added, Changes, Operations, Put, to_nanoseconds
-from greenstalk_server.web.features.jobs.api.job_bodies import MAX_JSON_BODY, Encoding, body_in, body_out
-from greenstalk_server.web.features.jobs.api.job_fields import BodyFields, FieldPaths, parse_fields
-from greenstalk_server.web.features.jobs.api.job_tags import JobTags, TagsRequest, tags_in, tags_out
+from greenstalk_server.web.features.jobs.api.job_bodies import body_in
+from greenstalk_server.web.features.jobs.api.job_fields import FieldPaths, parse_fields
+from greenstalk_server.web.features.jobs.api.job_tags import TagsRequest, tags_in
 from greenstalk_server.web.features.jobs.api.listing import Place, Rows, begin, fill, refuse_other
 from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
+from greenstalk_server.web.features.jobs.jobs import (
+    STATES,
+    Encoding,
+    Job,
+    JobWithEvents,
+    job_model,
+    job_with_events,
+    shows_body,
+)
 from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR
-from greenstalk_server.web.framework.access import HIDDEN_TUBE, principal
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_before_report, wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -38,28 +40,20 @@ from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.router import set_location
 from greenstalk_server.web.framework.api.values import (
     NOT_FORCED,
-    Count,
-    Duration,
     FineDelay,
     FineTtr,
     Force,
     ForceRequest,
-    Instant,
     JobId,
     Pri,
     RequestModel,
     ResponseModel,
     State,
     TubeName,
-    duration,
-    instant,
-    model_of,
 )
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.failures import PutRefused
 from greenstalk_server.web.reads.jobs.bodies import load_bodies, load_job_with_body
-from greenstalk_server.web.reads.jobs.events import events_of
-from greenstalk_server.web.reads.jobs.job_list import REASONS, Reason
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, Path
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, Query, QueryError
@@ -82,88 +76,6 @@ Q = Annotated[
         examples=["reserves:>3"],
     ),
 ]
-
-
-class DeadLetter(ResponseModel):
-    """The reason and the origin of a dead letter: a job that a policy moved to a dead-letter tube."""
-
-    reason: Annotated[
-        Reason,
-        Meta(description="It ran out of attempts, expired, expired while buried, or its tube was full (`overflow`)."),
-    ]
-    source: Annotated[
-        str,
-        Meta(
-            description="The tube that it came from. A redrive moves it back to this tube."
-            f" “{HIDDEN_TUBE}” if you may not see it."
-        ),
-    ]
-    attempts: Annotated[Count, Meta(description="Its attempts in that tube.")]
-    first_at: Annotated[Instant, Meta(description="Time of its first move to a dead-letter tube.")]
-    last_at: Annotated[Instant, Meta(description="Time of its last move to a dead-letter tube.")]
-
-
-class Job(ResponseModel, kw_only=True):
-    """A job as it is now."""
-
-    id: JobId
-    tube: TubeName
-    state: State
-    pri: Pri
-    age: Annotated[Count, Meta(description="Seconds since the put.")]
-    delay: Annotated[Duration, Meta(description="Delay in seconds of the last put or release.")]
-    ttr: Annotated[Duration, Meta(description="Time to run: seconds after which a reserved job becomes ready again.")]
-    time_left: Annotated[
-        Count, Meta(description="Seconds until a delayed or reserved job becomes ready; 0 for other jobs.")
-    ]
-    time_reserved: Annotated[Count, Meta(description="Seconds since it was reserved; 0 if it is not reserved.")]
-    file: Annotated[Count, Meta(description="Number of the journal's file that holds it; 0 without a journal.")]
-    reserves: Annotated[Count, Meta(description="Number of times that a worker has reserved it.")]
-    timeouts: Annotated[Count, Meta(description="Number of reservations that timed out.")]
-    releases: Annotated[Count, Meta(description="Number of times that it was released.")]
-    buries: Annotated[Count, Meta(description="Number of times that it was buried.")]
-    kicks: Annotated[Count, Meta(description="Number of times that it was kicked.")]
-    attempts: Annotated[
-        Count, Meta(description="Reservations since the put, the last kick, or the last move by a policy or a redrive.")
-    ]
-    created_at: Annotated[Instant, Meta(description="Time of the put.")]
-    expires_at: Annotated[
-        Instant | None, Meta(description="Time at which it expires if nothing changes; null if it does not expire.")
-    ]
-    dead_letter: Annotated[DeadLetter | None, Meta(description="Null if it is not a dead letter.")]
-    held_by: Annotated[int | None, Meta(description="Number of the connection that holds it; null if none does.")]
-    tags: Annotated[JobTags | None, Meta(description="Tags of the job; null if it has none.")]
-    size: Annotated[Count, Meta(description="Bytes of the body.")]
-    encoding: Annotated[Encoding | None, Meta(description="Encoding of `body`; null if `body` is null.")]
-    body: Annotated[
-        str | None,
-        Meta(
-            description="The body; null if it was not requested, is hidden from you, has more than"
-            f" {MAX_JSON_BODY} bytes, or cannot be read back from the disk. `/jobs/{{id}}/body` returns every body that"
-            " can be read, or the reason."
-        ),
-    ]
-    fields: BodyFields | UnsetType = UNSET
-
-
-Kind = Literal[
-    "reserved", "released", "buried", "kicked", "timed out", "returned", "edited", "moved", "dead-lettered", "redriven",
-    "unblocked",
-]  # fmt: skip
-
-
-class Event(ResponseModel):
-    """An event in the life of a job."""
-
-    at: Instant
-    kind: Kind
-    connection: Annotated[int | None, Meta(description="Number of the connection that caused it; null if none did.")]
-
-
-class JobWithEvents(Job):
-    """A job as it is now, and its events."""
-
-    events: Annotated[list[Event], Meta(description=f"The last {job_history.MAX_EVENTS} events, oldest first.")]
 
 
 class JobList(ResponseModel):
@@ -465,15 +377,8 @@ class Jobs:
 
     def _job_with_events(self, job: CoreJob) -> JobWithEvents:
         """Return *job* as it is now. May switch, to read its body back from the disk."""
-        row = job_model(job, self._clock())
         body = load_bodies(self._broker, (job,)).get(job.id) if shows_body(job) else None
-        if body is not None:
-            row.encoding, row.body = body_out(body)
-        events = [
-            Event(at=instant(event.at), kind=_KINDS[event.kind], connection=event.client or None)
-            for event in events_of(job)
-        ]
-        return model_of(JobWithEvents, row, events=events)
+        return job_with_events(job, self._clock(), body)
 
     def _model_when_durable(self, id: int) -> JobWithEvents:
         """Return the job *id* as it is now, but only once its change is durable. Switches."""
@@ -486,7 +391,7 @@ class Jobs:
         is_delayed = new.delay or (job is not None and job.state == DELAYED)
         state: State | None = "delayed" if is_delayed else "ready"
         if added.is_duplicate:
-            state = _STATES[job.state] if job is not None else None
+            state = STATES[job.state] if job is not None else None
         return JobPut(id=added.id, tube=new.tube, state=state, is_duplicate=added.is_duplicate or UNSET)
 
     def _parse_put(self, new: PutJobRequest, prefix: str) -> Put:
@@ -512,28 +417,6 @@ class Jobs:
             body=body if body != old else None,
             is_renewed=wanted.renew,
         )
-
-
-_KINDS: Final[Mapping[int, Kind]] = {
-    job_history.RESERVED: "reserved",
-    job_history.RELEASED: "released",
-    job_history.BURIED: "buried",
-    job_history.KICKED: "kicked",
-    job_history.TIMED_OUT: "timed out",
-    job_history.RETURNED: "returned",
-    job_history.EDITED: "edited",
-    job_history.MOVED: "moved",
-    job_history.DEAD_LETTERED: "dead-lettered",
-    job_history.REDRIVEN: "redriven",
-    job_history.UNBLOCKED: "unblocked",
-}
-
-_STATES: Final[Mapping[int, State]] = {
-    READY: "ready",
-    RESERVED: "reserved",
-    DELAYED: "delayed",
-    BURIED: "buried",
-}
 
 
 def parse_selector(selector: JobSelectionRequest) -> Query:
@@ -566,57 +449,3 @@ def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] 
         return (has_bodies and shows_body(job)) or (bool(paths) and job.size <= MAX_PARSED)
 
     return Rows(limit, make_row, wants_body)
-
-
-def shows_body(job: CoreJob) -> bool:
-    """Return whether JSON includes the body of *job* for the current principal."""
-    return job.size <= MAX_JSON_BODY and principal().sees_bodies
-
-
-def job_model(job: CoreJob, now: int, body: bytes | None = None) -> Job:
-    """Return *job* as lists show it, with *body* unless that is None."""
-    stats = job_stats(job, now)
-    encoding, shown = body_out(body) if body is not None else (None, None)
-    return model_of(
-        Job,
-        stats,
-        state=_STATES[job.state],
-        delay=duration(job.delay),
-        ttr=duration(job.ttr),
-        time_reserved=job_extension(job, now).time_reserved,
-        attempts=job.attempts,
-        created_at=instant(job.created_at),
-        expires_at=_expires_at(job),
-        dead_letter=_dead_letter(job),
-        held_by=job.holder.number if job.holder is not None else None,
-        tags=tags_out(job),
-        size=job.size,
-        encoding=encoding,
-        body=shown,
-        fields=UNSET,
-    )
-
-
-def _expires_at(job: CoreJob) -> datetime | None:
-    """Return the time at which *job* expires by the policy of its tube, or None."""
-    policy_state = job.tube.policy_state
-    if policy_state is None:
-        return None
-    if job.state != BURIED:
-        at = policy_state.expiry_of(job)
-        return instant(at) if at < NEVER else None
-    after = policy_state.policy.buried_expire_after
-    return instant(buried_at(job) + after) if after else None
-
-
-def _dead_letter(job: CoreJob) -> DeadLetter | None:
-    if not job.dead_letter:
-        return None
-    found = job_attributes.DeadLetter.unpack(job.dead_letter)
-    return DeadLetter(
-        reason=REASONS[found.reason],
-        source=principal().name_of(found.source),
-        attempts=found.attempts,
-        first_at=instant(found.first_at),
-        last_at=instant(found.last_at),
-    )

@@ -283,14 +283,13 @@ def _policy_entries(job: Job, now: int) -> list[tuple[str, str]]:
     """Return the entries of *job* that apply only under the policy of its tube."""
     policy_state, at = job.tube.policy_state, expires_at(job)
     found = [("Attempts", attempts_text(job))] if policy_state is not None and policy_state.policy.max_attempts else []
-    if at != NEVER:
-        left = text.duration(max(0, at - now) // SECOND)
-        found.append(("Expires", Markup("{}, in {}").format(text.time_tag(at), left)))
-    elif policy_state is not None and policy_state.policy.expire_after and job.state == RESERVED:
-        expiry = policy_state.expiry_of(job)
-        rest = Markup("{}, or when its reservation ends after that")
-        found.append(("Expires", rest.format(text.time_tag(expiry))))
-    return found
+    if at == NEVER:
+        return found
+    if job.state == RESERVED:
+        expiry = Markup("{}, or when its reservation ends after that").format(text.time_tag(at))
+    else:
+        expiry = Markup("{}, in {}").format(text.time_tag(at), text.duration(max(0, at - now) // SECOND))
+    return [*found, ("Expires", expiry)]
 
 
 def _history(job: Job, events: list[job_history.Event], known: dict[int, ActorRef], now: int) -> list[HistoryItem]:
