@@ -16,6 +16,7 @@ from greenstalk_server.core.operations import connecting, finishing, putting, re
 from greenstalk_server.web.features.history.history import History
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 
 HOUR: Final = 3600 * SECOND
 
@@ -88,7 +89,7 @@ def administer(queue: Queue, app: Flask) -> None:
     client = app.test_client()
 
     def post(path: str, **form: object) -> None:
-        response = client.post(path, data=form, headers={"Sec-Fetch-Site": "same-origin"})
+        response = client.post(path, data=form, headers=SAME_ORIGIN)
         assert response.status_code == 303, response.text
 
     for tube, seconds in PAUSED.items():

@@ -22,12 +22,12 @@ from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.rights import least_role
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
 from .test_guard import basic
 
 ADMIN = "change-it"
 VIEWER = "look-on"
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 MARKER = b'{"marker":"tHe-mArKeR"}'
 TRACES = ("tHe-mArKeR", MARKER.hex(), MARKER.hex(" "), base64.b64encode(MARKER).decode(), "bWFya2Vy")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import gevent
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
@@ -20,27 +18,7 @@ from greenstalk_server.web.features.jobs.pages.actions import ACTIONS
 from greenstalk_server.web.features.jobs.pages.edit import version
 
 from .conftest import Queue
-from .table import Page
-
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
-
-
-def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
-    return client.post(path, data=form, headers=SAME_ORIGIN)
-
-
-def done(response: TestResponse, path: str = "/tube") -> tuple[str, int]:
-    """Return the code and number of the notice after a successful change, and check that its page loads."""
-    assert response.status_code == 303, response.text
-    target = urlsplit(response.headers["Location"])
-    assert target.path == path
-    query = parse_qs(target.query)
-    return query["notice"][0], int(query["n"][0])
-
-
-def refused(response: TestResponse, status: int) -> str:
-    assert response.status_code == status
-    return Page(response.text).text
+from .forms import SAME_ORIGIN, done, post, refused
 
 
 def states(queue: Queue, ids: list[int]) -> list[int | None]:

@@ -49,6 +49,7 @@ from tests.support.receiver import Received, answer
 from tests.support.receiver import Receiver as Server
 
 from .conftest import STARTED_AT, Queue
+from .forms import SAME_ORIGIN
 from .stored import local_store, locked
 
 MINUTE = 60 * SECOND
@@ -643,7 +644,6 @@ def test_test_of_a_receiver_ends_the_pause_after_failures(queue: Queue, server: 
 
 # Pages and API
 
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 PROGRAM = {"X-Requested-With": "test"}
 
 

@@ -18,12 +18,11 @@ from greenstalk_server.web.store import audit as audit_module
 from greenstalk_server.web.store.audit import MAX_ENTRIES, MAX_REFUSALS, Audit
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .stored import local_store, locked
 from .table import Page
 from .test_guard import basic
 from .turns import LoopIterations, until
-
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 @pytest.fixture(autouse=True)

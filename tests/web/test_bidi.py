@@ -12,8 +12,8 @@ from greenstalk_server.web.framework import text
 from greenstalk_server.web.reads.jobs.body_format import describe_body, row_preview
 
 from .conftest import Queue
+from .forms import post
 from .table import Page
-from .test_actions import post
 
 EVIL = "reason=\N{RIGHT-TO-LEFT OVERRIDE}evil\N{POP DIRECTIONAL FORMATTING}"
 SPELLED = "reason=⟨U+202E⟩evil⟨U+202C⟩"

@@ -37,8 +37,8 @@ from tests.support.daemon import TIMEOUT
 
 from .api.conftest import TOKEN, Program, problem
 from .conftest import Queue
+from .forms import SAME_ORIGIN, post, refused
 from .table import Page
-from .test_actions import SAME_ORIGIN, post, refused
 from .test_search import find, ids, task_id
 
 LIMIT = 256 * 2**20

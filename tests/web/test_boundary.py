@@ -25,11 +25,11 @@ from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.app import Dashboard
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .test_guard import basic
 
 ADMIN = "change-it"
 OPERATOR = "operate-it"
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 HIDDEN, ABSENT = "covert.payroll", "absent.payroll"
 TRACES = ("covert.", "MaRkEr", "TWFSa0Vy", "4d61526b4572", "4d 61 52 6b 45 72")

@@ -20,8 +20,9 @@ from greenstalk_server.web.features.jobs.pages import bulk as bulk_pages
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN, refused
 from .table import Page
-from .test_actions import SAME_ORIGIN, UNTOUCHED, refused, states
+from .test_actions import UNTOUCHED, states
 from .turns import LoopIterations
 
 

@@ -19,6 +19,7 @@ from greenstalk_server.web.framework.sparkline import path
 
 from .browser import Browser, Tab
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .served import work
 from .visit import url_of_module
 
@@ -97,7 +98,7 @@ def test_json_with_the_day_before() -> None:
 
 def test_marks_are_shown_on_the_chart_and_in_a_list() -> None:
     queue, client = create_used_queue(hours=0.5)
-    form = {"Sec-Fetch-Site": "same-origin"}
+    form = SAME_ORIGIN
     back = "/tube/history?tube=mail&span=day"
     assert (
         client.post("/mark/add", data={"text": "  deployed\n4.2 ", "back": back}, headers=form).headers["Location"]

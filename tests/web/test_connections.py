@@ -23,8 +23,8 @@ from greenstalk_server.web.reads.connections import BATCH_SIZE, MAX_JOBS_LISTED,
 from tests.support.daemon import TIMEOUT, Daemon
 
 from .conftest import Queue
+from .forms import done, post, refused
 from .table import Page
-from .test_actions import done, post, refused
 from .turns import LoopIterations
 
 NBSP = "\N{NO-BREAK SPACE}"

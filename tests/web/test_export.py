@@ -18,7 +18,7 @@ from greenstalk_server.core.operations import finishing
 from greenstalk_server.web.features.jobs.export import LARGE_BODY, MAX_EXPORTS, escape_formulas
 
 from .conftest import Queue
-from .test_actions import refused
+from .forms import refused
 from .test_search import put
 from .turns import LoopIterations
 

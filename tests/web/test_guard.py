@@ -21,6 +21,7 @@ from greenstalk_server.web.framework.assets import static_folder
 from greenstalk_server.web.framework.bounded_request import MAX_SIGN_IN_FORM
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
 
 PASSWORD = "pa:ss wörd"  # noqa: S105
@@ -39,10 +40,10 @@ def responses(client: FlaskClient) -> Iterator[TestResponse]:
         yield client.get(path, buffered=True)
         yield client.head(path, buffered=True)
     yield client.options("/")
-    yield client.post("/", headers={"Sec-Fetch-Site": "same-origin"})
+    yield client.post("/", headers=SAME_ORIGIN)
     yield client.post("/", headers={"Sec-Fetch-Site": "cross-site"})
     yield client.get("/", headers={"Host": "evil.example"})
-    yield client.post("/", data=b"x" * 100_000, headers={"Sec-Fetch-Site": "same-origin"})
+    yield client.post("/", data=b"x" * 100_000, headers=SAME_ORIGIN)
 
 
 @pytest.mark.parametrize("password", [None, PASSWORD])
@@ -287,7 +288,7 @@ def test_form_with_too_many_fields_is_not_parsed(
         "werkzeug.formparser.parse_qsl", lambda text, **more: parsed.append(len(text)) or parse(text, **more)
     )
     client = queue.app(password=ADMIN).test_client()
-    headers = {"Sec-Fetch-Site": "same-origin"} | (basic("", ADMIN) if is_known else {})
+    headers = SAME_ORIGIN | (basic("", ADMIN) if is_known else {})
     response = client.post(path, data=b"a&" * 15_000, content_type=FORM, headers=headers)
     assert response.status_code in (401, 404, 413)
     assert parsed == []
@@ -299,4 +300,4 @@ def test_form_with_too_many_fields_is_not_parsed(
 def test_form_without_credentials_is_small(queue: Queue, path: str) -> None:
     client = queue.app(password=ADMIN).test_client()
     form = {"name": "x" * MAX_SIGN_IN_FORM}
-    assert client.post(path, data=form, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 413
+    assert client.post(path, data=form, headers=SAME_ORIGIN).status_code == 413

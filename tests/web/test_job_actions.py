@@ -21,11 +21,10 @@ from greenstalk_server.web.features.jobs.pages.edit import as_lines, from_lines,
 from greenstalk_server.web.framework.fields import MAX_PUT
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN, done, post, refused
 from .table import Page
-from .test_actions import done, post, refused
 
 HELD = "reserved"
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 class Jobs:

@@ -44,6 +44,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .test_guard import basic
 from .turns import LoopIterations
 
@@ -563,7 +564,7 @@ def test_token_opens_nothing_else(queue: Queue) -> None:
     client = queue.app(metrics_token=TOKEN, password=ADMIN).test_client()
     for path in ("/", "/tube?tube=mail", "/job?id=1", "/job/body?id=1", "/live?page=overview", "/audit"):
         assert client.get(path, headers=bearer(TOKEN)).status_code == 401, path
-    ours = bearer(TOKEN) | {"Sec-Fetch-Site": "same-origin"}
+    ours = bearer(TOKEN) | SAME_ORIGIN
     assert client.post("/tube/pause", data={"tube": "mail", "seconds": "9"}, headers=ours).status_code == 401
     assert client.post("/metrics", headers=ours).status_code == 401
 

@@ -35,10 +35,9 @@ from tests.support.processes import ending, join
 
 from .browser import Tab
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
 from .visit import FLAGS, press
-
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 ROLES = """
 [roles.admin]

@@ -21,15 +21,11 @@ from greenstalk_server.web.features.policies.pages.policy_texts import COUNT_TEX
 from tests.support.world import slots
 
 from .conftest import Queue, visiting
+from .forms import post
 from .table import Page
-from .test_access import SAME_ORIGIN
 from .test_policy_operations import fail, set_policy, settle
 
 FORM = {"name": "mail", "tubes": "mail.*", "priority": "0"}
-
-
-def post(client: FlaskClient, path: str, **form: str) -> TestResponse:
-    return client.post(path, data=form, headers=SAME_ORIGIN)
 
 
 def shown(client: FlaskClient, path: str, **query: object) -> Page:

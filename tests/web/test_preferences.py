@@ -14,8 +14,7 @@ from tests.support.daemon import Daemon
 
 from .browser import Browser
 from .conftest import Queue
-
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
+from .forms import SAME_ORIGIN
 
 
 def choose(client: FlaskClient, theme: str, back: str = "/") -> str:

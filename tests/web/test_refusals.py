@@ -19,8 +19,8 @@ from greenstalk_server.web.features.jobs.pages.actions import (
 from greenstalk_server.web.framework.refusals import FIELDS
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN, done
 from .table import Page
-from .test_actions import SAME_ORIGIN, done
 
 EVIL = '<script>"\N{RIGHT-TO-LEFT OVERRIDE}é'
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from flask.testing import FlaskClient
-from werkzeug.test import TestResponse
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import ticking
@@ -21,15 +19,11 @@ from greenstalk_server.web.store.saved_data import (
 )
 
 from .conftest import Queue
+from .forms import post
 from .stored import local_store
 from .table import Page
 
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 SAMPLE = Sample("welcome", "mail", 10, 5, 60, '{"to": "ada"}\nä')
-
-
-def post(client: FlaskClient, path: str, **form: Any) -> TestResponse:
-    return client.post(path, data=form, headers=SAME_ORIGIN)
 
 
 def put_form(page: str) -> dict[str, str | None]:

@@ -14,9 +14,9 @@ from greenstalk_server.web.store.saved_data import MAX_SEARCHES, SavedData, Save
 
 from .api.conftest import Program, problem
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .stored import local_store
 from .table import Page
-from .test_actions import SAME_ORIGIN
 
 
 def save(client: FlaskClient, name: str = "stuck", q: str = "age:>2h", **form: Any) -> TestResponse:

@@ -21,8 +21,8 @@ from greenstalk_server.web.reads.jobs.query import parse
 from tests.support.daemon import TIMEOUT
 
 from .conftest import ADMIN, Queue
+from .forms import SAME_ORIGIN, refused
 from .table import Page
-from .test_actions import refused
 from .turns import LoopIterations, until
 
 HOSTILE = '</td><script>document.title="gone"</script>&amp;'
@@ -116,7 +116,7 @@ def test_task_of_another_kind_is_not_a_search(queue: Queue, app: Flask, client: 
     preview = client.post(
         "/bulk/preview",
         data={"scope": "all", "tube": "mail", "action": "bury"},
-        headers={"Sec-Fetch-Site": "same-origin"},
+        headers=SAME_ORIGIN,
     )
     task = preview.headers["Location"].partition("task=")[2]
     assert "of another kind" in refused(client.get(f"/search?task={task}"), 404)

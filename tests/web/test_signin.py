@@ -20,11 +20,11 @@ from greenstalk_server.web.app import Dashboard
 from greenstalk_server.web.auth.sessions import MAX_PER_USER
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
 from .test_guard import basic
 
 ADMIN, VIEWER = "change-it", "look-on"
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11)", "Accept": "text/html,*/*", "Sec-Fetch-Mode": "navigate"}
 HOUR = 3600 * SECOND
 

@@ -12,7 +12,7 @@ from greenstalk_server.core.operations import connecting, finishing, putting, re
 from greenstalk_server.core.tags.tags import Tags, tags_of
 
 from .conftest import Queue
-from .test_actions import post
+from .forms import post
 
 
 def put(queue: Queue, tube: str = "mail", delay: int = 0, **tags: bytes | int) -> int:

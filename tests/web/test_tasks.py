@@ -27,8 +27,8 @@ from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN, refused
 from .table import Page
-from .test_actions import SAME_ORIGIN, refused
 
 ADMIN = Principal("ann", "192.0.2.1", is_admin=True, sees_bodies=True)
 VIEWER = Principal("vic", "192.0.2.2", is_admin=False, sees_bodies=False)

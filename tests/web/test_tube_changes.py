@@ -19,8 +19,8 @@ from greenstalk_server.web.framework.access import Principal
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
-from .test_actions import SAME_ORIGIN
 
 TUBES = ("billing.mail", "billing.sms", "billing", "other")
 

@@ -24,11 +24,10 @@ from greenstalk_server.web.reads.jobs.query import Query, parse
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
 from .test_query import holds, job
 from .turns import LoopIterations
-
-SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 
 def put(queue: Queue, *bodies: object, tube: str = "mail", is_buried: bool = True) -> list[int]:

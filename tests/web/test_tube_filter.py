@@ -17,6 +17,7 @@ from greenstalk_server.web.reads.jobs.job_list import MAX_LISTED, PAGE_SIZE
 from tests.support.daemon import TIMEOUT
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
 from .turns import until
 
@@ -145,15 +146,11 @@ def test_cancel_returns_to_the_page(queue: Queue, app: Flask, client: FlaskClien
         if tag == "input" and a.get("name") == "back" and "task=" in str(a["value"])
     )
     (task,) = tasks(app)
-    response = client.post(
-        "/task/cancel", data={"id": task.id, "back": back}, headers={"Sec-Fetch-Site": "same-origin"}
-    )
+    response = client.post("/task/cancel", data={"id": task.id, "back": back}, headers=SAME_ORIGIN)
     assert (response.status_code, response.headers["Location"]) == (303, back)
     assert task.state == "cancelled"
     assert "cancelled" in client.get(back).text
-    outside = client.post(
-        "/task/cancel", data={"id": task.id, "back": "//evil.example/"}, headers={"Sec-Fetch-Site": "same-origin"}
-    )
+    outside = client.post("/task/cancel", data={"id": task.id, "back": "//evil.example/"}, headers=SAME_ORIGIN)
     assert outside.headers["Location"] == "/"
 
 

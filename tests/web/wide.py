@@ -14,6 +14,7 @@ from greenstalk_server.core.operations import connecting, editing, finishing, re
 
 from . import aged
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .served import serve
 
 LONG: Final = "notifications.push.android.high-priority.region-eu-central-1.tenant-" + "0123456789abcdef" * 8 + ".dlq"
@@ -48,7 +49,7 @@ def widen(queue: Queue, app: Flask) -> None:
         tube.total_jobs = tube.cmd_delete = tube.total_reserves = MANY
         editing.pause_tube(broker, name.encode(), (2**32 - 1) * SECOND, queue.now)
     with app.test_client() as admin:
-        headers = {"Sec-Fetch-Site": "same-origin"}
+        headers = SAME_ORIGIN
         response = admin.put(f"/api/v1/policies/{'p' * 100}", json={"tubes": ["*"]} | POLICY, headers=headers)
         assert response.status_code < 300, response.text
 

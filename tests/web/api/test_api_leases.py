@@ -29,6 +29,8 @@ from tests.support.peer import Peer, eventually
 from tests.web.conftest import Queue
 from tests.web.visit import FLAGS
 
+from ..forms import SAME_ORIGIN
+
 API = "/api/v1"
 PAGE = (REPOSITORY / "docs" / "http-jobs.md").read_text()
 
@@ -251,7 +253,7 @@ def test_lease_is_listed_under_connections_and_can_be_closed(queue: Queue, clien
     assert "HTTP reserve request" in page
     assert "Later requests about these jobs are refused" in page
     assert f'number={holder.number}">' in client.get(f"/job?id={id}").text
-    ours = {"Sec-Fetch-Site": "same-origin"}
+    ours = SAME_ORIGIN
     form = {"number": holder.number, "confirm": holder.number}
     assert client.post("/connection/close", data=form, headers=ours).status_code == 303
     assert queue.broker.jobs[id].state == READY

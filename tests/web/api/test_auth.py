@@ -15,6 +15,7 @@ from greenstalk_server.web.auth.logins import LOCK_TIME, MAX_FAILURES
 from greenstalk_server.web.framework.api.router import ROOT
 
 from ..conftest import Queue
+from ..forms import SAME_ORIGIN
 from ..test_guard import basic
 from .conftest import bearer, problem
 
@@ -130,7 +131,7 @@ def test_api_with_a_token_is_closed_to_others(queue: Queue) -> None:
     for name, token in TOKENS.items():
         app = queue.app(**{name: token})
         problem(look(app, {}), 401)
-        problem(look(app, {"Sec-Fetch-Site": "same-origin"}), 401)
+        problem(look(app, SAME_ORIGIN), 401)
         assert app.test_client().get("/").status_code == 200  # the dashboard stays open
 
 
