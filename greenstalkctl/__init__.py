@@ -5,7 +5,7 @@ between the two.
 
 Modules, lowest layer first:
 
-errors, address, units, text, interrupt, keyboard, bounded_socket, tls    no knowledge of jobs
+errors, address, units, text, interrupt, keyboard, tls, bounded_socket    no knowledge of jobs
 queue                                   the interface that both ways to a server implement
 server                                  one connection over the protocol, and the capabilities of the server
 http_client, api                        the JSON API over one HTTP connection

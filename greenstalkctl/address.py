@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 Scheme: TypeAlias = Literal["", "plain", "tls"]
 
@@ -21,12 +21,24 @@ _URL: Final = re.compile(
 )
 
 
+class Advice(NamedTuple):
+    """Advice to the user about a connection that failed: what to check, and how to connect with and without TLS."""
+
+    unreachable: str
+    with_tls: str
+    without_tls: str
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The address of a server: a Unix socket if `path` is set, else host and port.
 
     scheme          `tls` or `plain` if the address has one; empty if --tls decides. Always empty for Unix sockets.
     """
+
+    ADVICE: ClassVar = Advice(
+        "that it is running and --server is right", "add --tls", "remove --tls, or write plain:HOST:PORT"
+    )
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -82,6 +94,12 @@ def _split(text: str) -> tuple[Scheme, str]:
 class Url:
     """The URL of an API; `root` is its path, which ends with API_ROOT."""
 
+    ADVICE: ClassVar = Advice(
+        "that the dashboard is running and --api is right",
+        "write https://",
+        "check whether the URL should be http:// instead of https://",
+    )
+
     host: str
     port: int
     root: str = API_ROOT
@@ -93,6 +111,10 @@ class Url:
         is_default_port = self.port == (443 if self.is_secure else 80)
         port = "" if is_default_port else f":{self.port}"
         return f"http{'s' if self.is_secure else ''}://{host}{port}{self.root.removesuffix(API_ROOT)}"
+
+    def connect(self, timeout: float) -> socket.socket:
+        """Return a connected socket; raise OSError. Each IP address of the host is tried for *timeout* seconds."""
+        return socket.create_connection((self.host, self.port), timeout)
 
 
 def parse_url(text: str) -> Url:

@@ -1,4 +1,4 @@
-"""Connected sockets, plain or TLS, that bound each response: its total time, however slowly it arrives, and its bytes.
+"""Connections, plain or TLS, that bound each response: its total time, however slowly it arrives, and its bytes.
 
 They are socket objects, so that libraries written for sockets (greenstalk, http.client) can use them.
 """
@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import suppress
 from time import monotonic
 from typing import Any
+
+from greenstalkctl import tls
+from greenstalkctl.address import Address, Url
+from greenstalkctl.errors import Unreachable
 
 
 class TooLargeError(Exception):
@@ -57,22 +62,39 @@ class SecureBoundedSocket(BoundedSocket, ssl.SSLSocket):
     """A BoundedSocket with TLS."""
 
 
-def wrap_plain(sock: socket.socket) -> BoundedSocket:
-    """Return *sock* as a BoundedSocket; *sock* itself is detached."""
-    return BoundedSocket(sock.family, sock.type, sock.proto, sock.detach())
+def connect(where: Address | Url, timeout: float, context: ssl.SSLContext | None) -> BoundedSocket:
+    """Return a connection to *where*, with TLS if there is a *context*; raise Unreachable.
 
-
-def wrap_tls(sock: socket.socket, timeout: float, context: ssl.SSLContext, host: str) -> SecureBoundedSocket:
-    """Return *sock* with TLS as a SecureBoundedSocket; the certificate must be valid for *host*. *sock* is detached.
-
-    Raise OSError if the handshake fails, or takes more than *timeout* seconds.
+    Each IP address of the host may take *timeout* seconds, and so may the handshake.
     """
-    context.sslsocket_class = SecureBoundedSocket
-    sock.settimeout(timeout)
     try:
-        secure = context.wrap_socket(sock, server_hostname=host)
-    except BaseException:
+        sock = where.connect(timeout)
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
+        reason = getattr(error, "strerror", None) or str(error) or "no answer"
+        raise Unreachable(f"cannot connect to {where}: {reason}; check {where.ADVICE.unreachable}") from error
+    with suppress(OSError):  # a Unix socket has no such option
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is None:
+        return BoundedSocket(sock.family, sock.type, sock.proto, sock.detach())
+    context.sslsocket_class = SecureBoundedSocket
+    try:
+        secure = context.wrap_socket(sock, server_hostname=where.host)
+    except OSError as error:
         sock.close()
-        raise
+        message = tls.failed_handshake(where, error, timeout, where.ADVICE.without_tls)
+        raise Unreachable(message) from error
     assert isinstance(secure, SecureBoundedSocket)
     return secure
+
+
+def closed(where: Address | Url, error: Exception, *, has_answered: bool, doubt: str = "") -> Unreachable:
+    """Return the error for a connection to *where* that ended with *error*; *doubt* says what may have happened."""
+    if (refusal := tls.refusal(where, error)) is not None:
+        return Unreachable(refusal)
+    if has_answered:
+        advice = "check that it is still running"
+    elif where.is_secure:
+        advice = "it may require a client certificate (--cert, --key), or have refused the one it received"
+    else:
+        advice = f"check that it is still running; if it expects TLS, {where.ADVICE.with_tls}"
+    return Unreachable(f"{where} closed the connection{doubt}: {error}; {advice}")

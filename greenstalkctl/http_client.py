@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 import ssl
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from time import monotonic
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from typing import Any, Final, NoReturn
 from urllib.parse import urlencode
 
-from greenstalkctl import bounded_socket, tls
+from greenstalkctl import bounded_socket
 from greenstalkctl.address import Url
 from greenstalkctl.errors import CommandError, InvalidUsage, Refused, Unreachable
 from greenstalkctl.queue import MAX_BODY
@@ -68,16 +66,10 @@ class HttpClient:
         self._token = token
         self._timeout = timeout
         self._context = context
-        self._deadline = 0.0
         self._socket: bounded_socket.BoundedSocket | None = None
         self._has_answered = False
-        self._http = (
-            HTTPConnection(url.host, url.port)
-            if context is None
-            else HTTPSConnection(
-                url.host, url.port, context=context
-            )  # the class determines the default port, which the Host header omits
-        )
+        self._http = HTTPConnection(url.host, url.port)
+        self._http.default_port = 80 if context is None else 443  # the Host header omits it
 
     def close(self) -> None:
         self._http.close()
@@ -99,7 +91,6 @@ class HttpClient:
         target = f"{self._url.root}{path}" + (f"?{urlencode(query)}" if query else "")
         if len(target) > MAX_TARGET:
             raise InvalidUsage(_TOO_LONG)
-        self._deadline = monotonic() + self._timeout
         with self._translated_errors(is_change=method != "GET"):
             is_used = self._connect()
             try:
@@ -141,36 +132,13 @@ class HttpClient:
 
         A connection that the server has closed since the last request is not usable.
         """
-        if self._socket is not None and self._http.sock is not None:
-            readable, _, _ = select.select([self._socket], [], [], 0)
-            if not readable:
-                self._socket.set_limits(self._deadline - monotonic(), MAX_HEAD)
-                return True
+        is_open = self._http.sock is not None and not select.select([self._http.sock], [], [], 0)[0]
+        if not is_open:
             self._http.close()
-        left = max(self._deadline - monotonic(), 0.001)
-        try:
-            sock = socket.create_connection((self._url.host, self._url.port), left)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except TimeoutError:
-            raise
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error) or "no answer"
-            message = f"cannot connect to {self._url}: {reason}; check that the dashboard is running and --api is right"
-            raise Unreachable(message) from error
-        self._socket = (
-            self._secured(sock, self._context) if self._context is not None else bounded_socket.wrap_plain(sock)
-        )
-        self._socket.set_limits(self._deadline - monotonic(), MAX_HEAD)
-        self._http.sock = self._socket
-        return False
-
-    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> bounded_socket.BoundedSocket:
-        left = max(self._deadline - monotonic(), 0.001)
-        try:
-            return bounded_socket.wrap_tls(sock, left, context, self._url.host)
-        except OSError as error:
-            without = "check whether the URL should be http:// instead of https://"
-            raise Unreachable(tls.failed_handshake(self._url, error, self._timeout, without)) from error
+            self._http.sock = self._socket = bounded_socket.connect(self._url, self._timeout, self._context)
+        assert self._socket is not None
+        self._socket.set_limits(self._timeout, MAX_HEAD)
+        return is_open
 
     @contextmanager
     def _translated_errors(self, *, is_change: bool) -> Iterator[None]:
@@ -185,27 +153,13 @@ class HttpClient:
         except bounded_socket.TooLargeError as error:
             self._http.close()
             raise self.not_the_api(str(error)) from error
-        except (
-            ConnectionError,
-            IncompleteRead,
-            ssl.SSLError,
-        ) as error:  # RemoteDisconnected of http.client is a ConnectionError
+        except (ConnectionError, IncompleteRead, ssl.SSLError) as error:
             self._http.close()
-            refusal = tls.refusal(self._url, error) if isinstance(error, ssl.SSLError) else None
-            message = f"{self._url} closed the connection{doubt}: {error}; {self._advice()}"
-            raise Unreachable(refusal or message) from error
+            raise bounded_socket.closed(self._url, error, has_answered=self._has_answered, doubt=doubt) from error
         except (HTTPException, OSError) as error:
             self._http.close()
             message = f"the server at {self._url} does not speak HTTP; check --api"
             raise Unreachable(message) from error
-
-    def _advice(self) -> str:
-        """Return advice for a connection that was closed without a response."""
-        if self._has_answered:
-            return "check that it is still running"
-        if self._context is not None:
-            return "it may require a client certificate (--cert, --key), or have refused the one it received"
-        return "check that it is still running; if it expects TLS, write https://"
 
     def _parse_json(self, content: bytes) -> Any:
         try:

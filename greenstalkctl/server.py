@@ -23,7 +23,7 @@ import greenstalk
 
 import greenstalk_client
 from greenstalk_client import PutId
-from greenstalkctl import bounded_socket, tls
+from greenstalkctl import bounded_socket
 from greenstalkctl.address import Address
 from greenstalkctl.errors import Refused, Unreachable
 from greenstalkctl.queue import (
@@ -42,7 +42,6 @@ from greenstalkctl.queue import (
     Tags,
     validate_stats,
 )
-from greenstalkctl.text import printable
 
 Job: TypeAlias = "greenstalk.Job[bytes]"
 P = ParamSpec("P")
@@ -159,27 +158,13 @@ class Server:
         self.address = address
         self._timeout = timeout
         self._used = self._watched = DEFAULT_TUBE
-        try:
-            sock = address.connect(timeout)
-        except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid name
-            reason = getattr(error, "strerror", None) or str(error) or "no answer"
-            message = f"cannot connect to {address}: {reason}; check that it is running and --server is right"
-            raise Unreachable(printable(message)) from error
-        self._socket = self._secured(sock, context) if context is not None else bounded_socket.wrap_plain(sock)
+        self._socket = bounded_socket.connect(address, timeout, context)
         self._has_answered = False
         try:
             self._client = _Client(self._socket)
         except OSError as error:  # the server has already closed the connection
             self._socket.close()
-            raise Unreachable(self._connection_ended(error)) from error
-
-    def _secured(self, sock: socket.socket, context: ssl.SSLContext) -> bounded_socket.BoundedSocket:
-        try:
-            return bounded_socket.wrap_tls(sock, self._timeout, context, self.address.host)
-        except OSError as error:
-            without = "remove --tls, or write plain:HOST:PORT"
-            message = tls.failed_handshake(self.address, error, self._timeout, without)
-            raise Unreachable(printable(message)) from error
+            raise bounded_socket.closed(address, error, has_answered=False) from error
 
     def __enter__(self) -> Self:
         return self
@@ -382,7 +367,7 @@ class Server:
             message = f"{self.address} did not answer within {self._timeout + wait:g} s; raise --timeout to wait longer"
             raise Unreachable(message) from error
         except OSError as error:
-            raise Unreachable(self._connection_ended(error)) from error
+            raise bounded_socket.closed(self.address, error, has_answered=self._has_answered) from error
         except bounded_socket.TooLargeError as error:
             message = f"the server at {self.address} is not a beanstalk server ({error}); check --server"
             raise Unreachable(message) from error
@@ -395,18 +380,6 @@ class Server:
             message = f"the server at {self.address} does not speak the beanstalk protocol; check --server"
             raise Unreachable(message) from error
         self._has_answered = True
-
-    def _connection_ended(self, error: OSError) -> str:
-        """Return the message for a connection that ended with *error*."""
-        if (refusal := tls.refusal(self.address, error)) is not None:
-            return refusal
-        if self._has_answered:
-            advice = "check that it is still running"
-        elif self.address.is_secure:
-            advice = "it may require a client certificate (--cert, --key), or have refused the one it received"
-        else:
-            advice = "check that it is still running; if it expects TLS, add --tls"
-        return f"{self.address} closed the connection: {error}; {advice}"
 
     def _refusal(self, error: Exception) -> Refused:
         word, reason = _REASONS[type(error)]

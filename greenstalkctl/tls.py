@@ -68,7 +68,7 @@ def failed_handshake(where: object, error: OSError, timeout: float, plain: str) 
     return f"{where} does not speak TLS; {plain}"
 
 
-def refusal(where: object, error: OSError) -> str | None:
+def refusal(where: object, error: Exception) -> str | None:
     """Return the message if *error* is a TLS alert by which *where* refused this client; None if it is not."""
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     _, is_alert, alert = reason.partition("ALERT_")
