@@ -7,7 +7,7 @@ Modules, lowest layer first:
 
 errors, address, units, text, interrupt, keyboard, tls, bounded_socket    no knowledge of jobs
 queue                                   the interface that both ways to a server implement
-server                                  one connection over the protocol, and the capabilities of the server
+server                                  one connection over the protocol
 http_client, api                        the JSON API over one HTTP connection
 transfer, bulk, follower, snapshot      moving jobs one by one, tasks of the server, new jobs, rates
 table, columns, output                  tables that fit the terminal, JSON, questions, progress

@@ -14,6 +14,8 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
+
 from greenstalk_client import PutId
 from greenstalkctl import text
 from greenstalkctl.address import Url
@@ -22,13 +24,11 @@ from greenstalkctl.http_client import HttpClient
 from greenstalkctl.queue import (
     JOB_STATS,
     MAX_TUBES,
-    NO_TAGS,
     SERVER_STATS,
     TUBE_NAME,
     TUBE_STATS,
     JobView,
     Stats,
-    Tags,
     validate_stats,
 )
 
@@ -42,12 +42,7 @@ NOT_CHANGED: Final = frozenset({404, 409})
 """Statuses of a change that was not made: the job or tube does not exist, or the job is in the wrong state."""
 
 INVALID: Final = frozenset({400})
-"""Statuses of a request with an invalid policy."""
-
-EFFECT_COUNTS: Final = (
-    "tubes", "changed_tubes", "jobs", "expired", "dead_lettered", "buried", "evicted", "over_cap", "held",
-)  # fmt: skip
-"""The counts of a policy's dry run."""
+"""Statuses of a request with an invalid policy or mark."""
 
 HIDDEN: Final = frozenset({403, 404})
 """Statuses of a request for a body that the server hides, or whose job no longer exists."""
@@ -120,12 +115,35 @@ class Change:
     target: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class TubesOfTask(msgspec.Struct):
+    """The numbers of tubes that a change of many tubes affects, and of their jobs."""
+
+    tubes: int
+    jobs: int
+
+
+class Effect(msgspec.Struct):
+    """What a policy would do to existing jobs: the counts of its dry run."""
+
+    policy: str
+    tubes: int
+    changed_tubes: int
+    jobs: int
+    expired: int
+    dead_lettered: int
+    buried: int
+    evicted: int
+    over_cap: int
+    held: int
+    sample: list[str]
+    warnings: list[str]
+
+
+class Task(msgspec.Struct):
     """The progress of a bulk change or a dry run on the server; `message`: why it failed or skipped jobs.
 
-    effect          the counts of a policy's dry run; empty for other tasks.
-    tubes, jobs     the tubes that a change of many tubes affects, and their jobs; None and 0 for other tasks.
+    effect          the counts of a policy's dry run; None for other tasks.
+    tubes           the tubes that a change of many tubes affects; None for other tasks.
     """
 
     id: str
@@ -133,14 +151,12 @@ class Task:
     changed: int
     message: str
     matched: int
-    skipped: int
-    effect: Mapping[str, Any]
-    tubes: int | None
-    jobs: int
+    skipped: int = 0
+    effect: Effect | None = None
+    tubes: TubesOfTask | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorGroup:
+class ErrorGroup(msgspec.Struct):
     """The failed jobs with one error; *error* and *reason*, the reason why they are dead letters, may be None."""
 
     error: str | None
@@ -157,18 +173,37 @@ class ErrorGroup:
         """The error, or in words why there is none."""
         return self.error or ("no error" if self.reason is None else f"no error, dead letter: {self.reason}")
 
-    def as_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__slots__}
 
-
-@dataclass(frozen=True, slots=True)
-class Errors:
+class Errors(msgspec.Struct):
     """The failed jobs of a tube by their error; *groups* is empty while the task is running."""
 
     task: str
     state: str
     groups: list[ErrorGroup]
     others: int
+
+
+class Policy(msgspec.Struct):
+    """A policy of the server; `source` is `file` or `runtime`, and `problem` says why it has no effect."""
+
+    name: str
+    source: str
+    problem: str
+    document: dict[str, Any]
+
+
+class Policies(msgspec.Struct):
+    """All policies, and warnings about them."""
+
+    policies: list[Policy]
+    warnings: list[str]
+
+
+class SavedPolicy(msgspec.Struct):
+    """A policy that was set, and warnings about it."""
+
+    policy: Policy
+    warnings: list[str]
 
 
 class Api:
@@ -248,14 +283,14 @@ class Api:
         """
         query = {"tube": tube, "state": state, "field": field, "refresh": "true" if is_fresh else ""}
         given = {name: value for name, value in query.items() if value}
-        return self._parse(_errors, self._http_client.request("GET", "/tube/errors", given).data)
+        return self._decode(Errors, self._http_client.request("GET", "/tube/errors", given).data)
 
     # Changes
 
-    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
         new = text.fields(body) | {"tube": tube, "pri": pri, "delay": delay, "ttr": ttr}
-        if tags != NO_TAGS:
-            new["tags"] = _tags(tags)
+        if tags:
+            new["tags"] = tags
         return self._parse(_put_id, self._http_client.request("POST", "/jobs", body=new).data)
 
     def kick_job(self, job_id: int) -> bool:
@@ -278,44 +313,43 @@ class Api:
         body = {"action": change.action, "tube": change.tube, "state": change.state, "dry_run": is_dry}
         body |= {"to": change.target} if change.target is not None else {}
         body |= {"ids": ids} if ids is not None else {}
-        return self._parse(_task, self._http_client.request("POST", "/bulk", body=body).data)
+        return self._decode(Task, self._http_client.request("POST", "/bulk", body=body).data)
 
     def start_tube_change(self, verb: str, pattern: str, body: Mapping[str, object]) -> Task:
         """Start to count the tubes that match *pattern* and that *verb* (`pause`, `resume`, `kick`) would change."""
         query = {"pattern": pattern}
-        return self._parse(_task, self._http_client.request("POST", f"/tubes/{verb}", query, body or None).data)
+        return self._decode(Task, self._http_client.request("POST", f"/tubes/{verb}", query, body or None).data)
 
     def run(self, task_id: str) -> Task:
         """Start the change that a dry run has counted. It changes jobs that still match, but none put since then."""
-        return self._parse(_task, self._http_client.request("POST", f"/tasks/{task_id}/run").data)
+        return self._decode(Task, self._http_client.request("POST", f"/tasks/{task_id}/run").data)
 
     def task(self, task_id: str) -> Task:
-        return self._parse(_task, self._get(f"/tasks/{task_id}"))
+        return self._decode(Task, self._get(f"/tasks/{task_id}"))
 
     def cancel(self, task_id: str) -> Task:
         """Ask the server to cancel a task; it ends soon."""
-        return self._parse(_task, self._http_client.request("DELETE", f"/tasks/{task_id}").data)
+        return self._decode(Task, self._http_client.request("DELETE", f"/tasks/{task_id}").data)
 
     # Policies
 
-    def policies(self) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return all policies, and warnings about them."""
-        return self._parse(_policies, self._get("/policies"))
+    def policies(self) -> Policies:
+        return self._decode(Policies, self._get("/policies"))
 
-    def policy(self, name: str) -> dict[str, Any] | None:
+    def policy(self, name: str) -> Policy | None:
         answer = self._http_client.request("GET", f"/policies/{name}", ordinary=MISSING)
-        return self._parse(_policy, answer.data) if answer.is_success else None
+        return self._decode(Policy, answer.data) if answer.is_success else None
 
-    def set_policy(self, name: str, document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def set_policy(self, name: str, document: Mapping[str, Any]) -> SavedPolicy:
         """Set or replace the policy *name*; return it with warnings. Raise InvalidUsage if it is invalid."""
-        return self._parse(_saved_policy, self._send_policy("PUT", f"/policies/{name}", document))
+        return self._decode(SavedPolicy, self._send_document("policy", "PUT", f"/policies/{name}", document))
 
     def delete_policy(self, name: str) -> bool:
         return self._http_client.request("DELETE", f"/policies/{name}", ordinary=MISSING).is_success
 
     def start_policy_dry_run(self, name: str, document: Mapping[str, Any]) -> Task:
         """Start to count what the policy *name* would do. Raise InvalidUsage if it is invalid."""
-        return self._parse(_task, self._send_policy("POST", f"/policies/{name}/dry-run", document))
+        return self._decode(Task, self._send_document("policy", "POST", f"/policies/{name}/dry-run", document))
 
     def start_redrive(self, tube: str, ids: Sequence[int] | None, query: str, rate: float | None) -> Task:
         """Start to move the dead letters of *tube* back: those that match *query*, limited to *ids* if given.
@@ -325,23 +359,20 @@ class Api:
         body: dict[str, object] = {"tube": tube, "q": query}
         body |= {"ids": ids} if ids is not None else {}
         body |= {"rate": rate} if rate is not None else {}
-        return self._parse(_task, self._http_client.request("POST", "/redrive", body=body).data)
+        return self._decode(Task, self._http_client.request("POST", "/redrive", body=body).data)
 
     def add_mark(self, text: str, tube: str | None) -> dict[str, Any]:
         """Add a mark to the charts of *tube*, or of all; return it. Raise InvalidUsage if it is invalid."""
         body: dict[str, object] = {"text": text}
         body |= {"tube": tube} if tube is not None else {}
-        answer = self._http_client.request("POST", "/marks", body=body, ordinary=INVALID)
-        if not answer.is_success:
-            detail = answer.data.get("detail", "no reason given") if isinstance(answer.data, dict) else answer.data
-            raise InvalidUsage(f"the mark is invalid: {str(detail).rstrip('.')}")
-        return self._parse(_mark, answer.data)
+        mark = self._send_document("mark", "POST", "/marks", body)
+        return self._parse(lambda mark: validate_stats(dict(mark), {"at": str, "text": str, "kind": str}), mark)
 
-    def _send_policy(self, method: str, path: str, document: Mapping[str, Any]) -> Any:
+    def _send_document(self, what: str, method: str, path: str, document: Mapping[str, Any]) -> Any:
         answer = self._http_client.request(method, path, body=document, ordinary=INVALID)
         if not answer.is_success:
             detail = answer.data.get("detail", "no reason given") if isinstance(answer.data, dict) else answer.data
-            raise InvalidUsage(f"the policy is invalid: {str(detail).rstrip('.')}")
+            raise InvalidUsage(f"the {what} is invalid: {str(detail).rstrip('.')}")
         return answer.data
 
     # Requests
@@ -367,7 +398,8 @@ class Api:
         cursor: object = None
         while True:
             params = {**query, "cursor": cursor} if cursor is not None else query
-            items, following = self._parse(_page(key), self._http_client.request("GET", path, params).data)
+            page = self._http_client.request("GET", path, params).data
+            items, following = self._parse(lambda page: (list(page[key]), page["next_cursor"]), page)
             yield from items
             if following is None:
                 return
@@ -382,6 +414,10 @@ class Api:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._http_client.not_the_api("its response does not have the API's format") from error
 
+    def _decode(self, kind: type[T], data: Any) -> T:
+        """Return *data* as a *kind* of Struct; raise Unreachable if it has another format."""
+        return self._parse(lambda data: msgspec.convert(data, kind), data)
+
     def _with_body(self, view: JobView) -> JobView:
         """Return *view*, with its body requested if the server left it out because of its size.
 
@@ -391,15 +427,6 @@ class Api:
             return view
         answer = self._http_client.request("GET", f"/jobs/{view.id}/body", ordinary=HIDDEN)
         return JobView(view.stats, answer.data) if answer.is_success else view
-
-
-def _page(key: str) -> Callable[[Any], tuple[list[Any], object]]:
-    """Return a function that extracts the items under *key*, and the next cursor, from a page."""
-
-    def parse(page: Any) -> tuple[list[Any], object]:
-        return list(page[key]), page["next_cursor"]
-
-    return parse
 
 
 def _server(data: Mapping[str, Any]) -> Stats:
@@ -452,77 +479,11 @@ def _job_tags(tags: Mapping[str, Any]) -> Stats:
     return shown
 
 
-def _errors(data: Mapping[str, Any]) -> Errors:
-    groups = [ErrorGroup(**{name: group[name] for name in ErrorGroup.__slots__}) for group in data["groups"]]
-    kinds: dict[str, type | tuple[type, ...]] = {"jobs": int, "sample": int}
-    kinds |= dict.fromkeys(("first_at", "last_at", "sample_error", "q"), str)
-    kinds |= dict.fromkeys(("error", "reason"), (str, type(None)))
-    for group in groups:
-        validate_stats(group.as_dict(), kinds)
-    return Errors(str(data["task"]), str(data["state"]), groups, int(data["others"]))
-
-
-def _tags(tags: Tags) -> dict[str, str | int]:
-    """Return *tags* as the API takes them, without those that are not set."""
-    given = {
-        "idempotency_key": tags.idempotency_key,
-        "idempotency_ttl": tags.idempotency_ttl or None,
-        "group": tags.group,
-        "after": tags.after,
-        "concurrency_key": tags.concurrency_key,
-        "concurrency_limit": tags.limit if tags.concurrency_key is not None else None,
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def _put_id(data: Mapping[str, Any]) -> PutId:
     id = PutId(data["id"])
     if data.get("is_duplicate"):
         id.state = data["state"] or "deleted"
     return id
-
-
-def _task(data: Mapping[str, Any]) -> Task:
-    tubes = data.get("tubes")
-    return Task(
-        id=str(data["id"]),
-        state=data["state"],
-        changed=int(data["changed"]),
-        message=str(data["message"]),
-        matched=int(data["matched"]),
-        skipped=int(data.get("skipped", 0)),
-        effect=_effect(data.get("effect") or {}),
-        tubes=int(tubes["tubes"]) if tubes else None,
-        jobs=int(tubes["jobs"]) if tubes else 0,
-    )
-
-
-def _effect(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the counts of a policy's dry run; raise ValueError if one is missing."""
-    if not data:
-        return data
-    if not set(data) >= {"warnings", *EFFECT_COUNTS} or not isinstance(data["warnings"], list):
-        raise ValueError("the counts are incomplete")
-    return data
-
-
-def _policy(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a policy of the API; raise ValueError if it does not have the format."""
-    kinds = {"name": str, "source": str, "problem": str, "document": dict}
-    return validate_stats(dict(data), kinds)
-
-
-def _mark(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mark of the API; raise ValueError if it does not have the format."""
-    return validate_stats(dict(data), {"at": str, "text": str, "kind": str})
-
-
-def _policies(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    return [_policy(one) for one in data["policies"]], list(map(str, data["warnings"]))
-
-
-def _saved_policy(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    return _policy(data["policy"]), list(map(str, data["warnings"]))
 
 
 def _rates(data: Mapping[str, float]) -> Stats:

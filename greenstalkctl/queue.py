@@ -67,21 +67,6 @@ def validate_stats(stats: Stats, expected: Mapping[str, type | tuple[type, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
-    """Tags of a new job, which need the protocol extensions; see greenstalk_client.Client.put."""
-
-    idempotency_key: str | None = None
-    idempotency_ttl: int = 0
-    group: str | None = None
-    after: str | None = None
-    concurrency_key: str | None = None
-    limit: int = 1
-
-
-NO_TAGS: Final = Tags()
-
-
-@dataclass(frozen=True, slots=True)
 class JobView:
     """A job at one time: its statistics, which include `bytes`, and its body, None if the server does not show it."""
 
@@ -114,8 +99,11 @@ class Queue(Protocol):
     def view_next(self, tube: str, state: str) -> JobView | None:
         """Return the next job of *tube* in *state*, in the order of that state."""
 
-    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
-        """Put a job. Fractions of seconds and tags need the protocol extensions."""
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
+        """Put a job with *tags*, the keyword arguments of greenstalk_client.Client.put.
+
+        Fractions of seconds and tags need the protocol extensions.
+        """
 
     def kick_job(self, job_id: int) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""A Queue over one connection with the beanstalk protocol, and the capabilities of the server.
+"""A Queue over one connection with the beanstalk protocol.
 
 Return values and errors are those of `queue`. Every reply is bounded in time (the deadline of its request) and in
 memory (MAX_*), whatever the server is. Not thread-safe.
@@ -13,7 +13,6 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
 from types import TracebackType
@@ -32,14 +31,12 @@ from greenstalkctl.queue import (
     JOB_STATS,
     MAX_BODY,
     MAX_TUBES,
-    NO_TAGS,
     READY,
     SERVER_STATS,
     TUBE_NAME,
     TUBE_STATS,
     JobView,
     Stats,
-    Tags,
     validate_stats,
 )
 
@@ -88,14 +85,6 @@ _REASONS: Final[dict[type, tuple[str, str]]] = {
         "its access rules refuse the command, or it is too old for it, or does not have the protocol extensions",
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """The optional commands of the server."""
-
-    reserves_by_id: bool
-    """The server has `reserve-job` (Greenstalk Server, and beanstalkd from 1.12 on), which burying by id needs."""
 
 
 class _Lines(io.BufferedReader):
@@ -177,13 +166,16 @@ class Server:
     # Queries
 
     @cached_property
-    def capabilities(self) -> Capabilities:
-        """Probe the server by reserving job 0, which never exists."""
+    def reserves_by_id(self) -> bool:
+        """Whether the server has `reserve-job`, as Greenstalk Server and beanstalkd 1.12 do; burying by id needs it.
+
+        The server is asked to reserve job 0, which never exists.
+        """
         try:
             self.reserve_job(0)
         except Refused:
-            return Capabilities(reserves_by_id=False)
-        return Capabilities(reserves_by_id=True)
+            return False
+        return True
 
     def stats(self) -> Stats:
         """Return the server's statistics; `version` is its own, even if it shows beanstalkd's to other clients."""
@@ -228,25 +220,13 @@ class Server:
             self._ask(self._client.use, tube)
             self._used = tube
 
-    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
         """Put a job.
 
         Raise Refused if a time has a fraction or there are tags, and the server does not have the protocol extensions.
         """
         self.use(tube)
-        return self._ask(
-            self._client.put,
-            body,
-            pri,
-            delay,
-            ttr,
-            idempotency_key=tags.idempotency_key,
-            idempotency_ttl=tags.idempotency_ttl,
-            group=tags.group,
-            after=tags.after,
-            concurrency_key=tags.concurrency_key,
-            concurrency_limit=tags.limit if tags.concurrency_key is not None else None,
-        )
+        return self._ask(self._client.put, body, pri, delay, ttr, **tags)
 
     def reserve(self, tube: str, wait: int = 0) -> Job | None:
         """Reserve the next ready job of *tube*; return None after *wait* seconds without one, or while it is paused."""

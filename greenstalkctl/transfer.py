@@ -118,7 +118,7 @@ class Transfer:
     def _reserve_ready(self) -> Job | None:
         """Reserve the next job; in a paused tube by its id, if the server supports that."""
         job = self.source.reserve(self.source_tube)
-        if job is not None or not self.source.capabilities.reserves_by_id:
+        if job is not None or not self.source.reserves_by_id:
             return job
         while (ahead := self.source.first(self.source_tube, READY)) is not None:
             if (job := self.source.reserve_job(ahead.id)) is not None:

@@ -25,14 +25,14 @@ def change_tubes(settings: Settings, verb: str, pattern: str, body: Mapping[str,
         interrupt.check("interrupted; nothing was changed")
         if counted.tubes is None:
             raise Unreachable(f"the server at {api.address} sent no counts; check --api")
-        if not counted.tubes:
+        if not counted.tubes.tubes:
             raise NoResult(f"nothing {DONE[verb]}: no tube on {api.address} matches {pattern} and would change")
-        jobs = plural(counted.jobs, jobs_noun)
-        settings.out.confirm(f"{verb} {plural(counted.tubes, 'tube')} with {jobs} on {api.address}")
+        jobs = plural(counted.tubes.jobs, jobs_noun)
+        settings.out.confirm(f"{verb} {plural(counted.tubes.tubes, 'tube')} with {jobs} on {api.address}")
         done, message = 0, ""
         try:
             with settings.out.progress(
-                f"{verb} {pattern}", counted.jobs if verb == "kick" else counted.tubes
+                f"{verb} {pattern}", counted.tubes.jobs if verb == "kick" else counted.tubes.tubes
             ) as advance:
                 for task in watch(api, api.run(counted.id), interrupt):
                     advance(task.changed - done)

@@ -83,7 +83,7 @@ def _drain_tube(transfer: Transfer, counts: TransferCounts, interrupt: Interrupt
     """
     messages = []
     for state in ORDER:
-        if state == BURIED and not transfer.target.capabilities.reserves_by_id:
+        if state == BURIED and not transfer.target.reserves_by_id:
             continue
         try:
             for outcome in transfer.run(state, None, interrupt):
@@ -135,7 +135,7 @@ def _fail_if_left(left: dict[str, dict[str, int]], here: Server, there: Server) 
     reasons = []
     if any(states[RESERVED] for states in left.values()):
         reasons.append("workers hold the reserved ones; run the command again when they are done")
-    if any(states[BURIED] for states in left.values()) and not there.capabilities.reserves_by_id:
+    if any(states[BURIED] for states in left.values()) and not there.reserves_by_id:
         reasons.append(f"{there.address} is too old to bury by id; kick the buried ones to move them as ready")
     reason = "; ".join(reasons) or "they were put during the move; run the command again"
     raise NoResult(f"{plural(total)} left on {here.address}: {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import click
+import msgspec
 
 from greenstalkctl.bulk import POLL_INTERVAL, RUNNING
 from greenstalkctl.errors import NoResult
@@ -42,7 +43,7 @@ def errors(settings: Settings, tube: str, state: str | None, field: str) -> None
         if not found.groups:
             raise NoResult(f"tube {tube} has no failed jobs on {api.address}")
         for group in found.groups if out.is_json else ():
-            out.show(group.as_dict())
+            out.show(msgspec.to_builtins(group))
         if not out.is_json:
             rows: list[list[Cell]] = [[group.jobs, group.last_at, group.sample, group.title] for group in found.groups]
             others = [f"{plural(found.others)} with other errors"] if found.others else []

@@ -63,7 +63,7 @@ def _limits(stats: Stats, states: tuple[str, ...], count: int | None) -> dict[st
 
 
 def _refuse_too_old(there: Server, limits: dict[str, int]) -> None:
-    if limits.get(BURIED) and not there.capabilities.reserves_by_id:
+    if limits.get(BURIED) and not there.reserves_by_id:
         advice = "kick the buried jobs, or exclude them with --state ready --state delayed"
         raise Refused("UNKNOWN_COMMAND", f"{there.address} is too old to bury by id; {advice}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, Final, TypeVar
 
 import click
+import msgspec
 
 from greenstalkctl import policy_document
 from greenstalkctl.api import Api
@@ -70,20 +71,20 @@ def list_policies(settings: Settings) -> None:
     """List all policies, of the configuration file and set at run time."""
     out = settings.out
     with settings.open_api("policies") as api:
-        policies, warnings = api.policies()
+        found = api.policies()
     rows = [
         [
-            one["name"],
-            one["source"],
-            one["document"].get("priority"),
-            ",".join(map(str, one["document"].get("tubes", []))),
-            one["problem"] or _settings(one["document"]),
+            one.name,
+            one.source,
+            one.document.get("priority"),
+            ",".join(map(str, one.document.get("tubes", []))),
+            one.problem or _settings(one.document),
         ]
-        for one in policies
+        for one in found.policies
     ]
     if rows or out.is_json:
-        out.show({"policies": policies, "warnings": warnings}, out.table(COLUMNS, rows))
-    _warn(out, warnings)
+        out.show(msgspec.to_builtins(found), out.table(COLUMNS, rows))
+    _warn(out, found.warnings)
     if not rows:
         raise NoResult(f"there is no policy on {api.address}")
 
@@ -97,9 +98,10 @@ def show(settings: Settings, name: str) -> None:
         found = api.policy(name)
     if found is None:
         raise _not_found(api, name)
-    source = "set in the configuration file" if found["source"] == "file" else "set at run time"
-    comments = [f"# {printable(line)}" for line in (source, found["problem"]) if line]
-    settings.out.show(found, "\n".join([*comments, printable(policy_document.to_toml(name, found["document"]), "\n")]))
+    source = "set in the configuration file" if found.source == "file" else "set at run time"
+    comments = [f"# {printable(line)}" for line in (source, found.problem) if line]
+    shown = printable(policy_document.to_toml(name, found.document), "\n")
+    settings.out.show(msgspec.to_builtins(found), "\n".join([*comments, shown]))
 
 
 @policy.command("set", short_help="Set or replace a policy.")
@@ -113,9 +115,9 @@ def set_policy(settings: Settings, name: str, words: tuple[str, ...], file: Bina
     """
     document = _read(settings.out, name, words, file)
     with settings.open_api("policies") as api:
-        saved, warnings = api.set_policy(name, document)
-    settings.out.show({"policy": saved, "warnings": warnings}, f"set the policy {name}")
-    _warn(settings.out, warnings)
+        saved = api.set_policy(name, document)
+    settings.out.show(msgspec.to_builtins(saved), f"set the policy {name}")
+    _warn(settings.out, saved.warnings)
 
 
 @policy.command(short_help="Delete a policy.")
@@ -142,15 +144,16 @@ def dry_run(settings: Settings, name: str, words: tuple[str, ...], file: BinaryI
         *_, task = watch(api, api.start_policy_dry_run(name, document), interrupt)
         interrupt.check("interrupted; nothing was changed")
     effect = task.effect
-    if not effect:
+    if effect is None:
         raise Unreachable(f"the server at {api.address} sent no counts; check --api")
     lines = {
-        "tubes that match": effect["tubes"],
-        "tubes that would change": effect["changed_tubes"],
-        "jobs of these tubes": effect["jobs"],
+        "tubes that match": effect.tubes,
+        "tubes that would change": effect.changed_tubes,
+        "jobs of these tubes": effect.jobs,
     }
-    out.show(effect, key_value_lines(lines | {f"jobs {what}": effect[key] for key, what in EFFECTS.items()}))
-    _warn(out, effect["warnings"])
+    lines |= {f"jobs {what}": getattr(effect, key) for key, what in EFFECTS.items()}
+    out.show(msgspec.to_builtins(effect), key_value_lines(lines))
+    _warn(out, effect.warnings)
 
 
 def _read(out: Output, name: str, words: tuple[str, ...], file: BinaryIO | None) -> Policy:

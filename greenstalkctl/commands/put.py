@@ -11,7 +11,7 @@ import click
 
 from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.params import COUNT, DURATION, KEY, PRI, TUBE, WHOLE_DURATION
-from greenstalkctl.queue import MAX_BODY, Tags
+from greenstalkctl.queue import MAX_BODY
 from greenstalkctl.server import DEFAULT_PRI, DEFAULT_TTR, DEFAULT_TUBE
 from greenstalkctl.settings import Command, Settings
 
@@ -43,6 +43,7 @@ _CHUNK: Final = 2**20
 @click.option("--concurrency-key", type=KEY, help="Key that limits the number of jobs that run at a time; see --limit.")
 @click.option(
     "--limit",
+    "concurrency_limit",
     type=COUNT,
     metavar="N",
     help="Maximum number of jobs with the --concurrency-key that run at a time. Default: 1.",
@@ -66,11 +67,11 @@ def put(
     Keys, groups and fractions of seconds need Greenstalk Server. If a job has the --idempotency-key,
     print the id of that job.
     """
-    if tags["limit"] is not None and tags["concurrency_key"] is None:
+    tags = {name: value for name, value in tags.items() if value}
+    if "concurrency_limit" in tags and "concurrency_key" not in tags:
         raise InvalidUsage("--limit needs --concurrency-key KEY")
-    if tags["idempotency_ttl"] and tags["idempotency_key"] is None:
+    if "idempotency_ttl" in tags and "idempotency_key" not in tags:
         raise InvalidUsage("--idempotency-ttl needs --idempotency-key KEY")
-    keys = Tags(**tags | {"limit": tags["limit"] or 1})
     if body is not None and (file is not None or lines):
         raise InvalidUsage("give the body either as BODY or as input (--file, --lines), not both")
     source = file or sys.stdin.buffer
@@ -79,9 +80,9 @@ def put(
             what = "a job on each line" if lines else "the body"
             settings.out.note(f"Type {what}, then press Ctrl-D at the start of a line. Ctrl-C cancels.")
         for content in _read_bodies(body, source, has_lines=lines):
-            job_id = queue.put(tube, content, pri, delay, ttr, keys)
+            job_id = queue.put(tube, content, pri, delay, ttr, **tags)
             shown = {"id": job_id, "tube": tube}
-            if keys.idempotency_key is not None:
+            if "idempotency_key" in tags:
                 shown["existing"] = job_id.state
             if job_id.state is not None:
                 settings.out.note(f"job {job_id} already has this key; its state is {job_id.state}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from typing import Any
 
 import pytest
 
 from greenstalk_client import PutId
 from greenstalkctl.address import parse
-from greenstalkctl.queue import NO_TAGS, Stats, Tags
+from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
 from greenstalkctl.transfer import Outcome, Transfer, TransferCounts
 from tests.ctl.test_jobs import fill
@@ -178,8 +179,8 @@ class TargetWithWorker(Connection):
     worker: Client
     copier: Client | None = None
 
-    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, tags: Tags = NO_TAGS) -> PutId:
-        copy = super().put(tube, body, pri, delay, ttr, tags)
+    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
+        copy = super().put(tube, body, pri, delay, ttr, **tags)
         self.worker.kick(1)
         self.worker.reserve(0)
         if self.copier is not None:
