@@ -11,7 +11,6 @@ from typing import TextIO
 import click
 
 from greenstalkctl.commands import (
-    bench,
     bury,
     completion,
     delete,
@@ -83,7 +82,6 @@ for command in (
     pause.resume,
     policy.policy,
     mark.mark,
-    bench.bench,
     completion.completion,
     help.help,
 ):

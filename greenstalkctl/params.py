@@ -1,4 +1,4 @@
-"""Types of arguments: tube names, durations, sizes, addresses."""
+"""Types of arguments: tube names, keys, durations, job ids."""
 
 from __future__ import annotations
 
@@ -68,18 +68,6 @@ def _whole_duration(text: str) -> int:
     if not isinstance(seconds, int):
         raise ValueError(f"{text!r} is not a whole number of seconds")  # noqa: TRY004  as for all wrong values
     return seconds
-
-
-def size_at_most(max_bytes: int) -> Parsed[int]:
-    """Return the type of a size in bytes, or with a unit: 65535, 64K, 10MB, 1GiB."""
-
-    def read(text: str) -> int:
-        size = units.size(text)
-        if size > max_bytes:
-            raise ValueError(f"{text!r} is more than {max_bytes} bytes")
-        return size
-
-    return Parsed("size", read)
 
 
 def _job_ids(text: str) -> tuple[int, ...]:

@@ -345,7 +345,7 @@ def test_api_alone_is_sufficient(with_api: WithApi, monkeypatch: pytest.MonkeyPa
     assert run("delete", job_id, "--yes").code == 0
 
 
-@pytest.mark.parametrize("command", ["bench", "drain-to 127.0.0.1:1", "tail mail --consume"])
+@pytest.mark.parametrize("command", ["drain-to 127.0.0.1:1", "tail mail --consume"])
 def test_command_that_needs_the_protocol_names_the_option(with_api: WithApi, command: str) -> None:
     done = ctl(with_api, *command.split(), "--yes")
     assert (done.code, "--server HOST:PORT" in done.err) == (2, True)

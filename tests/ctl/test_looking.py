@@ -1,4 +1,4 @@
-"""Commands that show statistics, follow, measure and pause, with both servers and over the API."""
+"""Commands that show statistics, follow and pause, with both servers and over the API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 import time
 
 from greenstalkctl.address import parse
-from greenstalkctl.commands.bench import summary
 from greenstalkctl.follower import EXTRA_IDS, ProtocolFollower
 from greenstalkctl.queue import Stats
 from greenstalkctl.server import Server as Connection
@@ -111,32 +110,6 @@ def test_top_streams_json(one: Server) -> None:
     snapshots = [json.loads(process.stdout.readline()) for _ in range(2)]
     assert [snapshot["tubes"][0]["tube"] for snapshot in snapshots] == ["default", "default"]
     assert finish(process, signal.SIGINT).code == 130
-
-
-def test_bench_measures_and_leaves_no_job(server: Server) -> None:
-    done = ctl(server, "bench", "--jobs", "50", "--json")
-    assert done.code == 0
-    for verb in ("put", "reserve", "delete"):
-        figures = done.json[verb]
-        assert 0 < figures["p50"] <= figures["p90"] <= figures["p99"] <= figures["max"]
-    stats = ctl(server, "stats", "--json").json
-    assert (stats["current-tubes"], stats["total-jobs"] >= 50) == (1, True)
-    assert [stats[f"current-jobs-{state}"] for state in ("ready", "reserved", "delayed", "buried")] == [0] * 4
-
-
-def test_interrupted_bench_leaves_no_job(one: Server) -> None:
-    process = spawn(one, "bench", "--jobs", "10000000")
-    with connect(one) as client:
-        eventually(lambda: client.stats()["current-jobs-ready"] >= 100, "the benchmark has put 100 jobs")
-        process.terminate()
-        assert finish(process).code == 130
-        assert client.stats()["current-jobs-ready"] == 0
-
-
-def test_summary_has_rate_and_percentiles() -> None:
-    figures = summary([number * 1000 for number in range(1, 101)])
-    assert figures == {"per_second": round(100 * 1e9 / 5_050_000, 1), "p50": 51, "p90": 91, "p99": 100, "max": 100}
-    assert summary([5000])["p50"] == summary([5000])["max"] == 5
 
 
 @BY_PROTOCOL_AND_API

@@ -1,4 +1,4 @@
-"""Durations and sizes with units in options and arguments."""
+"""Durations with units in options and arguments."""
 
 from __future__ import annotations
 
@@ -28,22 +28,7 @@ def test_invalid_duration_is_rejected(written: str) -> None:
         units.seconds(written)
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [("0", 0), ("65535", 65535), ("64K", 65536), ("64k", 65536), ("64KB", 65536), ("64KiB", 65536),
-     ("10MB", 10485760), ("10m", 10485760), ("1GiB", 2**30), ("1gb", 2**30), ("1T", 2**40)],
-)  # fmt: skip
-def test_size_is_parsed(written: str, expected: int) -> None:
-    assert units.size(written) == expected
-
-
-@pytest.mark.parametrize("written", ["", "K", "-1", "1.5M", "1P", "10B", "1ib", "1 K", "64KK", "٣", "9" * 5000])
-def test_invalid_size_is_rejected(written: str) -> None:
-    with pytest.raises(ValueError, match="is not a size in bytes such as"):
-        units.size(written)
-
-
-def test_commands_accept_durations_and_sizes(server: Server) -> None:
+def test_commands_accept_durations(server: Server) -> None:
     with connect(server, "mail") as mail:
         job_id = ctl(server, "put", "x", "--tube", "mail", "--delay", "1h30m", "--ttr", "2m").json
         stats = mail.stats_job(job_id)
@@ -51,7 +36,6 @@ def test_commands_accept_durations_and_sizes(server: Server) -> None:
         assert ctl(server, "pause", "mail", "1h30m", "--json").json == {"tube": "mail", "pause": 5400}
     assert ctl(server, "top", "--once", "--interval", "100ms").code == 0
     assert ctl(server, "--timeout", "1m", "tail", "mail", "--interval", "50ms").code == 0
-    assert ctl(server, "bench", "--jobs", "5", "--size", "4K", "--json").json["size"] == 4096
 
 
 @pytest.mark.parametrize(
@@ -65,10 +49,8 @@ def test_commands_accept_durations_and_sizes(server: Server) -> None:
         ("tail mail --interval 10ms", "at least 0.05 s and at most 60 s"),
         ("--timeout 0s stats", "more than 0 s"),
         ("--timeout 2d stats", "at most 86400 s"),
-        ("bench --size 2GiB", "more than 1073741824 bytes"),
-        ("bench --size 1P", "such as 65535, 64K, 10MB or 1GiB"),
     ],
 )
-def test_invalid_duration_or_size_is_exit_code_2(one: Server, arguments: str, message: str) -> None:
+def test_invalid_duration_is_exit_code_2(one: Server, arguments: str, message: str) -> None:
     done = ctl(one, *arguments.split())
     assert (done.code, len(done.err.splitlines()), message in done.err) == (2, 1, True), done.err
