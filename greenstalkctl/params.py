@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from greenstalkctl import address, units
+from greenstalkctl import units
 from greenstalkctl.api import PAGE_SIZE
 from greenstalkctl.errors import CommandError
 from greenstalkctl.policy_document import POLICY_NAME
@@ -107,7 +107,6 @@ DURATION: Final = Parsed("duration", _duration)
 """Seconds with at most three digits after the point, or numbers with units: 90, 0.25, 50ms, 5m, 1h30m, 2d."""
 
 WHOLE_DURATION: Final = Parsed("duration", _whole_duration)
-ADDRESS: Final = Parsed("address", address.parse)
 PRI: Final = click.IntRange(0, MAX_NUMBER)
 JOB_ID: Final = click.IntRange(1, 2**64 - 1)
 COUNT: Final = click.IntRange(1, MAX_NUMBER)

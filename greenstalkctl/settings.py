@@ -7,7 +7,6 @@ import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from operator import not_
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -44,7 +43,7 @@ class Settings:
     """The values of the global options parsed so far.
 
     server, api             address of the server, and URL of its API, if given.
-    on_command_line         names of the options given on the command line, not in the environment.
+    on_command_line         long names of the options given on the command line, not in the environment.
     uses_tls                whether addresses without tls: or plain: use TLS.
     """
 
@@ -148,7 +147,10 @@ class Settings:
 
 
 class Parsed(click.ParamType[T]):
-    """An argument that *read* parses, which raises ValueError with a message for the user. A default stays as it is."""
+    """An argument that *read* parses; a default stays as it is.
+
+    *read* raises ValueError or OSError, whose str() is the message to the user.
+    """
 
     def __init__(self, name: str, read: Callable[[str], T]) -> None:
         self.name = name
@@ -160,8 +162,11 @@ class Parsed(click.ParamType[T]):
             return parsed
         try:
             return self._read(value)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             self.fail(f"{error}.", param, ctx)
+
+
+ADDRESS: Final = Parsed("address", parse)
 
 
 def seconds_between(least: float, most: float) -> Parsed[float]:
@@ -227,24 +232,17 @@ class CommandGroup(click.Group):
 
 
 def _global_options(*, reads_environment: bool) -> list[click.Option]:
-    """Return the global options.
+    """Return the global options. Each sets the attribute of Settings that its declaration names.
 
     The commands' copies do not read the environment, which would override an option given before the command.
     """
 
-    def option(
-        *names: str,
-        sets: str,
-        help: str,
-        to: Callable[[Any], Any] = str,
-        variable: str = "",
-        **more: Any,
-    ) -> click.Option:
+    def option(*names: str, help: str, variable: str = "", **more: Any) -> click.Option:
         return click.Option(
             [*names],
             envvar=variable if variable and reads_environment else None,
             expose_value=False,
-            callback=_setter(sets, to),
+            callback=_set,
             help=f"{help}  [env: {variable}]" if variable else help,
             **more,
         )
@@ -254,96 +252,72 @@ def _global_options(*, reads_environment: bool) -> list[click.Option]:
             "-s",
             "--server",
             metavar="ADDRESS",
-            sets="server",
-            to=_checked(parse),
+            type=ADDRESS,
             variable=SERVER_VARIABLE,
             help="Server address: HOST:PORT, tls:HOST:PORT or unix:PATH. Default: 127.0.0.1:11300.",
         ),
         option(
             "--tls",
+            "uses_tls",
             is_flag=True,
-            sets="uses_tls",
-            to=bool,
             variable=TLS_VARIABLE,
             help="Connect over TLS, except to addresses with plain: or unix:.",
         ),
         *(
-            option(f"--{name}", metavar="FILE", sets=name, variable=f"GREENSTALKCTL_{name.upper()}", help=what)
+            option(f"--{name}", metavar="FILE", variable=f"GREENSTALKCTL_{name.upper()}", help=what)
             for name, what in TLS_FILES.items()
         ),
         option(
             "--api",
             metavar="URL",
-            sets="api",
-            to=_checked(parse_url),
+            type=Parsed("url", parse_url),
             variable=API_VARIABLE,
             help="URL of the server's dashboard, such as http://127.0.0.1:8080; use its API.",
         ),
         option(
             "--api-token-file",
+            "token",
             metavar="FILE",
-            sets="token",
-            to=_checked(_first_line),
+            type=Parsed("file", _first_line),
             help=f"Read the API's token from the first line of FILE instead of the variable {TOKEN_VARIABLE}.",
         ),
-        option(
-            "--json",
-            is_flag=True,
-            sets="is_json",
-            to=bool,
-            help="Write JSON: one document, or one per line.",
-        ),
+        option("--json", "is_json", is_flag=True, help="Write JSON: one document, or one per line."),
         option(
             "--no-header",
+            "has_header",
             is_flag=True,
-            sets="has_header",
-            to=not_,
+            flag_value=False,
             help="Write tables without a header line, for scripts.",
         ),
-        option("--yes", is_flag=True, sets="assumes_yes", to=bool, help="Delete or move jobs without confirmation."),
+        option("--yes", "assumes_yes", is_flag=True, help="Delete or move jobs without confirmation."),
         option(
             "--timeout",
             type=seconds_between(0, 86400),
             metavar="DURATION",
-            sets="timeout",
-            to=float,
             help="Time limit of a request with its reply, such as 500ms or 2m. Default: 10s.",
         ),
         option(
             "--no-color",
+            "has_colour",
             is_flag=True,
-            sets="has_colour",
-            to=not_,
+            flag_value=False,
             help="Disable colours. The variable NO_COLOR does too.",
         ),
     ]
 
 
-def _setter(attribute: str, convert: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """Return a callback that sets *attribute* if the option is given; an option not given overrides nothing."""
-
-    def set_value(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value == "" and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
-            raise click.BadParameter("it is empty.")
-        if value:
-            settings = ctx.ensure_object(Settings)
-            setattr(settings, attribute, convert(value))
-            if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
-                settings.on_command_line.add(param.name or "")
-
-    return set_value
-
-
-def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return *read*, with its errors raised as click.BadParameter."""
-
-    def convert(text: str) -> T:
-        try:
-            return read(text)
-        except (ValueError, OSError) as error:
-            raise click.BadParameter(f"{error}.") from error
-
-    return convert
+def _set(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Set the attribute of the option *param* if it is given; an option not given overrides nothing."""
+    assert param.name is not None
+    source = ctx.get_parameter_source(param.name)
+    if source not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+        return
+    if value == "":
+        raise click.BadParameter("it is empty.")
+    settings = ctx.ensure_object(Settings)
+    setattr(settings, param.name, value)
+    if source is ParameterSource.COMMANDLINE:
+        settings.on_command_line.add(param.opts[-1].removeprefix("--"))
 
 
 def _first_line(path: str) -> str:

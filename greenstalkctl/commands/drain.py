@@ -11,11 +11,11 @@ from greenstalkctl.address import Address
 from greenstalkctl.errors import CommandError, InvalidUsage, NoResult, Refused, Unreachable
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Advance
-from greenstalkctl.params import ADDRESS, TUBE
+from greenstalkctl.params import TUBE
 from greenstalkctl.queue import BURIED, DELAYED, READY, RESERVED, STATES
 from greenstalkctl.selection import job_count, require_tube
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Command, Settings
+from greenstalkctl.settings import ADDRESS, Command, Settings
 from greenstalkctl.text import plural
 from greenstalkctl.transfer import Transfer, TransferCounts
 
