@@ -8,18 +8,19 @@ grouping of the errors that is repeated too. Then each page is loaded.
 import argparse
 import json
 import re
-import selectors
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Final
+from urllib.error import HTTPError
 from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
+from .client import Client
 from .cpus import Cpus, choose_cpus
 from .errors import BenchError
 from .generator import running_generator
@@ -28,7 +29,7 @@ from .modes import METRIC_LABELS, Metric, Mode
 from .programs import build
 from .report import OURS, Figure
 from .servers import OURS_COMMAND, Contender, Server, running_server
-from .viewer import open_tab
+from .viewer import dashboard_viewer
 
 JOBS: Final = 1_000_000
 TUBES: Final = 10_000
@@ -67,7 +68,6 @@ PAGES: Final = (
 )
 SEARCH: Final = "body:matches-no-job"
 
-_CHUNK: Final = 1_000
 _TASK: Final = re.compile(r"(?:task|id)=([0-9a-f]{16})")
 
 
@@ -76,16 +76,17 @@ class Dashboard:
 
     def __init__(self, port: int) -> None:
         self.port = port
+        self._home = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **query: str) -> str:
         """Return the body of a page; raise BenchError if it does not exist."""
-        return self._ask("GET", f"{path}?{urlencode(query)}" if query else path)[1]
+        return self._ask(f"{path}?{urlencode(query)}" if query else path)
 
-    def post(self, path: str, **form: str) -> str:
-        """Submit a form; return the location it redirects to."""
-        return self._ask("POST", path, urlencode(form))[0]
+    def search(self) -> str:
+        """Start a search of all jobs; return its page."""
+        return self.get("/search", q=SEARCH)
 
-    def start_grouping(self) -> str:
+    def group(self) -> str:
         """Start a new grouping of the failed jobs; return its page."""
         return self.get("/tube/errors", tube=FAILED, state="buried", refresh="1")
 
@@ -93,95 +94,17 @@ class Dashboard:
         shown = json.loads(self.get("/live", page="task", id=task))["shown"]
         return bool(shown["task-running"])
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[str, str]:
-        host = f"127.0.0.1:{self.port}"
-        connection = HTTPConnection(host, timeout=30)
-        headers = {"Origin": f"http://{host}", "Content-Type": "application/x-www-form-urlencoded"}
+    def cancel(self, task: str) -> None:
+        self._ask("/task/cancel", urlencode({"id": task}).encode())
+
+    def _ask(self, path: str, form: bytes | None = None) -> str:
+        request = Request(f"{self._home}{path}", form, {"Origin": self._home})  # noqa: S310  it is http
         try:
-            connection.request(method, path, body, headers if body is not None else {})
-            response = connection.getresponse()
-            text = response.read().decode()
-        finally:
-            connection.close()
-        if response.status not in (200, 303):
-            raise BenchError(f"{method} {path}: {response.status} {response.reason}")
-        return response.getheader("Location", ""), text
-
-
-class MeasurementEnded(Exception):
-    """The measurement has ended."""
-
-
-class Viewers:
-    """Ten open tabs; and a search and a grouping of errors, each restarted when it ends."""
-
-    def __init__(self, dashboard: Dashboard) -> None:
-        self._dashboard = dashboard
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=run) for run in (self._watch, self._search, self._group)]
-        self._tabs = [open_tab(dashboard.port, **tab) for tab in TABS]
-        self.received = 0
-        self.started = {"search": 0, "grouping": 0}
-        self.error: Exception | None = None
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Close the tabs and stop the threads; raise BenchError if any of them failed."""
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join()
-        for tab in self._tabs:
-            tab.close()
-        if self.error is not None:
-            raise BenchError(f"dashboard: {self.error}") from self.error
-        if not (self.received and all(self.started.values())):
-            raise BenchError("dashboard: nothing was received, searched or grouped")
-
-    def _watch(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            for tab in self._tabs:
-                selector.register(tab, selectors.EVENT_READ, tab)
-            while not self._is_over.is_set():
-                for key, _ in selector.select(0.2):
-                    data = key.data.recv(65536)
-                    if not data:
-                        self.error = BenchError("an event stream ended")
-                        return
-                    self.received += len(data)
-
-    def _search(self) -> None:
-        self._repeat(self._search_once)
-
-    def _search_once(self) -> None:
-        self.started["search"] += 1
-        self._wait_for_task(self._dashboard.get("/search", q=SEARCH))
-
-    def _group(self) -> None:
-        self._repeat(self._group_once)
-
-    def _group_once(self) -> None:
-        self.started["grouping"] += 1
-        self._wait_for_task(self._dashboard.start_grouping())
-
-    def _wait_for_task(self, text: str) -> None:
-        """Wait until the task in *text* has ended; when the measurement ends, cancel it and raise MeasurementEnded."""
-        task = _task_of(text)
-        while self._dashboard.is_running(task):
-            if self._is_over.wait(0.25):
-                self._dashboard.post("/task/cancel", id=task)
-                raise MeasurementEnded
-
-    def _repeat(self, do: Callable[[], None]) -> None:
-        try:
-            while not self._is_over.is_set():
-                do()
-        except MeasurementEnded:
-            pass
-        except Exception as error:  # noqa: BLE001  `stop` raises it
-            self.error = error
+            with urlopen(request, timeout=30) as response:  # noqa: S310
+                text: str = response.read().decode()
+        except HTTPError as error:
+            raise BenchError(f"{path}: {error.code} {error.reason}") from error
+        return text
 
 
 def main() -> int:
@@ -213,39 +136,21 @@ def _parser() -> argparse.ArgumentParser:
 
 def _fill(port: int) -> None:
     """Put one job into each small tube, bury the failed jobs, and put the rest into the large tube."""
-    puts = [b"use tube-%04d\r\nput 1000 0 60 2\r\n{}\r\n" % number for number in range(TUBES)]
+    client = Client(port)
+    client.ask_all(b"put-in-tube tube-%04d 1000 0 60 2\r\n{}\r\n" % number for number in range(TUBES))
+    client.ask_all(_failed_job(number) for number in range(FAILED_JOBS))
+    client.ask_all((b"reserve-job %d\r\nbury %d 0\r\n" % (TUBES + 1 + n, TUBES + 1 + n) for n in range(FAILED_JOBS)), 3)
     body = b"x" * 128
-    job = b"put 1000 0 60 %d\r\n%b\r\n" % (len(body), body)
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as sock:
-        for begin in range(0, TUBES, _CHUNK):
-            _converse(sock, b"".join(puts[begin : begin + _CHUNK]), 2 * _CHUNK)
-        _converse(sock, f"use {FAILED}\r\n".encode(), 1)
-        for begin in range(0, FAILED_JOBS, _CHUNK):
-            failed = [_failed_job(number) for number in range(begin, begin + _CHUNK)]
-            _converse(sock, b"".join(failed), _CHUNK)
-        first = TUBES + 1
-        for begin in range(first, first + FAILED_JOBS, _CHUNK):
-            ids = range(begin, begin + _CHUNK)
-            _converse(sock, b"".join([b"reserve-job %d\r\nbury %d 0\r\n" % (id, id) for id in ids]), 3 * _CHUNK)
-        _converse(sock, f"use {LARGE}\r\n".encode(), 1)
-        for _ in range(0, JOBS - TUBES - FAILED_JOBS, _CHUNK):
-            _converse(sock, job * _CHUNK, _CHUNK)
+    job = b"put-in-tube %b 1000 0 60 %d\r\n%b\r\n" % (LARGE.encode(), len(body), body)
+    client.ask_all([job] * (JOBS - TUBES - FAILED_JOBS))
+    client.close()
 
 
 def _failed_job(number: int) -> bytes:
     """Return a put of a job with one of 20 errors, after normalisation."""
     error = f"{'ABCDEFGHIJKLMNOPQRST'[number % 20]}Error: row {number} of 'batch-{number}.csv' has no field"
     body = json.dumps({"file": f"batch-{number}.csv", "attempt": 3, "error": error}).encode()
-    return b"put 1000 0 60 %d\r\n%b\r\n" % (len(body), body)
-
-
-def _converse(sock: socket.socket, commands: bytes, replies: int) -> None:
-    sock.sendall(commands)
-    while replies > 0:
-        data = sock.recv(65536)
-        if not data:
-            raise BenchError("the server closed the connection")
-        replies -= data.count(b"\n")
+    return b"put-in-tube %b 1000 0 60 %d\r\n%b\r\n" % (FAILED.encode(), len(body), body)
 
 
 def _rounds(
@@ -268,13 +173,29 @@ def _sample(cpus: Cpus, server: Server, seconds: float) -> Sample:
 
 @contextmanager
 def _watched(dashboard: Dashboard) -> Iterator[None]:
-    viewers = Viewers(dashboard)
-    viewers.start()
-    try:
-        time.sleep(1)  # until the search and the bulk action are running
-        yield
-    finally:
-        viewers.stop()
+    """Inside the block, keep TABS open, and restart a search and a grouping of errors whenever it ends."""
+    is_over = threading.Event()
+    with ExitStack() as tabs, ThreadPoolExecutor() as threads:
+        for tab in TABS:
+            tabs.enter_context(dashboard_viewer(dashboard.port, **tab))
+        tasks = [threads.submit(_repeat, dashboard, start, is_over) for start in (dashboard.search, dashboard.group)]
+        try:
+            time.sleep(1)  # until both tasks are running
+            yield
+        finally:
+            is_over.set()
+        for task in tasks:
+            task.result()
+
+
+def _repeat(dashboard: Dashboard, start: Callable[[], str], is_over: threading.Event) -> None:
+    """Start a task again and again, and cancel the last one."""
+    while True:
+        task = _task_of(start())
+        while dashboard.is_running(task):
+            if is_over.wait(0.25):
+                dashboard.cancel(task)
+                return
 
 
 def _page_ms(server: Server, dashboard: Dashboard, page: str) -> float:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
+from bench.client import Client
 from bench.servers import Server
-
-from .scenario import Client
 
 
 @contextmanager

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Final
 
-from .scenario import BATCH, Client, Scenario, Target
+from bench.client import BATCH, Client
+
+from .scenario import Scenario, Target
 
 MANY: Final = 100_000
 """Jobs."""
@@ -33,44 +35,67 @@ def disconnect_with_jobs(target: Target) -> Play:
     client.close()
 
 
-def disconnect_watching(target: Target) -> Play:
-    """Clients disconnect that watch as many tubes as they may."""
+def disconnect(prepare: Callable[[Target], list[Client]]) -> Callable[[Target], Play]:
+    """The clients that *prepare* returns disconnect at once."""
+
+    def play(target: Target) -> Play:
+        clients = prepare(target)
+        yield
+        with target.frozen():
+            _close(clients)
+
+    return play
+
+
+def connected(target: Target) -> list[Client]:
+    """Return ten thousand clients."""
+    return target.connect_many(CROWD)
+
+
+def watching(target: Target) -> list[Client]:
+    """Return clients that watch as many tubes as they may."""
     clients = target.connect_many(8)
     for number, client in enumerate(clients):
         _watch(client, TUBES, b"own%d-" % number)
-    yield
-    with target.frozen():
-        _close(clients)
+    return clients
 
 
-def disconnect_crowd(target: Target) -> Play:
-    """Ten thousand clients disconnect at once."""
-    clients = target.connect_many(CROWD)
-    yield
-    with target.frozen():
-        _close(clients)
-
-
-def disconnect_crowd_with_jobs(target: Target) -> Play:
-    """Ten thousand clients disconnect at once, each of which holds a job."""
+def holding(target: Target) -> list[Client]:
+    """Return ten thousand clients, each of which holds a job."""
     clients = target.connect_many(CROWD)
     _put(clients[0], CROWD)
     for client in clients:
         client.ask(b"reserve\r\n", 2)
-    yield
-    with target.frozen():
-        _close(clients)
+    return clients
 
 
-def disconnect_crowd_waiting(target: Target) -> Play:
-    """Ten thousand clients disconnect at once, each of which waits for a job of 16 tubes."""
+def waiting(target: Target) -> list[Client]:
+    """Return ten thousand clients, each of which waits for a job of 16 tubes."""
     clients = target.connect_many(CROWD)
     for client in clients:
         client.ask(b"".join(b"watch t%d\r\n" % number for number in range(15)), 15)
         client.send(b"reserve\r\n")
-    yield
-    with target.frozen():
-        _close(clients)
+    return clients
+
+
+def shaking_hands(target: Target) -> list[Client]:
+    """Return two thousand clients that begin a TLS handshake."""
+    return [target.connect(target.tls_port) for _ in range(2000)]
+
+
+def at_once(request: bytes, lines: int) -> Callable[[Target], Play]:
+    """Ten thousand clients send *request* at once, and then read a reply of as many *lines*."""
+
+    def play(target: Target) -> Play:
+        clients = target.connect_many(CROWD)
+        yield
+        with target.frozen():
+            for client in clients:
+                client.send(request)
+        for client in clients:
+            client.read_lines(lines)
+
+    return play
 
 
 def reset_crowd(target: Target) -> Play:
@@ -90,15 +115,6 @@ def connect_crowd(target: Target) -> Play:
     clients = [target.connect().send(b"list-tube-used\r\n") for _ in range(CROWD)]
     for client in clients:
         client.read_lines(1)
-
-
-def reserve_crowd(target: Target) -> Play:
-    """Ten thousand clients reserve at once."""
-    clients = target.connect_many(CROWD)
-    yield
-    with target.frozen():
-        for client in clients:
-            client.send(b"reserve\r\n")
 
 
 def quit_crowd(target: Target) -> Play:
@@ -139,17 +155,6 @@ def unpause_for_crowd(target: Target) -> Play:
         client.read_lines(2)
 
 
-def time_out_crowd(target: Target) -> Play:
-    """The reserves of ten thousand clients time out at once."""
-    clients = target.connect_many(CROWD)
-    yield
-    with target.frozen():
-        for client in clients:
-            client.send(b"reserve-with-timeout 1\r\n")
-    for client in clients:
-        client.read_lines(1)
-
-
 def wait_crowd(target: Target) -> Play:
     """The end of one job ends the waits of ten thousand clients."""
     clients = target.connect_many(CROWD)
@@ -175,17 +180,8 @@ def idle_crowd(target: Target) -> Play:
 def half_open_tls(target: Target) -> Play:
     """The handshakes of two thousand TLS connections time out."""
     yield
-    clients = [target.connect(target.tls_port) for _ in range(2000)]
-    for client in clients:
+    for client in shaking_hands(target):
         client.sock.recv(1)
-
-
-def close_half_open_tls(target: Target) -> Play:
-    """Two thousand TLS connections close during their handshake."""
-    clients = [target.connect(target.tls_port) for _ in range(2000)]
-    yield
-    with target.frozen():
-        _close(clients)
 
 
 def shake_hands(target: Target) -> Play:
@@ -236,20 +232,14 @@ def rebuild_tube_sets(target: Target) -> Play:
 
 def too_many_tube_sets(target: Target) -> Play:
     """More clients than there may be sets of tubes pipeline reserves from many tubes, each from tubes of its own."""
-    clients = target.connect_many(GANG)
-    for number, client in enumerate(clients):
-        _watch(client, TUBES, b"t")
-        client.ask(b"watch own-%d\r\n" % number)
+    clients = _with_own_tubes(target)
     yield
     _pipeline(clients, [b"reserve-with-timeout 0\r\n"] * 100, 1)
 
 
 def wait_without_tube_set(target: Target) -> Play:
     """Clients wait in many tubes without a shared set of tubes, and stop waiting."""
-    clients = target.connect_many(GANG)
-    for number, client in enumerate(clients):
-        _watch(client, TUBES, b"t")
-        client.ask(b"watch own-%d\r\n" % number)
+    clients = _with_own_tubes(target)
     yield
     with target.frozen():
         for client in clients:
@@ -262,16 +252,13 @@ def watch_and_ignore(target: Target) -> Play:
     """Clients pipeline the watches of many new tubes, and ignore them."""
     clients = target.connect_many(GANG)
     yield
-    for begin in range(0, TUBES, 400):
-        for number, client in enumerate(clients):
-            client.send(b"".join(b"watch o%d-%d\r\n" % (number, tube) for tube in range(begin, begin + 400)))
-        for client in clients:
-            client.read_lines(400)
-    for begin in range(0, TUBES, 400):
-        for number, client in enumerate(clients):
-            client.send(b"".join(b"ignore o%d-%d\r\n" % (number, tube) for tube in range(begin, begin + 400)))
-        for client in clients:
-            client.read_lines(400)
+    for verb in (b"watch", b"ignore"):
+        for begin in range(0, TUBES, 400):
+            tubes = range(begin, begin + 400)
+            for number, client in enumerate(clients):
+                client.send(b"".join(b"%b o%d-%d\r\n" % (verb, number, tube) for tube in tubes))
+            for client in clients:
+                client.read_lines(400)
 
 
 def list_watched(target: Target) -> Play:
@@ -296,25 +283,17 @@ def list_tubes(target: Target) -> Play:
             client.read_lines(count)
 
 
-def touch_all(target: Target) -> Play:
-    """One client touches all of the many jobs that it holds, again and again."""
-    client = target.connect()
-    _put(client, MANY)
-    _reserve(client, MANY)
-    yield
-    client.ask(b"touch-all\r\n" * 5, 5)
+def ask_with_jobs(requests: bytes, lines: int) -> Callable[[Target], Play]:
+    """One client that holds many jobs sends *requests*."""
 
+    def play(target: Target) -> Play:
+        client = target.connect()
+        _put(client, MANY)
+        _reserve(client, MANY)
+        yield
+        client.ask(requests, lines)
 
-def hold_many(target: Target) -> Play:
-    """One client that holds many jobs reserves again, from an empty queue."""
-    client = target.connect()
-    _put(client, MANY)
-    _reserve(client, MANY)
-    yield
-    client.ask(b"reserve-with-timeout 0\r\n")
-    for _ in range(5):
-        client.ask(b"touch-all\r\n")
-        client.ask(b"reserve-with-timeout 0\r\n")
+    return play
 
 
 def lapse_many(target: Target) -> Play:
@@ -464,8 +443,7 @@ def stale_fronts(target: Target) -> Play:
 def expire_keys(target: Target) -> Play:
     """Many idempotency keys expire at once."""
     client = target.connect()
-    client.ask_all(b"put 0 0 60 1 idp:k%d:5\r\nx\r\n" % number for number in range(MANY))
-    client.ask_all(b"delete %d\r\n" % id for id in range(1, MANY + 1))
+    _leave_keys(client, 5)
     yield
     time.sleep(6)
     client.ask_all(b"put 0 0 60 1 idp:n%d:5\r\nx\r\n" % number for number in range(1000))
@@ -475,8 +453,7 @@ def expire_keys(target: Target) -> Play:
 def flush_keys(target: Target) -> Play:
     """One client flushes a tube with many idempotency keys that have outlived their jobs."""
     client = target.connect()
-    client.ask_all(b"put 0 0 60 1 idp:k%d:3600\r\nx\r\n" % number for number in range(MANY))
-    client.ask_all(b"delete %d\r\n" % id for id in range(1, MANY + 1))
+    _leave_keys(client, 3600)
     yield
     client.ask(b"flush-tube default\r\n")
 
@@ -543,6 +520,21 @@ def _watch(client: Client, count: int, prefix: bytes) -> None:
     client.ask_all(b"watch %b%d\r\n" % (prefix, number) for number in range(count))
 
 
+def _leave_keys(client: Client, seconds: int) -> None:
+    """Put and delete many jobs, whose idempotency keys outlive them by *seconds*."""
+    client.ask_all(b"put 0 0 60 1 idp:k%d:%d\r\nx\r\n" % (number, seconds) for number in range(MANY))
+    client.ask_all(b"delete %d\r\n" % id for id in range(1, MANY + 1))
+
+
+def _with_own_tubes(target: Target) -> list[Client]:
+    """Return clients that watch as many tubes as they may, one of which no other client watches."""
+    clients = target.connect_many(GANG)
+    for number, client in enumerate(clients):
+        _watch(client, TUBES, b"t")
+        client.ask(b"watch own-%d\r\n" % number)
+    return clients
+
+
 def _pipeline(clients: Sequence[Client], requests: Sequence[bytes], lines: int) -> None:
     """Send *requests* on each of *clients* at once; the replies to each request have *lines* lines."""
     for client in clients:
@@ -569,19 +561,19 @@ _EXPIRY: Final = '[policies.expiry]\ntubes = ["t*"]\nexpire_after = 30\n'
 
 SCENARIOS: Final = {
     "disconnect with 100,000 reserved jobs": Scenario(disconnect_with_jobs),
-    "8 disconnect that watch 10,200 tubes each": Scenario(disconnect_watching),
-    "10,000 disconnect": Scenario(disconnect_crowd),
-    "10,000 disconnect, each with a job": Scenario(disconnect_crowd_with_jobs),
-    "10,000 disconnect, each in a reserve from 16 tubes": Scenario(disconnect_crowd_waiting),
+    "8 disconnect that watch 10,200 tubes each": Scenario(disconnect(watching)),
+    "10,000 disconnect": Scenario(disconnect(connected)),
+    "10,000 disconnect, each with a job": Scenario(disconnect(holding)),
+    "10,000 disconnect, each in a reserve from 16 tubes": Scenario(disconnect(waiting)),
     "10,000 resets": Scenario(reset_crowd),
     "10,000 quits": Scenario(quit_crowd),
     "10,000 idle timeouts": Scenario(idle_crowd, ("--idle-timeout", "20")),
     "2,000 half-open TLS connections time out": Scenario(half_open_tls, has_tls=True),
-    "2,000 half-open TLS connections close": Scenario(close_half_open_tls, has_tls=True),
+    "2,000 half-open TLS connections close": Scenario(disconnect(shaking_hands), has_tls=True),
     "2,100 TLS handshakes": Scenario(shake_hands, has_tls=True),
     "10,000 connect": Scenario(connect_crowd),
-    "10,000 reserve": Scenario(reserve_crowd),
-    "10,000 reserves time out": Scenario(time_out_crowd),
+    "10,000 reserve": Scenario(at_once(b"reserve\r\n", 0)),
+    "10,000 reserves time out": Scenario(at_once(b"reserve-with-timeout 1\r\n", 1)),
     "kick for 10,000 in a reserve": Scenario(kick_for_crowd),
     "end of a pause for 10,000 in a reserve": Scenario(unpause_for_crowd),
     "end of a job for 10,000 in a wait": Scenario(wait_crowd),
@@ -598,8 +590,10 @@ SCENARIOS: Final = {
     "32 list 10,200 watched tubes": Scenario(list_watched),
     "32 list 51,000 tubes": Scenario(list_tubes),
     "32 ask for stats": Scenario(stats_gang),
-    "touch-all of 100,000 jobs": Scenario(touch_all),
-    "reserve by a holder of 100,000 jobs": Scenario(hold_many),
+    "touch-all of 100,000 jobs": Scenario(ask_with_jobs(b"touch-all\r\n" * 5, 5)),
+    "reserve by a holder of 100,000 jobs": Scenario(
+        ask_with_jobs(b"reserve-with-timeout 0\r\n" + b"touch-all\r\nreserve-with-timeout 0\r\n" * 5, 11)
+    ),
     "100,000 reservations time out": Scenario(lapse_many),
     "32 peek-reserved among 100,000 jobs": Scenario(peek_reserved),
     "32 delete-batches from the middle": Scenario(delete_batches),

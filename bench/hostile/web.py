@@ -7,7 +7,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
 from urllib.parse import quote
 
-from .scenario import TIMEOUT, Scenario, Target
+from bench.client import TIMEOUT
+
+from .scenario import Scenario, Target
 
 TUBES: Final = 10_000
 JOBS: Final = 100_000
@@ -195,70 +197,56 @@ _QUERY: Final = quote(TERMS)
 _COLUMNS: Final = "&cols=a,a.0,a.1,a.2,a.3,a.4"
 _FORM: Final = "application/x-www-form-urlencoded"
 
-SCENARIOS: Final = {
-    "search of large arrays": Scenario(visit(f"/search?q={_QUERY}", fill=fill_bodies), has_web=True),
-    "filter and columns of large arrays": Scenario(
-        visit(f"/tube?tube=default&q={_QUERY}", f"/tube?tube=default{_COLUMNS}", fill=fill_bodies), has_web=True
+_PLAYS: Final = {
+    "search of large arrays": visit(f"/search?q={_QUERY}", fill=fill_bodies),
+    "filter and columns of large arrays": visit(
+        f"/tube?tube=default&q={_QUERY}", f"/tube?tube=default{_COLUMNS}", fill=fill_bodies
     ),
-    "API lists of large arrays": Scenario(
-        visit(f"/api/v1/jobs?q={_QUERY}", "/api/v1/jobs?fields=a,a.0&limit=1000", fill=fill_bodies), has_web=True
+    "API lists of large arrays": visit(
+        f"/api/v1/jobs?q={_QUERY}", "/api/v1/jobs?fields=a,a.0&limit=1000", fill=fill_bodies
     ),
-    "exports and errors of large arrays": Scenario(
-        visit(
-            f"/export?format=csv&q={_QUERY}",
-            "/export?format=jsonl&cols=a",
-            "/tube/errors?tube=default",
-            fill=fill_bodies,
-        ),
-        has_web=True,
+    "exports and errors of large arrays": visit(
+        f"/export?format=csv&q={_QUERY}",
+        "/export?format=jsonl&cols=a",
+        "/tube/errors?tube=default",
+        fill=fill_bodies,
     ),
-    "page of a job with a large array": Scenario(visit("/job?id=1", "/job?id=2", fill=fill_bodies), has_web=True),
-    "overview of 10,000 tubes": Scenario(visit("/", "/?sort=ready&desc=1", "/?q=t9", fill=fill_tubes), has_web=True),
-    "tube among 10,000": Scenario(
-        visit("/tube?tube=t1", "/tube?tube=t1&q=pri:0", "/tube/history?tube=t1", fill=fill_tubes), has_web=True
+    "page of a job with a large array": visit("/job?id=1", "/job?id=2", fill=fill_bodies),
+    "overview of 10,000 tubes": visit("/", "/?sort=ready&desc=1", "/?q=t9", fill=fill_tubes),
+    "tube among 10,000": visit("/tube?tube=t1", "/tube?tube=t1&q=pri:0", "/tube/history?tube=t1", fill=fill_tubes),
+    "connections": visit("/connections", "/api/v1/connections?limit=1000", fill=fill_tubes),
+    "API lists of 10,000 tubes": visit(
+        "/api/v1/tubes?limit=1000",
+        "/api/v1/tubes?sort=ready",
+        "/api/v1/tubes/find?q=t9",
+        "/api/v1/server",
+        fill=fill_tubes,
     ),
-    "connections": Scenario(visit("/connections", "/api/v1/connections?limit=1000", fill=fill_tubes), has_web=True),
-    "API lists of 10,000 tubes": Scenario(
-        visit(
-            "/api/v1/tubes?limit=1000",
-            "/api/v1/tubes?sort=ready",
-            "/api/v1/tubes/find?q=t9",
-            "/api/v1/server",
-            fill=fill_tubes,
-        ),
-        has_web=True,
+    "API lists of 100,000 jobs": visit("/api/v1/jobs?limit=1000", "/api/v1/jobs?q=pri:5", fill=fill_tubes),
+    "metrics of 10,000 tubes": visit("/metrics", fill=fill_tubes),
+    "history, policies, alerts, attention": visit(
+        "/history", "/policies", "/alerts", "/api/v1/attention", "/audit", "/task", fill=fill_tubes
     ),
-    "API lists of 100,000 jobs": Scenario(
-        visit("/api/v1/jobs?limit=1000", "/api/v1/jobs?q=pri:5", fill=fill_tubes), has_web=True
+    "export of 100,000 jobs": visit("/export?format=csv&q=pri:0", "/search?q=pri:0", fill=fill_tubes, viewers=4),
+    "API pauses 10,000 tubes": change_many("/tubes/pause", {"pattern": "*", "seconds": 60}),
+    "API dry run of 100,000 jobs": change_many("/jobs/bulk", {"action": "bury", "q": "pri:0"}),
+    "10 streams of the overview": watch("/events?page=overview", 10, is_read=True, fill=fill_tubes),
+    "20 streams of the API": watch("/api/v1/events", 20, is_read=True, fill=fill_tubes),
+    "94 unread streams of the API": watch("/api/v1/events", 94, is_read=False, fill=fill_tubes),
+    "300 streams, most refused": watch("/api/v1/events", 300, is_read=False, fill=fill_tubes),
+    "a minute of 10,000 active tubes": sample,
+    "10,000 tubes get a condition": condition,
+    "form of 999 parts": post(
+        "/login", _multipart((f"f{n}", "x") for n in range(999)), "multipart/form-data; boundary=b"
     ),
-    "metrics of 10,000 tubes": Scenario(visit("/metrics", fill=fill_tubes), has_web=True),
-    "history, policies, alerts, attention": Scenario(
-        visit("/history", "/policies", "/alerts", "/api/v1/attention", "/audit", "/task", fill=fill_tubes),
-        has_web=True,
+    "large form": post("/tube/put", b"tube=a&body=" + b"%01" * 20_000, _FORM),
+    "form of 1,200 fields": post("/bulk/preview", b"&".join([b"id=1"] * 1200), _FORM),
+    "put of control characters by the API": post(
+        "/api/v1/jobs", json.dumps({"tube": "a", "body": "\1" * 150_000}).encode(), "application/json"
     ),
-    "export of 100,000 jobs": Scenario(
-        visit("/export?format=csv&q=pri:0", "/search?q=pri:0", fill=fill_tubes, viewers=4), has_web=True
-    ),
-    "API pauses 10,000 tubes": Scenario(change_many("/tubes/pause", {"pattern": "*", "seconds": 60}), has_web=True),
-    "API dry run of 100,000 jobs": Scenario(change_many("/jobs/bulk", {"action": "bury", "q": "pri:0"}), has_web=True),
-    "10 streams of the overview": Scenario(
-        watch("/events?page=overview", 10, is_read=True, fill=fill_tubes), has_web=True
-    ),
-    "20 streams of the API": Scenario(watch("/api/v1/events", 20, is_read=True, fill=fill_tubes), has_web=True),
-    "94 unread streams of the API": Scenario(watch("/api/v1/events", 94, is_read=False, fill=fill_tubes), has_web=True),
-    "300 streams, most refused": Scenario(watch("/api/v1/events", 300, is_read=False, fill=fill_tubes), has_web=True),
-    "a minute of 10,000 active tubes": Scenario(sample, has_web=True),
-    "10,000 tubes get a condition": Scenario(condition, has_web=True),
-    "form of 999 parts": Scenario(
-        post("/login", _multipart((f"f{n}", "x") for n in range(999)), "multipart/form-data; boundary=b"), has_web=True
-    ),
-    "large form": Scenario(post("/tube/put", b"tube=a&body=" + b"%01" * 20_000, _FORM), has_web=True),
-    "form of 1,200 fields": Scenario(post("/bulk/preview", b"&".join([b"id=1"] * 1200), _FORM), has_web=True),
-    "put of control characters by the API": Scenario(
-        post("/api/v1/jobs", json.dumps({"tube": "a", "body": "\1" * 150_000}).encode(), "application/json"),
-        has_web=True,
-    ),
-    "3,000 slow clients of HTTP": Scenario(slow_clients, has_web=True),
-    "3,000 requests time out": Scenario(idle_clients, has_web=True),
-    "3,000 clients of HTTP close": Scenario(closed_clients, has_web=True),
+    "3,000 slow clients of HTTP": slow_clients,
+    "3,000 requests time out": idle_clients,
+    "3,000 clients of HTTP close": closed_clients,
 }
+
+SCENARIOS: Final = {name: Scenario(play, has_web=True) for name, play in _PLAYS.items()}
