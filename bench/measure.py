@@ -19,6 +19,7 @@ Sample = dict[Metric, float]
 DISTURBED_PERCENT: Final = 5.0
 _ACCOUNTING_SECONDS: Final = 0.02  # until the CPU time of the last replies is accounted
 _QUIET_SECONDS: Final = 5.0  # length of a probe of a server on which no job becomes ready
+_DRAIN_SECONDS: Final = 600.0  # time to drain a large backlog
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,24 @@ def _returned_memory(trial: Trial) -> Sample:
     return {"returned_percent": 100 * (full - after) / (full - before)}
 
 
+def _backlog(trial: Trial) -> Sample:
+    """Return the rates at which the backlog is put and drained, the peak memory, and the disk space when all is put."""
+    assert trial.mode.backlog is not None
+    with trial.server() as server:
+        began = time.monotonic()
+        with trial.generator(server, seconds=_DRAIN_SECONDS) as generator:
+            put_seconds = time.monotonic() - began
+            on_disk = sum(path.stat().st_blocks * 512 for path in Path(trial.directory).iterdir())
+            outcome = generator.measure()
+            generator.finish()
+        return {
+            "puts_per_second": trial.mode.backlog / put_seconds,
+            "rate": outcome.ops / outcome.seconds,
+            "peak_mb": server.peak_bytes() / 1e6,
+            "disk_mb": on_disk / 1e6,
+        }
+
+
 def _restart(trial: Trial) -> Sample:
     cpus = trial.bench.cpus
     with trial.server() as server, trial.generator(server) as generator:
@@ -223,4 +242,5 @@ _MEASUREMENTS: Final[dict[Measurement, Callable[[Trial], Sample]]] = {
     "restart": _restart,
     "expiry": _expiry,
     "held": _speed_past_held_tube,
+    "backlog": _backlog,
 }

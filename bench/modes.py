@@ -27,6 +27,9 @@ Metric = Literal[
     "held_ms",
     "held_before_ms",
     "expiry_seconds",
+    "puts_per_second",
+    "peak_mb",
+    "disk_mb",
 ]
 Measurement = Literal[
     "speed",  # CPU, throughput and latency
@@ -38,6 +41,7 @@ Measurement = Literal[
     "restart",  # with the jobs that the load has put
     "expiry",  # the longest wait for a reply on one connection while the backlog expires
     "held",  # speed, while a limit holds the jobs of HELD_TUBE
+    "backlog",  # the rates at which the backlog is put and drained, and its memory and disk space
 ]
 
 METRIC_LABELS: Final[dict[Metric, str]] = {
@@ -57,6 +61,9 @@ METRIC_LABELS: Final[dict[Metric, str]] = {
     "held_ms": "ms of the longest wait for a reply",
     "held_before_ms": "the same, with no job due",
     "expiry_seconds": "seconds until all have expired",
+    "puts_per_second": "jobs put per second",
+    "peak_mb": "MB of memory at most",
+    "disk_mb": "MB on disk with all jobs",
 }
 
 # These metrics show how reliable a sample is, and are not compared.
@@ -103,7 +110,7 @@ class Mode:
     @property
     def has_base(self) -> bool:
         """Whether another server can run the mode, so that there are ratios."""
-        return self.measurement != "expiry"
+        return self.measurement not in ("expiry", "backlog")
 
     @property
     def conditions(self) -> str:
@@ -407,11 +414,23 @@ def _policy_modes() -> Iterable[Mode]:
 
 POLICIES: Final = tuple(_policy_modes())
 
+BACKLOG: Final = Mode(
+    "backlog",
+    "pipelined-drain",
+    "5,000,000 jobs, larger than the memory for bodies, are put and then drained",
+    measurement="backlog",
+    connections=4,
+    body=1_024,
+    backlog=5_000_000,
+    server_args=("-b", "{dir}", *LAZILY_SYNCED, "--memory-limit", "1500000000"),
+)
+
 SUITES: Final[dict[str, tuple[Mode, ...]]] = {
     "core": CORE,
     "scale": SCALE,
     "durable": DURABLE,
     "policies": POLICIES,
+    "backlog": (BACKLOG,),
 }
 
 

@@ -43,7 +43,7 @@ class Contender:
     is_plain: bool = False  # Greenstalk Server without the policies of the mode
 
     def supports(self, mode: Mode) -> bool:
-        if mode.policies:
+        if mode.policies or not mode.has_base:
             return mode.has_base if self.is_plain else "{web}" in self.command
         return not self.is_plain
 
@@ -94,6 +94,11 @@ class Server:
         lines = self._memory.read_text().splitlines()[1:]
         sizes = {key: value.split()[0] for key, value in (ln.split(":") for ln in lines)}
         return (int(sizes["Private_Dirty"]) + int(sizes["Swap"])) * 1024
+
+    def peak_bytes(self) -> int:
+        """Return the peak resident memory of the process."""
+        (line,) = [line for line in self._memory.with_name("status").read_text().splitlines() if "VmHWM" in line]
+        return int(line.split()[1]) * 1024
 
     def settled_private_bytes(self, quiet_seconds: float = 0.25) -> int:
         """Return private_bytes() once it has changed by less than 1 % for *quiet_seconds*, or after a timeout."""
