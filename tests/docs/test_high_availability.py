@@ -10,9 +10,6 @@ import re
 import shlex
 import signal
 import socket
-import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +19,9 @@ import pytest
 
 from tests.failover.test_roles import PUT
 from tests.support.cluster import Cluster, bin_directory
-from tests.support.daemon import REPOSITORY, Daemon, ask, environment
+from tests.support.daemon import REPOSITORY, Daemon, ask
 from tests.support.nodes import Node, Nodes, wait_until
 from tests.support.pages import path_with_commands, run_in_shell
-from tests.support.processes import ending
 
 from .examples import examples
 
@@ -239,65 +235,6 @@ def test_jobs_of_a_directory_are_imported(site: Site, tmp_path: Path) -> None:
     site.shell.run(commands, **variables)
     back = site.shell.run('greenstalk-server journal export "$DATABASE_URL"', **variables)
     assert '"id":1,"tube":"default"' in back
-
-
-def test_lost_synchronous_standby_shows_as_syncrep_and_can_be_removed(site: Site, tmp_path: Path) -> None:
-    with site.two_servers(tmp_path, GREENSTALK_JOURNAL_NAME="syncrep") as nodes:
-        nodes.wait_for_roles()
-        site.db2.stop()
-        try:
-            answers: list[bytes] = []
-            producer = threading.Thread(target=lambda: answers.append(put_until_acknowledged(nodes)), daemon=True)
-            producer.start()
-            wait_until(lambda: "SyncRep" in {row[4] for row in site.db1.ask(SESSIONS)}, lambda: site.db1.log)
-            assert not answers
-            append_settings(site.db1, "synchronous_standby_names = ''")
-            producer.join(TIMEOUT)
-            assert [answer.split()[0] for answer in answers] == [b"INSERTED"]
-        finally:
-            site.db2.start()
-            append_settings(site.db1, WAIT_FOR_STANDBY)
-        wait_until(lambda: site.db1.ask(SYNC_STATE) == [("db2", "sync")], lambda: site.db1.log)
-
-
-def put_until_acknowledged(nodes: Nodes) -> bytes:
-    """Put a job on the active server, and retry when the connection is closed; return the reply."""
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        for node in nodes.nodes:
-            try:
-                if reply := put(node):
-                    return reply
-            except OSError:
-                continue
-        time.sleep(0.05)
-    return b""
-
-
-def test_session_that_locks_a_table_is_found_and_terminated(site: Site, tmp_path: Path) -> None:
-    with site.two_servers(tmp_path, GREENSTALK_JOURNAL_NAME="locked") as nodes:
-        nodes.wait_for_roles()
-        lock = "BEGIN; LOCK TABLE greenstalk_journal; SELECT 'locked'; SELECT pg_sleep(600)"
-        command = ["psql", "-AtqXd", site.db1.url, *(word for part in lock.split("; ") for word in ("-c", part))]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-        with ending(process) as other:
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"locked\n"
-            wait_until(lambda: blockers(site) != set(), lambda: str(site.db1.ask(SESSIONS)))
-            (pid,) = blockers(site)
-            (session,) = [row for row in site.db1.ask(SESSIONS) if row[0] == pid]
-            assert session[1] == "psql"
-            assert site.db1.ask(TERMINATE.replace("PID", str(pid))) == [(True,)]
-            assert other.wait(TIMEOUT) != 0
-        assert put(nodes.wait_for_roles()).startswith(b"INSERTED")
-
-
-def blockers(site: Site) -> set[int]:
-    """Return the process ids that block sessions of the servers, from the page's query, without the servers' own."""
-    rows = site.db1.ask(SESSIONS)
-    ours = {row[0] for row in rows if str(row[1]).startswith("greenstalk-server")}
-    named = {pid for row in rows if row[0] in ours and isinstance(row[5], list) for pid in row[5]}
-    return named - ours
 
 
 def test_long_lease_can_be_released_when_its_holder_is_down(site: Site, tmp_path: Path) -> None:

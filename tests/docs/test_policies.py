@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import tomllib
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from greenstalk_server.core.jobs.job import SECOND, Job
 from greenstalk_server.core.policies.policy import SETTINGS, PolicySet, parse_policy
 from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
-from tests.support.daemon import REPOSITORY, Daemon
-from tests.support.peer import Peer
+from tests.support.daemon import REPOSITORY
 from tests.support.world import World
 
 PAGE = (REPOSITORY / "docs" / "policies.md").read_text()
 BLOCK = re.compile(r"^```toml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCKS = [tomllib.loads(block)["policies"] for block in BLOCK.findall(PAGE)]
 RECIPES = {name: document for block in BLOCKS[:5] for name, document in block.items()}
-JOB = b"put 0 0 60 2\r\nhi"
 
 
 def value_of(text: str) -> object:
@@ -39,32 +33,6 @@ def rows(heading: str) -> list[list[str]]:
             break
         table.append([cell.strip() for cell in line.strip("|").split("|")])
     return table[2:]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "greenstalk.toml"
-
-
-def serve(file: Path, text: str, *flags: str) -> Daemon:
-    file.write_text(text)
-    return Daemon("-l", "127.0.0.1", "-p", "0", "--no-web", "--config", str(file), *flags)
-
-
-def ids_of(peer: Peer, tube: bytes, count: int) -> list[int]:
-    """Put *count* jobs with different bodies into *tube*; return their ids."""
-    peer.ask(b"use " + tube)
-    return [int(peer.ask(b"put 0 0 60 4\r\n%04d" % number).split()[1]) for number in range(count)]
-
-
-def reserve(peer: Peer, timeout: int = 0) -> int | bytes:
-    """Return the id of the reserved job, or the reply."""
-    reply = peer.ask(b"reserve-with-timeout %d" % timeout)
-    if not reply.startswith(b"RESERVED"):
-        return reply
-    _, id, size = reply.split()
-    peer.read(int(size) + 2)
-    return int(id)
 
 
 # The page
@@ -112,57 +80,4 @@ def test_delays_of_retries_are_those_of_the_table() -> None:
 # The recipes
 
 
-@pytest.fixture
-def recipes(file: Path) -> str:
-    """The recipes of the page, as one file."""
-    return "\n".join(BLOCK.findall(PAGE)[:5])
-
-
-def test_job_has_five_attempts_with_growing_delays(file: Path, recipes: str) -> None:
-    with serve(file, recipes) as server, Peer(server) as peer:
-        peer.ask(b"use mail.welcome")
-        assert peer.ask(JOB) == b"INSERTED 1"
-        delays = []
-        for _ in range(5):
-            assert peer.ask(b"reserve-job 1") == b"RESERVED 1 2"
-            peer.read(4)
-            assert peer.ask(b"release 1 0 0") == b"RELEASED"
-            job = peer.stats(b"stats-job 1")
-            delays.append((job["tube"], job["state"], job["delay"]))
-        assert delays == [*[("mail.welcome", "delayed", str(delay)) for delay in (10, 20, 40, 80)],
-                          ("mail.failed", "ready", "0")]  # fmt: skip
-        assert job["reserves"] == "5"
-        for _ in range(6):
-            assert peer.ask(b"reserve-job 1") == b"RESERVED 1 2"
-            peer.read(4)
-            assert peer.ask(b"release 1 0 0") == b"RELEASED"
-        job = peer.stats(b"stats-job 1")
-        assert (job["tube"], job["state"]) == ("mail.failed", "ready"), "the policy does not apply to this tube"
-
-
 # The other sections
-
-
-def test_crash_of_the_server_ends_an_attempt(file: Path, tmp_path: Path) -> None:
-    text = '[policies.mail]\ntubes = ["mail"]\nmax_attempts = 1\ndead_letter = "failed"\nretry_delay = 10\n'
-    flags = ("-b", str(tmp_path / "journal"), "-f", "0")
-    (tmp_path / "journal").mkdir()
-    with serve(file, text, *flags) as server, Peer(server) as peer:
-        ids = ids_of(peer, b"mail", 2)
-        peer.ask(b"watch mail")
-        assert reserve(peer) == ids[0]
-        assert peer.ask(JOB).startswith(b"INSERTED"), "so the record of the reservation is written"
-        server.stop(signal.SIGKILL)
-    with serve(file, text, *flags) as server, Peer(server) as peer:
-        assert [peer.stats(b"stats-job %d" % id)["tube"] for id in ids] == ["failed", "mail"]
-        assert peer.stats(b"stats-job %d" % ids[0])["state"] == "ready"
-
-
-def test_replies_to_clients(file: Path) -> None:
-    text = '[policies.mail]\ntubes = ["mail"]\nmax_jobs = 1\nmax_job_size = 2\nttr_min = 5\nttr_max = 9\n'
-    with serve(file, text) as server, Peer(server) as peer:
-        peer.ask(b"use mail")
-        assert peer.ask(b"put 0 0 60 3\r\nhiy") == b"JOB_TOO_BIG"
-        assert peer.ask(JOB).startswith(b"INSERTED")
-        assert peer.ask(JOB) == b"OUT_OF_MEMORY"
-        assert peer.stats(b"stats-job 2")["ttr"] == "9"
