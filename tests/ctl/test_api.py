@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -23,7 +22,6 @@ from greenstalkctl.errors import Unreachable
 from greenstalkctl.http_client import HttpClient
 from tests.ctl.test_jobs import fill
 from tests.ctl.world import (
-    COMMAND,
     Client,
     Done,
     Terminal,
@@ -37,7 +35,7 @@ from tests.ctl.world import (
     run,
     spawn,
 )
-from tests.support.daemon import REPOSITORY, TIMEOUT, Daemon, environment
+from tests.support.daemon import TIMEOUT, Daemon, environment
 from tests.support.peer import eventually
 from tests.support.processes import join
 from tests.support.servers import Server
@@ -379,20 +377,6 @@ def test_missing_api_names_the_option(server: Server, command: str) -> None:
     assert (done.code, done.out, len(done.err.splitlines())) == (2, b"", 1)
     assert "the beanstalk protocol has no" in done.err
     assert "GREENSTALKCTL_API" in done.err
-
-
-def test_completion_by_the_api(guarded: str, token: str) -> None:
-    assert run("--api", guarded, "put", "x", "--tube", "mail").code == 0
-    environ = {"_GREENSTALKCTL_COMPLETE": "bash_complete", "COMP_WORDS": "greenstalkctl tube ma", "COMP_CWORD": "2"}
-    done = subprocess.run(
-        COMMAND,
-        cwd=REPOSITORY,
-        env=os.environ | environ | {"GREENSTALKCTL_API": guarded},
-        capture_output=True,
-        check=True,
-        timeout=TIMEOUT,
-    )
-    assert done.stdout == b"plain,mail\n"
 
 
 # Tokens

@@ -138,19 +138,6 @@ def test_too_big_job_stays_and_other_states_move(one: Server) -> None:
         small.close()
 
 
-def test_draining_target_leaves_all_jobs_at_the_source(one: Server) -> None:
-    draining = Server(peer())
-    try:
-        draining.signal(signal.SIGUSR1)
-        with connect(one, "mail") as mail:
-            fill(mail)
-        done = ctl(one, "--yes", "drain-to", address(draining))
-        assert (done.code, "DRAINING" in done.err) == (4, True)
-        assert len(jobs(one, "mail")) == 6
-    finally:
-        draining.close()
-
-
 def test_drain_to_the_same_server_is_refused(server: Server) -> None:
     done = ctl(server, "--yes", "drain-to", address(server))
     assert (done.code, "same server" in done.err) == (2, True)

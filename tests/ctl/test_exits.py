@@ -153,12 +153,6 @@ def test_usage_error_is_one_line_and_exit_code_2(one: Server, arguments: str) ->
     assert line.startswith("greenstalkctl: ")
 
 
-def test_count_out_of_range_names_the_range(one: Server) -> None:
-    ctl(one, "put", "x", "--tube", "mail")
-    done = ctl(one, "kick", "--tube", "mail", "--count", "999999999999999999999")
-    assert (done.code, "1<=x<=4294967295" in done.err) == (2, True)
-
-
 @pytest.mark.parametrize("arguments", ["delete 1", "clear mail", "delete --tube mail --state ready --all",
                                        "tail mail --consume", "drain-to {}"])  # fmt: skip
 def test_destructive_commands_need_yes_without_a_terminal(server: Server, other: Server, arguments: str) -> None:

@@ -213,13 +213,6 @@ def test_tube_is_an_argument_or_an_option(server: Server, mail: Client) -> None:
         assert shown in ctl(server, *command.split()).text
 
 
-def test_numeric_tube_name_is_not_a_number(server: Server) -> None:
-    """The library reads a tube name 1_0 as the number 10 if the server does not quote names."""
-    assert ctl(server, "put", "x", "--tube", "1_0").code == 0
-    assert ctl(server, "peek", "--tube", "1_0", "--json").json["tube"] == "1_0"
-    assert ctl(server, "tube", "1_0", "--json").json["name"] == "1_0"
-
-
 def bury(client: Client, count: int) -> list[int]:
     """Put and bury *count* jobs; return their ids."""
     found = []

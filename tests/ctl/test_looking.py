@@ -96,14 +96,6 @@ def test_top_once_has_rates(server: Server, mail: Client) -> None:
     assert row["deletes_per_second"] > 0
 
 
-def test_top_once_is_a_table(server: Server, mail: Client) -> None:
-    mail.put(b"")
-    done = ctl(server, "top", "--once", "--interval", "0.1")
-    assert done.code == 0
-    rows = [line.split()[:9] for line in done.text.splitlines()]  # Greenstalk Server also has the age of the oldest
-    assert ["mail", "1", "0", "0", "0", "0", "0.0", "0.0", "0"] in rows
-
-
 def test_top_streams_json(one: Server) -> None:
     process = spawn(one, "top", "--json", "--interval", "0.1")
     assert process.stdout is not None
@@ -190,15 +182,6 @@ def test_follower_sees_each_job_once(server: Server, mail: Client) -> None:
         mail.reserve(0)
         assert bodies(follower) == [b"one", b"two", b"three"]
         assert bodies(follower) == []
-
-
-def test_follower_sees_jobs_after_many_deleted_ones(server: Server, mail: Client) -> None:
-    with follow(server) as connection:
-        follower = ProtocolFollower(connection, "mail")
-        for _ in range(10 * EXTRA_IDS):
-            mail.delete(mail.put(b""))
-        mail.put(b"here")
-        assert bodies(follower) == [b"here"]
 
 
 def test_follower_skips_ids_without_a_job(server: Server, mail: Client) -> None:

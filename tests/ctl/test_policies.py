@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import greenstalk
 import pytest
 
 from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
@@ -290,14 +289,3 @@ def test_hostile_text_of_a_server_is_escaped(with_api: WithApi) -> None:
     text = policy_document.to_toml("a", {"tubes": [HOSTILE]})
     assert text.isascii() and "\x1b" not in text
     assert json.loads(text.partition("tubes = ")[2]) == [HOSTILE]
-
-
-def test_put_by_the_api_prints_the_id_of_the_first_job(with_api: WithApi, mail: Client) -> None:
-    ctl(with_api, "policy", "set", "once", "tubes=mail", "unique=body")
-    first = ctl(with_api, "put", "hello", "--tube", "mail").text
-    assert ctl(with_api, "put", "hello", "--tube", "mail").text == first
-    ctl(with_api, "policy", "set", "small", "tubes=mail", "max_job_size=3")
-    done = ctl(with_api, "put", "other", "--tube", "mail")
-    assert (done.code, "answered 413: A policy limits the tube “mail” by max_job_size" in done.err) == (4, True)
-    with pytest.raises(greenstalk.JobTooBigError):
-        mail.put(b"other")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ctl.world import Terminal, WithApi, address, connect, ctl, front, jobs, run
+from tests.ctl.world import Terminal, WithApi, address, front, run
 from tests.support.daemon import TIMEOUT, Daemon
 from tests.support.processes import join
 from tests.support.servers import Server
@@ -117,15 +117,6 @@ def test_every_kind_of_command_by_tls(plain_client: str, directory: Path) -> Non
 def test_certificate_and_key_may_be_in_one_file(mutual: str, directory: Path) -> None:
     given = ["--cafile", str(directory / "authority.pem"), "--cert", str(directory / "both.pem")]
     assert run("--tls", "-s", mutual, *given, "stats").code == 0
-
-
-def test_ssl_cert_file_replaces_the_system_authorities(
-    plain_client: str, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(directory / "authority.pem"))
-    assert run("--tls", "-s", plain_client, "stats").code == 0
-    stranger = ["--cafile", str(directory / "stranger" / "authority.pem")]
-    assert run("--tls", "-s", plain_client, *stranger, "stats").code == 3
 
 
 @pytest.mark.parametrize("way", ["plain to TLS", "TLS to plain", "both over TLS"])
@@ -293,13 +284,3 @@ def test_unix_socket_does_not_use_tls(tmp_path: Path) -> None:
     path = tmp_path / "queue"
     with Daemon("-l", f"unix:{path}", "--no-web"):
         assert run("--tls", "-s", f"unix:{path}", "stats").code == 0
-
-
-def test_no_command_is_sent_before_the_certificate_is_verified(directory: Path, one: Server) -> None:
-    """This includes drain-to from a plain server: no job leaves it."""
-    with connect(one, "mail") as mail:
-        mail.put(b"secret")
-    with serving(directory) as daemon:
-        target = f"tls:localhost:{port(daemon)}"
-        assert ctl(one, "drain-to", target, "--yes").code == 3
-    assert len(jobs(one, "mail")) == 1

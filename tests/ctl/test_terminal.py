@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -171,12 +169,3 @@ def test_completion_offers_commands_options_and_tubes(one: Server) -> None:
     assert complete(one, "tube ma") == ["mail"]
     assert complete(one, "put --tube ") == ["default", "mail"]
     assert complete(one, "--server 127.0.0.1:1 tube ma") == []
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_accepts_the_completion_script(tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text(run("completion", "bash").text)
-    command = f"source {script} && complete -p greenstalkctl"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=TIMEOUT)
-    assert done.stdout.strip().endswith("greenstalkctl")

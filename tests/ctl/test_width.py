@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -61,25 +60,6 @@ def test_tubes_has_a_line_for_each_tube_at_any_width(wide: Server, columns: int,
     assert abs(len(begin) - len(end)) <= 1
 
 
-@OURS
-def test_sort_column_is_never_dropped(wide: Server) -> None:
-    head, _, *rows = lines_on_terminal(wide, 20, "tubes", "--sort", "pause-left")
-    assert "pause left" in head
-    assert re.search(r"429496729\d$", rows[0])
-
-
-@OURS
-def test_top_fits_the_screen(wide: Server) -> None:
-    columns = 60
-    with Terminal(*where(wide), "top", "--no-color", columns=columns) as terminal:
-        view = terminal.wait_for(r"retry-low [^\n]*\n")
-        terminal.press("q")
-        assert terminal.end()[0] == 0
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", view).replace("\r", "").split("\n")
-    assert all(len(line) <= columns for line in lines), lines
-    assert any(re.match(rf"production.*{ELLIPSIS}.*retry-low +0 ", line) for line in lines), lines
-
-
 def test_jobs_has_a_line_for_each_job(with_api: WithApi) -> None:
     with connect(with_api, LONG) as client:
         client.put(b"y" * 300, priority=LARGE)
@@ -109,14 +89,6 @@ def test_no_header_leaves_one_line_per_tube(wide: Server) -> None:
     assert len({len(row.split()) for row in rows}) == 1
     assert rows == ctl(wide, "--no-header", "tubes").text.splitlines()
     assert lines_on_terminal(wide, 60, "tubes", "--no-header")[0].startswith("default ")
-
-
-@OURS
-def test_tube_prints_the_whole_name(wide: Server) -> None:
-    """The terminal wraps the name, so that it can be copied; the command breaks no line."""
-    with Terminal(*where(wide), "tube", LONG, "--no-color", columns=60) as terminal:
-        code, view = terminal.end()
-    assert (code, LONG in view) == (0, True)
 
 
 TABLES = st.lists(
