@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
-from flask import Flask, Response, after_this_request, render_template, request, url_for
+from flask import Flask, Response, after_this_request, request, url_for
 from werkzeug.exceptions import Conflict, Gone, NotFound, RequestEntityTooLarge
 
 from greenstalk_server.core.broker import Broker
-from greenstalk_server.web.framework.api.docs import HERE, Page, page
+from greenstalk_server.web.framework.api.docs import render_page
 from greenstalk_server.web.framework.api.durability import wait_before_report
 from greenstalk_server.web.framework.api.endpoint import JSON, Endpoint, endpoints_of, tag_of
 from greenstalk_server.web.framework.api.openapi import document
@@ -47,7 +47,7 @@ class Api:
         self._security: Iterable[str] = security
         self._endpoints: list[Endpoint] = []
         self._tags: list[tuple[str, str]] = []
-        self._description: tuple[Schema, Page] | None = None
+        self._document: Schema | None = None
 
     def add(self, group: object) -> None:
         """Add the endpoints of *group*. The name and docstring of its class become the tag."""
@@ -63,21 +63,19 @@ class Api:
 
     def document(self) -> Response:
         """`/api/v1/openapi.json`: the OpenAPI document. May switch."""
-        here = self._describe()[0] | {"servers": [{"url": f"{request.root_path}{ROOT}"}]}
+        here = self._describe() | {"servers": [{"url": f"{request.root_path}{ROOT}"}]}
         return Response(msgspec.json.encode(here), mimetype=JSON)
 
     def docs(self) -> str:
         """`/api/v1/docs`: the document as a page. May switch."""
-        root = f"{request.url_root.rstrip('/')}{ROOT}"
-        return render_template("api.html", api=self._describe()[1], here=HERE, root=root)
+        return render_page(self._describe(), self._endpoints, f"{request.url_root.rstrip('/')}{ROOT}")
 
-    def _describe(self) -> tuple[Schema, Page]:
-        """Return the document and the page, which the first request for either builds. May switch."""
-        if self._description is None:
-            yield_if_due = Pace().yield_if_due
-            made = document(self._broker.facts.version, self._security, self._tags, self._endpoints, yield_if_due)
-            self._description = made, page(made, self._endpoints, yield_if_due)
-        return self._description
+    def _describe(self) -> Schema:
+        """Return the document, which the first request for it builds. May switch."""
+        if self._document is None:
+            version, pace = self._broker.facts.version, Pace()
+            self._document = document(version, self._security, self._tags, self._endpoints, pace.yield_if_due)
+        return self._document
 
     def _view(self, endpoint: Endpoint) -> Callable[..., Response]:
         """Return the Flask view of *endpoint*."""
