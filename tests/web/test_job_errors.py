@@ -13,6 +13,7 @@ from greenstalk_server.web.reads.jobs.job_errors import MAX_ERROR, MAX_RAW, erro
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PARSED, parse_path
 
 from .test_body import JSON_VALUES
+from .test_frameworks import body_of
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in run\n    go()\nValueError: no route\n'
 
@@ -50,6 +51,26 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 3, in run\n
 )
 def test_error_is_found_in_a_documented_order(body: object, error: str) -> None:
     assert error_text(json.dumps(body).encode()) == error
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("symfony-json-failed", 'RuntimeException: HTTP 503 from "upstream"'),
+        ("symfony-php-failed", 'RuntimeException: HTTP 503 from "upstream"'),
+        ("activejob-retried", "UpstreamError"),
+        ("activejob", ""),
+        ("backburner", ""),
+        ("laravel", ""),
+    ],
+)
+def test_error_of_a_framework_is_its_exception_and_not_its_class(name: str, error: str) -> None:
+    assert error_text(body_of(name)) == error
+
+
+def test_worker_may_add_the_error_to_the_message_of_a_framework() -> None:
+    body = json.loads(body_of("backburner")) | {"error": "RouteError", "message": "no route"}
+    assert error_text(json.dumps(body).encode()) == "RouteError: no route"
 
 
 @pytest.mark.parametrize(

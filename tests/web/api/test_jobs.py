@@ -88,6 +88,7 @@ def test_put_and_get(queue: Queue, program: Program) -> None:
         "encoding": "utf-8",
         "body": "grüß\n",
         "events": [],
+        "message": None,
     }
     assert queue.broker.jobs[1].body == "grüß\n".encode()
     assert what(program) == ["tube/put"]

@@ -32,6 +32,7 @@ from greenstalk_server.web.framework.api.values import (
 )
 from greenstalk_server.web.framework.fields import MAX_PUT
 from greenstalk_server.web.reads.jobs.events import events_of
+from greenstalk_server.web.reads.jobs.frameworks import DecodedJob, decode
 from greenstalk_server.web.reads.jobs.job_list import REASONS, Reason
 from greenstalk_server.web.reads.jobs.json_fields import MAX_SHOWN
 from greenstalk_server.web.reads.policies import expires_at
@@ -142,8 +143,12 @@ class Event(ResponseModel):
 
 
 class JobWithEvents(Job):
-    """A job as it is now, and its events."""
+    """A job as it is now, its events, and the message of a job framework in its body."""
 
+    message: Annotated[
+        DecodedJob | None,
+        Meta(description="Null if the body is null, or is not the message of a known framework."),
+    ]
     events: Annotated[list[Event], Meta(description=f"The last {job_history.MAX_EVENTS} events, oldest first.")]
 
 
@@ -216,7 +221,8 @@ def job_with_events(job: CoreJob, now: int, body: bytes | None = None) -> JobWit
     events = [
         Event(at=instant(event.at), kind=KINDS[event.kind], connection=event.client or None) for event in events_of(job)
     ]
-    return model_of(JobWithEvents, job_model(job, now, body), events=events)
+    message = decode(body) if body is not None else None
+    return model_of(JobWithEvents, job_model(job, now, body), events=events, message=message)
 
 
 def _tags(job: CoreJob) -> JobTags | None:

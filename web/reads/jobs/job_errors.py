@@ -5,6 +5,9 @@ empty: `error`, `exception`, `error_class`, `class`. If it is a single word, the
 appended: `TimeoutError: no answer`. If all four are empty, `error_message` or `message` is the error. A principal may
 name another field.
 
+The message of a job framework (see frameworks) has its class and arguments in these fields, but no error: the error is
+its last exception, if it has one, or else the first of `error`, `exception` and `error_class`.
+
 If a field is an object, its class (`class`, `type` or `name`) and its message (`message`, `msg` or `detail`) are
 joined. If it is an array, its first element is used. Of several lines, the first one is used, or the last one of a
 Python traceback.
@@ -25,6 +28,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
+from greenstalk_server.web.reads.jobs.frameworks import decode_root
 from greenstalk_server.web.reads.jobs.json_fields import Path, Root, find_values, parse_body, shortened, value_text
 
 MAX_RAW: Final = 1000
@@ -34,6 +38,9 @@ MAX_ERROR: Final = 200
 """Maximum characters of a normalised error."""
 
 ERROR_FIELDS: Final = ("error", "exception", "error_class", "class")
+MESSAGE_ERROR_FIELDS: Final = ERROR_FIELDS[:-1]
+"""Those of the message of a framework, whose `class` is that of the job."""
+
 EXPLAINED_BY: Final = ("error_message", "message")
 """Fields of the outermost object that hold the error, or explain it if it is a single word."""
 
@@ -121,7 +128,11 @@ def _found(root: Root, path: Path) -> str:
         return _described(next(iter(find_values(root, path).values), None))
     if not isinstance(root, dict):
         return ""
-    error = _first(_described(root.get(name)) for name in ERROR_FIELDS)
+    message = decode_root(root)
+    if message is not None and message.exception:
+        return message.exception
+    names = ERROR_FIELDS if message is None else MESSAGE_ERROR_FIELDS
+    error = _first(_described(root.get(name)) for name in names)
     if len(error.split(maxsplit=1)) > 1:
         return error
     return _joined(error, _first(_word(root.get(name)) for name in EXPLAINED_BY))

@@ -68,7 +68,7 @@ class PathError(ValueError):
     """An invalid path; the message quotes the path and says what is allowed."""
 
 
-@lru_cache(maxsize=1)  # lists and queries read several fields of the same body
+@lru_cache(maxsize=4)  # lists and queries read several fields of the same body, which may contain JSON as text
 def parse_body(body: bytes) -> Root | None:
     """Return the JSON object or array in *body*; None if it is neither, or has more than MAX_PARSED bytes.
 
