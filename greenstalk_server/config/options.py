@@ -38,50 +38,21 @@ class UsageError(StartError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options in force.
+    """The options in force. DEFINITIONS describes each field; a field without a value or a default is None.
 
     sync_interval_ns  minimum nanoseconds between two fsyncs; 0: fsync at every write; None: never.
-    journal_file_size bytes of one journal file.
+    lease_ns          nanoseconds that a leader may lead without reaching the database; then a standby may take over.
+    journal_file_size, max_job_size     bytes.
+    memory_limit      maximum bytes of memory of the process; 0: no limit.
     listen            host names or addresses, optionally with a port, or `unix:PATH`; the prefix `plain:` disables
                       TLS even if there is a certificate.
     port, web_port    0: any free port.
-    max_job_size      maximum bytes of a job body.
-    log_level         one of LOG_LEVELS.
-    log_format        one of LOG_FORMATS.
-    journal           URL of the PostgreSQL database that has the journal; data_dir is None then.
-    journal_name      name of the journal in the database.
-    lease_ns          nanoseconds that a leader may lead without reaching the database; then a standby may take over.
-    tls_cert, tls_key PEM files; without a key file the key is in the certificate's file.
-    tls_client_ca     PEM file of the authorities that must have signed the certificates of clients.
-    access            rules that say which clients may use which tubes; without rules, all clients may use all tubes.
-    policies          policies of the configuration file.
-    attention         thresholds of the conditions that need attention.
-    alerts            receivers of alerts about them.
-    servers           other servers that the dashboard shows.
-    limits            limits on jobs, tubes and connections.
-    memory_limit      maximum bytes of memory of the process; 0: no limit.
-    web_user          user name that the admin password requires; None: any.
     web_password      admin password of the dashboard. Without any password, everyone who reaches the dashboard is an
                       admin.
-    web_password_file file whose first line is the admin password.
-    operator_password password of operators, who act on jobs and pause tubes.
-    viewer_password   password of viewers, who may see the dashboard but not change anything.
-    api_token         bearer token with which programs use the API as admins; the pages accept only passwords.
-    api_operator_token  bearer token with which programs use the API as operators.
-    api_viewer_token  bearer token with which programs use the API as viewers.
-    metrics_token     bearer token for `/metrics` only.
     session_idle_ns, session_lifetime_ns  nanoseconds after which an unused session ends, and after which any ends.
     roles             roles of the dashboard's users by name, with the built-in ones.
-    users             users of the dashboard with passwords of their own.
-    oidc_issuer       address of the OpenID Connect provider; None without one.
-    oidc_client_id, oidc_client_secret   identify the dashboard at the provider; without a secret the client is public.
-    oidc_client_secret_file              file whose first line is the secret.
     oidc_scopes       scopes to request, separated by spaces.
-    oidc_groups_claim, oidc_name_claim   claims with the groups and with the name of a user.
-    oidc_label        name of the provider on the sign-in page.
     url_prefix        path of the dashboard, such as `/queue`; empty: the root.
-    trusted_proxies   addresses whose X-Forwarded- headers are trusted.
-    config_file       the configuration file, if any.
     origins           where each field was set: a flag, a variable, or FILE:LINE. Fields not in it have defaults.
     warnings          messages about doubtful options.
     """

@@ -21,17 +21,41 @@ SHARED_PASSWORDS: Final = ("operator_password", "viewer_password")
 """The passwords of the roles other than admin."""
 
 
+_EXCLUSIVE: Final = (
+    ("journal", "data_dir", ": a server has one journal"),
+    ("extended_stats", "strict_protocol", ": beanstalkd has no such keys"),
+    ("web_password_file", "web_password", ""),
+    ("oidc_client_secret_file", "oidc_client_secret", ""),
+)
+"""Pairs of options that must not both be set, and the reason."""
+
+_NEEDED: Final = {
+    "tls_key": ("tls_cert",),
+    "tls_client_ca": ("tls_cert",),
+    "web_user": ("web_password", "web_password_file"),
+    "oidc_issuer": ("oidc_client_id",),
+    "oidc_client_id": ("oidc_issuer",),
+    "oidc_client_secret": ("oidc_issuer",),
+    "oidc_client_secret_file": ("oidc_issuer",),
+}
+"""Options that must not be set unless one of the others is set."""
+
+
 def problems(options: Options) -> Iterator[UsageError]:
     """Yield the contradictions among *options*: the first error of each check."""
+    for field, other, reason in _EXCLUSIVE:
+        if options.value_of(field) and options.value_of(other):
+            name = options.label_of(other)
+            yield UsageError(f"{options.label_of(field)}: must not be set together with {name}{reason}")
+    for field, others in _NEEDED.items():
+        if options.value_of(field) and not any(options.value_of(other) for other in others):
+            yield UsageError(f"{options.label_of(field)}: must not be set without {options.label_of(others[0])}")
     for check in (
-        _refuse_two_journals,
-        _refuse_extended_strict_stats,
-        _refuse_tls_without_certificate,
         _refuse_open_dashboard,
         _refuse_bad_passwords,
         _refuse_bad_tokens,
         _refuse_unknown_roles,
-        _refuse_bad_provider,
+        _refuse_bad_scopes,
     ):
         try:
             check(options)
@@ -74,26 +98,6 @@ def refuse_equal_passwords(options: Options, password: str | None) -> None:
         raise UsageError(f"{options.label_of('viewer_password')}: must differ from the operator password")
 
 
-def _refuse_two_journals(options: Options) -> None:
-    if options.journal is not None and options.data_dir is not None:
-        name, other = options.label_of("journal"), options.label_of("data_dir")
-        raise UsageError(f"{name}: must not be set together with {other}: a server has one journal")
-
-
-def _refuse_extended_strict_stats(options: Options) -> None:
-    if options.extended_stats and options.strict_protocol:
-        name, other = options.label_of("extended_stats"), options.label_of("strict_protocol")
-        raise UsageError(f"{name}: must not be set together with {other}: beanstalkd has no such keys")
-
-
-def _refuse_tls_without_certificate(options: Options) -> None:
-    if options.tls_cert is not None:
-        return
-    for field in ("tls_key", "tls_client_ca"):
-        if options.value_of(field) is not None:
-            raise UsageError(f"{options.label_of(field)}: must not be set without {options.label_of('tls_cert')}")
-
-
 def _refuse_open_dashboard(options: Options) -> None:
     """Raise UsageError if anyone on the network could use the dashboard, unless the operator allows it."""
     if not options.web_enabled or options.needs_login or options.allow_insecure or _is_loopback(options.web_host):
@@ -108,12 +112,6 @@ def _refuse_open_dashboard(options: Options) -> None:
 
 
 def _refuse_bad_passwords(options: Options) -> None:
-    if options.web_password and options.web_password_file:
-        name, other = options.label_of("web_password_file"), options.label_of("web_password")
-        raise UsageError(f"{name}: must not be set together with {other}")
-    if options.web_user and not (options.web_password or options.web_password_file):
-        name, other = options.label_of("web_user"), options.label_of("web_password")
-        raise UsageError(f"{name}: must not be set without {other}")
     if options.web_user and ":" in options.web_user:
         raise UsageError(f"{options.label_of('web_user')}: must not contain a colon, which no browser can send")
     refuse_equal_passwords(options, options.web_password)
@@ -141,20 +139,8 @@ def _refuse_unknown_roles(options: Options) -> None:
             raise UsageError(f"{name}.{user.name}.role {quote_value(user.role)}: must be one of {known}")
 
 
-def _refuse_bad_provider(options: Options) -> None:
-    """Raise UsageError if the settings of the OpenID Connect provider are incomplete."""
-    issuer = options.label_of("oidc_issuer")
-    if options.oidc_issuer is None:
-        for field in ("oidc_client_id", "oidc_client_secret", "oidc_client_secret_file"):
-            if options.value_of(field):
-                raise UsageError(f"{options.label_of(field)}: must not be set without {issuer}")
-        return
-    if not options.oidc_client_id:
-        raise UsageError(f"{issuer}: must not be set without {options.label_of('oidc_client_id')}")
-    if options.oidc_client_secret and options.oidc_client_secret_file:
-        name, other = options.label_of("oidc_client_secret_file"), options.label_of("oidc_client_secret")
-        raise UsageError(f"{name}: must not be set together with {other}")
-    if "openid" not in options.oidc_scopes.split():
+def _refuse_bad_scopes(options: Options) -> None:
+    if options.oidc_issuer is not None and "openid" not in options.oidc_scopes.split():
         raise UsageError(f"{options.label_of('oidc_scopes')}: must contain openid")
 
 

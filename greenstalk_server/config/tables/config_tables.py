@@ -6,9 +6,10 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from msgspec import ValidationError, convert
+from msgspec import convert
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.units import parse_time
@@ -121,14 +122,7 @@ def one_of(words: Iterable[str]) -> str:
 
 def typed(kind: Any) -> Callable[[object], Any]:
     """Return the function that returns a value of the type *kind*, with msgspec's constraints, or raises ValueError."""
-
-    def read(value: object) -> Any:
-        try:
-            return convert(value, kind)
-        except ValidationError as error:
-            raise ValueError from error
-
-    return read
+    return partial(convert, type=kind)
 
 
 FLAG: Final = Key(typed(bool), "true or false, without quotes")
