@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
-from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
+from greenstalk_server.net.connection import Connection
 from greenstalk_server.protocol.restricted_session import RestrictedSession
-from greenstalk_server.protocol.session import Session
 
 
-class TimedConnection(Protocol):
-    """A connection that is subject to timeouts."""
-
-    client: Client
-
-    @property
-    def session(self) -> Session: ...
-
-    @property
-    def awaits_disk(self) -> bool: ...
-
-    @property
-    def is_waiting_unread(self) -> bool: ...
-
-    def is_disconnected(self) -> bool: ...
-
-    def is_unanswered(self, seconds: int, now: int) -> bool: ...
-
-
-def find_disconnected(
-    connections: Iterable[TimedConnection], limits: Limits, now: int
-) -> Iterator[tuple[TimedConnection, str]]:
+def find_disconnected(connections: Iterable[Connection], limits: Limits, now: int) -> Iterator[tuple[Connection, str]]:
     """Yield each connection whose peer has disconnected during a wait for a job, with an empty name of a limit.
 
     While its input is left unread, the connection gets no event when its peer disconnects.
@@ -43,9 +20,7 @@ def find_disconnected(
             yield connection, ""
 
 
-def find_idle(
-    connections: Iterable[TimedConnection], limits: Limits, now: int
-) -> Iterator[tuple[TimedConnection, str]]:
+def find_idle(connections: Iterable[Connection], limits: Limits, now: int) -> Iterator[tuple[Connection, str]]:
     """Yield each connection that has exceeded its idle or command timeout, with the name of that limit.
 
     A connection that waits for a job or holds one is not idle. While replies wait for the disk, both timeouts are
@@ -65,9 +40,7 @@ def find_idle(
             yield connection, "idle_timeout"
 
 
-def find_dead(
-    connections: Iterable[TimedConnection], limits: Limits, now: int
-) -> Iterator[tuple[TimedConnection, str]]:
+def find_dead(connections: Iterable[Connection], limits: Limits, now: int) -> Iterator[tuple[Connection, str]]:
     """Yield each connection whose peer has not acknowledged sent data for too long, with the name of that limit.
 
     Without this check, TCP would retransmit for about a quarter of an hour. If a peer has nothing to acknowledge,

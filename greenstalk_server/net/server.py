@@ -29,7 +29,7 @@ from greenstalk_server.net.acceptor import Acceptor, DescriptorBudget
 from greenstalk_server.net.admission import Admission
 from greenstalk_server.net.committer import Committer
 from greenstalk_server.net.connection import Connection, run_then
-from greenstalk_server.net.idle import TimedConnection, find_dead, find_disconnected, find_idle
+from greenstalk_server.net.idle import find_dead, find_disconnected, find_idle
 from greenstalk_server.net.limit_log import LimitLog
 from greenstalk_server.net.listeners import Listener, describe_peer, notice_dead_peers
 from greenstalk_server.net.poller import Poller
@@ -195,9 +195,7 @@ class Server:
         if limits.dead_peer_timeout and not number % passes:
             self._close_found(find_dead)
 
-    def _close_found(
-        self, find: Callable[[list[Connection], Limits, int], Iterator[tuple[TimedConnection, str]]]
-    ) -> None:
+    def _close_found(self, find: Callable[[list[Connection], Limits, int], Iterator[tuple[Connection, str]]]) -> None:
         """Close each connection that *find* yields. Switches."""
         connections, closed = list(self.connections), 0
         while connections:

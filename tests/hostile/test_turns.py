@@ -22,7 +22,8 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.acceptor import DescriptorBudget
-from greenstalk_server.net.idle import TimedConnection, find_idle
+from greenstalk_server.net.connection import Connection
+from greenstalk_server.net.idle import find_idle
 from greenstalk_server.net.listeners import Listener
 from greenstalk_server.net.poller import BATCH_SIZE, BUDGET
 from greenstalk_server.net.server import CLOSE_BATCH, TIMEOUT_CHECK_BATCH, Server
@@ -157,7 +158,7 @@ def test_checks_of_many_connections_do_not_starve_others(here: Here) -> None:
     assert others[-1].ask(b"list-tube-used\r\n") == [b"USING default\r\n"]
     checked = [0]
 
-    def find(connections: Sequence[TimedConnection], limits: Limits, now: int) -> Iterator[tuple[TimedConnection, str]]:
+    def find(connections: Sequence[Connection], limits: Limits, now: int) -> Iterator[tuple[Connection, str]]:
         checked.append(checked[-1] + len(connections))
         return iter(())
 
