@@ -56,7 +56,8 @@ from greenstalk_server.protocol.arguments import mode
 from greenstalk_server.runtime import logs
 from greenstalk_server.runtime.clock import Clock, steady_clock
 from greenstalk_server.runtime.exit_codes import StartError
-from greenstalk_server.runtime.gc_tuning import pause_gc, resident_bytes, tune_gc
+from greenstalk_server.runtime.gc_tuning import pause_gc, tune_gc
+from greenstalk_server.runtime.memory import resident_bytes
 from greenstalk_server.runtime.process import (
     READY,
     STOPPING,

@@ -21,9 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import resource
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from gevent import get_hub
@@ -135,15 +133,6 @@ class Upkeep:
 
     def _free_bytes(self) -> int:
         return int(self._mallinfo().fordblks) if self._mallinfo is not None else 0
-
-
-def resident_bytes() -> int:
-    """Return the bytes of this process that are in memory (proc(5), statm); 0 if the system does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * resource.getpagesize()
 
 
 class _Freezer:

@@ -1,7 +1,8 @@
-"""The memory of the machine, or of the control group (cgroup v2) that limits this process. Linux only."""
+"""The memory of this process, and of the machine or the control group (cgroup v2) that limits it. Linux only."""
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,6 +17,26 @@ class MemoryUse(NamedTuple):
 
     used: int
     total: int
+
+
+def process_memory() -> tuple[int, int] | None:
+    """Return the bytes of this process that are in memory, and those of them that it does not share (proc(5), statm).
+
+    None if the system does not say.
+    """
+    try:
+        fields = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return None
+    page = resource.getpagesize()
+    resident, shared = int(fields[1]) * page, int(fields[2]) * page
+    return resident, resident - shared
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process that are in memory; 0 if the system does not say."""
+    found = process_memory()
+    return found[0] if found is not None else 0
 
 
 def memory_use(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, cgroups: Path = CGROUPS) -> MemoryUse | None:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Final
 
 import gevent
@@ -20,6 +19,7 @@ import gevent
 from greenstalk_server import BUILD, __version__
 from greenstalk_server.core.counters import ServerFacts
 from greenstalk_server.runtime.exit_codes import EXIT_NO_SUCH_USER, EXIT_PRIVILEGES, StartError
+from greenstalk_server.runtime.memory import process_memory
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def server_facts(started_at: int, extensions: tuple[str, ...] = ()) -> ServerFac
         platform=system.machine,
         started_at=started_at,
         rusage=_rusage,
-        memory=_memory,
+        memory=process_memory,
         extensions=extensions,
     )
 
@@ -150,13 +150,3 @@ def server_facts(started_at: int, extensions: tuple[str, ...] = ()) -> ServerFac
 def _rusage() -> tuple[float, float]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime, usage.ru_stime
-
-
-def _memory() -> tuple[int, int] | None:
-    try:
-        fields = Path("/proc/self/statm").read_text().split()
-    except OSError:
-        return None
-    page = resource.getpagesize()
-    resident, shared = int(fields[1]) * page, int(fields[2]) * page
-    return resident, resident - shared

@@ -13,7 +13,8 @@ import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime import gc_tuning
-from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, MIN_TRIM, Upkeep, collect_old, resident_bytes, tune_gc
+from greenstalk_server.runtime.gc_tuning import MAX_UNFROZEN, MIN_TRIM, Upkeep, collect_old, tune_gc
+from greenstalk_server.runtime.memory import resident_bytes
 from greenstalk_server.runtime.scheduling import yield_to_loop
 from tests.support.daemon import REPOSITORY, TIMEOUT
 

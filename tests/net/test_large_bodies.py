@@ -13,7 +13,7 @@ from typing import Self
 
 import pytest
 
-from greenstalk_server.runtime.gc_tuning import resident_bytes
+from greenstalk_server.runtime.memory import resident_bytes
 from tests.support.daemon import COMMAND, TIMEOUT, Daemon
 from tests.support.talk import Talk
 from tests.support.world import make_broker
