@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greenstalk_server.config.tables.config_tables import tables_of_keys
+from greenstalk_server.config.tables.config_tables import Tables, tables_of_keys
 from greenstalk_server.config.tables.targets import (
     NAMES,
     TARGET_KEYS,
@@ -32,6 +32,6 @@ def parse_peer(name: str, table: Mapping[str, object]) -> Peer:
     return Peer(name, parse_target(name, table), table)
 
 
-PEERS: Final = tables_of_keys(
+PEERS: Final[Tables[Peer]] = tables_of_keys(
     "servers", MAX_PEERS, NAMES, TARGET_KEYS, lambda _, table: find_target_contradictions(table), parse_peer
 )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from greenstalk_server.config.tables.config_tables import FLAG, Key, one_of, read_time, tables_of_keys, typed
+from greenstalk_server.config.tables.config_tables import FLAG, Key, Tables, one_of, read_time, tables_of_keys, typed
 from greenstalk_server.config.tables.targets import (
     FILE_KEY,
     NAMES,
@@ -206,4 +206,6 @@ def parse_receiver(name: str, table: Mapping[str, object]) -> Receiver:
     )
 
 
-RECEIVERS: Final = tables_of_keys("alerts", MAX_RECEIVERS, NAMES, _KEYS, _find_contradictions, parse_receiver)
+RECEIVERS: Final[Tables[Receiver]] = tables_of_keys(
+    "alerts", MAX_RECEIVERS, NAMES, _KEYS, _find_contradictions, parse_receiver
+)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from greenstalk_server.config.tables.config_tables import FLAG, Key, WrongPart, tables_of_keys, typed
+from greenstalk_server.config.tables.config_tables import FLAG, Key, Tables, WrongPart, tables_of_keys, typed
 from greenstalk_server.core.tube_names import any_of, is_tube_pattern
 
 VIEWER: Final = "viewer"
@@ -178,8 +178,10 @@ def parse_user(name: str, table: Mapping[str, str]) -> User:
     return User(name, table["password_hash"], table["role"])
 
 
-ROLES: Final = tables_of_keys("roles", MAX_TABLES, _ROLE_NAMES, _ROLE_KEYS, _find_contradictions, parse_role)
-USERS: Final = tables_of_keys("users", MAX_TABLES, _USER_NAMES, _USER_KEYS, lambda *_: (), parse_user)
+ROLES: Final[Tables[Role]] = tables_of_keys(
+    "roles", MAX_TABLES, _ROLE_NAMES, _ROLE_KEYS, _find_contradictions, parse_role
+)
+USERS: Final[Tables[User]] = tables_of_keys("users", MAX_TABLES, _USER_NAMES, _USER_KEYS, lambda *_: (), parse_user)
 
 
 def _matches(patterns: frozenset[str], tube: bytes) -> bool:
