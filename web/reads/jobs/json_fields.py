@@ -178,11 +178,13 @@ def field_paths(root: Root | None) -> list[str]:
     pending: deque[tuple[object, Path]] = deque([(root, ())])
     while pending and left > 0 and len(found) < MAX_SUGGESTED:
         value, path = pending.popleft()
+        is_array = isinstance(value, list)
         value = value[0] if isinstance(value, list) and value else value
         if isinstance(value, dict) and len(path) < SUGGESTED_STEPS:
             for name, child in islice(value.items(), left):
                 left -= 1
-                if len(name) < MAX_PATH // SUGGESTED_STEPS and _STEP.fullmatch(name):
+                is_index = is_array and _INDEX.fullmatch(name)  # after an array, a number is no field of its elements
+                if len(name) < MAX_PATH // SUGGESTED_STEPS and _STEP.fullmatch(name) and not is_index:
                     pending.append((child, (*path, name)))
         elif path and not isinstance(value, dict):
             found[".".join(path)] = None
