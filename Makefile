@@ -75,7 +75,8 @@ crash-test: $(VENV)/.installed-dev  ## set up, then kill a loaded server in ROUN
 failover-test: need-failover-test $(VENV)/.installed-dev  ## set up, then fail over from a loaded server in ROUNDS=100 rounds and verify the jobs; SEED=1 to repeat
 	$(BIN)/python -m tests.failover --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
-fuzz: $(VENV)/.installed-dev  ## set up, then fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus
+fuzz: $(VENV)/.installed-dev  ## set up, then run tests with random examples, and fuzz protocol, journal and imports for SECONDS=1200; ARGS="--keep" adds to the corpus
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile random
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),1200) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: $(VENV)/.installed-dev  ## set up, then run a mixed load for SECONDS=3600 and account for every job; report in build/soak

@@ -17,8 +17,11 @@ from tests.support.cluster import Cluster
 from tests.support.daemon import Daemon
 from tests.support.world import make_broker
 
-settings.register_profile("no-deadline", deadline=None)  # a test that is slow on a busy machine does not fail
-settings.load_profile("no-deadline")
+# No deadline: a test that is slow on a busy machine does not fail. Each run of the tests has the same examples, so that
+# a change is judged by itself; `make fuzz` looks for others.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, max_examples=500)
+settings.load_profile("repeatable")
 
 # Hypothesis mixes the constants of all imported modules into its examples. So the examples of a test would depend on
 # which tests ran before it in the same process, in spite of `derandomize`.
