@@ -77,7 +77,7 @@ def _saved_data(data: bytes) -> Iterator[Change]:
     for sample in document["samples"]:
         yield "sample", 0, sample["name"].encode(), _json(sample)
     for search in document.get("searches", []):
-        yield "search", 0, search["name"].encode(), _json(search)
+        yield "search", 0, search["name"].encode(), _json({"name": search["name"], "q": search["query"]})
     for tube, reason in document["pauses"].items():
         yield "pause-reason", 0, tube.encode(), _json(reason)
 

@@ -14,7 +14,7 @@ from greenstalk_server.web.store.saved_data import (
     MAX_REASONS,
     MAX_SAMPLES,
     Sample,
-    SampleLimitExceeded,
+    LimitExceeded,
     SavedData,
 )
 
@@ -82,7 +82,7 @@ def test_number_of_samples_is_bounded() -> None:
     store = saved_data()
     for number in range(MAX_SAMPLES):
         store.add_sample(Sample(str(number), "mail", 0, 0, 1, ""))
-    with pytest.raises(SampleLimitExceeded, match="already 100 templates"):
+    with pytest.raises(LimitExceeded, match="already 100 templates"):
         store.add_sample(SAMPLE)
     store.add_sample(Sample("5", "other", 0, 0, 1, "in its place"))
     assert store.samples["5"].tube == "other"

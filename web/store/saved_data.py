@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
+from greenstalk_server.web.framework.api.values import Delay, Pri, ResponseModel, Ttr, TubeName
 from greenstalk_server.web.store.rows import Row
 from greenstalk_server.web.store.store import Store
 
@@ -35,35 +37,45 @@ MAX_SEARCHES: Final = 100
 MAX_QUERY_LENGTH: Final = 1000
 """Maximum characters of a saved query."""
 
+MAX_NAME_LENGTH: Final = 60
+"""Maximum characters of a name."""
+
 MAX_REASONS: Final = 1000
 
 
-class SearchLimitExceeded(Exception):
-    """There is no room for another saved search; the message names the limit."""
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="Its name.", examples=["stuck"])]
+
+QueryText = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=MAX_QUERY_LENGTH,
+        description="A query in the dashboard's language.",
+        examples=["tube:mail state:buried age:>2h"],
+    ),
+]
 
 
-class SampleLimitExceeded(Exception):
-    """A sample exceeds a limit; the message names the limit."""
+class LimitExceeded(Exception):
+    """There is no room for a template or a search; the message names the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A named job to put; *delay* and *ttr* in seconds."""
+class Sample(ResponseModel):
+    """A job template: the tube, body and options of a job, stored under a name."""
 
-    name: str
-    tube: str
-    pri: int
-    delay: int
-    ttr: int
+    name: Name
+    tube: TubeName
+    pri: Pri
+    delay: Delay
+    ttr: Ttr
     body: str
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSearch:
-    """A query in the syntax of the search page, stored under a name."""
+class SavedSearch(ResponseModel):
+    """A query stored under a name."""
 
-    name: str
-    query: str
+    name: Name
+    q: QueryText
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +104,21 @@ class SavedData:
         return self._store.is_kept
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Why the data in memory is not saved; empty if it is."""
         return self._store.last_error
 
     # Samples
 
     def add_sample(self, sample: Sample) -> None:
-        """Add *sample*, or replace the sample of that name; raise SampleLimitExceeded if it exceeds a limit."""
+        """Add *sample*, or replace the sample of that name; raise LimitExceeded if it exceeds a limit."""
         others = [one for name, one in self.samples.items() if name != sample.name]
         if len(others) >= MAX_SAMPLES:
-            raise SampleLimitExceeded(f"there are already {MAX_SAMPLES} templates, the maximum")
+            raise LimitExceeded(f"there are already {MAX_SAMPLES} templates, the maximum")
         if _size(sample) > MAX_SAMPLE_SIZE:
-            raise SampleLimitExceeded(f"its body has more than {MAX_SAMPLE_SIZE:,} bytes")
+            raise LimitExceeded(f"its body has more than {MAX_SAMPLE_SIZE:,} bytes")
         if sum(map(_size, others)) + _size(sample) > MAX_SAMPLES_SIZE:
-            raise SampleLimitExceeded(f"all templates together would have more than {MAX_SAMPLES_SIZE:,} bytes")
+            raise LimitExceeded(f"all templates together would have more than {MAX_SAMPLES_SIZE:,} bytes")
         self.samples[sample.name] = sample
         self._put(SAMPLE, sample.name, sample)
 
@@ -118,11 +130,11 @@ class SavedData:
     # Saved searches
 
     def add_search(self, search: SavedSearch) -> None:
-        """Add *search*, or replace the one of that name; raise SearchLimitExceeded if there is no room."""
+        """Add *search*, or replace the one of that name; raise LimitExceeded if there is no room."""
         if search.name not in self.searches and len(self.searches) >= MAX_SEARCHES:
-            raise SearchLimitExceeded(f"there are already {MAX_SEARCHES} saved searches, the maximum")
-        if len(search.query) > MAX_QUERY_LENGTH:
-            raise SearchLimitExceeded(f"the query has more than {MAX_QUERY_LENGTH:,} characters")
+            raise LimitExceeded(f"there are already {MAX_SEARCHES} saved searches, the maximum")
+        if len(search.q) > MAX_QUERY_LENGTH:
+            raise LimitExceeded(f"the query has more than {MAX_QUERY_LENGTH:,} characters")
         self.searches[search.name] = search
         self._put(SEARCH, search.name, search)
 
@@ -153,7 +165,7 @@ class SavedData:
     # Rows
 
     def save(self) -> None:
-        """Wait until the changes are written, or set `trouble`. Switches."""
+        """Wait until the changes are written, or set `last_error`. Switches."""
         self._store.save()
 
     def _put(self, kind: str, name: str, value: Sample | SavedSearch | Reason) -> None:

@@ -8,30 +8,13 @@ from msgspec import Meta
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.config.tables.roles import OPERATOR
-from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR, MAX_NAME_LENGTH, visible_samples
-from greenstalk_server.web.features.samples.samples import Samples as SamplePages
+from greenstalk_server.web.features.samples.samples import DEFAULT_PRI, DEFAULT_TTR, visible_samples
+from greenstalk_server.web.features.samples.samples import Samples as SampleChanges
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName, model_of
-from greenstalk_server.web.store.saved_data import MAX_SAMPLE_SIZE, SavedData
-from greenstalk_server.web.store.saved_data import Sample as StoredSample
-
-Name = Annotated[
-    str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the sample.", examples=["welcome"])
-]
-
-
-class Sample(ResponseModel):
-    """A job template: the tube, body and options of a job, stored under a name."""
-
-    name: Name
-    tube: TubeName
-    body: str
-    pri: Pri
-    delay: Delay
-    ttr: Ttr
-
+from greenstalk_server.web.store.saved_data import MAX_SAMPLE_SIZE, Name, Sample, SavedData
 
 class SampleList(ResponseModel):
     """All samples."""
@@ -63,9 +46,9 @@ HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
 class Samples:
     """Samples: job templates. The dashboard's form for a new job can be filled from them."""
 
-    def __init__(self, saved: SavedData, samples: SamplePages) -> None:
+    def __init__(self, saved: SavedData, samples: SampleChanges) -> None:
         self._saved: SavedData = saved
-        self._samples: SamplePages = samples
+        self._samples: SampleChanges = samples
 
     @endpoint("GET", "/samples", errors=HIDDEN)
     def list_samples(self) -> SampleList:
@@ -73,7 +56,7 @@ class Samples:
         if not principal().sees_bodies:
             raise Forbidden("Bodies are hidden from you, and so are samples.")
         samples = sorted(visible_samples(self._saved).values(), key=lambda sample: sample.name.casefold())
-        return SampleList(samples=[model_of(Sample, sample) for sample in samples], trouble=self._saved.trouble)
+        return SampleList(samples=samples, trouble=self._saved.last_error)
 
     @endpoint(
         "POST",
@@ -88,9 +71,9 @@ class Samples:
         name = " ".join(body.name.split())
         if not name:
             refuse("name", "must not be blank")
-        sample = StoredSample(name, body.tube, body.pri, body.delay, body.ttr, body.body)
+        sample = model_of(Sample, body, name=name)
         self._samples.keep(sample)
-        return model_of(Sample, sample)
+        return sample
 
     @endpoint("DELETE", "/samples", role=OPERATOR, status=204, errors={404: "The sample does not exist."})
     def delete_sample(self, query: SampleRequest) -> None:

@@ -12,14 +12,13 @@ from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.web.features.samples.samples import (
     DEFAULT_PRI,
     DEFAULT_TTR,
-    MAX_NAME_LENGTH,
     Samples,
     visible_samples,
 )
 from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.fields import MAX_NUMBER, Fields
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.store.saved_data import Sample, SavedData
+from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH, Sample, SavedData
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +28,14 @@ class SampleList:
     loaded          the sample that the request names, or None.
     job             the initial values of the form.
     own, others     names of this tube's samples, and names of other tubes' samples.
-    trouble         why the last changes are not in the file; empty if they are.
+    last_error      why the last changes are not in the file; empty if they are.
     """
 
     loaded: Sample | None
     job: Sample
     own: list[str]
     others: list[str]
-    trouble: str
+    last_error: str
 
 
 class SamplePages:
@@ -83,7 +82,7 @@ def samples_for(saved: SavedData, given: Fields, tube: str) -> SampleList:
     own = [name for name in names if saved.samples[name].tube == tube]
     others = [name for name in names if saved.samples[name].tube != tube]
     loaded = visible.get(given.get("sample", ""))
-    return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.trouble)
+    return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.last_error)
 
 
 def _redirect(tube: str, notice: str, sample: str | None) -> Response:

@@ -8,10 +8,7 @@ from werkzeug.exceptions import Conflict, NotFound
 
 from greenstalk_server.web.framework.access import principal, require_operator
 from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.saved_data import Sample, SampleLimitExceeded, SavedData
-
-MAX_NAME_LENGTH: Final = 60
-"""Characters."""
+from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH, LimitExceeded, Sample, SavedData
 
 DEFAULT_PRI: Final = 65536
 DEFAULT_TTR: Final = 60
@@ -19,7 +16,7 @@ DEFAULT_TTR: Final = 60
 
 
 class Samples:
-    """The job templates in *store*."""
+    """Saves and deletes job templates."""
 
     def __init__(self, saved: SavedData, audit: Audit) -> None:
         self._saved: SavedData = saved
@@ -32,7 +29,7 @@ class Samples:
             require_operator(replaced.tube.encode())
         try:
             self._saved.add_sample(sample)
-        except SampleLimitExceeded as error:
+        except LimitExceeded as error:
             raise Conflict(f"The template was not saved: {error}.") from None
         self._audit.note("sample/save", name=sample.name, tube=sample.tube, bytes=len(sample.body.encode()))
         self._saved.save()

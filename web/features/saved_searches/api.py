@@ -7,34 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import ADMIN
-from greenstalk_server.web.features.saved_searches.saved_searches import MAX_NAME_LENGTH
-from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches as SavedSearchPages
+from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches as SearchChanges
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
 from greenstalk_server.web.reads.jobs.matching import read_query
-from greenstalk_server.web.reads.jobs.query import MAX_LENGTH, QueryError
-
-Name = Annotated[
-    str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, description="The name of the search.", examples=["stuck"])
-]
-QueryText = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=MAX_LENGTH,
-        description="A query in the dashboard's language.",
-        examples=["tube:mail state:buried age:>2h"],
-    ),
-]
-
-
-class SavedSearch(ResponseModel):
-    """A query stored under a name."""
-
-    name: Name
-    q: QueryText
-
+from greenstalk_server.web.reads.jobs.query import QueryError
+from greenstalk_server.web.store.saved_data import Name, QueryText, SavedSearch
 
 class SavedSearchList(ResponseModel):
     """All saved searches."""
@@ -59,14 +38,13 @@ class SavedSearchRequest(RequestModel):
 class SavedSearches:
     """Saved searches: queries under a name, shared by all users of the dashboard."""
 
-    def __init__(self, searches: SavedSearchPages) -> None:
-        self._searches: SavedSearchPages = searches
+    def __init__(self, searches: SearchChanges) -> None:
+        self._searches: SearchChanges = searches
 
     @endpoint("GET", "/saved-searches")
     def list_saved_searches(self) -> SavedSearchList:
         """List the saved searches, by name."""
-        found = [SavedSearch(name=search.name, q=search.query) for search in self._searches.visible()]
-        return SavedSearchList(searches=found, trouble=self._searches.trouble)
+        return SavedSearchList(searches=self._searches.visible(), trouble=self._searches.last_error)
 
     @endpoint("POST", "/saved-searches", role=ADMIN, status=201, errors={409: "There is no room for another search."})
     def save_search(self, body: SaveSearchRequest) -> SavedSearch:
@@ -80,8 +58,7 @@ class SavedSearches:
             refuse("q", str(error))
         if not query.terms:
             refuse("q", "must have at least one term")
-        saved = self._searches.keep(name, query)
-        return SavedSearch(name=saved.name, q=saved.query)
+        return self._searches.keep(name, query)
 
     @endpoint("DELETE", "/saved-searches", role=ADMIN, status=204, errors={404: "The search does not exist."})
     def delete_saved_search(self, query: SavedSearchRequest) -> None:

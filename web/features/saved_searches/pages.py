@@ -7,11 +7,12 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from greenstalk_server.config.tables.roles import ADMIN
-from greenstalk_server.web.features.saved_searches.saved_searches import MAX_NAME_LENGTH, SavedSearches
+from greenstalk_server.web.features.saved_searches.saved_searches import SavedSearches
 from greenstalk_server.web.framework import fields
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import QueryError
+from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH
 
 
 class SavedSearchPages:
@@ -37,7 +38,7 @@ class SavedSearchPages:
         except QueryError as error:
             raise BadRequest(f"“q” is not a valid query. {error}") from error
         saved = self._searches.keep(name, query)
-        return redirect(url_for("search", q=saved.query, notice="saved-search", n=0), 303)
+        return redirect(url_for("search", q=saved.q, notice="saved-search", n=0), 303)
 
     @open_to(ADMIN)
     def delete(self) -> Response:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from werkzeug.exceptions import BadRequest, Conflict, NotFound
 
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.jobs.query import Query, QueryError, TextMatch, parse
 from greenstalk_server.web.store.audit import Audit
-from greenstalk_server.web.store.saved_data import SavedData, SavedSearch, SearchLimitExceeded
-
-MAX_NAME_LENGTH: Final = 60
-"""Characters."""
-
+from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH, LimitExceeded, SavedData, SavedSearch
 
 class SavedSearches:
-    """The saved searches of *store*."""
+    """Saves, lists and deletes searches."""
 
     def __init__(self, saved: SavedData, audit: Audit) -> None:
         self._saved: SavedData = saved
@@ -28,9 +22,9 @@ class SavedSearches:
         return [search for search in found if _is_visible(search)]
 
     @property
-    def trouble(self) -> str:
+    def last_error(self) -> str:
         """Reason why the last changes are not on disk; empty if they are."""
-        return self._saved.trouble
+        return self._saved.last_error
 
     def keep(self, name: str, query: Query) -> SavedSearch:
         """Save *query* under *name*, replacing a search of that name; return it. Switches.
@@ -42,9 +36,9 @@ class SavedSearches:
         search = SavedSearch(name, str(query))
         try:
             self._saved.add_search(search)
-        except SearchLimitExceeded as error:
+        except LimitExceeded as error:
             raise Conflict(f"The search was not saved: {error}.") from None
-        self._audit.note("search/save", name=name, query=search.query)
+        self._audit.note("search/save", name=name, query=search.q)
         self._saved.save()
         return search
 
@@ -61,7 +55,7 @@ class SavedSearches:
 def _is_visible(search: SavedSearch) -> bool:
     """Return whether the principal may see every tube that *search* names, and all tubes of its name prefixes."""
     try:
-        terms = parse(search.query).terms
+        terms = parse(search.q).terms
     except QueryError:  # of another version of the server, or edited by hand
         return principal().sees_all
     tubes = [term.value.text for term in terms if term.name == "tube" and isinstance(term.value, TextMatch)]

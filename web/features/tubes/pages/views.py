@@ -29,7 +29,6 @@ from greenstalk_server.web.features.jobs.pages.details import job_details, tube_
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_form
 from greenstalk_server.web.features.policies.pages.tube_policy import tube_policy
 from greenstalk_server.web.features.samples.pages import samples_for
-from greenstalk_server.web.features.samples.samples import MAX_NAME_LENGTH
 from greenstalk_server.web.features.tubes.pages.onboarding import Example
 from greenstalk_server.web.features.tubes.pages.overview import (
     COMMANDS,
@@ -63,7 +62,7 @@ from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_p
 from greenstalk_server.web.reads.lookup import find_job, find_tube
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_text
 from greenstalk_server.web.reads.tube_tabs import page_tabs
-from greenstalk_server.web.store.saved_data import SavedData
+from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH, SavedData
 
 TUBE_PARTS: Final = {
     "tube_summary.html": ("badges", "trend", "workers"),
