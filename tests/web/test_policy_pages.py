@@ -17,7 +17,7 @@ from greenstalk_server.core.policies.policy import SETTINGS, parse_policy
 from greenstalk_server.core.policies.policy_counts import PolicyCounts
 from greenstalk_server.web.changes import tasks
 from greenstalk_server.web.features.policies.pages.policy_form import form_of, submitted_form
-from greenstalk_server.web.features.policies.pages.policy_texts import COUNT_TEXTS, GROUPS, SETTING_TEXTS, value_text
+from greenstalk_server.web.features.policies.setting_texts import COUNT_TEXTS, GROUPS, SETTING_TEXTS, value_text
 from tests.support.world import slots
 
 from .conftest import Queue, visiting

@@ -27,7 +27,7 @@ from greenstalk_server.web.features.policies.pages.policy_form import (
     submitted_form,
     version_of,
 )
-from greenstalk_server.web.features.policies.pages.policy_texts import GROUPS, SETTING_TEXTS, value_text
+from greenstalk_server.web.features.policies.setting_texts import GROUPS, SETTING_TEXTS, value_text
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace

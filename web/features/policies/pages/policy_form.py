@@ -15,7 +15,7 @@ from typing import Final
 
 from greenstalk_server.core.policies.policy import Policy, find_errors, parse_policy
 from greenstalk_server.web.features.policies.changes import ListedPolicy
-from greenstalk_server.web.features.policies.pages.policy_texts import SETTING_TEXTS, TUBE, TUBES
+from greenstalk_server.web.features.policies.setting_texts import SETTING_TEXTS, TUBE, TUBES
 from greenstalk_server.web.framework.fields import Fields
 
 MAX_FIELD_LENGTH: Final = 20_000

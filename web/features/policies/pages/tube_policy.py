@@ -9,7 +9,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.policies.policy import SETTINGS
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.features.policies.changes import sources_of
-from greenstalk_server.web.features.policies.pages.policy_texts import COUNT_TEXTS, SETTING_TEXTS, value_text
+from greenstalk_server.web.features.policies.setting_texts import COUNT_TEXTS, SETTING_TEXTS, value_text
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.policies import DeadLetterTubes, visible_setting
