@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import UNSET, Meta, UnsetType, convert
+from msgspec import Meta, convert
 from werkzeug.exceptions import Conflict
 
 from greenstalk_server.config.tables.roles import ADMIN, VIEWER
-from greenstalk_server.core.policies.policy import MAX_PRIORITY, Policy, PolicyError, parse_policy
+from greenstalk_server.core.policies.policy import MAX_PATTERNS, MAX_PRIORITY, Policy, PolicyError, parse_policy
 from greenstalk_server.web.changes.task_model import BUSY, Task, started_task
 from greenstalk_server.web.features.policies.changes import ListedPolicy
 from greenstalk_server.web.features.policies.changes import Policies as PolicyOperations
+from greenstalk_server.web.features.policies.setting_texts import (
+    COUNT,
+    NUMBER,
+    RATE,
+    SETTING_TEXTS,
+    SIZE,
+    TIME,
+    TUBE,
+    TUBES,
+    UNIQUE_FOR,
+    SettingText,
+)
 from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
-from greenstalk_server.web.framework.api.problems import WHOLE, Invalid
-from greenstalk_server.web.framework.api.values import RequestModel, ResponseModel
+from greenstalk_server.web.framework.api.problems import WHOLE, Invalid, refuse
+from greenstalk_server.web.framework.api.values import ResponseModel
 
 PolicyName = Annotated[
     str,
@@ -28,83 +40,8 @@ PolicyName = Annotated[
     ),
 ]
 
-Seconds = int | float | str
-"""A number of seconds, or text with units."""
-
 Value = int | float | str | list[str]
 """A value in a policy document."""
-
-Bytes = int | str
-"""A number of bytes, or text with a unit."""
-
-
-class PolicyRequest(RequestModel):
-    """A policy: the tubes that it matches, and its settings. Times are seconds, or text such as `1h30m`.
-
-    If several policies match a tube, each setting comes from the one with the highest `priority`; among equal ones,
-    from the one with the most specific pattern; then from the first one by name. 0, an empty text or an empty list
-    turns a setting off.
-    """
-
-    tubes: Annotated[
-        list[str],
-        Meta(description="1 to 100 patterns of tube names; `*` matches any characters.", examples=[["mail.*"]]),
-    ]
-    priority: Annotated[
-        int | UnsetType,
-        Meta(description=f"From -{MAX_PRIORITY} to {MAX_PRIORITY}, 0 if absent; the highest priority wins a setting."),
-    ] = UNSET
-    max_attempts: Annotated[
-        int | UnsetType, Meta(description="Attempts after which a job is dead-lettered instead of delivered again.")
-    ] = UNSET
-    dead_letter: Annotated[
-        str | UnsetType, Meta(description="The tube for jobs that failed. Without one, they are buried.")
-    ] = UNSET
-    retry_delay: Annotated[
-        Seconds | UnsetType, Meta(description="Delay after the first failed attempt; it grows with each further one.")
-    ] = UNSET
-    retry_delay_max: Annotated[Seconds | UnsetType, Meta(description="The longest delay after an attempt.")] = UNSET
-    retry_factor: Annotated[
-        int | float | UnsetType, Meta(description="Factor by which the delay grows, from 1 to 100; 2 if absent.")
-    ] = UNSET
-    retry_jitter: Annotated[
-        int | float | UnsetType, Meta(description="Random part of the delay, from 0 to 1; 0 if absent.")
-    ] = UNSET
-    expire_after: Annotated[
-        Seconds | UnsetType, Meta(description="Age since the put at which a job that is not reserved expires.")
-    ] = UNSET
-    buried_expire_after: Annotated[
-        Seconds | UnsetType, Meta(description="Time since its burial after which a buried job expires.")
-    ] = UNSET
-    expired_to: Annotated[
-        Literal["drop", "dead-letter"] | UnsetType,
-        Meta(description="The destination of expired jobs; `drop` if absent."),
-    ] = UNSET
-    max_jobs: Annotated[int | UnsetType, Meta(description="Maximum number of jobs in a tube.")] = UNSET
-    max_bytes: Annotated[Bytes | UnsetType, Meta(description="Maximum bytes of the bodies of a tube's jobs.")] = UNSET
-    overflow: Annotated[
-        Literal["refuse", "drop-oldest", "dead-letter-oldest"] | UnsetType,
-        Meta(description="The effect of a put into a full tube; `refuse` if absent."),
-    ] = UNSET
-    max_reserved: Annotated[
-        int | UnsetType, Meta(description="Maximum number of jobs of a tube that are reserved at the same time.")
-    ] = UNSET
-    rate: Annotated[int | float | UnsetType, Meta(description="Maximum number of reservations per second.")] = UNSET
-    rate_burst: Annotated[int | UnsetType, Meta(description="Maximum number of reservations in a burst.")] = UNSET
-    unique: Annotated[
-        Literal["nothing", "body"] | UnsetType,
-        Meta(description="`body`: a put with the same body as an earlier job adds nothing."),
-    ] = UNSET
-    unique_for: Annotated[
-        Seconds | UnsetType,
-        Meta(description="Period of uniqueness: `waiting`, `unfinished` (if absent), or a time since the put."),
-    ] = UNSET
-    copy_to: Annotated[
-        list[str] | UnsetType, Meta(description="Tubes that get a copy of each new job; at most 16.")
-    ] = UNSET
-    ttr_min: Annotated[Seconds | UnsetType, Meta(description="Minimum TTR; a shorter TTR is raised to this.")] = UNSET
-    ttr_max: Annotated[Seconds | UnsetType, Meta(description="Maximum TTR; a longer TTR is reduced to this.")] = UNSET
-    max_job_size: Annotated[Bytes | UnsetType, Meta(description="Maximum bytes of a body.")] = UNSET
 
 
 class NamedPolicy(ResponseModel):
@@ -136,8 +73,56 @@ class PolicySaved(ResponseModel):
     warnings: Annotated[list[str], Meta(description="Loops of dead letters, whose jobs are buried instead.")]
 
 
-EXAMPLE: Final = {"tubes": ["mail.*"], "max_attempts": 5, "dead_letter": "mail.failed"}
-Document = Annotated[PolicyRequest, Meta(examples=[EXAMPLE])]
+_TYPES: Final[Mapping[str, list[str]]] = {
+    COUNT: ["integer"],
+    NUMBER: ["number"],
+    RATE: ["number"],
+    TIME: ["number", "string"],
+    UNIQUE_FOR: ["number", "string"],
+    SIZE: ["integer", "string"],
+    TUBE: ["string"],
+}
+"""Types in JSON of the kinds of settings: times and sizes may have units."""
+
+
+def _schema(setting: SettingText) -> dict[str, Any]:
+    """Return the JSON schema of *setting*."""
+    if setting.kind == TUBES:
+        return {"type": "array", "items": {"type": "string"}, "description": setting.help}
+    if not setting.kind:
+        return {"enum": list(setting.words), "description": f"{setting.help} Default: `{setting.words[0]}`."}
+    return {"type": _TYPES[setting.kind], "description": setting.help}
+
+
+FIELDS: Final[Mapping[str, dict[str, Any]]] = {
+    "tubes": {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": f"1 to {MAX_PATTERNS} patterns of tube names; `*` matches any characters.",
+    },
+    "priority": {
+        "type": "integer",
+        "description": f"From -{MAX_PRIORITY} to {MAX_PRIORITY}, 0 if absent; the highest wins a setting.",
+    },
+    **{key: _schema(setting) for key, setting in SETTING_TEXTS.items()},
+}
+"""The JSON schema of each field of a policy."""
+
+Document = Annotated[
+    dict[str, Any],
+    Meta(
+        description="A policy: the tubes that it matches, and its settings. Times are seconds, or text such as `1h30m`."
+        " If several policies match a tube, each setting comes from the one with the highest `priority`; among equal"
+        " ones, from the one with the most specific pattern; then from the first one by name. 0, an empty text or an"
+        " empty list turns a setting off.",
+        examples=[{"tubes": ["mail.*"], "max_attempts": 5, "dead_letter": "mail.failed"}],
+        extra_json_schema={
+            "properties": FIELDS,
+            "required": ["tubes"],
+            "additionalProperties": False,
+        },
+    ),
+]
 
 NO_POLICY: Final = {404: "The policy does not exist."}
 OF_FILE: Final = {409: "The configuration file has a policy of this name, or there are too many policies."}
@@ -207,11 +192,13 @@ class Policies:
         return started_task(task)
 
 
-def _parse(name: str, body: PolicyRequest) -> Policy:
-    """Return *body* as the policy *name*; raise Invalid for the first mistake."""
-    values = {key: getattr(body, key) for key in PolicyRequest.__struct_fields__}
+def _parse(name: str, document: dict[str, Any]) -> Policy:
+    """Return *document* as the policy *name*; raise Invalid for the first error."""
+    for key in document:
+        if key not in FIELDS:
+            refuse(key, f"is not known: the fields are {', '.join(FIELDS)}")
     try:
-        return parse_policy(name, {key: value for key, value in values.items() if value is not UNSET})
+        return parse_policy(name, document)
     except PolicyError as error:
         raise Invalid(error.key or WHOLE, error.problem.removeprefix(error.key).lstrip(": ")) from error
 
