@@ -111,7 +111,7 @@ def _audit(data: bytes) -> Iterator[Change]:
 
 def _marks(data: bytes) -> Iterator[Change]:
     for number, mark in enumerate(json.loads(_checked(data)), 1):
-        yield "mark", number, b"", _json(mark)
+        yield "mark", number, b"", _json(mark | {"at": _instant(mark["at"]), "tube": mark["tube"] or None})
 
 
 def _log(tier: str) -> Callable[[bytes], Iterator[Change]]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.marks.marks import MAX_MARKS, PAUSE, Mark, Marks
+from greenstalk_server.web.features.marks.marks import MAX_MARKS, PAUSE, Marks
 
 from .conftest import Queue
 from .stored import local_store
 
 EVER = (0, 2**63)
+GOOD = b'{"at": "2027-01-15T08:00:00Z", "text": "deployed", "kind": "note", "tube": null, "who": ""}'
 
 
 def marks_in(directory: Path, queue: Queue) -> Marks:
@@ -62,13 +62,12 @@ def test_marks_of_each_kind_are_bounded(queue: Queue, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b'{"at": 1}', b"\xff", *[b'{"at": %d, "text": "x"}' % at for at in (2**63, 10**30, -1)]]
+    "data", [b"", b"[]", b'{"at": 1}', b"\xff", GOOD.replace(b"Z", b""), GOOD.replace(b"null", b'"a b"')]
 )
 def test_damaged_mark_is_left_out(queue: Queue, tmp_path: Path, data: bytes) -> None:
-    known = Mark(queue.now, "deployed")
     store = local_store(tmp_path)
     store.put("mark", 1, b"", data)
-    store.put("mark", 2, b"", msgspec.json.encode(known))
+    store.put("mark", 2, b"", GOOD)
     store.restore()
     store.save()
-    assert marks_in(tmp_path, queue).find(None, -(10**40), 10**40) == [known]
+    assert [mark.text for mark in marks_in(tmp_path, queue).find(None, *EVER)] == ["deployed"]

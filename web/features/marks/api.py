@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.marks.changes import add_mark, visible_marks
-from greenstalk_server.web.features.marks.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT
-from greenstalk_server.web.features.marks.marks import Mark as Recorded
+from greenstalk_server.web.features.marks.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT, Mark
 from greenstalk_server.web.features.marks.marks import Marks as Recorder
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
@@ -20,30 +19,9 @@ from greenstalk_server.web.framework.api.values import (
     RequestModel,
     ResponseModel,
     TubeName,
-    instant,
-    model_of,
     nanoseconds,
 )
 from greenstalk_server.web.store.audit import Audit
-
-
-class Mark(ResponseModel):
-    """A mark."""
-
-    at: Instant
-    text: str
-    kind: Annotated[
-        Literal["note", "pause", "policy", "start"],
-        Meta(description="`note` for a mark that a user or a program added; the server adds all other kinds."),
-    ]
-    tube: Annotated[str | None, Meta(description="Null for a mark of the whole server.", examples=["mail"])]
-    who: Annotated[
-        str,
-        Meta(
-            description="The user name, or the kind of token; empty if there is none, or if you may not read the audit"
-            " log."
-        ),
-    ]
 
 
 class MarkList(ResponseModel):
@@ -84,8 +62,8 @@ class Marks:
         """List the marks, oldest first; if there are more than `limit`, the latest."""
         since = 0 if query.since is UNSET else nanoseconds(query.since)
         until = self._clock() + MAX_FUTURE if query.until is UNSET else nanoseconds(query.until)
-        seen = visible_marks(self._marks, None if query.tube is UNSET else query.tube, since, until)
-        return MarkList(marks=[_model(mark) for mark in seen[-query.limit :]])
+        marks = visible_marks(self._marks, None if query.tube is UNSET else query.tube, since, until)
+        return MarkList(marks=marks[-query.limit :])
 
     @endpoint(
         "POST",
@@ -106,8 +84,4 @@ class Marks:
         text = " ".join(body.text.split())
         if not text:
             refuse("text", "must have a character that is not a space")
-        return _model(add_mark(self._marks, self._audit, text, "" if body.tube is UNSET else body.tube, at))
-
-
-def _model(mark: Recorded) -> Mark:
-    return model_of(Mark, mark, at=instant(mark.at), tube=mark.tube or None)
+        return add_mark(self._marks, self._audit, text, "" if body.tube is UNSET else body.tube, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from werkzeug.exceptions import Forbidden
 
 from greenstalk_server.web.features.marks.marks import POLICY, Mark, Marks
@@ -36,5 +37,5 @@ def visible_marks(marks: Marks, tube: str | None, since: int, until: int) -> lis
     for mark in marks.find(tube, since, until):
         if not who.sees_all and (mark.kind == POLICY or (mark.tube and not who.sees(mark.tube.encode()))):
             continue
-        found.append(mark if who.sees_audit or not mark.who else Mark(mark.at, mark.text, mark.kind, mark.tube))
+        found.append(mark if who.sees_audit or not mark.who else replace(mark, who=""))
     return found

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from typing import Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.listener import BrokerListener
-from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework import text
+from greenstalk_server.web.framework.api.values import Instant, ResponseModel, TubeName, instant, nanoseconds
 from greenstalk_server.web.store.rows import Row
 from greenstalk_server.web.store.store import Store
 
@@ -30,38 +30,39 @@ MAX_MARKS: Final = 500
 MAX_TEXT: Final = 200
 """Characters."""
 
-MAX_TIME: Final = 2**63
-"""Times of marks are below this, in nanoseconds since the Unix epoch. Pages cannot show later times."""
-
 MAX_PAST: Final = 90 * 86400 * SECOND
 MAX_FUTURE: Final = 60 * SECOND
 """Nanoseconds by which the time of a mark may differ from now."""
+
+Kind = Literal["note", "pause", "policy", "start"]
 
 NOTE: Final = "note"
 PAUSE: Final = "pause"
 POLICY: Final = "policy"
 START: Final = "start"
-KINDS: Final = (NOTE, PAUSE, POLICY, START)
-"""NOTE is the kind of the marks of users and programs."""
+"""Kinds of marks. NOTE is that of the marks of users and programs; the server adds the others."""
 
 ROW: Final = "mark"
 """Kind of the rows. Their numbers count the marks."""
 
 
-class Mark(Struct, frozen=True):
-    """A mark.
+class Mark(ResponseModel):
+    """A mark."""
 
-    at      nanoseconds since the Unix epoch.
-    kind    one of KINDS.
-    tube    name of its tube; empty for a mark of the whole server.
-    who     user name of its author; empty if there is none.
-    """
-
-    at: int
+    at: Instant
     text: str
-    kind: str = NOTE
-    tube: str = ""
-    who: str = ""
+    kind: Annotated[
+        Kind,
+        Meta(description="`note` for a mark that a user or a program added; the server adds all other kinds."),
+    ]
+    tube: Annotated[TubeName | None, Meta(description="Null for a mark of the whole server.", examples=["mail"])]
+    who: Annotated[
+        str,
+        Meta(
+            description="The user name, or the kind of token; empty if there is none, or if you may not read the audit"
+            " log."
+        ),
+    ]
 
 
 class _Numbered(NamedTuple):
@@ -83,9 +84,10 @@ class Marks(BrokerListener):
         self._early: list[Mark] = []  # added before the marks of the previous run were read
         store.on_restore(ROW, self._restore)
 
-    def add(self, mark_text: str, *, kind: str = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:
+    def add(self, mark_text: str, *, kind: Kind = NOTE, tube: str = "", at: int = 0, who: str = "") -> Mark:
         """Add a mark at *at*, by default now. The caller has checked the arguments. Does not switch."""
-        mark = Mark(at or self._clock(), mark_text[:MAX_TEXT], kind, tube, who)
+        when = instant(at or self._clock())
+        mark = Mark(at=when, text=mark_text[:MAX_TEXT], kind=kind, tube=tube or None, who=who)
         if self._is_restored:
             self._save(mark)
         else:
@@ -100,7 +102,7 @@ class Marks(BrokerListener):
         since, until    nanoseconds since the Unix epoch.
         """
         found = [mark for at, _, mark in self._marks if since <= at <= until]
-        return [mark for mark in found if tube is None or mark.tube in ("", tube)]
+        return [mark for mark in found if tube is None or mark.tube in (None, tube)]
 
     def on_tube_paused(self, tube: Tube) -> None:
         """Add a mark for the pause, or the end of a pause, of *tube*. Does not switch."""
@@ -114,8 +116,7 @@ class Marks(BrokerListener):
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 log.error("history: a mark cannot be read, and is lost: %s", error)  # noqa: TRY400  the message is complete
                 continue
-            if 0 <= mark.at < MAX_TIME and (not mark.tube or is_tube_name(mark.tube.encode())):
-                self._insert(row.number, mark)
+            self._insert(row.number, mark)
         self._last, self._is_restored = max([row.number for row in rows], default=0), True
         for mark in self._early:
             self._save(mark)
@@ -127,7 +128,7 @@ class Marks(BrokerListener):
         self._insert(self._last, mark)
 
     def _insert(self, number: int, mark: Mark) -> None:
-        insort(self._marks, _Numbered(mark.at, number, mark))
+        insort(self._marks, _Numbered(nanoseconds(mark.at), number, mark))
         is_note = mark.kind == NOTE
         self._counts[is_note] += 1
         if self._counts[is_note] > MAX_MARKS:

@@ -35,6 +35,7 @@ from greenstalk_server.web.features.marks.changes import add_mark, may_mark, vis
 from greenstalk_server.web.features.marks.marks import MAX_TEXT, Mark, Marks
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal, require_full_view
+from greenstalk_server.web.framework.api.values import nanoseconds
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.rights import open_to
 from greenstalk_server.web.reads.lookup import find_tube
@@ -121,7 +122,7 @@ class HistoryPages:
         if before is not None:
             found["before"] = history_json(before)["series"]
         found["marks"] = [
-            {"at": mark.at // SECOND, "text": mark.text, "kind": mark.kind}
+            {"at": nanoseconds(mark.at) // SECOND, "text": mark.text, "kind": mark.kind}
             for mark in self._shown_marks(columns, _span(), name)
         ]
         response = make_response(msgspec.json.encode(found))
@@ -157,10 +158,10 @@ class HistoryPages:
             charts=drawn,
             marks=[
                 DrawnMark(
-                    round((mark.at / SECOND - begin) / span.seconds * WIDTH, 1),
+                    round((mark.at.timestamp() - begin) / span.seconds * WIDTH, 1),
                     text.time_tag(mark.at),
                     mark.text,
-                    mark.tube,
+                    mark.tube or "",
                     mark.who,
                 )
                 for mark in self._shown_marks(columns, span, name)
