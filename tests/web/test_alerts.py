@@ -38,7 +38,7 @@ from greenstalk_server.web.features.conditions.measures import (
     DISK,
     LIMIT,
     WARNING,
-    Condition,
+    ActiveCondition,
     Kind,
     Link,
     Measure,
@@ -74,10 +74,10 @@ def condition(
     severity: Severity = WARNING,
     since: int = START,
     ratio: float = 1.5,
-) -> Condition:
+) -> ActiveCondition:
     name = tube.decode()
     link = Link("tube", {"tube": name, "state": "buried"})
-    return Condition(
+    return ActiveCondition(
         Measure(kind, severity, tube, "", ratio, 0, 15.0, 10.0, f"15 more jobs of “{name}” are buried.", link), since
     )
 
@@ -97,7 +97,7 @@ class Rounds:
     def is_silenced(self, kind: str, tube: bytes) -> bool:
         return self.silences.has(kind, tube, self.now)
 
-    def at(self, seconds: float, *conditions: Condition) -> list[str]:
+    def at(self, seconds: float, *conditions: ActiveCondition) -> list[str]:
         """Do a round *seconds* after the start; return the items that were sent: `begin mail`, `end mail`."""
         self.now = START + int(seconds * SECOND)
         self.receiver_alerts.begin_round()
@@ -173,7 +173,7 @@ def test_interval_delays_warnings_and_not_critical_conditions() -> None:
 # Many conditions
 
 
-def many(count: int, **changes: Any) -> list[Condition]:
+def many(count: int, **changes: Any) -> list[ActiveCondition]:
     return [condition(b"t%05d" % number, since=START - HOUR, **changes) for number in range(count)]
 
 
@@ -226,7 +226,9 @@ def test_scope_of_a_silence(tubes: str, kind: str, is_covered: bool) -> None:
 # Messages
 
 
-def bodies(to: Receiver, *conditions: Condition, key: str = "", more: int = 0) -> list[tuple[dict[str, str], Any]]:
+def bodies(
+    to: Receiver, *conditions: ActiveCondition, key: str = "", more: int = 0
+) -> list[tuple[dict[str, str], Any]]:
     receiver_alerts = ReceiverAlerts(to)
     for each in conditions:
         receiver_alerts.take(each, unsilenced)

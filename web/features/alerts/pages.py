@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from flask import Flask, make_response, redirect, render_template, request, url_for
@@ -20,9 +19,9 @@ from greenstalk_server.web.features.alerts.alerts import Alerts, ReceiverQueue
 from greenstalk_server.web.features.alerts.changes import AlertChanges, may_silence, require_alerts
 from greenstalk_server.web.features.alerts.silences import MAX_REASON_LENGTH, MAX_SILENCE
 from greenstalk_server.web.features.alerts.status import alert_status
-from greenstalk_server.web.features.conditions.measures import KINDS, Condition, Measure
+from greenstalk_server.web.features.conditions.measures import KINDS, ActiveCondition, Measure
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.conditions.visible import href_of
+from greenstalk_server.web.features.conditions.visible import Condition, shown_condition
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.api.values import instant
 from greenstalk_server.web.framework.rights import open_to
@@ -41,21 +40,6 @@ DURATIONS: Final = ((3600, "1 hour"), (4 * 3600, "4 hours"), (24 * 3600, "1 day"
 """Seconds and labels that the form offers."""
 
 KIND_LABELS: Final = {kind.name: kind.label for kind in KINDS}
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionRow:
-    """A condition, and its state at each receiver: the name of the receiver, and the state in words.
-
-    silence_href    URL of the page with the form filled in for this condition; empty if the principal may not.
-    """
-
-    severity: str
-    sentence: str
-    href: str
-    since: Markup
-    receivers: list[tuple[str, str | Markup]]
-    silence_href: str
 
 
 class AlertPages:
@@ -146,19 +130,16 @@ class AlertPages:
             return "The last message was accepted."
         return "Nothing has been sent since the start."
 
-    def _conditions(self, now: int) -> Iterator[ConditionRow]:
-        for condition in self._attention.conditions[:MAX_CONDITIONS]:
-            measure = condition.measure
-            yield ConditionRow(
-                measure.severity,
-                measure.sentence,
-                href_of(measure),
-                text.time_tag(condition.since),
-                [(name, self._sent(queue, condition, now)) for name, queue in self._alerts.queues.items()],
-                _silence_href(measure),
-            )
+    def _conditions(self, now: int) -> Iterator[tuple[Condition, list[tuple[str, str | Markup]], str]]:
+        """Yield each condition, its state at each receiver in words, and the URL of the form that silences it.
 
-    def _sent(self, queue: ReceiverQueue, condition: Condition, now: int) -> str | Markup:
+        The URL is empty if the principal may not silence the condition.
+        """
+        for condition in self._attention.conditions[:MAX_CONDITIONS]:
+            states = [(name, self._sent(queue, condition, now)) for name, queue in self._alerts.queues.items()]
+            yield shown_condition(condition), states, _silence_href(condition.measure)
+
+    def _sent(self, queue: ReceiverQueue, condition: ActiveCondition, now: int) -> str | Markup:
         """Return the state of *condition* at the receiver of *queue*, in words."""
         measure, receiver = condition.measure, queue.receiver
         if not receiver.wants(measure.kind.name, measure.severity, measure.tube):

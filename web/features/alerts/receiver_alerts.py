@@ -20,7 +20,7 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.conditions.measures import (
     CRITICAL,
     SEVERITIES,
-    Condition,
+    ActiveCondition,
     Key,
     Link,
     Rank,
@@ -117,13 +117,13 @@ class ReceiverAlerts:
         self.more: int = 0
         self.sent_at: int = 0
         self._seen: set[Key] = set()
-        self._candidates: list[tuple[Rank, Condition]] = []
+        self._candidates: list[tuple[Rank, ActiveCondition]] = []
         self._omitted: int = 0
 
     def begin_round(self) -> None:
         self._seen, self._candidates, self._omitted = set(), [], 0
 
-    def take(self, condition: Condition, is_silenced: IsSilenced) -> None:
+    def take(self, condition: ActiveCondition, is_silenced: IsSilenced) -> None:
         """Add an active condition of this round."""
         measure = condition.measure
         if not self.receiver.wants(measure.kind.name, measure.severity, measure.tube):
@@ -215,7 +215,7 @@ class ReceiverAlerts:
     def _count(self, severity: str) -> int:
         return sum(alert.severity == severity and alert.kind != MORE for alert in self.alerts.values())
 
-    def _note_more(self, worst: Condition | None, now: int) -> None:
+    def _note_more(self, worst: ActiveCondition | None, now: int) -> None:
         """Begin, continue or end the alert about the conditions in excess; *worst* is the worst of them."""
         key = (MORE, b"", "")
         alert = self.alerts.get(key)
@@ -233,7 +233,7 @@ class ReceiverAlerts:
         alert.is_present, alert.ended_at = True, 0
 
 
-def _new_alert(condition: Condition) -> Alert:
+def _new_alert(condition: ActiveCondition) -> Alert:
     measure = condition.measure
     return Alert(
         kind=measure.kind.name,
@@ -248,7 +248,7 @@ def _new_alert(condition: Condition) -> Alert:
     )
 
 
-def _update(alert: Alert, condition: Condition) -> None:
+def _update(alert: Alert, condition: ActiveCondition) -> None:
     measure = condition.measure
     if alert.sent_at == 0:
         alert.since = condition.since  # after a restart, a condition that was sent keeps its beginning

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from greenstalk_server.web.features.conditions.measures import Condition as ActiveCondition
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.conditions.visible import href_of, sentence_of, visible_conditions
+from greenstalk_server.web.features.conditions.visible import Condition, shown_condition, visible_conditions
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.values import Count, Instant, RequestModel, ResponseModel, instant
-
-
-class Condition(ResponseModel):
-    """A condition that needs attention."""
-
-    condition: Annotated[
-        str, Meta(description="The kind; docs/dashboard.md lists all.", examples=["no_consumers", "limit"])
-    ]
-    severity: Annotated[
-        Literal["critical", "warning"],
-        Meta(description="`critical`: puts are refused, or soon will be."),
-    ]
-    tube: Annotated[str | None, Meta(description="Null for a condition of the server.", examples=["mail"])]
-    limit: Annotated[str | None, Meta(description="The limit that is near, or that refused requests; else null.")]
-    since: Annotated[Instant, Meta(description="When the value reached its threshold.")]
-    value: Annotated[float, Meta(description="In seconds, jobs, bytes, or as a share of a limit.")]
-    threshold: Annotated[float, Meta(description="In the unit of `value`.")]
-    sentence: Annotated[str, Meta(description="Describes the condition, with its numbers.")]
-    link: Annotated[str, Meta(description="Path of the page about the jobs or workers concerned.")]
 
 
 class AttentionList(ResponseModel):
@@ -66,20 +46,5 @@ class Attention:
         return AttentionList(
             evaluated_at=instant(at) if at else None,
             total=counts.total(),
-            conditions=[_model(condition) for condition in conditions[: query.limit]],
+            conditions=[shown_condition(condition) for condition in conditions[: query.limit]],
         )
-
-
-def _model(condition: ActiveCondition) -> Condition:
-    measure = condition.measure
-    return Condition(
-        condition=measure.kind.name,
-        severity="critical" if measure.severity == "critical" else "warning",
-        tube=measure.tube.decode() or None,
-        limit=measure.detail or None,
-        since=instant(condition.since),
-        value=measure.value,
-        threshold=measure.threshold,
-        sentence=sentence_of(measure),
-        link=href_of(measure),
-    )

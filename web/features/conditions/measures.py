@@ -116,7 +116,7 @@ class Measure(NamedTuple):
         return self.kind.name, self.tube, self.detail
 
 
-class Condition(NamedTuple):
+class ActiveCondition(NamedTuple):
     """An active condition; *since*: when its value reached the threshold, nanoseconds."""
 
     measure: Measure
@@ -126,7 +126,7 @@ class Condition(NamedTuple):
 Rank = tuple[int, int, float, bytes, str]
 
 
-def rank(condition: Condition) -> Rank:
+def rank(condition: ActiveCondition) -> Rank:
     """Return a sort key by which the worst condition comes first."""
     measure = condition.measure
     severity = SEVERITIES.index(measure.severity)

@@ -27,7 +27,7 @@ from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.features.conditions.measures import (
     OF_CONSUMERS,
-    Condition,
+    ActiveCondition,
     LongestReservation,
     Rank,
     ServerSample,
@@ -79,7 +79,7 @@ REFUSING: Final = (
 KindCount = tuple[str, str]
 """Name of a kind, and a severity."""
 
-_Ranked = tuple[Rank, Condition]
+_Ranked = tuple[Rank, ActiveCondition]
 
 
 class ConditionMonitor:
@@ -108,7 +108,7 @@ class ConditionMonitor:
         directory   of the journal; None without one.
         """
         self.evaluated_at: int = 0
-        self.conditions: tuple[Condition, ...] = ()
+        self.conditions: tuple[ActiveCondition, ...] = ()
         self.counts: Counter[KindCount] = Counter()
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -136,12 +136,12 @@ class ConditionMonitor:
         """Start a greenlet that evaluates for as long as this object is referenced. Does not switch."""
         self._evaluator.start()
 
-    def worst_of(self, tube: bytes) -> Condition | None:
+    def worst_of(self, tube: bytes) -> ActiveCondition | None:
         """Return the worst condition of *tube*, or None."""
         ranked = self._worst.get(tube)
         return ranked[1] if ranked is not None else None
 
-    def visible_to(self, sees: Callable[[bytes], bool]) -> tuple[tuple[Condition, ...], Counter[KindCount]]:
+    def visible_to(self, sees: Callable[[bytes], bool]) -> tuple[tuple[ActiveCondition, ...], Counter[KindCount]]:
         """Return `conditions` and `counts` of the server and of the tubes that *sees* selects. May switch."""
         active = self._tubes.active(partial(in_batches, batch_size=BATCH_SIZE))
         ranked = [(rank(condition), condition) for condition in active if sees(condition.measure.tube)]
@@ -149,7 +149,7 @@ class ConditionMonitor:
         conditions = [condition for _, condition in sorted(ranked, key=itemgetter(0))]
         return tuple(conditions[:MAX_CONDITIONS]), Counter(map(_kind, conditions))
 
-    def each_active(self) -> Iterator[Condition]:
+    def each_active(self) -> Iterator[ActiveCondition]:
         """Yield the active conditions, also those beyond MAX_CONDITIONS, in no particular order. May switch."""
         for tracker in (self._server, self._tubes):
             yield from tracker.active(partial(in_batches, batch_size=BATCH_SIZE))
@@ -334,7 +334,7 @@ class ConditionMonitor:
         return longest
 
 
-def _kind(condition: Condition) -> KindCount:
+def _kind(condition: ActiveCondition) -> KindCount:
     return condition.measure.kind.name, condition.measure.severity
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from flask import url_for
-from markupsafe import Markup
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, Condition
+from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, ActiveCondition
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, KindCount
-from greenstalk_server.web.features.conditions.visible import href_of, sentence_of, visible_conditions
+from greenstalk_server.web.features.conditions.visible import Condition, shown_condition, visible_conditions
 from greenstalk_server.web.framework import text
 
 MAX_PER_KIND: Final = 5
@@ -23,26 +22,16 @@ SAME_DAY: Final = 12 * 3600 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One condition: *since* is the time of its start, as HTML, *lasting* its age."""
-
-    severity: str
-    sentence: str
-    href: str
-    since: Markup
-    lasting: str
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
     """The contents of the panel.
 
+    items           each condition, the form in which its start is shown, and its age.
     summary         the number of conditions; empty if there are none.
     more            text and link for the conditions that `items` leaves out, by kind.
     is_evaluated    whether all tubes have been evaluated since the start.
     """
 
-    items: list[Item]
+    items: list[tuple[Condition, str, str]]
     summary: str
     more: list[tuple[str, str]]
     is_evaluated: bool
@@ -51,7 +40,7 @@ class Panel:
 def attention_panel(attention: ConditionMonitor, now: int) -> Panel:
     """Return the panel with the conditions of *attention* that the principal may see, at the time *now*. May switch."""
     conditions, counts = visible_conditions(attention)
-    shown, seen = list[Condition](), Counter[KindCount]()
+    shown, seen = list[ActiveCondition](), Counter[KindCount]()
     for condition in conditions:
         key = condition.measure.kind.name, condition.measure.severity
         if seen[key] < MAX_PER_KIND or not condition.measure.tube:
@@ -74,15 +63,10 @@ def _summary(counts: Counter[str]) -> str:
     return ", ".join(texts).replace("criticals", CRITICAL)
 
 
-def _item(condition: Condition, now: int) -> Item:
-    measure, since = condition
-    return Item(
-        severity=measure.severity,
-        sentence=sentence_of(measure),
-        href=href_of(measure),
-        since=text.time_tag(since, "full" if now - since > SAME_DAY else "clock"),
-        lasting=text.duration(max(0, now - since) // SECOND // 60 * 60) if now - since >= 60 * SECOND else "just now",
-    )
+def _item(condition: ActiveCondition, now: int) -> tuple[Condition, str, str]:
+    age = max(0, now - condition.since)
+    lasting = text.duration(age // SECOND // 60 * 60) if age >= 60 * SECOND else "just now"
+    return shown_condition(condition), "full" if age > SAME_DAY else "clock", lasting
 
 
 def _rest(rest: str, count: int) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import Condition, Key, Measure
+from greenstalk_server.web.features.conditions.measures import ActiveCondition, Key, Measure
 
 CLEAR_TIME: Final = 15 * SECOND
 """Nanoseconds without a measure, so with a value below LEAST_RATIO, until an active condition ends."""
@@ -74,9 +74,9 @@ class Tracker:
                 del self._entries[key]
         self._round += 1
 
-    def active(self, batched: Callable[[list[Key]], Iterable[Key]] = iter) -> Iterator[Condition]:
+    def active(self, batched: Callable[[list[Key]], Iterable[Key]] = iter) -> Iterator[ActiveCondition]:
         """Yield the active conditions, in no particular order. *batched* is as in `end_round`."""
         for key in batched(list(self._entries)):
             entry = self._entries.get(key)  # a round may have ended the condition since the list was made
             if entry is not None and entry.is_active:
-                yield Condition(entry.measure, entry.since)
+                yield ActiveCondition(entry.measure, entry.since)

@@ -9,7 +9,7 @@ from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.web.features.conditions.measures import KINDS, Condition
+from greenstalk_server.web.features.conditions.measures import KINDS, ActiveCondition
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework import sparkline, text
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
@@ -43,12 +43,12 @@ class TubeView:
         history: History,
         now: int,
         dead_letter_tubes: DeadLetterTubes,
-        worst: Condition | None,
+        worst: ActiveCondition | None,
     ) -> None:
         self.tube: Tube = tube
         self.history: History = history
         self._dead_letter_tubes: DeadLetterTubes = dead_letter_tubes
-        self._worst: Condition | None = worst
+        self._worst: ActiveCondition | None = worst
         self.now: int = now
         self.top: float = 0.0
         self._rates: Rates | None = None
