@@ -86,6 +86,7 @@ from greenstalk_server.web.features.tubes.pages import views
 from greenstalk_server.web.features.tubes.pages.onboarding import examples
 from greenstalk_server.web.features.tubes.pages.tube_changes import TubeChangePages
 from greenstalk_server.web.features.tubes.pages.tube_filter import TubeFilter
+from greenstalk_server.web.features.tubes.tube_view import TubeViews
 from greenstalk_server.web.framework import errors, preferences, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.router import Api
@@ -217,6 +218,7 @@ def create_dashboard(
         role=role,
         store=store,
     )
+    tube_views = TubeViews(broker, history, attention)
     servers = Servers(broker, clock, history, attention, options.peers, role)
     operations = Operations(broker, clock, commit, audit, saved)
     tasks = Tasks(clock, audit)
@@ -246,7 +248,7 @@ def create_dashboard(
     for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionPages(broker, clock)):
         page.init_app(app, live)
     views.Views(
-        broker, clock, history, examples(options.beanstalk), saved, role, attention, worker_rates, tube_filter
+        broker, clock, tube_views, examples(options.beanstalk), saved, role, attention, worker_rates, tube_filter
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)
@@ -256,7 +258,7 @@ def create_dashboard(
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
-    tubes = tubes_api.Tubes(broker, clock, commit, operations, history, saved, attention)
+    tubes = tubes_api.Tubes(broker, clock, commit, operations, tube_views, saved)
     endpoints = Api(broker, commit, _security(options))
     for group in (
         jobs_api.Jobs(broker, clock, commit, operations, exports),

@@ -1,17 +1,20 @@
-"""One tube in the list of tubes: its figures, and the columns that show and sort them."""
+"""The tubes in the list of tubes: their figures, the columns that show and sort them, and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil, inf, isnan
 from typing import Final
 
+from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.web.features.conditions.measures import KINDS, ActiveCondition
+from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework import sparkline, text
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_label
 
 MAX_FILTER_LENGTH: Final = 200
@@ -23,6 +26,9 @@ TUBE_BATCH: Final = 256
 BY_NAME: Final = "name"
 
 ATTENTION_KEY: Final = "attention"
+
+MAX_RANK: Final = 1e300
+"""Values to sort by are clamped to this, since JSON cannot hold infinity."""
 
 SPARK_WIDTH: Final = 96
 
@@ -235,3 +241,66 @@ SORTS: Final = {column.key: column for column in COLUMNS if column.rank is not N
 def tube_texts(view: TubeView) -> list[str]:
     """Return the row of a tube: the name, then the COLUMNS."""
     return [column.text(view) for column in (NAME, *COLUMNS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
+
+    key: str = ATTENTION_KEY
+    is_descending: bool = True
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the largest keys of `TubeViews.key` come first."""
+        return self.is_descending and self.key == BY_NAME
+
+    @property
+    def direction(self) -> str:
+        """`ascending` or `descending`."""
+        return "descending" if self.is_descending else "ascending"
+
+    @property
+    def description(self) -> str:
+        """The order in words: `by name`, `by “Ready”, largest first`."""
+        if self.key == BY_NAME:
+            return "by name, descending" if self.is_descending else "by name"
+        if self.key == ATTENTION_KEY:
+            return "those that need attention first" if self.is_descending else "those that need attention last"
+        which = "largest" if self.is_descending else "smallest"
+        return f"by “{SORTS[self.key].label}”, {which} first"
+
+
+SortKey = tuple[bool, float, str]
+"""Whether a tube has no value to sort by, the value, and the name. Tubes with equal values are sorted by name."""
+
+
+class TubeViews:
+    """The tubes of *broker* as the principal sees them, for the overview and for the API."""
+
+    def __init__(self, broker: Broker, history: History, attention: ConditionMonitor | None = None) -> None:
+        self._broker: Broker = broker
+        self.history: History = history
+        self.dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
+        self._attention: ConditionMonitor | None = attention
+
+    def of(self, tube: Tube, now: int) -> TubeView:
+        """Return *tube* at the time *now*."""
+        worst = self._attention.worst_of(tube.name) if self._attention is not None else None
+        return TubeView(tube, self.history, now, self.dead_letter_tubes, worst)
+
+    def scan(self, query: str) -> Iterator[tuple[int, list[Tube]]]:
+        """Yield, in batches, the number of visible tubes, and those whose name contains *query*, ignoring case."""
+        wanted, sees = query.lower().encode(errors="replace"), principal().sees
+        tubes = list(self._broker.tubes.values())
+        for begin in range(0, len(tubes), TUBE_BATCH):
+            seen = [tube for tube in tubes[begin : begin + TUBE_BATCH] if sees(tube.name)]
+            yield len(seen), [tube for tube in seen if wanted in tube.name.lower()] if wanted else seen
+
+    def key(self, tube: Tube, order: Order, now: int) -> SortKey:
+        """Return the sort key of *tube*."""
+        rank = SORTS[order.key].rank if order.key != BY_NAME else None
+        value = rank(self.of(tube, now)) if rank is not None else 0
+        if value is None:
+            return True, 0, tube.name.decode()
+        return False, float(min(max(-value if order.is_descending else value, -MAX_RANK), MAX_RANK)), tube.name.decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from heapq import nlargest, nsmallest
 from math import inf
 from typing import Annotated, Final, Literal, get_args
@@ -17,12 +17,11 @@ from greenstalk_server.protocol.extended_stats import TubeExtension, tube_extens
 from greenstalk_server.protocol.stats import tube_stats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH, Operations
-from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.features.history.rings import SPANS
 from greenstalk_server.web.features.history.series_json import COMPARED, history_json
 from greenstalk_server.web.features.policies.changes import MAX_SOURCES, sources_of
-from greenstalk_server.web.features.tubes.tube_view import BY_NAME, MAX_FILTER_LENGTH, SORTS, TUBE_BATCH, TubeView
+from greenstalk_server.web.features.tubes.tube_view import MAX_FILTER_LENGTH, Order, SortKey, TubeViews
 from greenstalk_server.web.framework.access import HIDDEN_TUBE, principal
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Cursor, Limit, NextCursor, dump, load
 from greenstalk_server.web.framework.api.durability import wait_until_durable
@@ -40,7 +39,7 @@ from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.reads.jobs.job_list import count_jobs
 from greenstalk_server.web.reads.lookup import tube_of
-from greenstalk_server.web.reads.policies import DeadLetterTubes, visible_setting
+from greenstalk_server.web.reads.policies import visible_setting
 from greenstalk_server.web.reads.tubes import MAX_FOUND, find_tubes
 from greenstalk_server.web.store.saved_data import SavedData
 
@@ -53,12 +52,6 @@ Sort = Literal[
 Hold = Literal["pause", "max_reserved", "rate"]
 
 STATES: Final = {"ready": READY, "delayed": DELAYED, "buried": BURIED}
-
-MAX_RANK: Final = 1e300
-"""Ranks are clamped to this, since JSON cannot hold infinity."""
-
-_Key = tuple[bool, float, str]
-"""Sort key of a tube: whether it has no value to sort by, the value, and its name."""
 
 
 class RatesPerSecond(ResponseModel):
@@ -333,18 +326,15 @@ class Tubes:
         clock: Clock,
         commit: Callable[[], bool],
         operations: Operations,
-        history: History,
+        views: TubeViews,
         saved: SavedData,
-        attention: ConditionMonitor,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._commit: Callable[[], bool] = commit
         self._operations: Operations = operations
-        self._history: History = history
-        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
+        self._views: TubeViews = views
         self._saved: SavedData = saved
-        self._attention: ConditionMonitor = attention
 
     @endpoint("GET", "/tubes")
     def list_tubes(self, query: ListTubesRequest) -> TubeList:
@@ -402,8 +392,8 @@ class Tubes:
         name = query.tube.encode()
         if not principal().sees(name):
             tube_of(self._broker, query.tube)
-        found = series_model(self._history, name, query)
-        if not found.series and not self._history.has(name):
+        found = series_model(self._views.history, name, query)
+        if not found.series and not self._views.history.has(name):
             tube_of(self._broker, query.tube)
         return found
 
@@ -459,41 +449,22 @@ class Tubes:
         wait_until_durable(self._commit)
         return response
 
-    def _first(self, query: ListTubesRequest, now: int, pace: Pace) -> list[_Key]:
+    def _first(self, query: ListTubesRequest, now: int, pace: Pace) -> list[SortKey]:
         """Return the sorted keys of the page of *query*, plus one key if there is another page. May switch."""
-        after = _after(query)
-        is_reversed = query.desc and query.sort == BY_NAME
-        pick = nlargest if is_reversed else nsmallest
-        best: list[_Key] = []
-        for tubes in self._matching(query.q):
-            keys = [self._key(tube, query, now) for tube in tubes]
+        after, order = _after(query), Order(query.sort, query.desc)
+        pick = nlargest if order.is_reversed else nsmallest
+        best: list[SortKey] = []
+        for _, tubes in self._views.scan(query.q):
+            keys = [self._views.key(tube, order, now) for tube in tubes]
             if after is not None:
-                keys = [key for key in keys if (key < after if is_reversed else key > after)]
+                keys = [key for key in keys if (key < after if order.is_reversed else key > after)]
             best = pick(query.limit + 1, [*best, *keys])
             pace.yield_if_due()
         return best
 
-    def _matching(self, part: str) -> Iterator[list[CoreTube]]:
-        """Yield the tubes that the principal may see and whose names contain *part*, in slices."""
-        wanted, tubes, sees = part.lower().encode(), list(self._broker.tubes.values()), principal().sees
-        for begin in range(0, len(tubes), TUBE_BATCH):
-            slice = tubes[begin : begin + TUBE_BATCH]
-            yield [tube for tube in slice if wanted in tube.name.lower() and sees(tube.name)]
-
-    def _key(self, tube: CoreTube, query: ListTubesRequest, now: int) -> _Key:
-        rank = SORTS[query.sort].rank if query.sort != BY_NAME else None
-        value = rank(self._view(tube, now)) if rank is not None else 0
-        if value is None:
-            return True, 0, tube.name.decode()
-        return False, _finite(-value if query.desc else value), tube.name.decode()
-
-    def _view(self, tube: CoreTube, now: int) -> TubeView:
-        worst = self._attention.worst_of(tube.name)
-        return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
-
     def tube_model(self, tube: CoreTube, now: int) -> Tube:
         """Return *tube* as the API shows it."""
-        stats, seen = tube_stats(tube, now), self._view(tube, now)
+        stats, seen = tube_stats(tube, now), self._views.of(tube, now)
         return Tube(
             name=stats.name,
             ready=stats.current_jobs_ready,
@@ -540,7 +511,7 @@ def rates_model(rates: Rates) -> RatesPerSecond:
     return RatesPerSecond(**rates._asdict())
 
 
-def _after(query: ListTubesRequest) -> _Key | None:
+def _after(query: ListTubesRequest) -> SortKey | None:
     """Return the last key of the previous page, or None for the first page."""
     if query.cursor is UNSET:
         return None
@@ -552,8 +523,3 @@ def _after(query: ListTubesRequest) -> _Key | None:
 
 def _order(query: ListTubesRequest) -> str:
     return f"{'-' if query.desc else ''}{query.sort}"
-
-
-def _finite(value: float) -> float:
-    """Return *value*, clamped to ±MAX_RANK."""
-    return float(min(max(value, -MAX_RANK), MAX_RANK))

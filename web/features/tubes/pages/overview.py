@@ -18,16 +18,13 @@ from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats
-from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.history.history import History, Rates
+from greenstalk_server.web.features.history.history import Rates
 from greenstalk_server.web.features.history.visible import visible_figures
 from greenstalk_server.web.features.tubes.tube_view import (
-    ATTENTION_KEY,
-    BY_NAME,
     MAX_FILTER_LENGTH,
-    SORTS,
-    TUBE_BATCH,
-    TubeView,
+    Order,
+    SortKey,
+    TubeViews,
     highest,
     spark_path,
     tube_texts,
@@ -35,7 +32,6 @@ from greenstalk_server.web.features.tubes.tube_view import (
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.reads.policies import DeadLetterTubes
 
 MAX_TUBES: Final = 100
 """Tubes per page: about 2 ms of rendering."""
@@ -163,29 +159,6 @@ _FORMATS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """The column by which tubes are sorted, and the direction. By default tubes with the worst conditions are first."""
-
-    key: str = ATTENTION_KEY
-    is_descending: bool = True
-
-    @property
-    def direction(self) -> str:
-        """`ascending` or `descending`."""
-        return "descending" if self.is_descending else "ascending"
-
-    @property
-    def description(self) -> str:
-        """The order in words: `by name`, `by “Ready”, largest first`."""
-        if self.key == BY_NAME:
-            return "by name, descending" if self.is_descending else "by name"
-        if self.key == ATTENTION_KEY:
-            return "those that need attention first" if self.is_descending else "those that need attention last"
-        which = "largest" if self.is_descending else "smallest"
-        return f"by “{SORTS[self.key].label}”, {which} first"
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """The contents of the overview page.
 
@@ -229,10 +202,6 @@ class Overview:
         }
 
 
-_Ranked = tuple[bool, float, bytes, Tube]
-"""A sort key, then the tube. Tubes without a value sort last, and tubes with equal values sort by name."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Page:
     """A page of tubes, the index of its first row, and the numbers of tubes that match and that are visible."""
@@ -246,29 +215,20 @@ class _Page:
 class OverviewBuilder:
     """Builds the overview of *broker*."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        history: History,
-        role: Callable[[], ClusterStatus] | None = None,
-        attention: ConditionMonitor | None = None,
-    ) -> None:
+    def __init__(self, broker: Broker, views: TubeViews, role: Callable[[], ClusterStatus] | None = None) -> None:
         self._broker: Broker = broker
-        self._history: History = history
-        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
+        self._views: TubeViews = views
         self._role: Callable[[], ClusterStatus] | None = role
-        self._attention: ConditionMonitor | None = attention
 
-    def build(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int = 0) -> Overview:
+    def build(self, query: str, order: Order, now: int, begin: int = 0) -> Overview:
         """Return the overview with a page of the tubes in *order* whose name contains *query*, ignoring case.
 
-        *sees* returns whether the principal may see a tube. The page begins at place *begin*, or is the last one if
-        there are fewer tubes. May switch.
+        The page begins at place *begin*, or is the last one if there are fewer tubes. May switch.
         """
         broker, pace = self._broker, Pace()
         query = query.strip()[:MAX_FILTER_LENGTH]
-        page = self._page(query, order, now, sees, begin, pace)
-        rows, shown, top = [], [self._view(tube, now) for tube in page.tubes], 0.0
+        page = self._page(query, order, now, begin, pace)
+        rows, shown, top = [], [self._views.of(tube, now) for tube in page.tubes], 0.0
         for view in shown:
             top = max(top, highest(view.puts))
             pace.yield_if_due()
@@ -277,7 +237,7 @@ class OverviewBuilder:
                 view.top = top
                 rows.append(tube_texts(view))
                 pace.yield_if_due()
-        stats, rates = visible_figures(broker, self._history, now)
+        stats, rates = visible_figures(broker, self._views.history, now)
         following = page.begin + len(page.tubes)
         return Overview(
             server=server_texts(stats) | self._more_texts(rates),
@@ -292,45 +252,27 @@ class OverviewBuilder:
             is_draining=broker.is_draining,
         )
 
-    def _page(self, query: str, order: Order, now: int, sees: Callable[[bytes], bool], begin: int, pace: Pace) -> _Page:
+    def _page(self, query: str, order: Order, now: int, begin: int, pace: Pace) -> _Page:
         """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
-        wanted = query.lower().encode(errors="replace")
-        is_reversed = order.is_descending and order.key == BY_NAME
-        all_tubes, batches, total, matched = list(self._broker.tubes.values()), list[list[_Ranked]](), 0, 0
-        for at in range(0, len(all_tubes), TUBE_BATCH):
-            seen = [tube for tube in all_tubes[at : at + TUBE_BATCH] if sees(tube.name)]
-            tubes = [tube for tube in seen if wanted in tube.name.lower()] if wanted else seen
-            total, matched = total + len(seen), matched + len(tubes)
-            batches.append(sorted(self._ranked(tubes, order, now), reverse=is_reversed))
+        is_reversed = order.is_reversed
+        batches, total, matched = list[list[tuple[SortKey, Tube]]](), 0, 0
+        for seen, tubes in self._views.scan(query):
+            total, matched = total + seen, matched + len(tubes)
+            keys = [(self._views.key(tube, order, now), tube) for tube in tubes]
+            batches.append(sorted(keys, reverse=is_reversed))
             pace.yield_if_due()
         begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
         page = _Page([], begin, matched, total)
-        for place, ranked in enumerate(islice(merge(*batches, reverse=is_reversed), begin + MAX_TUBES)):
+        for place, (_, tube) in enumerate(islice(merge(*batches, reverse=is_reversed), begin + MAX_TUBES)):
             if place >= begin:
-                page.tubes.append(ranked[-1])
+                page.tubes.append(tube)
             pace.yield_if_due()
         return page
-
-    def _ranked(self, tubes: list[Tube], order: Order, now: int) -> list[_Ranked]:
-        """Return *tubes* with their sort keys."""
-        rank = SORTS[order.key].rank if order.key != BY_NAME else None
-        if rank is None:
-            return [(False, 0, tube.name, tube) for tube in tubes]
-        sign = -1 if order.is_descending else 1
-        values = [rank(self._view(tube, now)) for tube in tubes]
-        return [
-            (value is None, 0 if value is None else sign * value, tube.name, tube)
-            for tube, value in zip(tubes, values, strict=True)
-        ]
-
-    def _view(self, tube: Tube, now: int) -> TubeView:
-        worst = self._attention.worst_of(tube.name) if self._attention is not None else None
-        return TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
 
     def _more_texts(self, rates: Rates) -> dict[str, str]:
         """Return the fields of the server that the reply to "stats" lacks."""
         broker, who = self._broker, principal()
-        dead_letters = self._dead_letter_tubes.count_jobs(who.sees)
+        dead_letters = self._views.dead_letter_tubes.count_jobs(who.sees)
         texts = {"build": broker.facts.build, "dead_letters": text.number(dead_letters)}
         texts |= journal_texts(broker.journal.stats(), broker.journal.write_error)
         texts |= role_texts(self._role() if self._role is not None else None)
@@ -339,7 +281,7 @@ class OverviewBuilder:
         texts |= {f"limited_{name}": text.number(count) for name, count in broker.limit_counters.counts().items()}
         for _, series in TOTALS:
             texts[f"rate-{series}"] = text.rate(getattr(rates, series))
-            values = self._history.spark(None, series) if who.sees_all else []
+            values = self._views.history.spark(None, series) if who.sees_all else []
             texts[f"spark-{series}"] = spark_path(values, highest(values))
         return texts
 

@@ -21,7 +21,6 @@ from greenstalk_server.web.changes.task_progress import live_state, progress_tex
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import Panel, attention_panel
-from greenstalk_server.web.features.history.history import History
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
 from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS
@@ -35,7 +34,6 @@ from greenstalk_server.web.features.tubes.pages.overview import (
     GROUPS,
     MAX_TUBES,
     TOTALS,
-    Order,
     Overview,
     OverviewBuilder,
 )
@@ -48,7 +46,8 @@ from greenstalk_server.web.features.tubes.tube_view import (
     NAME,
     SORTS,
     Column,
-    TubeView,
+    Order,
+    TubeViews,
 )
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal, require_operator
@@ -60,7 +59,7 @@ from greenstalk_server.web.reads.jobs.bodies import BodyLost, load_job_with_body
 from greenstalk_server.web.reads.jobs.body_format import describe_body
 from greenstalk_server.web.reads.jobs.job_list import column_groups, suggested_paths
 from greenstalk_server.web.reads.lookup import find_job, find_tube
-from greenstalk_server.web.reads.policies import DeadLetterTubes, hold_text
+from greenstalk_server.web.reads.policies import hold_text
 from greenstalk_server.web.reads.tube_tabs import page_tabs
 from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH, SavedData
 
@@ -87,7 +86,7 @@ class Views:
         self,
         broker: Broker,
         clock: Clock,
-        history: History,
+        views: TubeViews,
         examples: tuple[Example, ...],
         saved: SavedData,
         role: Callable[[], ClusterStatus] | None,
@@ -98,12 +97,11 @@ class Views:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
-        self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._attention: ConditionMonitor = attention
-        self._history: History = history
+        self._views: TubeViews = views
         self._worker_rates: WorkerRates = worker_rates
         self._filter: TubeFilter = tube_filter
-        self._builder: OverviewBuilder = OverviewBuilder(broker, history, role, attention)
+        self._builder: OverviewBuilder = OverviewBuilder(broker, views, role)
         self._examples: tuple[Example, ...] = examples
         self._saved: SavedData = saved
 
@@ -279,7 +277,7 @@ class Views:
         """Return the values of tube.html, for the page, or for its live parts if *is_live*. May switch."""
         tube = find_tube(self._broker, args)
         state = fields.state(args, default=READY)
-        policy = tube_policy(self._broker, tube, self._dead_letter_tubes)
+        policy = tube_policy(self._broker, tube, self._views.dead_letter_tubes)
         groups = _column_groups(self._broker, args, tube, state, policy.is_dead_letter)
         listed = self._filter.values(tube, state, args, now, groups, may_start=not is_live)
         task: Task | None = listed["filtered"].task
@@ -311,16 +309,14 @@ class Views:
         }
 
     def _summary(self, tube: Tube, now: int) -> TubeSummary:
-        worst = self._attention.worst_of(tube.name)
-        view = TubeView(tube, self._history, now, self._dead_letter_tubes, worst)
-        return tube_summary(self._broker, view, self._worker_rates)
+        return tube_summary(self._broker, self._views.of(tube, now), self._worker_rates)
 
     def _attention_panel(self) -> Panel:
         return attention_panel(self._attention, self._clock())
 
     def _overview(self, args: Fields, now: int) -> Overview:
         begin = fields.number(args, "from", 0, MAX_BEGIN) if args.get("from") else 0
-        return self._builder.build(args.get("q", ""), _order(args), now, principal().sees, begin)
+        return self._builder.build(args.get("q", ""), _order(args), now, begin)
 
 
 @dataclass(frozen=True, slots=True)
