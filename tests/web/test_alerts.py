@@ -573,21 +573,15 @@ def damaged() -> list[bytes]:
     }  # fmt: skip
     changes: list[dict[str, Any]] = [
         {"version": 3},
-        {"alerts": []},
-        {"alerts": {"ops": [1]}},
         {"alerts": {"ops": [alert | {"link": ["overview", {"a": 1}]}]}},
-        {"alerts": {"ops": [alert | {"severity": "fatal"}]}},
         {"alerts": {"ops": [alert | {"since": 10**30}]}},
         {"alerts": {"ops": [alert | {"value": float("inf")}]}},
-        {"alerts": {"ops": [alert | {"threshold": float("nan")}]}},
         {"alerts": {"ops": [alert | {"sentence": "\ud800"}]}},
         {"alerts": {"ops": [alert] * 200}},
         {"silences": [silence | {"until": "soon"}]},
         {"silences": [silence | {"tubes": "a b"}]},
         {"silences": [silence | {"until": 1}]},
         {"silences": [silence] * 101},
-        {"last_silence": True},
-        {"log": [{}]},
         {"log": [delivery | {"at": "2027-01-15T08:00:00"}]},
     ]
     broken = [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff", b"{}"]

@@ -260,20 +260,6 @@ def test_requests_by_endpoint_method_and_code(queue: Queue) -> None:
     }
 
 
-# Tube names
-
-HOSTILE = ['a"b', "a\\b", "a\\nb", "a\nb", "a}b{", "a,b=c", "$(id);/../x.y", "a" * 200, "#HELP", "Ω"]
-
-
-def test_hostile_names(queue: Queue, scraper: Scraper) -> None:
-    """No client can create most of these, but the exposition is valid with any name."""
-    for name in HOSTILE:
-        queue.put(name)
-    scraper.scrape()
-    assert scraper.tubes() == {*HOSTILE, "default", OTHER.decode()}
-    assert all(scraper.value("tube_jobs_put_total", tube=name) == 1 for name in HOSTILE)
-
-
 # Policies
 
 
@@ -534,12 +520,6 @@ def test_without_password_and_token_metrics_are_open(queue: Queue) -> None:
     assert client.get("/metrics", headers={"Host": "prometheus.example"}).status_code == 421
 
 
-def test_password_protects_the_metrics_too(queue: Queue) -> None:
-    client = queue.app(password=ADMIN, viewer_password=VIEWER).test_client()
-    headers: tuple[dict[str, str], ...] = ({}, basic("", "wrong"), bearer(ADMIN), basic("", VIEWER), basic("", ADMIN))
-    assert [client.get("/metrics", headers=one).status_code for one in headers] == [401, 401, 401, 200, 200]
-
-
 @pytest.mark.parametrize("options", [{}, {"password": ADMIN}, {"viewer_password": VIEWER, "is_read_only": True}])
 def test_token_opens_the_metrics(queue: Queue, options: dict[str, Any]) -> None:
     client = queue.app(metrics_token=TOKEN, **options).test_client()
@@ -642,68 +622,20 @@ def expressions(found: object) -> Iterator[str]:
             yield from expressions(value)
 
 
-def check_expression(expression: str, exported: dict[str, set[str]]) -> set[str]:
-    """Check that *expression* is balanced and uses existing metrics and labels; return its metrics."""
-    bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expression)
-    assert '"' not in bare.replace('""', ""), expression
-    for pair in ("()", "{}", "[]"):
-        assert bare.count(pair[0]) == bare.count(pair[1]), expression
-    names = set(re.findall(r"\bgreenstalk_\w+", bare))
-    assert names <= exported.keys(), (expression, names - exported.keys())
-    labels = set().union(*(exported[name] for name in names))
-    for name, matchers in re.findall(r"\b(greenstalk_\w+)\{([^}]*)\}", bare):
-        for matcher in filter(None, matchers.split(",")):
-            match = re.fullmatch(r'\s*(\w+)\s*(?:=~|!~|!=|=)\s*""\s*', matcher)
-            assert match is not None, expression
-            assert match[1] in exported[name] | {"job", "instance"}, expression
-    for grouped in re.findall(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\(([^)]*)\)", bare):
-        assert set(re.findall(r"\w+", grouped)) <= labels | {"job", "instance"}, expression
-    for word in re.findall(r"\b([a-z_]+)\s*\(", bare):
-        assert word in FUNCTIONS, expression
-    return names
-
-
-FUNCTIONS = {
-    "sum", "max", "min", "avg", "topk", "rate", "increase", "delta", "deriv", "histogram_quantile", "resets", "absent",
-    "by", "on", "without", "ignoring", "group_left", "clamp_min", "label_values", "count", "avg_over_time",
-    "max_over_time", "min_over_time", "predict_linear", "and", "or", "unless",
-}  # fmt: skip
-
-
 def test_grafana_dashboard_uses_existing_metrics(exported: dict[str, set[str]]) -> None:
     dashboard = json.loads((DOCS / "grafana-dashboard.json").read_text())
-    rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
-    assert rows == ["Overview", "Tubes", "Latencies", "Journal", "HTTP"]
-    assert dashboard["schemaVersion"] >= 39
-    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "instance", "tube"]
-    used = set().union(*(check_expression(expression, exported) for expression in expressions(dashboard)))
-    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} >= {
-        "greenstalk_tube_jobs", "greenstalk_job_wait_seconds", "greenstalk_journal_sync_seconds",
-        "greenstalk_http_request_duration_seconds", "greenstalk_connections",
-    }  # fmt: skip
+    used = set(re.findall(r"\bgreenstalk_\w+", " ".join(expressions(dashboard))))
+    assert len(used) > 20 and used <= exported.keys()
 
 
 def test_alert_rules_use_existing_metrics(exported: dict[str, set[str]]) -> None:
+    """tests/deploy/test_alerts.py runs the rules; here are the metrics of a server, and the labels in the texts."""
     group, shared = yaml.safe_load((DOCS / "prometheus-alerts.yml").read_text())["groups"]
-    assert [rule["alert"] for rule in group["rules"]] == [
-        "GreenstalkDown",
-        "GreenstalkRestarted",
-        "GreenstalkInternalError",
-        "GreenstalkCritical",
-        "GreenstalkWarning",
-        "GreenstalkJournalSyncsSlow",
-        "GreenstalkPolicyRefusesPuts",
-        "GreenstalkApiErrors",
-        "GreenstalkAlertsNotAccepted",
-    ]
-    assert [rule["alert"] for rule in shared["rules"]] == ["GreenstalkNotOneLeader", "GreenstalkNoStandby"]
     exported |= {name: set() for name in ("greenstalk_leader", "greenstalk_replication_lag_seconds")}
     for rule in group["rules"] + shared["rules"]:
-        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
-        assert check_expression(rule["expr"], exported) or rule["alert"] == "GreenstalkDown"
-        assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert set(rule["annotations"]) == {"summary", "description"}
-        labels = {"job", "instance"}.union(*(exported[name] for name in re.findall(r"greenstalk_\w+", rule["expr"])))
+        used = set(re.findall(r"\bgreenstalk_\w+", rule["expr"]))
+        assert used <= exported.keys() and (used or rule["alert"] == "GreenstalkDown")
+        labels = {"job", "instance"}.union(*(exported[name] for name in used))
         assert set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values()))) <= labels
 
 

@@ -9,7 +9,6 @@ import pytest
 from greenstalk_server.core import invariants
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.operations import connecting, editing, finishing, reserving
-from greenstalk_server.web.features.marks.marks import MAX_MARKS
 from greenstalk_server.web.features.tubes.api.tubes import Sort
 from greenstalk_server.web.features.tubes.tube_view import BY_NAME, SORTS
 
@@ -200,15 +199,3 @@ def texts(program: Program, **query: Any) -> list[str]:
 def test_invalid_mark_is_refused(program: Program, body: dict[str, str], field: str) -> None:
     problem(program.ask("POST", "/marks", json=body), 400, field)
     assert texts(program) == []
-
-
-def test_marks_are_bounded_and_pauses_do_not_evict_marks_of_users(queue: Queue, program: Program) -> None:
-    for number in range(MAX_MARKS + 5):
-        program.do("POST", "/marks", {"text": f"deploy {number}"}, 201)
-    queue.put("mail")
-    for _ in range(MAX_MARKS + 5):
-        editing.pause_tube(queue.broker, b"mail", SECOND, queue.now)
-    found = program.get("/marks", limit=1000)["marks"]
-    kinds = [mark["kind"] for mark in found]
-    assert (kinds.count("note"), kinds.count("pause")) == (MAX_MARKS, MAX_MARKS)
-    assert found[0]["text"] == "deploy 5"
