@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -22,11 +21,10 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.journal import record
 from greenstalk_server.journal.check import Report, inspect
 from tests.journal import version1
-from tests.journal.test_beanstalkd import V7, full, header, make_job
+from tests.journal.test_beanstalkd import V7, beanstalkd, client_of, full, header, kill, make_job
 from tests.support.daemon import TIMEOUT, Daemon, run, run_here
 from tests.support.peer import eventually
-from tests.support.ports import free_ports
-from tests.support.processes import ending, join
+from tests.support.processes import join
 
 QUIET = ("-l", "127.0.0.1", "-p", "0", "--no-web")
 SMALL = ("-s", "16384", "-f", "0")
@@ -63,27 +61,13 @@ def client(daemon: Daemon, tube: str = "default") -> greenstalk.Client:
 @pytest.fixture
 def beanstalkd_directory(tmp_path: Path) -> Path:
     """The directory of a killed beanstalkd with three jobs: the second is buried, the third deleted."""
-    path = shutil.which("beanstalkd", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert path is not None, "beanstalkd is missing: apt-get install beanstalkd"
-    (port,) = free_ports(1)
-    command = [path, "-l", "127.0.0.1", "-p", str(port), "-b", str(tmp_path), "-f", "0"]
-    with ending(subprocess.Popen(command)) as process, connect(port) as queue:
+    with beanstalkd(tmp_path, "-f", "0") as server, client_of(server) as queue:
         for pri in (3, 1, 2):
-            queue.put("body", priority=pri)
+            queue.put(b"body", priority=pri)
         queue.bury(queue.reserve())
         queue.delete(queue.reserve())
-        process.kill()
+        kill(server)
     return tmp_path
-
-
-def connect(port: int) -> greenstalk.Client:
-    until = time.monotonic() + TIMEOUT
-    while True:
-        try:
-            return greenstalk.Client(("127.0.0.1", port))
-        except ConnectionRefusedError:
-            assert time.monotonic() < until
-            time.sleep(0.01)
 
 
 @pytest.fixture

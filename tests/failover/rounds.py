@@ -145,19 +145,46 @@ class Load:
             assert "Traceback" not in node.log and "internal error" not in node.log, node.log[-5000:]
 
 
-class Rounds:
+class _Rounds:
+    """Servers under load, the history of their clients, and the reports on the rounds so far."""
+
+    def __init__(self, nodes: Nodes, seed: int) -> None:
+        self.history: History = History()
+        self.reports: list[Report] = []
+        self._nodes: Nodes = nodes
+        self._load: Load = Load(nodes, self.history, str(seed))
+
+    def begin(self) -> None:
+        """Start servers and clients."""
+        self._nodes.wait_for_roles()
+        self._load.start()
+
+    def finish(self) -> None:
+        """Audit the history; raise AssertionError with every error."""
+        self._load.audit()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._load.stop()
+        self._nodes.close()
+
+    def _report(self, kind: str, active: Node, gap: float, census: Census) -> Report:
+        """Note the report on a round of *kind* that began with the leader *active*."""
+        report = Report(len(self.reports) + 1, kind, active.name, gap, census.most)
+        self.reports.append(report)
+        return report
+
+
+class Rounds(_Rounds):
     """Rounds with one history. The same seed gives the same load, but not the same timing."""
 
     def __init__(self, cluster: Cluster, logs: Path, seed: int, kind: str | None = None) -> None:
         """*kind* is the kind of each round that is not given another one."""
-        self.history: History = History()
-        self.reports: list[Report] = []
+        flags = ("--journal-name", f"rounds-{seed}", "-s", SEGMENT, "-z", str(LARGE))
+        super().__init__(Nodes.behind_proxies(cluster, logs, *flags), seed)
         self._kind: str | None = kind
         self._random: random.Random = random.Random(seed)  # noqa: S311  a seed, no secret
-        flags = ("--journal-name", f"rounds-{seed}", "-s", SEGMENT, "-z", str(LARGE))
         self._cluster: Cluster = cluster
-        self._nodes: Nodes = Nodes.behind_proxies(cluster, logs, *flags)
-        self._load: Load = Load(self._nodes, self.history, str(seed))
         self._moves: dict[str, Callable[[Node], None]] = {
             "SIGKILL": self._kill,
             "SIGSTOP": self._pause,
@@ -171,11 +198,6 @@ class Rounds:
             "dead links": self._silence,
             **{f"lock of {table}": partial(self._lock, table) for table in TABLES},
         }
-
-    def begin(self) -> None:
-        """Start servers and clients."""
-        self._nodes.wait_for_roles()
-        self._load.start()
 
     def run(self, kind: str | None = None) -> Report:
         """Run one round of *kind*, or of any kind."""
@@ -193,19 +215,9 @@ class Rounds:
         self._load.see_service()
         census.stop()
         gap = self.history.service_after(unlocked) if unlocked else self.history.longest_gap(begun, ended)
-        report = Report(len(self.reports) + 1, kind, active.name, gap, census.most)
-        self.reports.append(report)
+        report = self._report(kind, active, gap, census)
         assert census.most <= MAX_BACKENDS, report
         return report
-
-    def finish(self) -> None:
-        """Audit the history; raise AssertionError with every error."""
-        self._load.audit()
-
-    def close(self) -> None:
-        """End all processes."""
-        self._load.stop()
-        self._nodes.close()
 
     def _kill(self, active: Node) -> None:
         active.kill()
@@ -272,24 +284,16 @@ HANGS: Final = "hangs"
 WAKES: Final = "hangs and wakes"
 
 
-class Promotions:
+class Promotions(_Rounds):
     """Rounds in which PostgreSQL's primary hangs and its synchronous standby is promoted. The URL has both."""
 
     kind: Final = "promotion"
 
     def __init__(self, logs: Path, seed: int) -> None:
-        self.history: History = History()
-        self.reports: list[Report] = []
         self._primary: Cluster = Cluster()
         self._standby: Cluster = self._new_standby()
         url = Cluster.url_by(self._primary.port, self._standby.port)
-        self._nodes: Nodes = Nodes([Node(f"node-{number}", url, logs, "-s", SEGMENT) for number in range(2)])
-        self._load: Load = Load(self._nodes, self.history, str(seed))
-
-    def begin(self) -> None:
-        """Start servers and clients."""
-        self._nodes.wait_for_roles()
-        self._load.start()
+        super().__init__(Nodes([Node(f"node-{number}", url, logs, "-s", SEGMENT) for number in range(2)]), seed)
 
     def run(self, way: str = HANGS) -> Report:
         """Run one round. The old primary HANGS, or continues soon (WAKES) beside the new one."""
@@ -310,21 +314,14 @@ class Promotions:
         census.stop()
         self.history.disturbances.append(Disturbance(self.kind, begun, ended))
         gap = self.history.longest_gap(begun, ended)
-        report = Report(len(self.reports) + 1, self.kind, active.name, gap, census.most)
-        self.reports.append(report)
+        report = self._report(self.kind, active, gap, census)
         self._primary = new
         old.remove()
         self._standby = self._new_standby(old.port)
         return report
 
-    def finish(self) -> None:
-        """Audit the history; raise AssertionError with every error."""
-        self._load.audit()
-
     def close(self) -> None:
-        """End all processes."""
-        self._load.stop()
-        self._nodes.close()
+        super().close()
         for cluster in (self._primary, self._standby):
             cluster.remove()
 
