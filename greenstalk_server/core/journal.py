@@ -1,4 +1,4 @@
-"""The journal as the broker sees it, its figures, and a null journal that keeps nothing."""
+"""The journal as the broker sees it, its statistics, and a null journal that keeps nothing."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Journal(Protocol):
         """
 
     def stats(self) -> JournalStats:
-        """Return the current figures."""
+        """Return the current statistics."""
 
 
 class NullJournal:

@@ -79,7 +79,7 @@ class Step:
         self.is_last: bool = is_last
 
 
-class Meter:
+class SliceBudget:
     """Counts the cost of one attempt at a step, and ends its slices.
 
     is_sliced   other greenlets have run since the attempt began.
@@ -153,13 +153,13 @@ class Rewrite:
         """
         self.is_planning = True
         try:
-            meter = Meter()
-            yield from self._gather(meter)
+            budget = SliceBudget()
+            yield from self._gather(budget)
             self._log.free = self._space.measure_free()
-            step = yield from self._next_step(meter)
+            step = yield from self._next_step(budget)
             if step is not None:
                 self._steps_left -= 1
-                yield from self._record(step, meter)
+                yield from self._record(step, budget)
                 return True
             if not self._eviction.wanted:
                 self._steps_left = len(self._log.segments)
@@ -167,33 +167,33 @@ class Rewrite:
         finally:
             self.is_planning = False
 
-    def _gather(self, meter: Meter) -> Generator[None, None, None]:
+    def _gather(self, budget: SliceBudget) -> Generator[None, None, None]:
         """List the jobs and entries of the failed segments, and those that have changed since.
 
         A failed segment with no bytes in its file is used again.
         """
         while self._failed:
-            yield from self._gather_from(self._failed[0], meter)
+            yield from self._gather_from(self._failed[0], budget)
             segment = self._failed.popleft()
             if not segment.is_proven and segment.handle is not None and not segment.is_begun:
-                yield from self._forget_number(segment, meter)
+                yield from self._forget_number(segment, budget)
                 self._log.add_ahead([segment.reuse_file()])
-        yield from self._gather_from(self._log.current, meter)
+        yield from self._gather_from(self._log.current, budget)
 
-    def _gather_from(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
+    def _gather_from(self, segment: Segment, budget: SliceBudget) -> Generator[None, None, None]:
         """List the jobs and entries of the records in *segment*."""
         touched, segment.touched = segment.touched or (), array("Q")
         entries, segment.entries = segment.entries, []
         for begin in range(0, len(entries), GATHER_BATCH):
             self._entries.update(dict.fromkeys(entries[begin : begin + GATHER_BATCH]))
-            if meter.spend(GATHER_COST):
+            if budget.spend(GATHER_COST):
                 yield
         for begin in range(0, len(touched), GATHER_BATCH):
             self._ids.update(dict.fromkeys(touched[begin : begin + GATHER_BATCH]))
-            if meter.spend(GATHER_COST):
+            if budget.spend(GATHER_COST):
                 yield
 
-    def _forget_number(self, segment: Segment, meter: Meter) -> Generator[None, None, None]:
+    def _forget_number(self, segment: Segment, budget: SliceBudget) -> Generator[None, None, None]:
         """Mark the jobs and entries whose newest record is in *segment* as unrecorded.
 
         The number of the segment is used again.
@@ -201,16 +201,16 @@ class Rewrite:
         for entry in self._entries:
             if self._log.is_newest(entry, segment):
                 self._log.entries[entry] = (0, self._log.entries[entry][1])
-            if meter.spend(PLAN_COST):
+            if budget.spend(PLAN_COST):
                 yield
         for id in segment.ids:
             job = self._log.jobs.get(id)
             if job is not None and job.segment == segment.number:
                 job.segment = 0
-            if meter.spend(PLAN_COST):
+            if budget.spend(PLAN_COST):
                 yield
 
-    def _next_step(self, meter: Meter) -> Generator[None, None, Step | None]:
+    def _next_step(self, budget: SliceBudget) -> Generator[None, None, Step | None]:
         """Plan the next step; return None if none has room, or if bodies must be read back first."""
         required_free = self._space.compaction_room()
         without_record: list[Job] = []  # with no JOB record on disk
@@ -229,7 +229,7 @@ class Rewrite:
                 is_whole = size < REWRITE_BODIES and id not in self._eviction.lost
                 size += job.size if is_whole else 0
                 (changed if not is_whole else whole if job.body is not None else wanted).append(job)
-            if meter.spend(PLAN_COST):
+            if budget.spend(PLAN_COST):
                 yield
         if wanted:
             self._eviction.wanted = wanted
@@ -237,22 +237,22 @@ class Rewrite:
         groups, single = self._grouped(without_record)
         entries = list(self._entries)
         step = Step([*single, *whole], groups, entries, changed, deletes, is_last=True)
-        if (yield from self._fits(step, required_free, meter)):
+        if (yield from self._fits(step, required_free, budget)):
             return step
         self._space.note_full(no_space_error())
         smallest = Step(single, groups, entries, [*whole, *changed], deletes, is_last=True)
-        if (yield from self._fits(smallest, required_free, meter)):
+        if (yield from self._fits(smallest, required_free, budget)):
             return smallest
         entries = [entry for entry in entries if entry not in self._recorded and self._log.has_entry(entry)]
         if without_record:
-            return (yield from self._plan_copies(single, groups, entries, deletes, meter))
-        evacuation = yield from self._plan_evacuation(entries, deletes, meter)
+            return (yield from self._plan_copies(single, groups, entries, deletes, budget))
+        evacuation = yield from self._plan_evacuation(entries, deletes, budget)
         if evacuation is not None or self._eviction.wanted:
             return evacuation
-        return smallest if (yield from self._fits(smallest, 0, meter)) else None
+        return smallest if (yield from self._fits(smallest, 0, budget)) else None
 
     def _plan_evacuation(
-        self, entries: list[record.Entry], deletes: list[int], meter: Meter
+        self, entries: list[record.Entry], deletes: list[int], budget: SliceBudget
     ) -> Generator[None, None, Step | None]:
         """Return a step that copies the oldest segment, *entries* and, if they fit, *deletes*.
 
@@ -261,11 +261,11 @@ class Rewrite:
         oldest = self._log.oldest_finished()
         if oldest is None or self._steps_left <= 0:
             return None
-        live = yield from self._live_jobs(oldest, meter)
+        live = yield from self._live_jobs(oldest, budget)
         self._eviction.wanted = [job for job in live if job.body is None]
         if not self._eviction.wanted:
             entries += [entry for entry in oldest.entries if self._log.is_newest(entry, oldest)]
-            return (yield from self._plan_copies(live, [], entries, deletes, meter))
+            return (yield from self._plan_copies(live, [], entries, deletes, budget))
         if not self._eviction.lost.isdisjoint([job.id for job in self._eviction.wanted]):
             self._eviction.wanted = []
         return None
@@ -285,7 +285,7 @@ class Rewrite:
         groups: list[list[Job]],
         entries: list[record.Entry],
         deletes: list[int],
-        meter: Meter,
+        budget: SliceBudget,
     ) -> Generator[None, None, Step | None]:
         """Return a step, not the last one, of *copies*, *groups*, *entries* and, if they fit, *deletes*.
 
@@ -293,22 +293,22 @@ class Rewrite:
         """
         for some in (deletes, []):
             step = Step(copies, groups, entries, [], some, is_last=False)
-            if (yield from self._fits(step, 0, meter)):
+            if (yield from self._fits(step, 0, budget)):
                 return step
         return None
 
-    def _live_jobs(self, segment: Segment, meter: Meter) -> Generator[None, None, list[Job]]:
+    def _live_jobs(self, segment: Segment, budget: SliceBudget) -> Generator[None, None, list[Job]]:
         """Return the jobs that have their newest JOB record in *segment*."""
         found: dict[int, Job] = {}
         for id in segment.ids:
             job = self._log.jobs.get(id)
             if job is not None and job.segment == segment.number:
                 found[id] = job
-            if meter.spend(PLAN_COST):
+            if budget.spend(PLAN_COST):
                 yield
         return list(found.values())
 
-    def _fits(self, step: Step, required_free: int, meter: Meter) -> Generator[None, None, bool]:
+    def _fits(self, step: Step, required_free: int, budget: SliceBudget) -> Generator[None, None, bool]:
         """Return whether *step* fits on the disk, and leaves *required_free* bytes free or ahead.
 
         If it fits, the new segments of the step may only take the other free bytes.
@@ -322,7 +322,7 @@ class Rewrite:
                 free -= on_disk(capacity) - on_disk(planned)
                 left = capacity - record.SEGMENT_HEADER_SIZE
             left -= size
-            if meter.spend(PLAN_COST):
+            if budget.spend(PLAN_COST):
                 yield
         if free + sum(ahead) < 0 or free < -required_free:
             return False
@@ -343,7 +343,7 @@ class Rewrite:
             yield record.move_size(job, job_attributes.encode(job)) + record.RESERVE_SIZE
         yield 0
 
-    def _record(self, step: Step, meter: Meter) -> Generator[None, None, None]:
+    def _record(self, step: Step, budget: SliceBudget) -> Generator[None, None, None]:
         """Record *step*, in slices.
 
         Between two slices, `current` is a DiscardingSegment, and the records of commands continue the numbering from
@@ -353,7 +353,7 @@ class Rewrite:
         self._log.unsafe.clear()
         self._log.begin_segment(next(self._sizes_of(step)), self.first_in_doubt)
         for cost in self._records_of(step):
-            if meter.spend(cost):
+            if budget.spend(cost):
                 segment, sequence = self._log.current, self._log.sequence
                 self._log.current, self._log.sequence = discarding, numbered
                 self._log.unsafe.append(discarding)
@@ -361,7 +361,7 @@ class Rewrite:
                 self._log.unsafe.remove(discarding)
                 numbered = self._log.sequence
                 self._log.current, self._log.sequence = segment, sequence
-        if meter.is_sliced or not step.is_last:
+        if budget.is_sliced or not step.is_last:
             self._log.current.last_sequence = self._log.sequence
             self._log.sequence = max(self._log.sequence, numbered)
             self._log.current = discarding

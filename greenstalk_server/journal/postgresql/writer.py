@@ -20,7 +20,7 @@ class DatabaseJournalWriter(JournalWriter):
         self.promised = self._log.sequence
 
     def stats(self) -> JournalStats:
-        """Return the figures of the database, where no space is allocated ahead."""
+        """Return the statistics of the database, where no space is allocated ahead."""
         found, removed_soon = super().stats(), [segment.used for _, segment in self._log.pending_removal]
         size = found.bytes_recorded + sum(removed_soon)
         return replace(found, files=len(self._log.segments) + len(removed_soon), bytes_on_disk=size)
