@@ -258,26 +258,26 @@ def create_dashboard(
     AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
-    tubes = tubes_api.Tubes(broker, clock, commit, operations, tube_views, saved)
+    tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved)
     endpoints = Api(broker, commit, _security(options))
     for group in (
-        jobs_api.Jobs(broker, clock, commit, operations, exports),
-        leases_api.Leases(leases, clock, commit),
+        jobs_api.JobsEndpoints(broker, clock, commit, operations, exports),
+        leases_api.LeasesEndpoints(leases, clock, commit),
         tubes,
-        errors_api.Errors(broker, tube_errors),
-        policies_api.Policies(policies, commit),
-        tube_changes_api.TubeChanges(tube_changes),
-        tasks_api.Tasks(broker, clock, tasks, searches, bulk, tube_changes),
-        connections_api.Connections(broker, clock, commit, operations),
-        samples_api.Samples(saved, samples),
-        sessions_api.Sessions(sessions),
-        saved_searches_api.SavedSearches(saved_searches),
-        conditions_api.Attention(attention),
-        marks_api.Marks(marks, clock, audit),
-        alerts_api.Alerts(alert_changes),
-        server_api.Server(broker, clock, tubes, history, live, shares_journal=role is not None),
-        audit_api.Audit(audit),
-        servers_api.Servers(servers),
+        errors_api.ErrorsEndpoints(broker, tube_errors),
+        policies_api.PoliciesEndpoints(policies, commit),
+        tube_changes_api.TubeChangesEndpoints(tube_changes),
+        tasks_api.TasksEndpoints(broker, clock, tasks, searches, bulk, tube_changes),
+        connections_api.ConnectionsEndpoints(broker, clock, commit, operations),
+        samples_api.SamplesEndpoints(saved, samples),
+        sessions_api.SessionsEndpoints(sessions),
+        saved_searches_api.SavedSearchesEndpoints(saved_searches),
+        conditions_api.AttentionEndpoints(attention),
+        marks_api.MarksEndpoints(marks, clock, audit),
+        alerts_api.AlertsEndpoints(alert_changes),
+        server_api.ServerEndpoints(broker, clock, tubes, history, live, shares_journal=role is not None),
+        audit_api.AuditEndpoints(audit),
+        servers_api.ServersEndpoints(servers),
     ):
         endpoints.add(group)
     endpoints.init_app(app)

@@ -13,8 +13,8 @@ from greenstalk_server.core.operations import ticking
 from greenstalk_server.web.store.saved_data import (
     MAX_REASONS,
     MAX_SAMPLES,
-    Sample,
     LimitExceeded,
+    Sample,
     SavedData,
 )
 

@@ -63,7 +63,7 @@ class SilenceRequest(RequestModel):
 HIDDEN: Final = {403: "Only admins and operators may see alerts."}
 
 
-class Alerts:
+class AlertsEndpoints:
     """Alerts: messages about the conditions that need attention, to the receivers in the configuration file."""
 
     def __init__(self, changes: AlertChanges) -> None:

@@ -26,7 +26,7 @@ from greenstalk_server.web.framework.api.values import (
     model_of,
     nanoseconds,
 )
-from greenstalk_server.web.store.audit import Audit as AuditLog
+from greenstalk_server.web.store.audit import Audit
 
 
 class AuditEntry(ResponseModel):
@@ -82,11 +82,11 @@ class _AuditPlace(Struct, array_like=True):
     before: Annotated[int, Meta(ge=1, le=MAX_CURSOR)]
 
 
-class Audit:
+class AuditEndpoints:
     """The audit log: changes, and refused requests."""
 
-    def __init__(self, audit: AuditLog) -> None:
-        self._audit: AuditLog = audit
+    def __init__(self, audit: Audit) -> None:
+        self._audit: Audit = audit
 
     @endpoint("GET", "/audit", errors={403: "Only admins may read the audit log."})
     def list_audit(self, query: ListAuditRequest) -> AuditList:

@@ -29,7 +29,7 @@ class ListConditionsRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class Attention:
+class AttentionEndpoints:
     """The conditions that need attention, by the thresholds of the configuration file."""
 
     def __init__(self, monitor: ConditionMonitor) -> None:

@@ -65,7 +65,7 @@ class _ConnectionPlace(Struct, array_like=True):
 NO_CONNECTION: Final = {404: "The connection does not exist."}
 
 
-class Connections:
+class ConnectionsEndpoints:
     """Connections of producers and workers, with the jobs that they hold."""
 
     def __init__(self, broker: Broker, clock: Clock, commit: Callable[[], bool], operations: Operations) -> None:

@@ -59,7 +59,7 @@ class ListErrorsRequest(TubeRequest):
     refresh: Annotated[bool, Meta(description="Group again, even if there is a recent result.")] = False
 
 
-class Errors:
+class ErrorsEndpoints:
     """The failed jobs of a tube, grouped by their error."""
 
     def __init__(self, broker: Broker, errors: TubeErrors) -> None:

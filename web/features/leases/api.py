@@ -160,7 +160,7 @@ REFUSED: Final = {
 }
 
 
-class Leases:
+class LeasesEndpoints:
     """Leases: reserve and finish jobs over HTTP alone.
 
     A reserved job is yours until its ttr ends; the token that comes with it is the proof. Delete the job when it is

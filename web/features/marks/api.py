@@ -9,8 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.marks.changes import add_mark, visible_marks
-from greenstalk_server.web.features.marks.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT, Mark
-from greenstalk_server.web.features.marks.marks import Marks as Recorder
+from greenstalk_server.web.features.marks.marks import MAX_FUTURE, MAX_PAST, MAX_TEXT, Mark, Marks
 from greenstalk_server.web.framework.api.cursors import DEFAULT_LIMIT, Limit
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
@@ -49,11 +48,11 @@ class ListMarksRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class Marks:
+class MarksEndpoints:
     """Marks: deploys and other events that charts show as vertical lines."""
 
-    def __init__(self, marks: Recorder, clock: Clock, audit: Audit) -> None:
-        self._marks: Recorder = marks
+    def __init__(self, marks: Marks, clock: Clock, audit: Audit) -> None:
+        self._marks: Marks = marks
         self._clock: Clock = clock
         self._audit: Audit = audit
 

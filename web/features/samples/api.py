@@ -16,6 +16,7 @@ from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import Delay, Pri, RequestModel, ResponseModel, Ttr, TubeName, model_of
 from greenstalk_server.web.store.saved_data import MAX_SAMPLE_SIZE, Name, Sample, SavedData
 
+
 class SampleList(ResponseModel):
     """All samples."""
 
@@ -43,7 +44,7 @@ class SampleRequest(RequestModel):
 HIDDEN: Final = {403: "Bodies are hidden from you, and so are samples."}
 
 
-class Samples:
+class SamplesEndpoints:
     """Samples: job templates. The dashboard's form for a new job can be filled from them."""
 
     def __init__(self, saved: SavedData, samples: SampleChanges) -> None:

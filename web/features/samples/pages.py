@@ -82,7 +82,9 @@ def samples_for(saved: SavedData, given: Fields, tube: str) -> SampleList:
     own = [name for name in names if saved.samples[name].tube == tube]
     others = [name for name in names if saved.samples[name].tube != tube]
     loaded = visible.get(given.get("sample", ""))
-    return SampleList(loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.last_error)
+    return SampleList(
+        loaded, loaded or Sample("", tube, DEFAULT_PRI, 0, DEFAULT_TTR, ""), own, others, saved.last_error
+    )
 
 
 def _redirect(tube: str, notice: str, sample: str | None) -> Response:

@@ -15,6 +15,7 @@ from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import QueryError
 from greenstalk_server.web.store.saved_data import Name, QueryText, SavedSearch
 
+
 class SavedSearchList(ResponseModel):
     """All saved searches."""
 
@@ -35,7 +36,7 @@ class SavedSearchRequest(RequestModel):
     name: Name
 
 
-class SavedSearches:
+class SavedSearchesEndpoints:
     """Saved searches: queries under a name, shared by all users of the dashboard."""
 
     def __init__(self, searches: SearchChanges) -> None:

@@ -9,6 +9,7 @@ from greenstalk_server.web.reads.jobs.query import Query, QueryError, TextMatch,
 from greenstalk_server.web.store.audit import Audit
 from greenstalk_server.web.store.saved_data import MAX_NAME_LENGTH, LimitExceeded, SavedData, SavedSearch
 
+
 class SavedSearches:
     """Saves, lists and deletes searches."""
 

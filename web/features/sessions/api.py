@@ -47,7 +47,7 @@ class ListSessionsRequest(RequestModel):
 FOR_ADMINS: Final = {403: "Only admins may see and end sessions."}
 
 
-class Sessions:
+class SessionsEndpoints:
     """Sessions: browsers that are signed in on the dashboard.
 
     A program that sends a password or a token with each request has no session.

@@ -109,7 +109,7 @@ class _FoundPlace(Struct, array_like=True):
 NO_TASK: Final = {404: "The task does not exist. The server keeps the last 50 of each kind until it stops."}
 
 
-class Tasks:
+class TasksEndpoints:
     """Tasks: searches, bulk changes and dry runs, which run on the server and report progress."""
 
     def __init__(

@@ -118,7 +118,7 @@ def endpoint(
 
 
 def endpoints_of(group: object) -> Iterator[Endpoint]:
-    """Yield the endpoints of *group*, in the order of their definition. The name of its class is the tag."""
+    """Yield the endpoints of *group* in the order of their definition. The class of the tag Marks is MarksEndpoints."""
     for name, function in vars(type(group)).items():
         mark = getattr(function, _MARK, None)
         if mark is not None:
@@ -127,7 +127,7 @@ def endpoints_of(group: object) -> Iterator[Endpoint]:
 
 def tag_of(group: object) -> tuple[str, str]:
     """Return the name and the description of the tag of *group*."""
-    return type(group).__name__, inspect.getdoc(group) or ""
+    return type(group).__name__.removesuffix("Endpoints"), inspect.getdoc(group) or ""
 
 
 def _endpoint(group: object, name: str, function: Callable[..., Any], mark: _Mark) -> Endpoint:

@@ -180,7 +180,7 @@ STATE_CONFLICT: Final = NO_JOB | {
 NO_ROOM: Final = {507: "The disk has no room for the job; nothing was changed."}
 
 
-class Jobs:
+class JobsEndpoints:
     """Jobs: list, search, export and put jobs, and change a single job as its page on the dashboard does."""
 
     def __init__(

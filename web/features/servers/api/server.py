@@ -19,7 +19,7 @@ from greenstalk_server.web.features.tubes.api.tubes import (
     ListTubesRequest,
     RatesPerSecond,
     Series,
-    Tubes,
+    TubesEndpoints,
     rates_model,
     series_model,
 )
@@ -126,14 +126,14 @@ class WatchEventsRequest(RequestModel):
     ] = UNSET
 
 
-class Server:
+class ServerEndpoints:
     """The server: its figures, recent history, and a stream of all changes."""
 
     def __init__(
         self,
         broker: Broker,
         clock: Clock,
-        tubes: Tubes,
+        tubes: TubesEndpoints,
         history: History,
         live: LiveHub,
         *,
@@ -143,7 +143,7 @@ class Server:
         self._role: Literal["leader", "single"] = "leader" if shares_journal else "single"
         self._broker: Broker = broker
         self._clock: Clock = clock
-        self._tubes: Tubes = tubes
+        self._tubes: TubesEndpoints = tubes
         self._history: History = history
         self._live: LiveHub = live
         live.register(LIVE, self.live_state)

@@ -21,7 +21,7 @@ class AllServers(ResponseModel):
     servers: Annotated[list[ListedServer], Meta(description="This server first.")]
 
 
-class Servers:
+class ServersEndpoints:
     """Servers: this one, and the others in the configuration file, as their APIs describe them."""
 
     def __init__(self, servers: ServerList) -> None:

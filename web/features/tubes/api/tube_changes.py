@@ -1,4 +1,4 @@
-"""Changes of many tubes over the API: pause, resume or kick all tubes that match a pattern, as a task."""
+"""TubeChanges of many tubes over the API: pause, resume or kick all tubes that match a pattern, as a task."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from msgspec import Meta
 
 from greenstalk_server.config.tables.roles import OPERATOR
 from greenstalk_server.web.changes.task_model import BUSY, Task, started_task
-from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange
-from greenstalk_server.web.changes.tube_changes import TubeChanges as Changes
+from greenstalk_server.web.changes.tube_changes import KICK, PAUSE, RESUME, TubeChange, TubeChanges
 from greenstalk_server.web.features.tubes.api.tubes import STATES, PauseTubeRequest
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.values import RequestModel, TubePattern
@@ -31,15 +30,15 @@ class KickTubesRequest(RequestModel):
 DEFAULT_KICK: Final = KickTubesRequest()
 
 
-class TubeChanges:
-    """Changes of many tubes: pause, resume or kick all tubes whose names match a pattern.
+class TubeChangesEndpoints:
+    """TubeChanges of many tubes: pause, resume or kick all tubes whose names match a pattern.
 
     Each is a task. Unless `dry_run` is false, the task only counts the tubes and their jobs, and `/tasks/{task}/run`
     changes exactly the tubes that were counted. Tubes that you may not operate are not included.
     """
 
-    def __init__(self, changes: Changes) -> None:
-        self._changes: Changes = changes
+    def __init__(self, changes: TubeChanges) -> None:
+        self._changes: TubeChanges = changes
 
     @endpoint("POST", "/tubes/pause", role=OPERATOR, status=202, errors=BUSY)
     def pause_tubes(self, query: TubePatternRequest, body: PauseTubeRequest) -> Task:

@@ -314,7 +314,7 @@ class _TubePlace(Struct, array_like=True):
 NO_TUBE: Final = {404: "The tube does not exist. A tube exists while it holds jobs, or a client uses or watches it."}
 
 
-class Tubes:
+class TubesEndpoints:
     """Tubes: figures, history, pauses, and operations on all jobs of a tube.
 
     A tube's name is a query parameter and not part of the path, since it may contain slashes.
