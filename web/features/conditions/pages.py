@@ -22,7 +22,7 @@ SAME_DAY: Final = 12 * 3600 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class AttentionPanel:
     """The contents of the panel.
 
     items           each condition, the form in which its start is shown, and its age.
@@ -37,7 +37,7 @@ class Panel:
     is_evaluated: bool
 
 
-def attention_panel(attention: ConditionMonitor, now: int) -> Panel:
+def attention_panel(attention: ConditionMonitor, now: int) -> AttentionPanel:
     """Return the panel with the conditions of *attention* that the principal may see, at the time *now*. May switch."""
     conditions, counts = visible_conditions(attention)
     shown, seen = list[ActiveCondition](), Counter[KindCount]()
@@ -50,7 +50,7 @@ def attention_panel(attention: ConditionMonitor, now: int) -> Panel:
     for (kind, severity), count in counts.items():
         left_out[kind] += count - seen[kind, severity]
         severities[severity] += count
-    return Panel(
+    return AttentionPanel(
         items=[_item(condition, now) for condition in shown],
         summary=_summary(severities),
         more=[_rest(kind.rest, left_out[kind.name]) for kind in KINDS if kind.rest and left_out[kind.name]],

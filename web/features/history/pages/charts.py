@@ -163,7 +163,7 @@ class DrawnMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class ChartPanel:
     """All charts of a page.
 
     source          URL of the figures as JSON.

@@ -21,9 +21,9 @@ from greenstalk_server.web.features.history.pages.charts import (
     TUBE_CHARTS,
     WIDTH,
     Chart,
+    ChartPanel,
     Choice,
     DrawnMark,
-    Panel,
     draw,
     is_shown,
     link,
@@ -83,7 +83,7 @@ class HistoryPages:
         require_full_view("The history of the server")
         return self._json(self._history.columns(None, _span(strict=True)), None)
 
-    def server_charts(self) -> Panel:
+    def server_charts(self) -> ChartPanel:
         """Return the charts of the whole server for the current request. Switches."""
         return self._panel(SERVER_CHARTS, self._history.columns(None, _span()), None)
 
@@ -129,7 +129,7 @@ class HistoryPages:
         response.mimetype = "application/json"
         return response
 
-    def _panel(self, charts: Sequence[Chart], columns: Columns, name: bytes | None) -> Panel:
+    def _panel(self, charts: Sequence[Chart], columns: Columns, name: bytes | None) -> ChartPanel:
         span, compare = _span(), request.args.get("compare", "")
         before = self._before(name)
         asked: dict[str, Any] = {"span": span.name, **({"compare": compare} if before is not None else {})}
@@ -141,7 +141,7 @@ class HistoryPages:
             pace.yield_if_due()
             if is_shown(chart, columns):
                 drawn.append(draw(chart, columns, before, span))
-        return Panel(
+        return ChartPanel(
             span=span,
             source=source,
             start=time_of(begin),

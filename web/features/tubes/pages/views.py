@@ -20,7 +20,7 @@ from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
-from greenstalk_server.web.features.conditions.pages import Panel, attention_panel
+from greenstalk_server.web.features.conditions.pages import AttentionPanel, attention_panel
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
 from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS
@@ -311,7 +311,7 @@ class Views:
     def _summary(self, tube: Tube, now: int) -> TubeSummary:
         return tube_summary(self._broker, self._views.of(tube, now), self._worker_rates)
 
-    def _attention_panel(self) -> Panel:
+    def _attention_panel(self) -> AttentionPanel:
         return attention_panel(self._attention, self._clock())
 
     def _overview(self, args: Fields, now: int) -> Overview:
