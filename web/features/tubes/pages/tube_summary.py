@@ -94,7 +94,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class HourChart:
     """The chart of the last hour; *label* is its text alternative."""
 
     drawings: list[Drawing]
@@ -107,7 +107,7 @@ class TubeSummary:
 
     figures: list[Figure]
     workers: Workers
-    chart: Chart
+    chart: HourChart
 
     def live_fields(self) -> dict[str, str]:
         """Return the texts of the figures, by field name."""
@@ -227,14 +227,14 @@ def _seconds(nanoseconds: int) -> str:
 # The chart
 
 
-def _chart(view: TubeView) -> Chart:
+def _chart(view: TubeView) -> HourChart:
     drawings = [
         _drawing(view, "Ready, last hour", "count", (("ready", "ready"),)),
         _drawing(view, "Per second", "rate", (("put", "put"), ("reserve", "reserved"))),
     ]
     lines = ", ".join(f"{label} {last}" for one in drawings for _, label, _, last in one.lines)
     tops = ", ".join(f"{one.title.lower()} {one.top}" for one in drawings)
-    return Chart(drawings, f"Now: {lines}. Highest: {tops}.")
+    return HourChart(drawings, f"Now: {lines}. Highest: {tops}.")
 
 
 def _drawing(view: TubeView, title: str, unit: str, series: tuple[tuple[str, str], ...]) -> Drawing:
