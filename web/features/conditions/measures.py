@@ -223,7 +223,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
         return found
     growth = TubeTrend(*sample.growth.values)
     name = _quoted(sample.name)
-    tube = _Tube(sample.name)
+    tube = _TubeMeasures(sample.name)
     if _is_near(growth.buried, thresholds.buried_growth):
         found.append(
             tube.measure(
@@ -253,7 +253,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
     return found
 
 
-def _timeouts(tube: _Tube, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
+def _timeouts(tube: _TubeMeasures, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
     """Yield the measure of the timeouts, unless their share in the reservations is far below its threshold."""
     share = growth.timeouts / max(growth.timeouts, growth.reserves)
     sentence = (
@@ -268,7 +268,7 @@ def _timeouts(tube: _Tube, growth: TubeTrend, thresholds: Thresholds) -> Iterato
 
 def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
     """Yield the measures of a tube with ready jobs. A measure with the cause of the wait replaces `oldest_ready`."""
-    tube = _Tube(sample.name)
+    tube = _TubeMeasures(sample.name)
     if sample.paused:
         if sample.paused >= thresholds.paused > 0:
             rest = f"the pause began {_time(sample.paused)} ago and ends in {_time(sample.pause_left)}"
@@ -329,7 +329,7 @@ def _tube_limits(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure
             yield found._replace(link=Link("tube", {"tube": sample.name.decode()}))
 
 
-def _held_job(tube: _Tube, held: LongestReservation, thresholds: Thresholds) -> Measure:
+def _held_job(tube: _TubeMeasures, held: LongestReservation, thresholds: Thresholds) -> Measure:
     name = _quoted(tube.name)
     worker = f"onnection {held.worker} has held job {held.id}"
     sentence = f"C{worker} of {name} for {_time(held.time)}"
@@ -342,7 +342,7 @@ def _held_job(tube: _Tube, held: LongestReservation, thresholds: Thresholds) -> 
     return tube.measure(HELD_JOB, held.time, thresholds.held_job, f"{sentence}.")._replace(link=link)
 
 
-class _Tube:
+class _TubeMeasures:
     """Makes the measures of the tube *name*."""
 
     __slots__ = ("name",)

@@ -203,7 +203,7 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class _TubePage:
     """A page of tubes, the index of its first row, and the numbers of tubes that match and that are visible."""
 
     tubes: list[Tube]
@@ -252,7 +252,7 @@ class OverviewBuilder:
             is_draining=broker.is_draining,
         )
 
-    def _page(self, query: str, order: Order, now: int, begin: int, pace: Pace) -> _Page:
+    def _page(self, query: str, order: Order, now: int, begin: int, pace: Pace) -> _TubePage:
         """Return the page that begins at index *begin*, or the last page if there are fewer tubes. May switch."""
         is_reversed = order.is_reversed
         batches, total, matched = list[list[tuple[SortKey, Tube]]](), 0, 0
@@ -262,7 +262,7 @@ class OverviewBuilder:
             batches.append(sorted(keys, reverse=is_reversed))
             pace.yield_if_due()
         begin = min(begin, max(0, matched - 1)) // MAX_TUBES * MAX_TUBES
-        page = _Page([], begin, matched, total)
+        page = _TubePage([], begin, matched, total)
         for place, (_, tube) in enumerate(islice(merge(*batches, reverse=is_reversed), begin + MAX_TUBES)):
             if place >= begin:
                 page.tubes.append(tube)
@@ -336,7 +336,7 @@ def role_texts(role: ClusterStatus | None) -> dict[str, str]:
     }
 
 
-def _summary(page: _Page, shown: int, query: str, order: Order) -> str:
+def _summary(page: _TubePage, shown: int, query: str, order: Order) -> str:
     if len(page.tubes) < page.matched:
         what = f"{text.counted(page.matched, 'tube')} that match" if query else text.counted(page.matched, "tube")
         first, last = text.number(page.begin + 1), text.number(page.begin + shown)
