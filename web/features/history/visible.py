@@ -1,4 +1,4 @@
-"""The figures of the server that the current principal may see.
+"""The stats of the server that the current principal may see.
 
 If the principal may see only some tubes, the counts of jobs and the rates are sums over these tubes.
 """
@@ -24,11 +24,11 @@ FIELDS: Final = (
     "current_jobs_ready", "current_jobs_urgent", "current_jobs_reserved", "current_jobs_delayed",
     "current_jobs_buried", "total_jobs", "job_timeouts", "current_tubes",
 )  # fmt: skip
-"""The figures that are sums over tubes."""
+"""The fields that are sums over tubes."""
 
 
-def visible_figures(broker: Broker, history: History, now: int) -> tuple[ServerStats, Rates]:
-    """Return the figures and the rates of the server, for the tubes that the principal may see. May switch."""
+def visible_stats(broker: Broker, history: History, now: int) -> tuple[ServerStats, Rates]:
+    """Return the stats and the rates of the server, for the tubes that the principal may see. May switch."""
     who, stats = principal(), server_stats(broker, now)
     if who.sees_all:
         return stats, history.total_rates()

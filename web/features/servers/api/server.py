@@ -13,7 +13,7 @@ from greenstalk_server.protocol.extended_stats import server_extension
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.history.history import History
-from greenstalk_server.web.features.history.visible import visible_figures
+from greenstalk_server.web.features.history.visible import visible_stats
 from greenstalk_server.web.features.tubes.api.tubes import (
     HistoryRequest,
     ListTubesRequest,
@@ -192,7 +192,7 @@ class ServerEndpoints:
     def _figures(self, now: int) -> ServerFigures:
         """Return the figures of the server that the principal may see. May switch."""
         journal, memory = self._broker.journal.stats(), self._broker.facts.memory()
-        stats, rates = visible_figures(self._broker, self._history, now)
+        stats, rates = visible_stats(self._broker, self._history, now)
         return ServerFigures(
             stats=stats,
             extended=convert(server_extension(self._broker), ServerExtension, from_attributes=True),

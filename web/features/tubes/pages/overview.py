@@ -19,7 +19,7 @@ from greenstalk_server.core.journal import JournalStats
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import ServerStats
 from greenstalk_server.web.features.history.history import Rates
-from greenstalk_server.web.features.history.visible import visible_figures
+from greenstalk_server.web.features.history.visible import visible_stats
 from greenstalk_server.web.features.tubes.tube_view import (
     MAX_FILTER_LENGTH,
     Order,
@@ -237,7 +237,7 @@ class OverviewBuilder:
                 view.top = top
                 rows.append(tube_texts(view))
                 pace.yield_if_due()
-        stats, rates = visible_figures(broker, self._views.history, now)
+        stats, rates = visible_stats(broker, self._views.history, now)
         following = page.begin + len(page.tubes)
         return Overview(
             server=server_texts(stats) | self._more_texts(rates),
