@@ -222,7 +222,7 @@ def test_several_workers_that_hold_for_long_are_counted() -> None:
     ("kind", "severity", "beyond", "below", "sentence"),
     [
         (
-            "journal", CRITICAL, {"trouble": "disk gone"}, {},
+            "journal", CRITICAL, {"journal_error": "disk gone"}, {},
             (
                 "The journal cannot be written: disk gone. Puts are refused, and no change is acknowledged until writes"
                 " succeed."

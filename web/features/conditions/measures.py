@@ -186,7 +186,7 @@ class TubeSample(NamedTuple):
 class ServerSample(NamedTuple):
     """A snapshot of the server. Times are nanoseconds.
 
-    trouble         why the journal cannot be written; empty if it can.
+    journal_error   why the journal cannot be written; empty if it can.
     is_disk_full    the disk had no room for another file of the journal.
     disk_free       bytes that are free on the disk of the journal; None if unknown.
     disk_growth     growth of `disk_free` in the last hour, in bytes; negative if the disk fills.
@@ -198,7 +198,7 @@ class ServerSample(NamedTuple):
     standby         lag of the most recent standby, -1 without a standby; None if the journal is not shared.
     """
 
-    trouble: str = ""
+    journal_error: str = ""
     is_disk_full: bool = False
     disk_free: int | None = None
     disk_growth: Growth = Growth(0, (0,))
@@ -370,10 +370,10 @@ class _TubeMeasures:
 def server_measures(sample: ServerSample, thresholds: Thresholds) -> list[Measure]:
     """Return the measures of *sample*."""
     found = list(_disk(sample, thresholds))
-    if sample.trouble:
+    if sample.journal_error:
         sentence = (
-            f"The journal cannot be written: {sample.trouble}. Puts are refused, and no change is acknowledged until"
-            " writes succeed."
+            f"The journal cannot be written: {sample.journal_error}. Puts are refused, and no change is acknowledged"
+            " until writes succeed."
         )
         found.append(_of_server(JOURNAL, CRITICAL, 1, 1, sentence, "journal"))
     found += _memory(sample, thresholds)

@@ -203,7 +203,7 @@ class ConditionMonitor:
             self._memory_read_at, self._machine_memory = now, memory_use()
         bodies = broker.bodies
         sample = ServerSample(
-            trouble=journal.write_error or "",
+            journal_error=journal.write_error or "",
             is_disk_full=stats.is_full or self._disk_free == 0,
             disk_free=self._disk_free,
             disk_growth=self._growth("disk", now, self._disk_free or 0, DISK_WINDOW),
