@@ -46,14 +46,14 @@ class Filtered:
     """A page of a list of jobs, which may have a filter.
 
     task            the task that finds the matches; None if the list is short or has no filter, or too many tasks run.
-    trouble         reason why only some of the jobs were examined; empty if all were or will be.
+    warning         reason why only some of the jobs were examined; empty if all were or will be.
     here            URL of this page, with the task.
     pages           links to the first and to the next page: label and URL.
     """
 
     jobs: JobList
     task: Task | None = None
-    trouble: str = ""
+    warning: str = ""
     here: str = ""
     pages: tuple[tuple[str, str], ...] = ()
 
@@ -115,7 +115,7 @@ class TubeFilter:
             try:
                 task = self._searches.start(query)
             except ServiceUnavailable as error:
-                return Filtered(found, trouble=f"Only the first jobs were examined. {error.description}")
+                return Filtered(found, warning=f"Only the first jobs were examined. {error.description}")
         if may_start:
             task.wait(INITIAL_WAIT)
         return self._page(task, tube, state, args, now, columns)
