@@ -60,7 +60,7 @@ from greenstalk_server.web.features.marks.marks import START, Marks
 from greenstalk_server.web.features.metrics.exporter import Metrics
 from greenstalk_server.web.features.metrics.request_times import measure_requests
 from greenstalk_server.web.features.policies import api as policies_api
-from greenstalk_server.web.features.policies.changes import Policies
+from greenstalk_server.web.features.policies.changes import PolicyChanges
 from greenstalk_server.web.features.policies.pages.policies import PolicyPages
 from greenstalk_server.web.features.samples import api as samples_api
 from greenstalk_server.web.features.samples.pages import SamplePages
@@ -127,7 +127,7 @@ class Dashboard:
     leases: Leases
     live: LiveHub
     marks: Marks
-    policies: Policies
+    policies: PolicyChanges
     sessions: Sessions
     saved: SavedData
     store: Store
@@ -226,7 +226,7 @@ def create_dashboard(
     leases = Leases(broker, clock, commit)
     bulk = Bulk(broker, clock, commit, audit, tasks)
     exports = Exports(broker, clock)
-    policies = Policies(broker, clock, audit, tasks, marks)
+    policies = PolicyChanges(broker, clock, audit, tasks, marks)
     samples = Samples(saved, audit)
     saved_searches = SavedSearches(saved, audit)
     searches = Searches(broker, clock, tasks)

@@ -11,7 +11,7 @@ from werkzeug.exceptions import Conflict
 from greenstalk_server.config.tables.roles import ADMIN, VIEWER
 from greenstalk_server.core.policies.policy import MAX_PATTERNS, MAX_PRIORITY, Policy, PolicyError, parse_policy
 from greenstalk_server.web.changes.task_model import BUSY, Task, started_task
-from greenstalk_server.web.features.policies.changes import ListedPolicy, Policies
+from greenstalk_server.web.features.policies.changes import ListedPolicy, PolicyChanges
 from greenstalk_server.web.features.policies.setting_texts import (
     COUNT,
     NUMBER,
@@ -128,13 +128,13 @@ OF_FILE: Final = {409: "The configuration file has a policy of this name, or the
 
 
 class PoliciesEndpoints:
-    """Policies: retries, dead letters, expiry, caps, rates and more, for tubes whose names match a pattern.
+    """PolicyChanges: retries, dead letters, expiry, caps, rates and more, for tubes whose names match a pattern.
 
     A policy of the configuration file can only be changed there.
     """
 
-    def __init__(self, policies: Policies, commit: Callable[[], bool]) -> None:
-        self._policies: Policies = policies
+    def __init__(self, policies: PolicyChanges, commit: Callable[[], bool]) -> None:
+        self._policies: PolicyChanges = policies
         self._commit: Callable[[], bool] = commit
 
     @endpoint("GET", "/policies")

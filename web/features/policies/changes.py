@@ -1,6 +1,6 @@
 """Operations on tube policies: set and remove them at run time, and count what a policy would do.
 
-The caller must wait for the journal (`commit`) before it reports success, as after all operations. Policies of the
+The caller must wait for the journal (`commit`) before it reports success, as after all operations. PolicyChanges of the
 configuration file can only be read here.
 """
 
@@ -96,7 +96,7 @@ class Effect:
     warnings: list[str] = field(default_factory=list)
 
 
-class Policies:
+class PolicyChanges:
     """The policies of one broker."""
 
     def __init__(self, broker: Broker, clock: Clock, audit: Audit, tasks: Tasks, marks: Marks) -> None:

@@ -17,7 +17,7 @@ from greenstalk_server.config.tables.roles import ADMIN
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.policies.policy import SETTINGS, Policy, PolicyError
 from greenstalk_server.web.changes.tasks import Task, Tasks
-from greenstalk_server.web.features.policies.changes import Effect, ListedPolicy, Policies
+from greenstalk_server.web.features.policies.changes import Effect, ListedPolicy, PolicyChanges
 from greenstalk_server.web.features.policies.pages.policy_form import (
     NAME,
     PATTERNS,
@@ -66,11 +66,11 @@ class PolicyRow:
 class PolicyPages:
     """The pages of the policies of one broker."""
 
-    def __init__(self, broker: Broker, commit: Callable[[], bool], policies: Policies, tasks: Tasks) -> None:
+    def __init__(self, broker: Broker, commit: Callable[[], bool], policies: PolicyChanges, tasks: Tasks) -> None:
         """*commit* waits until all changes so far are as durable as an acknowledged command; False on a timeout."""
         self._broker: Broker = broker
         self._commit: Callable[[], bool] = commit
-        self._policies: Policies = policies
+        self._policies: PolicyChanges = policies
         self._tasks: Tasks = tasks
 
     def init_app(self, app: Flask) -> None:
