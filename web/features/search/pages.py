@@ -19,9 +19,9 @@ from greenstalk_server.web.features.search.search import MAX_MATCHES, Search, Se
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.live.hub import LiveHub, State
-from greenstalk_server.web.reads.jobs.job_list import suggested_paths
+from greenstalk_server.web.reads.jobs.job_list import JobColumn, suggested_paths
 from greenstalk_server.web.reads.jobs.json_fields import columns_text
-from greenstalk_server.web.reads.jobs.match_table import Column, match_rows, visible_columns
+from greenstalk_server.web.reads.jobs.match_table import match_rows, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_columns, read_query
 from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, QueryError, suggested_terms
 
@@ -93,7 +93,7 @@ class SearchPages:
             "live_args": urlencode({"task": task.id, "from": begin} | ({"cols": columns_text(paths)} if paths else {})),
         }
 
-    def _rows(self, search: Search, begin: int, now: int, columns: Iterable[Column]) -> list[list[str]]:
+    def _rows(self, search: Search, begin: int, now: int, columns: Iterable[JobColumn]) -> list[list[str]]:
         return match_rows(self._broker, search.ids[begin : begin + PAGE_SIZE], now, columns)
 
 

@@ -66,17 +66,17 @@ TAGS: Final = "tags"
 """Names of groups of columns that a list has only if they apply under the policy of its tube, or to its first jobs."""
 
 
-_PRI: Final = JobColumn(
+PRI: Final = JobColumn(
     "Priority", "pri", "Jobs with the smallest value are reserved first", lambda stats, *_: str(stats.pri)
 )
-_AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, *_: text.duration(stats.age))
+AGE: Final = JobColumn("Age", "age", "Time since the job was put", lambda stats, *_: text.duration(stats.age))
 _TTR: Final = JobColumn(
     "TTR", "ttr", "Time to run: how long a worker may hold the job", lambda stats, *_: text.duration(stats.ttr)
 )
-_RESERVES: Final = JobColumn(
+RESERVES: Final = JobColumn(
     "Reserves", "reserves", "Number of times that the job was reserved", lambda stats, *_: text.number(stats.reserves)
 )
-_SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
+SIZE: Final = JobColumn("Bytes", "size", "Size of the body", lambda _, job, now: text.number(job.size))
 _BODY: Final = JobColumn(
     "Body", "body", "The first bytes of the body", lambda _, job, now: body_preview(job), is_long=True
 )
@@ -157,10 +157,10 @@ REASON_TEXTS: Final[Mapping[int, str]] = {
 """The reasons for which jobs become dead letters, in words."""
 
 JOB_COLUMNS: Final[Mapping[int, tuple[JobColumn, ...]]] = {
-    READY: (_PRI, _AGE, _TTR, _RESERVES, _SIZE),
-    RESERVED: (_TTR_LEFT, _HOLDER, _PRI, _AGE, _RESERVES, _SIZE),
-    DELAYED: (_READY_IN, _PRI, _AGE, _RESERVES, _SIZE),
-    BURIED: (_PRI, _AGE, _RESERVES, _TIMEOUTS, _SIZE),
+    READY: (PRI, AGE, _TTR, RESERVES, SIZE),
+    RESERVED: (_TTR_LEFT, _HOLDER, PRI, AGE, RESERVES, SIZE),
+    DELAYED: (_READY_IN, PRI, AGE, RESERVES, SIZE),
+    BURIED: (PRI, AGE, RESERVES, _TIMEOUTS, SIZE),
 }
 """Columns by state, without those that the body adds."""
 
@@ -218,22 +218,23 @@ def job_columns(
     """
     columns = list(JOB_COLUMNS[state])
     if ATTEMPTS in groups:
-        columns[columns.index(_RESERVES)] = _ATTEMPTS
+        columns[columns.index(RESERVES)] = _ATTEMPTS
     if DEAD_LETTERS in groups:
-        columns = [column for column in columns if column not in (_AGE, _TTR, _RESERVES, _TIMEOUTS)]
+        columns = [column for column in columns if column not in (AGE, _TTR, RESERVES, _TIMEOUTS)]
         columns[:0] = _DEAD_LETTER
     if EXPIRY in groups:
-        columns.insert(columns.index(_SIZE), _EXPIRES)
+        columns.insert(columns.index(SIZE), _EXPIRES)
     if TAGS in groups:
-        at = columns.index(_SIZE)
+        at = columns.index(SIZE)
         columns[at:at] = (_KEYS, _HELD_BACK) if state in (READY, DELAYED) else (_KEYS,)
     if sees_bodies:
-        columns += [_field_column(path) for path in paths]
+        columns += [field_column(path) for path in paths]
         columns.append(_ERROR if state == BURIED or DEAD_LETTERS in groups else _BODY)
     return tuple(columns)
 
 
-def _field_column(path: Path) -> JobColumn:
+def field_column(path: Path) -> JobColumn:
+    """Return the column of the field of the body at *path*."""
     name = ".".join(path)
     help_text = f"The field {name} of the body"
     return JobColumn(name, "json", help_text, lambda _, job, now: field_cell(job, path), is_long=True)
