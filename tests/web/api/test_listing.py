@@ -159,7 +159,7 @@ def test_number_of_concurrent_lists_is_bounded(queue: Queue, program: Program, m
     queue.put("mail", count=3)
     may_continue = Event()
     monkeypatch.setattr(jobs, "LIST_TIMEOUT", 0.01)
-    monkeypatch.setattr(listing.Rows, "yield_if_due", lambda _: may_continue.wait())
+    monkeypatch.setattr(listing.JobPage, "yield_if_due", lambda _: may_continue.wait())
     lists = [gevent.spawn(program.get, "/jobs") for _ in range(jobs.MAX_LISTS)]
     gevent.sleep(0)
     problem(program.ask("GET", "/jobs"), 503)

@@ -54,7 +54,7 @@ class ListConnectionsRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class _ConnectionPlace(Struct, array_like=True):
+class _ConnectionPosition(Struct, array_like=True):
     """The last connection of the previous page, and the order of the list."""
 
     sort: str
@@ -83,7 +83,7 @@ class ConnectionsEndpoints:
             if not client.is_closed:  # the client may have disconnected since the listing
                 connections.append(connection_model(client))
         is_cut = len(first) > query.limit
-        following = dump(_ConnectionPlace(query.sort, *first[query.limit - 1][:2])) if is_cut else None
+        following = dump(_ConnectionPosition(query.sort, *first[query.limit - 1][:2])) if is_cut else None
         return ConnectionList(connections=connections, next_cursor=following)
 
     @endpoint("GET", "/connections/{number}", errors=NO_CONNECTION)
@@ -104,7 +104,7 @@ class ConnectionsEndpoints:
 def _after(query: ListConnectionsRequest) -> tuple[int, int] | None:
     if query.cursor is UNSET:
         return None
-    place = load(query.cursor, _ConnectionPlace)
-    if place.sort != query.sort:
-        refuse("cursor", f"belongs to a list sorted by {place.sort[:20]}")
-    return place.rank, place.number
+    position = load(query.cursor, _ConnectionPosition)
+    if position.sort != query.sort:
+        refuse("cursor", f"belongs to a list sorted by {position.sort[:20]}")
+    return position.rank, position.number

@@ -99,7 +99,7 @@ class ListFoundJobsRequest(RequestModel):
     limit: Limit = DEFAULT_LIMIT
 
 
-class _FoundPlace(Struct, array_like=True):
+class _FoundPosition(Struct, array_like=True):
     """A position in the list of the jobs found."""
 
     task: str
@@ -216,7 +216,7 @@ class TasksEndpoints:
             at += 1
             if job is not None and sees(job.tube.name):
                 rows.add(job, body)
-        return JobList(jobs=rows.rows, next_cursor=dump(_FoundPlace(found.id, at)) if at < len(ids) else None)
+        return JobList(jobs=rows.rows, next_cursor=dump(_FoundPosition(found.id, at)) if at < len(ids) else None)
 
     def _find(self, id: str) -> RunningTask:
         return self._tasks.find({"task": id})
@@ -245,7 +245,7 @@ def _change(body: ChangeJobsRequest) -> Change:
 def _at(query: ListFoundJobsRequest, task: RunningTask) -> int:
     if query.cursor is UNSET:
         return 0
-    place = load(query.cursor, _FoundPlace)
-    if place.task != task.id or not 0 <= place.at <= MAX_MATCHES:
+    position = load(query.cursor, _FoundPosition)
+    if position.task != task.id or not 0 <= position.at <= MAX_MATCHES:
         refuse("cursor", "belongs to another list")
-    return place.at
+    return position.at

@@ -30,16 +30,16 @@ NextCursor = Annotated[
     ),
 ]
 
-Place = TypeVar("Place", bound=Struct)
+Position = TypeVar("Position", bound=Struct)
 
 
-def dump(place: Struct) -> str:
-    """Return *place* as a cursor."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).rstrip(b"=").decode()
+def dump(position: Struct) -> str:
+    """Return *position* as a cursor."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).rstrip(b"=").decode()
 
 
-def load(cursor: str, type: type[Place]) -> Place:
-    """Return the place in *cursor*; refuse a cursor that does not hold one of this type."""
+def load(cursor: str, type: type[Position]) -> Position:
+    """Decode *cursor* to a position of *type*; refuse a cursor of another type."""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(raw, type=type)

@@ -149,37 +149,37 @@ def candidate_ids(
     tube = broker.tubes.get(query.tube.encode())
     if query.tube and (tube is None or not (who or principal()).sees(tube.name)):
         return 0, []
-    places = _places(broker, tube, query.state) if tube is not None else []
-    if tube is None or sum([place.size for place in places]) > MAX_COLLECTED_IDS:
+    sets = _job_sets(broker, tube, query.state) if tube is not None else []
+    if tube is None or sum([found.size for found in sets]) > MAX_COLLECTED_IDS:
         below = broker.next_id
         return len(broker.jobs), (id for id in broker.jobs.ids_above(above) if id < below)
-    ids = sorted([id for place in places for id in place.ids() if id > above])
+    ids = sorted([id for found in sets for id in found.ids() if id > above])
     return len(ids), ids
 
 
-class _Place(NamedTuple):
-    """A place with jobs: their number, and a function that returns their ids."""
+class _JobSet(NamedTuple):
+    """A set of jobs: their number, and a function that returns their ids."""
 
     size: int
     ids: Callable[[], Iterable[int]]
 
 
-def _places(broker: Broker, tube: Tube, state: str) -> list[_Place]:
-    """Return the places of the jobs of *tube* in *state*, or in any state if that is empty.
+def _job_sets(broker: Broker, tube: Tube, state: str) -> list[_JobSet]:
+    """Return the sets of the jobs of *tube* in *state*, or in any state if that is empty.
 
-    The place of the reserved jobs also includes those of other tubes.
+    The set of the reserved jobs also includes those of other tubes.
     """
     clients = broker.clients
-    places = {
-        "ready": _Place(tube.ready.count, tube.ready.ids),
-        "delayed": _Place(tube.delayed.count, tube.delayed.ids),
-        "buried": _Place(len(tube.buried), lambda: tube.buried),
-        "reserved": _Place(
+    sets = {
+        "ready": _JobSet(tube.ready.count, tube.ready.ids),
+        "delayed": _JobSet(tube.delayed.count, tube.delayed.ids),
+        "buried": _JobSet(len(tube.buried), lambda: tube.buried),
+        "reserved": _JobSet(
             sum([len(client.reserved) for client in clients]),
             lambda: chain.from_iterable([client.reserved for client in clients]),
         ),
     }
-    return [place for name, place in places.items() if not state or name == state]
+    return [found for name, found in sets.items() if not state or name == state]
 
 
 def list_matching(

@@ -20,7 +20,7 @@ from greenstalk_server.web.changes.operations import Added, Changes, Operations,
 from greenstalk_server.web.features.jobs.api.job_bodies import body_in
 from greenstalk_server.web.features.jobs.api.job_fields import FieldPaths, parse_fields
 from greenstalk_server.web.features.jobs.api.job_tags import TagsRequest, tags_in
-from greenstalk_server.web.features.jobs.api.listing import Place, Rows, begin, fill, refuse_other
+from greenstalk_server.web.features.jobs.api.listing import JobPage, Position, begin, fill, refuse_other
 from greenstalk_server.web.features.jobs.export import Exports, body_file, field_texts
 from greenstalk_server.web.features.jobs.jobs import (
     STATES,
@@ -207,12 +207,12 @@ class JobsEndpoints:
         happens to other jobs in the meantime.
         """
         wanted = parse_selector(query)
-        place = load(query.cursor, Place) if query.cursor is not UNSET else begin(wanted)
-        refuse_other(place, wanted)
+        position = load(query.cursor, Position) if query.cursor is not UNSET else begin(wanted)
+        refuse_other(position, wanted)
         now = self._clock()
         rows = job_rows(query.limit, now, has_bodies=query.bodies, paths=parse_fields(query.fields))
         with self._turn():
-            following = fill(self._broker, wanted, place, now, rows)
+            following = fill(self._broker, wanted, position, now, rows)
         next_cursor = dump(following) if following is not None else None
         return JobList(jobs=rows.rows, next_cursor=next_cursor, warning=rows.warning or UNSET)
 
@@ -432,7 +432,7 @@ def parse_selector(selector: JobSelectionRequest) -> Query:
         refuse("q", f"is not a valid query. {error}".rstrip("."))
 
 
-def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] = ()) -> Rows[Job]:
+def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] = ()) -> JobPage[Job]:
     """Return an empty page for up to *limit* jobs.
 
     If *has_bodies*, its rows will include the visible bodies. *paths* names the fields of bodies to include.
@@ -448,4 +448,4 @@ def job_rows(limit: int, now: int, *, has_bodies: bool, paths: tuple[Path, ...] 
     def wants_body(job: CoreJob) -> bool:
         return (has_bodies and shows_body(job)) or (bool(paths) and job.size <= MAX_PARSED)
 
-    return Rows(limit, make_row, wants_body)
+    return JobPage(limit, make_row, wants_body)

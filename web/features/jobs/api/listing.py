@@ -37,7 +37,7 @@ PAGE_BYTES: Final = 1024 * 1024
 Row = TypeVar("Row")
 
 
-class Place(Struct, array_like=True, kw_only=True):
+class Position(Struct, array_like=True, kw_only=True):
     """The position of a cursor in a list.
 
     query_digest    a digest of the query, to recognize cursors of other lists.
@@ -50,7 +50,7 @@ class Place(Struct, array_like=True, kw_only=True):
     after_key: tuple[int, int] | None
 
 
-class Rows(Generic[Row]):
+class JobPage(Generic[Row]):
     """The rows of a page, until it is full.
 
     make_row        returns the row of a job and its body, and the size in bytes of the body in that row.
@@ -84,51 +84,51 @@ class Rows(Generic[Row]):
         self._pace.yield_if_due()
 
 
-def begin(query: Query) -> Place:
-    """Return the first place of the list of *query*."""
-    return Place(query_digest=_digest(query), after_id=None if _has_order(query) else 0, after_key=None)
+def begin(query: Query) -> Position:
+    """Return the first position of the list of *query*."""
+    return Position(query_digest=_digest(query), after_id=None if _has_order(query) else 0, after_key=None)
 
 
-def refuse_other(place: Place, query: Query) -> None:
-    """Refuse the request if *place* belongs to another list than that of *query*."""
-    if place.query_digest != _digest(query) or (place.after_id is None and not _has_order(query)):
+def refuse_other(position: Position, query: Query) -> None:
+    """Refuse the request if *position* belongs to another list than that of *query*."""
+    if position.query_digest != _digest(query) or (position.after_id is None and not _has_order(query)):
         refuse("cursor", "belongs to another list: the other parameters must be the same as in the first request")
 
 
-def fill(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
-    """Fill *rows* from *place* on; return the next place, or None at the end of the list. May switch."""
-    if place.after_id is not None:
-        return _by_id(broker, query, place, now, rows)
+def fill(broker: Broker, query: Query, position: Position, now: int, rows: JobPage[Row]) -> Position | None:
+    """Fill *rows* from *position* on; return the next position, or None at the end of the list. May switch."""
+    if position.after_id is not None:
+        return _by_id(broker, query, position, now, rows)
     tube = broker.tubes.get(query.tube.encode())
-    return None if tube is None or not principal().sees(tube.name) else _in_order(broker, tube, query, place, rows)
+    return None if tube is None or not principal().sees(tube.name) else _in_order(broker, tube, query, position, rows)
 
 
-def _in_order(broker: Broker, tube: Tube, query: Query, place: Place, rows: Rows[Row]) -> Place | None:
+def _in_order(broker: Broker, tube: Tube, query: Query, position: Position, rows: JobPage[Row]) -> Position | None:
     """Fill *rows* in page order. May switch."""
     state = STATE_NAMES.index(query.state)
     listed = [(sort_key(job, state), job) for job in islice(jobs_in_order(broker, tube, state), MAX_LISTED)]
     is_all = len(listed) >= count_jobs(tube, state)
     if state == RESERVED and not is_all:  # the bounded scan may have missed the jobs that time out first
-        return Place(query_digest=place.query_digest, after_id=0, after_key=place.after_key)
-    after_key = place.after_key
-    places = {job.id: (key, job) for key, job in listed if after_key is None or key > after_key}
-    for id, job, body in iter_with_bodies(broker, places, rows.wants_body, rows.yield_if_due):
+        return Position(query_digest=position.query_digest, after_id=0, after_key=position.after_key)
+    after_key = position.after_key
+    positions = {job.id: (key, job) for key, job in listed if after_key is None or key > after_key}
+    for id, job, body in iter_with_bodies(broker, positions, rows.wants_body, rows.yield_if_due):
         if rows.is_full:
-            return Place(query_digest=place.query_digest, after_id=None, after_key=after_key)
-        after_key, was = places[id]
+            return Position(query_digest=position.query_digest, after_id=None, after_key=after_key)
+        after_key, was = positions[id]
         if job is was and job.state == state:  # the job may have changed since the listing
             rows.add(job, body)
-    return None if is_all else Place(query_digest=place.query_digest, after_id=0, after_key=after_key)
+    return None if is_all else Position(query_digest=position.query_digest, after_id=0, after_key=after_key)
 
 
-def _by_id(broker: Broker, query: Query, place: Place, now: int, rows: Rows[Row]) -> Place | None:
+def _by_id(broker: Broker, query: Query, position: Position, now: int, rows: JobPage[Row]) -> Position | None:
     """Fill *rows* by id; skip the jobs that were listed in page order. May switch."""
-    until, after_id, after_key = inf, place.after_id or 0, place.after_key
+    until, after_id, after_key = inf, position.after_id or 0, position.after_key
     matcher = JobMatcher(broker, query, now, rows.yield_if_due, rows.wants_body)
     try:
         for id, job, body in matcher.match(candidate_ids(broker, query, after_id)[1]):
             if rows.is_full or time.monotonic() > until:
-                return Place(query_digest=place.query_digest, after_id=after_id, after_key=after_key)
+                return Position(query_digest=position.query_digest, after_id=after_id, after_key=after_key)
             if until == inf:  # SCAN_TIME begins at the first job, whose body may have come from a slow disk
                 until = time.monotonic() + SCAN_TIME
             if job is not None and (after_key is None or sort_key(job, job.state) > after_key):
