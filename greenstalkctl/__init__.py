@@ -6,7 +6,7 @@ between the two.
 Modules, lowest layer first:
 
 errors, address, units, text, interrupt, keyboard, tls, bounded_socket    no knowledge of jobs
-queue                                   the interface that both ways to a server implement
+queue                                   what both ways to a server have in common
 server                                  one connection over the protocol
 http_client, api                        the JSON API over one HTTP connection
 transfer, bulk, follower, snapshot      moving jobs one by one, tasks of the server, new jobs, rates

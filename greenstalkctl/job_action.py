@@ -14,8 +14,8 @@ from greenstalkctl.bulk import apply_change, apply_counted_change
 from greenstalkctl.errors import CommandError, NoResult
 from greenstalkctl.interrupt import Interrupt
 from greenstalkctl.output import Output
-from greenstalkctl.queue import Queue
 from greenstalkctl.server import Server
+from greenstalkctl.settings import Queue
 from greenstalkctl.text import plural
 
 
@@ -69,7 +69,7 @@ def act_on_ids(out: Output, queue: Queue, action: JobAction, ids: Sequence[int])
         raise NoResult(f"not {action.done} ({action.why_not}): {', '.join(map(str, missed))}")
 
 
-def act_on_sets(out: Output, queue: Server | Api, action: JobAction, job_sets: Sequence[JobSet]) -> None:
+def act_on_sets(out: Output, queue: Queue, action: JobAction, job_sets: Sequence[JobSet]) -> None:
     """Apply *action* to each set; raise NoResult if no job was changed."""
     done = 0
     with Interrupt() as interrupt:
@@ -94,7 +94,7 @@ def report(out: Output, word: str, done: int) -> None:
         raise NoResult(f"nothing {word}: no job matches")
 
 
-def _steps(queue: Server | Api, action: JobAction, job_set: JobSet, interrupt: Interrupt) -> Iterator[int]:
+def _steps(queue: Queue, action: JobAction, job_set: JobSet, interrupt: Interrupt) -> Iterator[int]:
     """Apply *action* until finished or interrupted; yield the number of jobs changed since the previous yield."""
     if isinstance(queue, Api):
         if job_set.dry_run_id is not None:

@@ -1,8 +1,8 @@
-"""The interface to a server that both the protocol (`server`) and the API (`api`) implement.
+"""What the two ways to a server, the protocol (`server`) and the API (`api`), have in common.
 
-Bodies are bytes, statistics have the protocol's names, times are whole seconds. A method returns None or False for a
-job or tube that does not exist. It raises Refused if the server refuses, and Unreachable if the connection ends; both
-messages contain the address.
+Both have the same queries and changes. Bodies are bytes, statistics have the protocol's names, times are whole
+seconds. A method returns None or False for a job or tube that does not exist. It raises Refused if the server refuses,
+and Unreachable if the connection ends; both messages contain the address.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
-
-from greenstalk_client import PutId
-from greenstalkctl.address import Address, Url
+from typing import Any, Final, TypeAlias
 
 Stats: TypeAlias = dict[str, Any]
 
@@ -76,41 +73,3 @@ class JobView:
     @property
     def id(self) -> int:
         return int(self.stats["id"])
-
-
-class Queue(Protocol):
-    """A server, reached over the protocol or the API."""
-
-    @property
-    def address(self) -> Address | Url: ...
-
-    def stats(self) -> Stats: ...
-
-    def tubes(self) -> list[str]:
-        """Return the names of all tubes."""
-
-    def all_tube_stats(self) -> list[Stats]:
-        """Return the statistics of all tubes."""
-
-    def tube(self, name: str) -> Stats | None: ...
-
-    def view_job(self, job_id: int) -> JobView | None: ...
-
-    def view_next(self, tube: str, state: str) -> JobView | None:
-        """Return the next job of *tube* in *state*, in the order of that state."""
-
-    def put(self, tube: str, body: bytes, pri: int, delay: float, ttr: float, **tags: Any) -> PutId:
-        """Put a job with *tags*, the keyword arguments of greenstalk_client.Client.put.
-
-        Fractions of seconds and tags need the protocol extensions.
-        """
-
-    def kick_job(self, job_id: int) -> bool: ...
-
-    def bury_job(self, job_id: int) -> bool:
-        """Bury a ready or delayed job; its pri does not change."""
-
-    def delete(self, job_id: int) -> bool: ...
-
-    def pause(self, tube: str, seconds: float) -> bool:
-        """Pause *tube* for *seconds*; 0 ends a pause."""

@@ -11,7 +11,8 @@ import click
 
 from greenstalkctl.errors import InvalidUsage, NoResult
 from greenstalkctl.params import COUNT, JOB_OR_TUBE, TUBE
-from greenstalkctl.queue import Queue, Stats
+from greenstalkctl.queue import Stats
+from greenstalkctl.settings import Queue
 
 F = TypeVar("F", bound=Callable[..., Any])
 

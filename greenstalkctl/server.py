@@ -267,6 +267,7 @@ class Server:
         return self._succeeds(self._client.kick_job, job_id)
 
     def pause(self, tube: str, seconds: float) -> bool:
+        """Pause *tube* for *seconds*; 0 ends a pause."""
         return self._succeeds(self._client.pause_tube, tube, seconds)
 
     def flush(self, tube: str, *, is_buried: bool) -> int:

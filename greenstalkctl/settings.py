@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -22,6 +22,8 @@ from greenstalkctl.output import Output
 from greenstalkctl.server import Server
 
 T = TypeVar("T")
+Queue: TypeAlias = Server | Api
+"""A server, reached over the protocol or the API."""
 
 PROGRAM: Final = "greenstalkctl"
 SERVER_VARIABLE: Final = "GREENSTALKCTL_SERVER"
@@ -62,7 +64,7 @@ class Settings:
     has_header: bool = True
     _context: ssl.SSLContext | None = None
 
-    def open_queue(self) -> Server | Api:
+    def open_queue(self) -> Queue:
         """Connect to the API if its URL is known, else over the protocol; raise Unreachable or Refused."""
         api = self._effective("api", self.api)
         return self.connect() if api is None else self._api(api)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
-from greenstalkctl.queue import Queue, Stats
+from greenstalkctl.api import Api
+from greenstalkctl.columns import COLUMNS
+from greenstalkctl.queue import Stats
+from greenstalkctl.server import Server
+
+COUNTED: Final = ("tube", "ready", "reserved", "delayed", "buried", "waiting")
+"""The columns whose statistics a row has under the name of the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +24,7 @@ class Snapshot:
     tubes: dict[str, Stats]
 
 
-def take_snapshot(queue: Queue) -> Snapshot:
+def take_snapshot(queue: Server | Api) -> Snapshot:
     """Request all statistics."""
     stats = queue.stats()
     tubes = {str(tube["name"]): tube for tube in queue.all_tube_stats()}
@@ -27,18 +33,13 @@ def take_snapshot(queue: Queue) -> Snapshot:
 
 def rows(before: Snapshot, now: Snapshot) -> list[dict[str, Any]]:
     """Return one row for each tube of *now*: its counts, and its puts and deletes per second since *before*."""
-    return [_row(name, before.tubes.get(name, {}), stats, now.time - before.time) for name, stats in now.tubes.items()]
+    return [_row(before.tubes.get(name, {}), stats, now.time - before.time) for name, stats in now.tubes.items()]
 
 
-def _row(name: str, before: Stats, now: Stats, seconds: float) -> dict[str, Any]:
+def _row(before: Stats, now: Stats, seconds: float) -> dict[str, Any]:
     """Return the row of a tube. Only Greenstalk Server has `oldest`, the age of the oldest ready job in seconds."""
-    row = {
-        "tube": name,
-        "ready": now["current-jobs-ready"],
-        "reserved": now["current-jobs-reserved"],
-        "delayed": now["current-jobs-delayed"],
-        "buried": now["current-jobs-buried"],
-        "waiting": now["current-waiting"],
+    row = {name: now[COLUMNS[name].statistic] for name in COUNTED}
+    row |= {
         "puts_per_second": _rate(before, now, "total-jobs", seconds),
         "deletes_per_second": _rate(before, now, "cmd-delete", seconds),
         "pause_left": now["pause-time-left"],

@@ -15,8 +15,7 @@ from greenstalkctl.job_action import JobAction, JobSet, act_on_ids, act_on_sets
 from greenstalkctl.params import STATE
 from greenstalkctl.queue import STATES
 from greenstalkctl.selection import job_count, parse_selection, require_tube, selection, tube_argument
-from greenstalkctl.server import Server
-from greenstalkctl.settings import Command, Settings
+from greenstalkctl.settings import Command, Queue, Settings
 from greenstalkctl.text import plural
 
 DELETE: Final = JobAction(
@@ -70,7 +69,7 @@ def _with_dry_run(api: Api, job_set: JobSet) -> JobSet:
     return replace(job_set, available=task.matched, dry_run_id=task.id)
 
 
-def _delete(settings: Settings, queue: Server | Api, job_sets: Sequence[JobSet]) -> None:
+def _delete(settings: Settings, queue: Queue, job_sets: Sequence[JobSet]) -> None:
     """Ask for confirmation unless there are no jobs; then delete at most as many jobs as were confirmed."""
     if isinstance(queue, Api):
         job_sets = [_with_dry_run(queue, job_set) for job_set in job_sets]

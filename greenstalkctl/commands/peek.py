@@ -10,9 +10,9 @@ from greenstalkctl import text
 from greenstalkctl.errors import InvalidUsage, NoResult, Refused
 from greenstalkctl.output import key_value_lines
 from greenstalkctl.params import JOB_OR_TUBE, TUBE
-from greenstalkctl.queue import BURIED, DELAYED, READY, JobView, Queue
+from greenstalkctl.queue import BURIED, DELAYED, READY, JobView
 from greenstalkctl.selection import parse_words
-from greenstalkctl.settings import Command, Settings
+from greenstalkctl.settings import Command, Queue, Settings
 
 
 @click.command(cls=Command, short_help="Show a job without reserving it.")

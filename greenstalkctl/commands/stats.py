@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
 
 from greenstalkctl.api import Api
-from greenstalkctl.columns import column
+from greenstalkctl.columns import COLUMNS, OF_API, TUBE, column
 from greenstalkctl.output import key_value_lines
 from greenstalkctl.queue import Stats
 from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.settings import Command, Settings
-
-COLUMNS: Final = {
-    "tube": "name",
-    "ready": "current-jobs-ready",
-    "urgent": "current-jobs-urgent",
-    "reserved": "current-jobs-reserved",
-    "delayed": "current-jobs-delayed",
-    "buried": "current-jobs-buried",
-    "waiting": "current-waiting",
-    "total": "total-jobs",
-    "pause-left": "pause-time-left",
-}
-"""Statistics of a tube, by column name."""
-
-COLUMNS_OF_API: Final = {
-    "oldest": "oldest-ready-age",
-    "puts/s": "puts-per-second",
-    "deletes/s": "deletes-per-second",
-}
-"""Columns that the protocol does not have."""
-
-ALL_COLUMNS: Final = COLUMNS | COLUMNS_OF_API
 
 
 @click.command(cls=Command, short_help="Show the server's statistics.")
@@ -48,10 +24,10 @@ def stats(settings: Settings) -> None:
 @click.command(cls=Command, short_help="List the tubes and their jobs by state.")
 @click.option(
     "--sort",
-    type=click.Choice(tuple(ALL_COLUMNS)),
-    default="tube",
+    type=click.Choice(tuple(COLUMNS)),
+    default=TUBE,
     metavar="COLUMN",
-    help=f"Sort by this column, the largest first: {', '.join(ALL_COLUMNS)}.",
+    help=f"Sort by this column, the largest first: {', '.join(COLUMNS)}.",
 )
 @click.pass_obj
 def tubes(settings: Settings, sort: str) -> None:
@@ -59,14 +35,14 @@ def tubes(settings: Settings, sort: str) -> None:
 
     With --api, also the age of the oldest ready job in seconds, and puts and deletes per second.
     """
-    with settings.open_api(f"column {sort!r}") if sort in COLUMNS_OF_API else settings.open_queue() as queue:
+    with settings.open_api(f"column {sort!r}") if sort in OF_API else settings.open_queue() as queue:
         all_stats = queue.all_tube_stats()
-    columns = ALL_COLUMNS if isinstance(queue, Api) else COLUMNS
+    names = [name for name in COLUMNS if isinstance(queue, Api) or name not in OF_API]
     all_stats.sort(key=lambda stats: str(stats["name"]))
-    if sort != "tube":
-        all_stats.sort(key=lambda stats: stats[columns[sort]] or 0, reverse=True)
-    rows = ([stats[key] for key in columns.values()] for stats in all_stats)
-    shown = settings.out.table([column(name) for name in columns], rows, keep=column(sort).title)
+    if sort != TUBE:
+        all_stats.sort(key=lambda stats: stats[COLUMNS[sort].statistic] or 0, reverse=True)
+    rows = ([stats[COLUMNS[name].statistic] for name in names] for stats in all_stats)
+    shown = settings.out.table([column(name) for name in names], rows, keep=column(sort).title)
     settings.out.show(all_stats, shown)
 
 

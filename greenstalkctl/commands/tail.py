@@ -16,7 +16,7 @@ from greenstalkctl.output import Output
 from greenstalkctl.queue import MAX_NUMBER, RESERVED, JobView
 from greenstalkctl.selection import require_tube, tube_argument
 from greenstalkctl.server import Server
-from greenstalkctl.settings import Command, Settings, seconds_between
+from greenstalkctl.settings import Command, Queue, Settings, seconds_between
 
 INTERVAL: Final = seconds_between(0.05, 60)
 NUMBER: Final = click.IntRange(0, MAX_NUMBER)
@@ -46,9 +46,7 @@ def tail(settings: Settings, tube: str, number: int, follow: bool, interval: flo
         interrupt.check("interrupted")
 
 
-def _watch(
-    out: Output, queue: Server | Api, tube: str, number: int, interval: float | None, interrupt: Interrupt
-) -> None:
+def _watch(out: Output, queue: Queue, tube: str, number: int, interval: float | None, interrupt: Interrupt) -> None:
     if interval is None:
         require_tube(queue, tube)
     follower = ApiFollower(queue, tube, interrupt) if isinstance(queue, Api) else ProtocolFollower(queue, tube)

@@ -17,8 +17,7 @@ from greenstalkctl.columns import column
 from greenstalkctl.errors import InvalidUsage
 from greenstalkctl.keyboard import Keyboard
 from greenstalkctl.output import Output
-from greenstalkctl.queue import Queue
-from greenstalkctl.settings import Command, Settings, seconds_between
+from greenstalkctl.settings import Command, Queue, Settings, seconds_between
 from greenstalkctl.snapshot import Snapshot, rows, take_snapshot
 from greenstalkctl.text import printable
 
