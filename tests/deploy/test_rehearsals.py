@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.pages import blocks, follow, without_ports
+from tests.docs.examples import Example, examples, run
+from tests.support.daemon import REPOSITORY
+from tests.support.ports import free_ports
 
 REHEARSALS = {"from-beanstalkd.md": "Rehearsal", "backup.md": "A rehearsal"}
+PORTS = ("11310", "11311", "8090")
+"""The ports in the pages. Each is replaced by a free port, because it may be in use."""
+
+WAIT = Example(0, "sleep() { until_it_listens; }\n", None, "", "")
+"""Replaces `sleep` of a page: wait until the last started server listens."""
 
 
 @pytest.mark.parametrize("page", REHEARSALS)
 def test_rehearsal_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
-    steps = blocks(page, REHEARSALS[page])
-    printed, err = follow(steps, tmp_path)
-    assert err == ""
-    assert [without_ports(text) for text in printed] == [without_ports(step.output) for step in steps]
+    text = (REPOSITORY / "docs" / page).read_text()
+    steps = examples(text.partition(f"\n## {REHEARSALS[page]}\n")[2].partition("\n## ")[0])
+    script = [step._replace(commands=with_log(step.commands)) for step in steps]
+    ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+    _, *printed = run([WAIT, *script], tmp_path, ports)
+    assert steps
+    assert [without_ports(text) for text in printed] == [without_ports(step.shown) for step in steps]
+
+
+def with_log(commands: str) -> str:
+    """Return *commands* with the output of each server in a file, because pages do not show it."""
+    return re.sub(r"(greenstalk-server -.*) &", r"\1 > server.log 2>&1 &", commands)
+
+
+def without_ports(text: str) -> str:
+    """Return *text* with each port of the loopback address replaced by PORT."""
+    return re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", text)
