@@ -314,7 +314,17 @@ def test_web_socket_request_is_an_ordinary_request(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [b"GET / HTTP/1.1\r\n%b\r\n" % (b"X: y\r\n" * 200), b"GET / HTTP/1\r\n\r\n", b"GET / HTTP/1.1.1\r\n\r\n"],
+    [
+        b"GET / HTTP/1.1\r\n%b\r\n" % (b"X: y\r\n" * 200),
+        b"GET /\r\n",
+        b"GET / HTTP/1\r\n\r\n",
+        b"GET / HTTP/1.1.1\r\n\r\n",
+        b"\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+        b"GET http:///a HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://a@b/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET https://? HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
 )
 def test_malformed_request_is_not_a_server_error(
     served: Served, caplog: pytest.LogCaptureFixture, request_: bytes
@@ -355,16 +365,11 @@ def test_chunks_in_http_1_0_are_refused(served: Served, keep: bytes) -> None:
     assert answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_request_without_a_version_is_refused(served: Served) -> None:
-    assert served.ask(b"GET /\r\n").startswith(b"HTTP/1.1 400")
-
-
 def test_one_empty_line_before_a_request_is_skipped(served: Served) -> None:
     answer = served.ask(
         b"\r\nPOST / HTTP/1.1\r\nContent-Length: 2\r\n\r\nab\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n"
     )
     assert answer.count(b"200 OK") == 2
-    assert served.ask(b"\r\n\r\nGET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
 
 
 def test_empty_line_does_not_begin_a_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,8 +393,3 @@ def test_empty_line_does_not_begin_a_request(served: Served, monkeypatch: pytest
 def test_absolute_form_sets_path_and_host(served: Served, target: bytes, told: bytes) -> None:
     answer = served.ask(b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" % target)
     assert told in answer
-
-
-@pytest.mark.parametrize("target", [b"http:///a", b"http://", b"http://a@b/", b"https://?"])
-def test_absolute_form_without_a_host_is_refused(served: Served, target: bytes) -> None:
-    assert served.ask(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target).startswith(b"HTTP/1.1 400")
