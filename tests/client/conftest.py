@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -12,10 +9,8 @@ import greenstalk
 import pytest
 
 from greenstalk_client import Client
-from tests.support.daemon import TIMEOUT, Daemon
-from tests.support.ports import free_ports
-from tests.support.processes import ending
-from tests.support.servers import peer
+from tests.support.daemon import Daemon
+from tests.support.servers import Server, peer
 
 Address = tuple[str, int]
 
@@ -29,10 +24,9 @@ def ours(server: Daemon) -> Address:
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Address]:
     """The address of Debian's beanstalkd."""
-    (port,) = free_ports(1)
-    with ending(subprocess.Popen(peer().arguments(port, ()))):
-        await_listener(port)
-        yield "127.0.0.1", port
+    server = Server(peer())
+    yield server.address
+    server.close()
 
 
 @pytest.fixture(params=["ours", "plain"])
@@ -50,15 +44,3 @@ def client(ours: Address) -> Iterator[Client[str]]:
             with suppress(greenstalk.NotFoundError):  # the tube of an earlier client that has just disconnected
                 client.flush_tube(tube)
                 client.pause_tube(tube, 0)
-
-
-def await_listener(port: int) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), TIMEOUT).close()
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        else:
-            return

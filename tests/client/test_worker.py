@@ -185,20 +185,6 @@ def test_job_is_released_with_a_delay_and_its_priority(queue: Client[str], addre
     assert stats["delay"] in (99, 100)  # plain beanstalkd has whole seconds
 
 
-def test_released_job_runs_again(queue: Client[str], address: Address) -> None:
-    attempts: list[float] = []
-
-    def release_once(job: Job[bytes]) -> None:
-        attempts.append(time.monotonic())
-        if len(attempts) == 1:
-            raise Release(delay=0.4)
-
-    queue.put("again")
-    with working(address, release_once):
-        eventually(lambda: len(attempts) == 2 and is_empty(queue), "the job has run twice")
-    assert attempts[1] - attempts[0] > 0.35
-
-
 @pytest.mark.parametrize("arguments", [{"delay": -1}, {"delay": float("inf")}, {"priority": 2**32}])
 def test_release_out_of_range_is_a_value_error(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is not"):
@@ -483,23 +469,6 @@ def test_worker_that_may_not_consume_raises(tmp_path: Path) -> None:
         thread.start()
         join(thread)
         assert len(errors) == 1
-
-
-def test_server_may_be_a_function_that_connects(our_queue: Client[str], ours: Address) -> None:
-    made: list[socket.socket] = []
-
-    def connect() -> socket.socket:
-        if not made:
-            made.append(socket.socket())
-            made[0].close()
-            raise ConnectionRefusedError("not yet")
-        made.append(socket.create_connection(ours))
-        return made[-1]
-
-    our_queue.put("hello")
-    with working(connect, lambda job: None):  # type: ignore[arg-type]
-        eventually(lambda: is_empty(our_queue), "the job is deleted")
-    assert all(each.fileno() == -1 for each in made), "all are closed"
 
 
 def test_worker_over_tls(tmp_path: Path) -> None:
