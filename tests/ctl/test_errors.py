@@ -60,12 +60,6 @@ def test_nothing_found_is_exit_code_1(with_api: WithApi, failed: Client) -> None
     assert ctl(with_api, "errors", "nothing").code == 1
 
 
-def test_bad_field_is_refused(with_api: WithApi, failed: Client) -> None:
-    failed.put(b"ready")
-    done = ctl(with_api, "errors", "failed", "--field", "a..b")
-    assert done.code != 0 and "is not a path of a field" in done.err
-
-
 def test_errors_cannot_control_the_terminal(with_api: WithApi, failed: Client) -> None:
     fail(failed, {"error": HOSTILE})
     assert ctl(with_api, "errors", "failed").text.replace("\n", "").isprintable()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 
 import pytest
 
 from greenstalkctl import text
-from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, receive_request, run
-from tests.support.processes import join
+from tests.ctl.world import HOSTILE, Client, Terminal, address, ctl, replying, run
 from tests.support.servers import Server
 
 BODY = HOSTILE.encode()
@@ -94,11 +91,8 @@ def test_every_valid_tube_name_is_accepted(server: Server, name: str) -> None:
     ],
 )
 def test_other_server_is_one_line_error(reply: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = threading.Thread(target=_reply, args=(listener, reply), daemon=True)
-        server.start()
-        done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", "tubes")
-        join(server)
+    with replying(reply) as where:
+        done = run("--server", where, "tubes")
     assert done.code == 3
     assert "\x1b" not in done.err
     assert len(done.err.splitlines()) == 1
@@ -110,20 +104,6 @@ FIGURES = b"---\nversion: 1\nuptime: 1\ncurrent-connections: 1\ncurrent-workers:
 @pytest.mark.parametrize("command", ["stats", "top --once --interval 0.1", "ping"])
 @pytest.mark.parametrize("document", [b"---\n", FIGURES, FIGURES + b"total-jobs: many\n", FIGURES + b"total-jobs\n"])
 def test_incomplete_statistics_are_one_line_error(command: str, document: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        reply = b"OK %d\r\n%b\r\n" % (len(document), document)
-        server = threading.Thread(target=_reply, args=(listener, reply), daemon=True)
-        server.start()
-        done = run("--server", f"127.0.0.1:{listener.getsockname()[1]}", *command.split())
-        join(server)
+    with replying(b"OK %d\r\n%b\r\n" % (len(document), document)) as where:
+        done = run("--server", where, *command.split())
     assert (done.code, len(done.err.splitlines())) == (3, 1)
-
-
-def _reply(listener: socket.socket, reply: bytes) -> None:
-    sock, _ = listener.accept()
-    with sock:
-        receive_request(sock)
-        sock.sendall(reply)
-        sock.shutdown(socket.SHUT_WR)
-        while sock.recv(1000):
-            pass

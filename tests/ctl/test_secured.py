@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.ctl.world import Terminal, WithApi, address, front, run
+from tests.ctl.world import Terminal, WithApi, address, front, replying, run
 from tests.support.daemon import TIMEOUT, Daemon
-from tests.support.processes import join
 from tests.support.servers import Server
 from tests.support.tls import make_certificates
 
@@ -119,26 +116,17 @@ def test_certificate_and_key_may_be_in_one_file(mutual: str, directory: Path) ->
     assert run("--tls", "-s", mutual, *given, "stats").code == 0
 
 
-@pytest.mark.parametrize("way", ["plain to TLS", "TLS to plain", "both over TLS"])
-def test_drain_to_over_tls(one: Server, plain_client: str, directory: Path, way: str) -> None:
+@pytest.mark.parametrize("is_source", [False, True], ids=["plain to TLS", "TLS to plain"])
+def test_drain_to_over_tls(one: Server, plain_client: str, directory: Path, is_source: bool) -> None:
     authority = ["--cafile", str(directory / "authority.pem")]
-    secured, plain = ["-s", f"tls:{plain_client}", *authority], ["-s", address(one)]
-    source, target = (plain, secured) if way == "plain to TLS" else (secured, plain)
-    assert run(*source, "put", "hello", "--tube", "mail").code == 0
-    if way == "plain to TLS":
-        assert run("-s", address(one), *authority, "drain-to", f"tls:{plain_client}", "--yes").code == 0
-    elif way == "TLS to plain":
-        done = run("--tls", "-s", plain_client, *authority, "drain-to", f"plain:{address(one)}", "--yes")
-        assert done.code == 0, done.err
-    else:
-        with serving(directory) as other:
-            target = ["-s", f"tls:localhost:{port(other)}", *authority]
-            done = run("--tls", "-s", plain_client, *authority, "drain-to", target[1].removeprefix("tls:"), "--yes")
-            assert done.code == 0, done.err
-            assert run(*target, "peek", "--tube", "mail", "--raw").out == b"hello"
-            return
-    assert run(*target, "peek", "--tube", "mail", "--raw").out == b"hello"
-    assert run(*target, "clear", "mail", "--yes").code == 0
+    secured, plain = f"tls:{plain_client}", f"plain:{address(one)}"
+    source, target = (secured, plain) if is_source else (plain, secured)
+    assert run("-s", source, *(authority if is_source else ()), "put", "hello", "--tube", "mail").code == 0
+    done = run("-s", source, *authority, "drain-to", target, "--yes")
+    assert done.code == 0, done.err
+    where = ["-s", target, *(() if is_source else authority)]
+    assert run(*where, "peek", "--tube", "mail", "--raw").out == b"hello"
+    assert run(*where, "clear", "mail", "--yes").code == 0
 
 
 def test_api_over_https_uses_the_same_files(with_api: WithApi, directory: Path) -> None:
@@ -219,29 +207,9 @@ def test_plain_client_on_a_tls_port_is_advised_to_add_tls(plain_client: str) -> 
     assert "if it expects TLS, add --tls" in error_line(3, "-s", plain_client, "stats")
 
 
-@contextmanager
-def one_reply_server(reply: bytes) -> Iterator[str]:
-    """Yield the address of a server that sends *reply* after the first data, and closes the connection."""
-
-    def answer() -> None:
-        sock, _ = listener.accept()
-        with sock, suppress(OSError):
-            sock.recv(4096)
-            sock.sendall(reply)
-            sock.shutdown(socket.SHUT_WR)
-            while sock.recv(4096):
-                pass
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        join(thread)
-
-
 @pytest.mark.parametrize("reply", [b"UNKNOWN_COMMAND\r\n", b"BAD_FORMAT\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
 def test_tls_to_a_plain_port_that_replies(reply: bytes) -> None:
-    with one_reply_server(reply) as where:
+    with replying(reply) as where:
         line = error_line(3, "--tls", "-s", where, "stats")
     assert f"tls:{where} does not speak TLS; remove --tls, or write plain:HOST:PORT" in line
 

@@ -33,7 +33,7 @@ from greenstalkctl.cli import main
 from tests.support import forking
 from tests.support.daemon import MINDING_SIGNALS, REPOSITORY, TIMEOUT
 from tests.support.ports import free_ports
-from tests.support.processes import end
+from tests.support.processes import end, join
 from tests.support.servers import Baseline, Kind, Server, ours
 
 COMMAND = (sys.executable, "-m", "greenstalkctl")
@@ -278,6 +278,26 @@ def receive_request(sock: socket.socket) -> None:
     if sock.recv(1000).startswith(b"stats-mode"):
         sock.sendall(b"BAD_FORMAT\r\n")
         sock.recv(1000)
+
+
+@contextmanager
+def replying(reply: bytes) -> Iterator[str]:
+    """Yield the address of a server that sends *reply* to the first request, and closes the connection."""
+
+    def answer() -> None:
+        sock, _ = listener.accept()
+        with sock, suppress(OSError):
+            receive_request(sock)
+            sock.sendall(reply)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        join(thread)
 
 
 class _Front(BaseHTTPRequestHandler):
