@@ -15,7 +15,6 @@ import multiprocessing
 import pickle
 import secrets
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -32,7 +31,8 @@ from typing import Final
 import psutil
 
 from tests.support.daemon import REPOSITORY, environment
-from tests.support.ports import free_ports
+from tests.support.nodes import Node
+from tests.support.peer import eventually
 from tools.soak import clients, plot
 from tools.soak.ledger import Ledger, audit
 from tools.soak.server import CHECKED
@@ -69,47 +69,43 @@ TIMEOUT: Final = 60.0
 MIB: Final = 2**20
 
 
-class Server:
-    """The server, started twice; `process` is the one that runs. Both write to one log."""
+class Server(Node):
+    """The server, started twice on one journal. Both processes write to one log."""
 
     def __init__(self, directory: Path) -> None:
-        self.port, self.web_port = free_ports(2)
         self.journal = directory / "journal"
-        self.log = directory / "server.log"
-        self.policies = directory / "policies.toml"
         self.journal.mkdir()
-        self.policies.write_text(clients.POLICIES)
-        self.process = self._start()
+        policies = directory / "policies.toml"
+        policies.write_text(clients.POLICIES)
+        flags = ("-f", "50", "-b", str(self.journal), "-s", str(SEGMENT_SIZE), "--config", str(policies))
+        super().__init__("server", "", directory, *flags)
+        self.serve()
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command line of the server that checks its invariants when it stops."""
+        _, *rest = super().command(*words)
+        return [sys.executable, *[word.replace("greenstalk_server", "tools.soak.server") for word in rest]]
+
+    def serve(self) -> None:
+        """Start the process; return once it serves."""
+        before = len(self.log) if self.log_file.exists() else 0
+        self.start()
+        try:
+            eventually(lambda: "\njobs: " in self.log[before:], "the server serves")
+        except AssertionError:
+            self.kill()
+            raise
 
     def restart(self) -> None:
         """Stop the server in order, and start it again on the same journal."""
-        self.stop()
-        self.process = self._start()
+        self.stop_and_check()
+        self.serve()
 
-    def stop(self) -> None:
+    def stop_and_check(self) -> None:
         """Stop the server in order; raise AssertionError if its exit code or its invariants are wrong."""
-        said = self.log.read_text()
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(TIMEOUT)
-        new = self.log.read_text().removeprefix(said)
+        before = len(self.log)
+        code, new = self.stop(), self.log[before:]
         assert code == 0 and CHECKED in new, f"exit code {code}: {new[-3000:]}"
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        begins = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tools.soak.server", "-l", "127.0.0.1", "-p", str(self.port), "-f", "50",
-                 "--web-port", str(self.web_port), "-b", str(self.journal), "-s", str(SEGMENT_SIZE),
-                 "--config", str(self.policies)],
-                cwd=REPOSITORY, env=environment(), stdout=log, stderr=log,
-            )  # fmt: skip
-        try:
-            _eventually(lambda: b"\njobs: " in self.log.read_bytes()[begins:], "the server serves")
-        except AssertionError:
-            process.kill()
-            process.wait()
-            raise
-        return process
 
 
 class Sampler(threading.Thread):
@@ -202,8 +198,7 @@ def soak(seconds: float, seed: int, directory: Path) -> dict[str, object]:
     try:
         return _soak(seconds, seed, directory, server)
     finally:
-        server.process.kill()
-        server.process.wait()
+        server.kill()
 
 
 def _soak(seconds: float, seed: int, directory: Path, server: Server) -> dict[str, object]:
@@ -231,7 +226,7 @@ def _soak(seconds: float, seed: int, directory: Path, server: Server) -> dict[st
     figures["fds at the end"] = _files_at_the_end(server, wrong)
     sums = audit(ledger, _present(server))
     try:
-        server.stop()
+        server.stop_and_check()
     except AssertionError as error:
         wrong.append(str(error))
     _look_at_what_is_left(server, wrong)
@@ -318,7 +313,7 @@ def _files_at_the_end(server: Server, wrong: list[str]) -> int:
     """Check that, without clients, no more descriptors are open than the server and its journal need."""
     process, needed = psutil.Process(server.process.pid), 30
     try:
-        _eventually(lambda: process.num_fds() <= needed and not process.net_connections("tcp")[2:], "all are closed")
+        eventually(lambda: process.num_fds() <= needed and not process.net_connections("tcp")[2:], "all are closed")
     except AssertionError:
         wrong.append(
             f"{process.num_fds()} file descriptors are open when all clients have left: {process.net_connections()}"
@@ -346,9 +341,9 @@ def _present(server: Server) -> dict[int, bytes]:
 
 
 def _look_at_what_is_left(server: Server, wrong: list[str]) -> None:
-    said = server.log.read_text()
+    said = server.log
     if "Traceback" in said or " error" in said.lower():
-        wrong.append(f"the log has errors: {server.log}")
+        wrong.append(f"the log has errors: {server.log_file}")
     checked = subprocess.run(
         [sys.executable, "-m", "greenstalk_server", "journal", "check", str(server.journal)],
         cwd=REPOSITORY, env=environment(), capture_output=True, text=True, check=False,
@@ -390,13 +385,6 @@ def _size(directory: Path) -> int:
         except FileNotFoundError:  # compaction is running
             continue
     return total
-
-
-def _eventually(is_so: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + TIMEOUT
-    while not is_so():
-        assert time.monotonic() < until, f"still not: {what}"
-        time.sleep(0.05)
 
 
 if __name__ == "__main__":
