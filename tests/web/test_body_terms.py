@@ -24,6 +24,7 @@ from greenstalk_server.web.reads.jobs.query import (
 )
 
 from .test_body import BIG
+from .test_frameworks import body_of
 from .test_query import NOW, holds, job, matches
 
 ORDER = {
@@ -287,3 +288,36 @@ def test_glob_agrees_with_a_naive_match(pattern: str, given: str) -> None:
         return bool(given) and given[0] == pattern[0] and naive(pattern[1:], given[1:])
 
     assert glob(pattern)(given) == naive(pattern, given)
+
+
+@pytest.mark.parametrize(
+    ("query", "is_match"),
+    [
+        ("class:App\\Jobs\\SendMail", True),
+        ("class:app\\jobs\\sendmail", False),
+        ("class:SendMail", False),
+        ("class:App\\Jobs\\*", True),
+        ("class:*Mail", True),
+        ("class:*Sms", False),
+        ('class:"App\\\\Jobs\\\\SendMail"', True),
+        ('class:"App*"', False),
+        ("class:~sendmail", True),
+        ("class:*", True),
+        ("-class:*", False),
+        ("Class:App\\Jobs\\SendMail", True),
+    ],
+)
+def test_class_of_a_framework(query: str, is_match: bool) -> None:
+    assert matches(query, body=body_of("laravel")) is is_match
+    assert str(parse(str(parse(query)))) == str(parse(query))
+    assert parse(query).needs_bodies
+
+
+def test_body_without_a_class() -> None:
+    assert not matches("class:*", body=b'{"class": "A"}') and matches("-class:*", body=b"hello")
+    assert not matches("class:<5", body=body_of("backburner"))
+
+
+def test_class_of_a_large_body_is_unknown() -> None:
+    large = b'{"class":"A","args":["' + b"x" * MAX_PARSED + b'"]}'
+    assert not matches("class:A", body=large) and not matches("-class:A", body=large)

@@ -13,7 +13,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from .conftest import Queue
+from .forms import SAME_ORIGIN
 from .table import Page
+from .test_frameworks import body_of
 from .test_tube_errors import dead_letter, failing, put
 
 ORDER = {"kind": "order", "customer": {"id": 12345678901234567890123}, "error": "no route " * 9}
@@ -117,3 +119,21 @@ def test_export_has_the_fields(queue: Queue, client: FlaskClient) -> None:
         {"customer.id": None, "kind": None, "error": None},
     ]
     assert all("fields" not in json.loads(line) for line in client.get("/export?format=jsonl").text.splitlines())
+
+
+@pytest.mark.parametrize("path", ["/tube?tube=mail&state=buried", "/search?q=tube:mail"])
+def test_lists_with_jobs_of_a_framework_have_their_class(queue: Queue, client: FlaskClient, path: str) -> None:
+    put(queue, ORDER)
+    assert "Class" not in listed(client, path)[0]
+    put(queue, body_of("laravel"), body_of("celery"))
+    assert [row["Class"] for row in listed(client, path)] == ["–", "App\\Jobs\\SendMail", "shop.tasks.charge"]
+    assert [row["Class"] for row in listed(client, f"{path}{'%20' if 'q=' in path else '&q='}class:shop.*")] == [
+        "shop.tasks.charge"
+    ]
+
+
+def test_preview_of_a_change_by_class_has_the_class(queue: Queue, client: FlaskClient) -> None:
+    put(queue, body_of("laravel"), body_of("celery"), ORDER)
+    form = {"scope": "all", "tube": "mail", "state": "buried", "q": "class:App*", "action": "kick"}
+    preview = client.get(client.post("/bulk/preview", data=form, headers=SAME_ORIGIN).headers["Location"]).text
+    assert re.findall(r'data-label="Class"[^>]*>(.*?)<', preview) == ["App\\Jobs\\SendMail"]

@@ -202,7 +202,7 @@ def test_canonical_text(given: str, canonical: str) -> None:
         ('a"b"', ["not closed, or is inside"]),
         ("x" * (MAX_LENGTH + 1), [str(MAX_LENGTH)]),
         ("x " * (MAX_TERMS + 1), [str(MAX_TERMS)]),
-        ("body.a:x error:~y error.b:z " * 3, ["9 terms about fields and errors", str(MAX_FIELD_TERMS)]),
+        ("body.a:x error:~y error.b:z " * 3, ["9 terms about fields, classes and errors", str(MAX_FIELD_TERMS)]),
         ("id:" + "9" * 21, ["must be a comparison"]),
     ],
 )

@@ -21,7 +21,7 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.live.hub import LiveHub, State
 from greenstalk_server.web.reads.jobs.job_list import JobColumn, suggested_paths
 from greenstalk_server.web.reads.jobs.json_fields import columns_text
-from greenstalk_server.web.reads.jobs.match_table import match_rows, visible_columns
+from greenstalk_server.web.reads.jobs.match_table import list_has_classes, match_rows, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_columns, read_query
 from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, QueryError, suggested_terms
 
@@ -63,16 +63,17 @@ class SearchPages:
         return make_response(render_template("search.html", error="", **self._shown(task, request.args)))
 
     def live(self, args: fields.Fields, now: int) -> State:
-        """Return the live state of `/search?task=&from=`."""
+        """Return the live state of `/search?task=&from=&class=`: the page has the column of classes if `class` is 1."""
         task = self._tasks.find(args)
-        columns = visible_columns(read_columns(args))
+        columns = visible_columns(args.get("class") == "1", read_columns(args))
         return live_state(task, now) | {
             "rows": {"matches": self._rows(task.subject_as(Search), _begin(args), now, columns)}
         }
 
     def _shown(self, task: Task, args: fields.Fields) -> dict[str, Any]:
         search, now, begin, paths = task.subject_as(Search), self._clock(), _begin(args), read_columns(args)
-        columns = visible_columns(paths)
+        has_class = list_has_classes(self._broker, search.ids[begin : begin + PAGE_SIZE])
+        columns = visible_columns(has_class, paths)
         rows = self._rows(search, begin, now, columns)
         following = begin + PAGE_SIZE if begin + PAGE_SIZE < len(search.ids) else 0
         return {
@@ -90,7 +91,10 @@ class SearchPages:
             "longest": text.size(MAX_SEARCHED),
             "terms": suggested_terms(is_of_tube=False, sees_bodies=principal().sees_bodies),
             "max_number": fields.MAX_NUMBER,
-            "live_args": urlencode({"task": task.id, "from": begin} | ({"cols": columns_text(paths)} if paths else {})),
+            "live_args": urlencode(
+                {"task": task.id, "from": begin, "class": int(has_class)}
+                | ({"cols": columns_text(paths)} if paths else {})
+            ),
         }
 
     def _rows(self, search: Search, begin: int, now: int, columns: Iterable[JobColumn]) -> list[list[str]]:

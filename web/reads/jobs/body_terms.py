@@ -1,4 +1,4 @@
-r"""Query terms about JSON bodies: `body.PATH:` compares fields, `error:` and `error.PATH:` normalised errors. Pure.
+r"""Query terms about JSON bodies: their fields (`body.PATH:`), errors (`error:`, `error.PATH:`) and classes. Pure.
 
     body.kind:order         text, a number, true, false or null: equal to the field, or to an element of an array
     body.kind:"1..5 *"      quoted: equal to a field that is text
@@ -9,8 +9,9 @@ r"""Query terms about JSON bodies: `body.PATH:` compares fields, `error:` and `e
 A body is searched in part if it is too large to parse, or if the path passes too many elements of arrays (see
 json_fields). Then a term neither matches nor fails, unless a value that was examined decides it.
 
-Numbers are compared exactly, whatever their size. The same forms, without comparisons, compare the normalised error of
-a job (see job_errors) with the given text, which is normalised too.
+Numbers are compared exactly, whatever their size. The same forms, without comparisons, compare the class of a
+framework's message (`class:`, see frameworks), and the normalised error of a job (see job_errors) with the given text,
+which is normalised too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final, TypeAlias
 
+from greenstalk_server.web.reads.jobs.frameworks import class_of
 from greenstalk_server.web.reads.jobs.job_errors import MAX_ERROR, error_of, normalized
 from greenstalk_server.web.reads.jobs.json_fields import (
     Path,
@@ -38,6 +40,7 @@ from greenstalk_server.web.reads.jobs.json_fields import (
 
 BODY: Final = "body"
 ERROR: Final = "error"
+CLASS: Final = "class"
 
 _NUMBER: Final = r"[+-]?[0-9]{1,500}+(?:\.[0-9]{1,500}+)?(?:[eE][+-]?[0-9]{1,4}+)?"
 _COMPARED: Final = re.compile(rf"(>=|<=|>|<)({_NUMBER})")
@@ -71,7 +74,7 @@ class FieldMatch:
 
 def is_about_json(name: str) -> bool:
     """Return whether this module handles terms with this *name*."""
-    return name == ERROR or name.startswith((f"{BODY}.", f"{ERROR}."))
+    return name in (ERROR, CLASS) or name.startswith((f"{BODY}.", f"{ERROR}."))
 
 
 def read_match(word: str, name: str, given: str, is_quoted: bool, is_loose: bool) -> FieldMatch:
@@ -84,7 +87,7 @@ def read_match(word: str, name: str, given: str, is_quoted: bool, is_loose: bool
             raise ValueError(str(error)) from error
     if head == ERROR:
         return _read_error(word, given, is_quoted, is_loose)
-    if not is_quoted and not is_loose:
+    if head != CLASS and not is_quoted and not is_loose:
         _refuse_bad_number(word, given)
     return FieldMatch(given, is_quoted and not is_loose, is_loose)
 
@@ -114,6 +117,8 @@ def body_test(name: str, match: FieldMatch) -> BodyTest:
     path = parse_path(given) if given else ()
     if head == ERROR:
         return _error_test(path, match)
+    if head == CLASS:
+        return _class_test(match)
     if match == FieldMatch("*"):
         return _if_complete(lambda body: _field(body, path), bool)
     read = _texts if _is_about_text(match) else _scalars
@@ -160,6 +165,20 @@ def _error_test(path: Path, match: FieldMatch) -> BodyTest:
     return lambda body: bool(error := error_of(body, path)) and is_like(error)
 
 
+def _class_test(match: FieldMatch) -> BodyTest:
+    lowered, is_like = match.text.lower(), glob(match.text)
+
+    def test(body: bytes) -> bool | None:
+        if is_too_large(body):
+            return None
+        name = class_of(body)
+        if match.is_loose:
+            return lowered in name.lower()
+        return bool(name) and (name == match.text if match.is_quoted else is_like(name))
+
+    return test
+
+
 def _is_about_text(match: FieldMatch) -> bool:
     """Return whether *match* compares the text of a value, whatever its type."""
     given = match.text
@@ -195,6 +214,8 @@ def glob(pattern: str) -> Callable[[str], bool]:
 
     Its time is linear in the length of the text and in the number of asterisks.
     """
+    if "*" not in pattern:
+        return lambda given: given == pattern
     first, *middle, last = pattern.split("*")
 
     def is_like(given: str) -> bool:

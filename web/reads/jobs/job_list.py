@@ -25,6 +25,7 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.bodies import ON_DISK
 from greenstalk_server.web.reads.jobs.body_format import row_preview
+from greenstalk_server.web.reads.jobs.frameworks import class_of
 from greenstalk_server.web.reads.jobs.job_errors import error_text
 from greenstalk_server.web.reads.jobs.json_fields import MAX_SUGGESTED, Path, field_paths, field_text, parse_body
 from greenstalk_server.web.reads.jobs.tags_text import hold_reason, is_awaiting, key_words
@@ -35,6 +36,9 @@ PAGE_SIZE: Final = 100
 
 MAX_LISTED: Final = 1000
 """Maximum jobs listed per state, over all pages."""
+
+CLASSES_FROM: Final = 5
+"""Jobs of a list among which one with a class adds the column; each takes at most 5 ms, and 50 µs usually."""
 
 SUGGESTED_FROM: Final = 20
 """Maximum jobs of a list whose fields are suggested as columns; takes about 0.5 ms for bodies of usual JSON."""
@@ -63,6 +67,7 @@ DEAD_LETTERS: Final = "dead-letters"
 ATTEMPTS: Final = "attempts"
 EXPIRY: Final = "expiry"
 TAGS: Final = "tags"
+CLASS: Final = "class"
 """Names of groups of columns that a list has only if they apply under the policy of its tube, or to its first jobs."""
 
 
@@ -116,6 +121,10 @@ _KEYS: Final = JobColumn(
 _HELD_BACK: Final = JobColumn(
     "Held back", "held-back", "The reason why no worker can reserve the job now",
     lambda _, job, now: hold_reason(job) or text.NONE,
+)  # fmt: skip
+CLASS_COLUMN: Final = JobColumn(
+    "Class", "class-name", "The class of the job or the name of the task, if a known framework has put the job",
+    lambda _, job, now: class_cell(job), is_long=True,
 )  # fmt: skip
 _DEAD_LETTER: Final = (
     JobColumn(
@@ -195,7 +204,7 @@ class JobList:
 
 
 def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) -> tuple[str, ...]:
-    """Return the groups of columns that policies, or tags of the first jobs, add to the list of *tube* in *state*."""
+    """Return the groups of columns of the list of *tube* in *state* that policies, or its first jobs, add."""
     policy = tube.policy_state.policy if tube.policy_state is not None else None
     groups = [DEAD_LETTERS] if is_dead_letter else []
     if policy is not None:
@@ -204,6 +213,8 @@ def column_groups(broker: Broker, tube: Tube, state: int, is_dead_letter: bool) 
         groups += [EXPIRY] if expires.get(state) else []
     if any(isinstance(job, TaggedJob) for job in islice(jobs_in_order(broker, tube, state), PAGE_SIZE)):
         groups.append(TAGS)
+    if has_classes(jobs_in_order(broker, tube, state)):
+        groups.append(CLASS)
     return tuple(groups)
 
 
@@ -212,9 +223,9 @@ def job_columns(
 ) -> tuple[JobColumn, ...]:
     """Return the columns of a list of jobs in *state*, with the body if the principal *sees_bodies*.
 
-    *groups* names the columns that policies and tags add. For dead letters, the attempts in their former tube replace
-    the counts of this tube. For buried jobs and dead letters, the error replaces the body. *paths* names the fields of
-    the body that are columns too.
+    *groups* names the columns that policies, tags and classes add. For dead letters, the attempts in their former tube
+    replace the counts of this tube. For buried jobs and dead letters, the error replaces the body. *paths* names the
+    fields of the body that are columns too.
     """
     columns = list(JOB_COLUMNS[state])
     if ATTEMPTS in groups:
@@ -228,6 +239,7 @@ def job_columns(
         at = columns.index(SIZE)
         columns[at:at] = (_KEYS, _HELD_BACK) if state in (READY, DELAYED) else (_KEYS,)
     if sees_bodies:
+        columns += [CLASS_COLUMN] if CLASS in groups else []
         columns += [field_column(path) for path in paths]
         columns.append(_ERROR if state == BURIED or DEAD_LETTERS in groups else _BODY)
     return tuple(columns)
@@ -249,6 +261,13 @@ def jobs_in_order(broker: Broker, tube: Tube, state: int) -> Iterable[Job]:
     return _reserved(broker, tube) if state == RESERVED else tube.walk(state)
 
 
+def has_classes(jobs: Iterable[Job]) -> bool:
+    """Return whether one of the first *jobs* has a class that the principal may see."""
+    return principal().sees_bodies and any(
+        class_of(job.body) for job in islice(jobs, CLASSES_FROM) if job.body is not None
+    )
+
+
 def body_preview(job: Job) -> str:
     """Return the beginning of the body of *job* on one line. A list reads no body back from the disk."""
     return ON_DISK if job.body is None else row_preview(job.body)
@@ -257,6 +276,11 @@ def body_preview(job: Job) -> str:
 def error_preview(job: Job) -> str:
     """Return the error in the body of *job*, or the beginning of the body if there is none."""
     return ON_DISK if job.body is None else text.spelled(error_text(job.body)) or row_preview(job.body)
+
+
+def class_cell(job: Job) -> str:
+    """Return the class of the framework's message in the body of *job* as text for a cell."""
+    return ON_DISK if job.body is None else text.spelled(class_of(job.body)) or text.NONE
 
 
 def field_cell(job: Job, path: Path) -> str:

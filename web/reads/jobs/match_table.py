@@ -11,6 +11,7 @@ from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
 from greenstalk_server.web.reads.jobs.job_list import (
     AGE,
+    CLASS_COLUMN,
     PRI,
     RESERVES,
     SIZE,
@@ -18,6 +19,7 @@ from greenstalk_server.web.reads.jobs.job_list import (
     body_preview,
     error_preview,
     field_column,
+    has_classes,
     job_row,
 )
 from greenstalk_server.web.reads.jobs.json_fields import Path
@@ -33,9 +35,20 @@ BODY: Final = JobColumn(
 """The last column, for principals who may see bodies."""
 
 
-def visible_columns(paths: Iterable[Path] = ()) -> tuple[JobColumn, ...]:
-    """Return the columns that the principal may see, with the fields *paths* of bodies."""
-    return (*COLUMNS, *map(field_column, paths), BODY) if principal().sees_bodies else COLUMNS
+def visible_columns(has_class: bool = False, paths: Iterable[Path] = ()) -> tuple[JobColumn, ...]:
+    """Return the columns that the principal may see, with the fields *paths* of bodies.
+
+    has_class       include the class of the job (see list_has_classes).
+    """
+    if not principal().sees_bodies:
+        return COLUMNS
+    return (*COLUMNS, *([CLASS_COLUMN] if has_class else []), *map(field_column, paths), BODY)
+
+
+def list_has_classes(broker: Broker, ids: Iterable[int]) -> bool:
+    """Return whether one of the first visible jobs *ids* has a class that the principal may see."""
+    found = (broker.jobs.get(id) for id in ids)
+    return has_classes(job for job in found if job is not None and principal().sees(job.tube.name))
 
 
 def match_rows(broker: Broker, ids: Iterable[int], now: int, columns: Iterable[JobColumn]) -> list[list[str]]:

@@ -2,7 +2,7 @@ r"""The query language: predicates over jobs as text that fits in a URL: `tube:m
 
     query   = [ term *( SPACE term ) ]              a job must match all terms; an empty query matches every job
     term    = [ "-" ] [ name [ "." path ] ":" ] value   "-" negates; a value without a name is searched in bodies
-    value   = [ "~" ] ( bare / quoted )             "~" ignores the case of A-Z and a-z; for bodies and errors only
+    value   = [ "~" ] ( bare / quoted )             "~" ignores the case; for bodies, classes and errors only
     bare    = 1*( any character except space and quote )
     quoted  = DQUOTE *( char / "\\" char ) DQUOTE
 
@@ -27,7 +27,7 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, SE
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
 from greenstalk_server.core.tube_names import is_tube_name
 from greenstalk_server.web.reads.jobs import body_terms
-from greenstalk_server.web.reads.jobs.body_terms import BODY, ERROR, BodyTest, FieldMatch, is_about_json
+from greenstalk_server.web.reads.jobs.body_terms import BODY, CLASS, ERROR, BodyTest, FieldMatch, is_about_json
 
 MAX_LENGTH: Final = 1000
 """Maximum characters of a query."""
@@ -36,10 +36,10 @@ MAX_TERMS: Final = 32
 """Maximum terms of a query; each is tested on every job."""
 
 MAX_FIELD_TERMS: Final = 8
-"""Maximum terms about JSON fields and errors: each may take 0.5 ms for a body with one large array."""
+"""Maximum terms about JSON fields, classes and errors: each may take 0.5 ms for a body with one large array."""
 
 MAX_ASTERISKS: Final = 32
-"""Maximum asterisks in all terms about JSON fields and errors: each may take 0.1 ms for such a body."""
+"""Maximum asterisks in all terms about JSON fields, classes and errors: each may take 0.1 ms for such a body."""
 
 MAX_SEARCHED: Final = 1024 * 1024
 """Maximum bytes searched, from the beginning of a body; takes about 1 ms."""
@@ -91,7 +91,7 @@ REASON: Final = "reason"
 ANY: Final = "*"
 """The reason for which a job became a dead letter: one of REASON_NAMES, or ANY."""
 
-NAMES: Final = ("id", "tube", "state", BODY, ERROR, REASON, *list(_NUMBERS)[1:], *_KEYS)
+NAMES: Final = ("id", "tube", "state", BODY, CLASS, ERROR, REASON, *list(_NUMBERS)[1:], *_KEYS)
 """Names of terms. A path may follow `body` and `error`."""
 
 _TERM: Final = re.compile(
@@ -260,7 +260,7 @@ def suggested_terms(is_of_tube: bool, sees_bodies: bool) -> list[str]:
     is_of_tube      the search is among the jobs of one tube in one state.
     sees_bodies     the principal may search bodies.
     """
-    hidden = {"state"} | ({"tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, ERROR})
+    hidden = {"state"} | ({"tube"} if is_of_tube else set()) | (set() if sees_bodies else {BODY, CLASS, ERROR})
     states = [] if is_of_tube else [f"state:{state}" for state in _STATES]
     return [*states, *[f"{name}:" for name in NAMES if name not in hidden]]
 
@@ -281,10 +281,12 @@ def parse(given: str) -> Query:
     if len(terms) > MAX_TERMS:
         raise QueryError(f"The query has {len(terms)} terms, but the limit is {MAX_TERMS}.")
     if (count := sum(isinstance(term.value, FieldMatch) for term in terms)) > MAX_FIELD_TERMS:
-        raise QueryError(f"The query has {count} terms about fields and errors, but the limit is {MAX_FIELD_TERMS}.")
+        raise QueryError(
+            f"The query has {count} terms about fields, classes and errors, but the limit is {MAX_FIELD_TERMS}."
+        )
     if (count := sum(term.value.asterisks for term in terms if isinstance(term.value, FieldMatch))) > MAX_ASTERISKS:
         raise QueryError(
-            f"The terms about fields and errors have {count} asterisks, but the limit is {MAX_ASTERISKS}."
+            f"The terms about fields, classes and errors have {count} asterisks, but the limit is {MAX_ASTERISKS}."
             " To search for asterisks, put the value in quotes."
         )
     return Query(tuple(terms))
@@ -304,7 +306,7 @@ def _term(match: re.Match[str]) -> Term:
     if not given:
         raise QueryError(f"“{word}” lacks a value.")
     if match["tilde"] and name != BODY and not is_about_json(name):
-        raise QueryError(f"“{word}”: “~” (ignore case) works only with body: and error:.")
+        raise QueryError(f"“{word}”: “~” (ignore case) works only with body:, class: and error:.")
     if is_about_json(name):
         try:
             found = body_terms.read_match(word, name, given, is_quoted, bool(match["tilde"]))

@@ -20,7 +20,7 @@ from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Task, Tasks
 from greenstalk_server.web.framework import fields, text
 from greenstalk_server.web.framework.fields import MAX_NUMBER
 from greenstalk_server.web.framework.rights import open_to
-from greenstalk_server.web.reads.jobs.match_table import match_rows, visible_columns
+from greenstalk_server.web.reads.jobs.match_table import list_has_classes, match_rows, visible_columns
 from greenstalk_server.web.reads.jobs.matching import read_query
 from greenstalk_server.web.reads.jobs.query import QueryError
 
@@ -67,13 +67,14 @@ class BulkPages:
     def _confirmation(self, task: Task, refusal: str = "") -> str:
         """Return the page of the dry run *task*; *refusal* is the reason if its form was refused."""
         plan = task.subject_as(Plan)
+        columns = visible_columns(list_has_classes(self._broker, plan.sample))
         return render_template(
             "bulk.html",
             task=task,
             plan=plan,
             back=self._bulk.back(plan),
-            columns=visible_columns(),
-            rows=match_rows(self._broker, plan.sample, self._clock(), visible_columns()),
+            columns=columns,
+            rows=match_rows(self._broker, plan.sample, self._clock(), columns),
             refusal=refusal,
             typed=request.form.get("confirm", ""),
             is_forced=request.form.get("force") == "1",
