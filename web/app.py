@@ -248,7 +248,16 @@ def create_dashboard(
     for page in (TaskPages(tasks, clock), SearchPages(broker, clock, tasks, searches), ConnectionPages(broker, clock)):
         page.init_app(app, live)
     views.Views(
-        broker, clock, tube_views, examples(options.beanstalk), saved, role, attention, worker_rates, tube_filter
+        broker,
+        clock,
+        tube_views,
+        examples(options.beanstalk),
+        saved,
+        role,
+        attention,
+        worker_rates,
+        tube_filter,
+        tube_errors,
     ).init_app(app, live)
     PolicyPages(broker, commit, policies, tasks).init_app(app)
     AuditPages(audit, tasks).init_app(app)

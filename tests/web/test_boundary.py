@@ -202,6 +202,7 @@ TABLE: dict[str, list[Probe]] = {
                          api("/jobs?q=id:{id}"), api("/jobs?state=reserved")],
     "GET /api/v1/jobs/<id>": api_of_job(""),
     "GET /api/v1/jobs/<id>/body": api_of_job("/body"),
+    "GET /api/v1/jobs/<id>/failure": api_of_job("/failure"),
     "GET /api/v1/jobs/export": [api("/jobs/export"), api("/jobs/export?format=csv&tube={tube}")],
     "GET /api/v1/openapi.json": [api("/openapi.json")],
     "GET /api/v1/policies": [api("/policies")],
@@ -463,6 +464,7 @@ WITHOUT_TRACES = frozenset(
         *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
         *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/tube/errors")),
+        "/api/v1/jobs/<id>/failure",
     }
 )
 """Routes that show no names, or only those in the request."""

@@ -6,19 +6,22 @@ from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, Meta, UnsetType
+from werkzeug.exceptions import NotFound
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY
 from greenstalk_server.web.changes.task_model import BUSY, TaskId
 from greenstalk_server.web.changes.tasks import INITIAL_WAIT, Progress
 from greenstalk_server.web.features.errors.errors import TubeErrors
+from greenstalk_server.web.features.errors.failure import Failure, failure_of
 from greenstalk_server.web.features.errors.groups import MAX_GROUPS, ErrorGroup, ErrorGroups
-from greenstalk_server.web.features.tubes.api.tubes import NO_TUBE
+from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
-from greenstalk_server.web.framework.api.values import Count, ResponseModel, TubeRequest
+from greenstalk_server.web.framework.api.values import NO_TUBE, Count, JobId, ResponseModel, TubeRequest
+from greenstalk_server.web.reads.jobs.bodies import load_bodies
 from greenstalk_server.web.reads.jobs.json_fields import MAX_PATH, PathError, parse_path
-from greenstalk_server.web.reads.lookup import tube_of
+from greenstalk_server.web.reads.lookup import find_job, tube_of
 
 FailedState = Literal["buried", "ready", "delayed"]
 
@@ -65,6 +68,19 @@ class ErrorsEndpoints:
     def __init__(self, broker: Broker, errors: TubeErrors) -> None:
         self._broker: Broker = broker
         self._errors: TubeErrors = errors
+
+    @endpoint("GET", "/jobs/{id}/failure", errors={404: "The job does not exist, or has not failed."})
+    def get_failure(self, id: JobId) -> Failure:
+        """Get the reason why a job failed: its error, stack trace, attempts, and the number of jobs with the error.
+
+        A task counts the jobs, as for `GET /tube/errors`. Repeat the request if `jobs` of the group is null.
+        """
+        job = find_job(self._broker, {"id": str(id)})
+        body = load_bodies(self._broker, (job,)).get(id) if principal().sees_bodies else None
+        failure = failure_of(self._broker, self._errors, find_job(self._broker, {"id": str(id)}), body)
+        if failure is None:
+            raise NotFound(f"Job {id} has not failed: it was never buried or released, and never timed out.")
+        return failure
 
     @endpoint(
         "GET",

@@ -92,7 +92,7 @@ class SearchPages:
             "terms": suggested_terms(is_of_tube=False, sees_bodies=principal().sees_bodies),
             "max_number": fields.MAX_NUMBER,
             "live_args": urlencode(
-                {"task": task.id, "from": begin, "class": int(has_class)}
+                {"task": task.id, "class": int(has_class), "from": begin}
                 | ({"cols": columns_text(paths)} if paths else {})
             ),
         }

@@ -86,6 +86,10 @@ Force = Annotated[bool, Meta(description="Also act on a job that a client holds,
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+NO_TUBE: Final = {404: "The tube does not exist. A tube exists while it holds jobs, or a client uses or watches it."}
+"""Responses of endpoints whose tube does not exist."""
+
+
 class TubeRequest(RequestModel):
     """The tube."""
 

@@ -28,6 +28,7 @@ from greenstalk_server.web.framework.api.durability import wait_until_durable
 from greenstalk_server.web.framework.api.endpoint import endpoint
 from greenstalk_server.web.framework.api.problems import refuse
 from greenstalk_server.web.framework.api.values import (
+    NO_TUBE,
     Count,
     RequestModel,
     ResponseModel,
@@ -309,9 +310,6 @@ class _TubePlace(Struct, array_like=True):
     has_no_value: bool
     rank: float
     name: str
-
-
-NO_TUBE: Final = {404: "The tube does not exist. A tube exists while it holds jobs, or a client uses or watches it."}
 
 
 class TubesEndpoints:

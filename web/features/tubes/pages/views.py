@@ -21,11 +21,14 @@ from greenstalk_server.web.changes.task_progress import live_state, progress_tex
 from greenstalk_server.web.changes.tasks import Task
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import AttentionPanel, attention_panel
+from greenstalk_server.web.features.errors.errors import TubeErrors
+from greenstalk_server.web.features.errors.failure import failure_of
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
 from greenstalk_server.web.features.jobs.export import body_file
 from greenstalk_server.web.features.jobs.pages.actions import PAUSE_PRESETS
 from greenstalk_server.web.features.jobs.pages.details import job_details, tube_details
 from greenstalk_server.web.features.jobs.pages.edit import edit_page, initial_form
+from greenstalk_server.web.features.jobs.pages.messages import message_details
 from greenstalk_server.web.features.policies.pages.tube_policy import tube_policy
 from greenstalk_server.web.features.samples.pages import samples_for
 from greenstalk_server.web.features.tubes.pages.onboarding import Example
@@ -93,6 +96,7 @@ class Views:
         attention: ConditionMonitor,
         worker_rates: WorkerRates,
         tube_filter: TubeFilter,
+        errors: TubeErrors,
     ) -> None:
         self._broker: Broker = broker
         self._clock: Clock = clock
@@ -101,6 +105,7 @@ class Views:
         self._views: TubeViews = views
         self._worker_rates: WorkerRates = worker_rates
         self._filter: TubeFilter = tube_filter
+        self._errors: TubeErrors = errors
         self._builder: OverviewBuilder = OverviewBuilder(broker, views, role)
         self._examples: tuple[Example, ...] = examples
         self._saved: SavedData = saved
@@ -210,10 +215,15 @@ class Views:
                 job, body = load_job_with_body(self._broker, self._job)
             except BodyLost:
                 job, is_lost = self._job(), True
+        has_body = principal().sees_bodies and not is_lost
+        failure = failure_of(self._broker, self._errors, job, body if has_body else None)
+        job = self._job()  # to count the error group may have switched
         return render_template(
             "job.html",
             job=job_details(self._broker, job, self._clock()),
-            body_view=describe_body(body) if principal().sees_bodies and not is_lost else None,
+            failure=failure,
+            message=message_details(body) if has_body else None,
+            body_view=describe_body(body) if has_body else None,
             is_lost=is_lost,
             is_on_disk=job.body is None,
             max_number=fields.MAX_NUMBER,
