@@ -65,7 +65,7 @@ COMPILED: Final = (
     "core/transitions/enforcing",
     "core/transitions/reservation",
     "core/transitions/placing",
-    "core/transitions/settling",
+    "core/transitions/dependents",
     "core/transitions/tagging",
     "core/transitions/waiting",
     "core/tube_names",

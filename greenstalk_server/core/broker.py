@@ -103,7 +103,7 @@ class Broker:
                     0.5, which gives no jitter.
     timers          what ticks have to look at next.
     unsettled       groups, concurrency keys and tubes that the present operation has to settle (see
-                    transitions.settling).
+                    transitions.dependents).
     burials, waits, last_client     number of the last burial, wait and client.
     """
 

@@ -11,8 +11,8 @@ from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
+from greenstalk_server.core.transitions.dependents import settle_some
 from greenstalk_server.core.transitions.reservation import remove_reserved
-from greenstalk_server.core.transitions.settling import settle_some
 from greenstalk_server.core.transitions.waiting import cancel_wait
 from greenstalk_server.core.tubes.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
 

@@ -9,10 +9,10 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Jo
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.tags.idempotency import scope_of
+from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import move, refuse_move
 from greenstalk_server.core.transitions.placing import replace, set_priority
 from greenstalk_server.core.transitions.reservation import update_throttle
-from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.waiting import offer
 
 

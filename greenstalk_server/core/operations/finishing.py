@@ -9,10 +9,10 @@ from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
+from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import end_attempt, keep_key
 from greenstalk_server.core.transitions.placing import add_buried, add_delayed, add_ready, forget
 from greenstalk_server.core.transitions.reservation import remove_reserved
-from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.tagging import free_key
 from greenstalk_server.core.transitions.waiting import dispatch_freed
 from greenstalk_server.core.tubes.tube import Tube

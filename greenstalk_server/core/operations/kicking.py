@@ -5,8 +5,8 @@ from __future__ import annotations
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
+from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.placing import add_ready
-from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.tubes.tube import Tube
 
 

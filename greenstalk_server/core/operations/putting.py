@@ -8,9 +8,9 @@ from greenstalk_server.core.jobs.job import DELAYED, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tags.tags import DELETED, Duplicate, TaggedJob, Tags
+from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import admit
 from greenstalk_server.core.transitions.placing import insert, raise_priority
-from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.tagging import delay_for_group
 from greenstalk_server.core.tubes.tube import Tube
 

@@ -9,9 +9,9 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, READY, RESERVED, Job
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import expire
 from greenstalk_server.core.transitions.reservation import add_reserved
-from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
 from greenstalk_server.core.tubes.ready_queue import is_before
 from greenstalk_server.core.tubes.tube import Tube

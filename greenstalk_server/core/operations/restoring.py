@@ -9,8 +9,8 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import DELAYED, READY, Job, deadline_of
 from greenstalk_server.core.operations.policy_changes import apply_to_restored
 from greenstalk_server.core.tags.tags import TaggedJob
+from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.placing import add_delayed, forget
-from greenstalk_server.core.transitions.settling import settle
 from greenstalk_server.core.transitions.tagging import attach_tags, free_key
 
 

@@ -12,9 +12,9 @@ from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, RetainedKeys
 from greenstalk_server.core.tags.tags import NO_DEADLINE
+from greenstalk_server.core.transitions.dependents import end_delay, search_on, settle_some
 from greenstalk_server.core.transitions.enforcing import policy_due
 from greenstalk_server.core.transitions.reservation import update_throttle
-from greenstalk_server.core.transitions.settling import end_delay, search_on, settle_some
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, end_wait, offer, wait_cost
 from greenstalk_server.core.tubes.tube import Tube
 

@@ -53,7 +53,7 @@ class ConcurrencyKey:
     queues      ready jobs with the key, by tube.
     pending     tubes that have withheld jobs and no front, in the order in which they will get a front.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    is_noted    the key is in the broker's list of unsettled targets (see transitions.settling).
+    is_noted    the key is in the broker's list of unsettled targets (see transitions.dependents).
 
     Invariant: if a tube is pending and the key has a free slot, the key is noted, or a timer is armed.
     """

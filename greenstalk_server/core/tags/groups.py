@@ -19,7 +19,7 @@ class Group:
     counts      number of its jobs by state. A job between two states is not counted.
     waiting     the delayed jobs that wait for the group, by id.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    is_noted    the group is in the broker's list of unsettled targets (see transitions.settling).
+    is_noted    the group is in the broker's list of unsettled targets (see transitions.dependents).
     """
 
     __slots__ = ("_unsettled", "counts", "is_noted", "members", "name", "timer_at", "waiting")
