@@ -139,24 +139,6 @@ TRANSCRIPTS = {
         < RESERVED 1 2
         < j1
         """,
-    "bad-tags": """
-        > put 0 0 60 4 idp:
-        > quit
-        < BAD_FORMAT
-        > put 0 0 60 4 con:a:0
-        > quit
-        < BAD_FORMAT
-        > put 0 0 60 4 grp:a grp:a
-        > quit
-        < BAD_FORMAT
-        > put-in-tube t 0 0 60 4 aft:a x
-        > quit
-        < BAD_FORMAT
-        > put 0 0 60 5 garbage
-        > watch
-        < BAD_FORMAT
-        < UNKNOWN_COMMAND
-        """,
     "reserve-batch": """
         > reserve-batch 10
         < RESERVED_BATCH 0
@@ -189,26 +171,6 @@ TRANSCRIPTS = {
         < BAD_FORMAT
         > reserve-batch x
         < BAD_FORMAT
-        """,
-    "reserve-batch-waits-for-the-first-job": """
-        > reserve-batch 5 60
-        b> put 0 0 60 1
-        b> x
-        b< INSERTED 1
-        < RESERVED_BATCH 1
-        < RESERVED 1 1
-        < x
-        """,
-    "reserve-batch-near-a-deadline": """
-        > put 0 0 1 1
-        > x
-        < INSERTED 1
-        > reserve-batch 1
-        < RESERVED_BATCH 1
-        < RESERVED 1 1
-        < x
-        > reserve-batch 1 60
-        < DEADLINE_SOON
         """,
     "delete-batch": """
         > put 0 0 60 1

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.core.jobs.body_cache import Bodies
 from greenstalk_server.core.jobs.job import Job
@@ -14,7 +13,7 @@ from greenstalk_server.core.operations import finishing
 from greenstalk_server.core.tubes.weighting import MAX_WEIGHTED_TUBES
 from greenstalk_server.protocol.arguments import MAX_BATCH_LINE
 from greenstalk_server.protocol.costs import JOB_COST, OUTPUT_SLICE, WATCHED_BATCH, WATCHED_COST, WEIGHTED_COST
-from tests.support.talk import MARK, MARKED, Talk, buffered_bytes, stream_of
+from tests.support.talk import MARK, MARKED, Talk, buffered_bytes, slices, stream_of
 from tests.support.world import make_broker
 
 PUT = b"put 0 0 60 1\r\nx\r\n"
@@ -30,15 +29,6 @@ def talk() -> Talk:
 @pytest.fixture
 def other(talk: Talk) -> Talk:
     return Talk(talk.broker)
-
-
-def slices(talk: Talk, data: bytes) -> list[bytes]:
-    """Send *data*; return the output of each slice."""
-    out = [talk.session.receive(data, talk.now)]
-    while talk.session.has_more:
-        out.append(talk.session.resume(talk.now))
-        invariants.check(talk.broker)
-    return out
 
 
 def ids(first: int, last: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from greenstalk_server.core import invariants
 from greenstalk_server.core.broker import SLICE
 from greenstalk_server.protocol.costs import (
     COMMAND_SLICE,
@@ -14,21 +13,11 @@ from greenstalk_server.protocol.costs import (
     WATCHED_BATCH,
     WATCHED_COST,
 )
-from tests.support.talk import MARK, MARKED, Talk, stream_of
+from tests.support.talk import MARK, MARKED, Talk, slices, stream_of
 from tests.support.world import make_broker
 
 BODY = b"b" * 60_000
 PUT = b"put 0 0 60 60000\r\n" + BODY + b"\r\n"
-
-
-def slices(talk: Talk, data: bytes) -> list[bytes]:
-    """Send *data*; return the output of each slice."""
-    out = [talk.session.receive(data, talk.now)]
-    while talk.session.has_more:
-        assert not talk.session.wants_input
-        out.append(talk.session.resume(talk.now))
-        invariants.check(talk.broker)
-    return out
 
 
 def test_big_replies_are_sent_in_slices() -> None:

@@ -70,6 +70,16 @@ class Talk:
         self.woken += 1
 
 
+def slices(talk: Talk, data: bytes) -> list[bytes]:
+    """Send *data*; return the output of each slice."""
+    out = [talk.session.receive(data, talk.now)]
+    while talk.session.has_more:
+        assert not talk.session.wants_input
+        out.append(talk.session.resume(talk.now))
+        invariants.check(talk.broker)
+    return out
+
+
 def stream_of(session: Session) -> list[bytes]:
     """Return the pieces of the stream that *session* has begun, as a connection sends them; none without a stream."""
     pieces = []
