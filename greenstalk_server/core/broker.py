@@ -44,7 +44,7 @@ from greenstalk_server.core.policies.tube_policy_state import TubePolicyState
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import RetainedKeys
-from greenstalk_server.core.timers import Target, Timers
+from greenstalk_server.core.timers import Dependents, Target, Timers
 from greenstalk_server.core.tubes.name_list import NameBudget, NameList, TubeNames
 from greenstalk_server.core.tubes.tube import Totals, Tube
 from greenstalk_server.core.tubes.tube_set import TubeSet
@@ -102,8 +102,7 @@ class Broker:
     random          returns a number in [0, 1), for the jitter of retries and for weighted reserves. The default returns
                     0.5, which gives no jitter.
     timers          what ticks have to look at next.
-    unsettled       groups, concurrency keys and tubes that the present operation has to settle (see
-                    transitions.dependents).
+    dependents      groups, concurrency keys and tubes whose jobs the last operations may have made ready or runnable.
     burials, waits, last_client     number of the last burial, wait and client.
     """
 
@@ -153,7 +152,7 @@ class Broker:
         self.waits: int = 0
         self.last_client: int = 0
         self.timers: Timers = Timers()
-        self.unsettled: list[Target] = []
+        self.dependents: Dependents = Dependents(self.arm)
         self.policy_store: PolicyStore = PolicyStore()
         self.sweep: PolicySweep = PolicySweep()
         self.random: Callable[[], float] = _no_jitter
@@ -228,7 +227,7 @@ class Broker:
         """Return the group *name*, created if it does not exist."""
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = Group(name, self.jobs, self.unsettled)
+            group = self.groups[name] = Group(name, self.jobs, self.dependents)
         return group
 
     def refuse_tube(self, name: bytes, client: Client) -> int:

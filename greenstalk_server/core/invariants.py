@@ -41,6 +41,7 @@ def check(broker: Broker) -> None:
         tube_set.check()
     for client in broker.clients:
         _check_client(broker, client)
+    assert not broker.dependents.targets or broker.dependents.timer_at, "a tick is due to handle the dependents"
     assert len(broker.recent_workers) <= MAX_RECENT_WORKERS
     waits = {id: set(clients) for id, clients in broker.job_waiters.items()}
     awaited = {client.awaited_id for client in broker.clients if client.awaited_id}
@@ -119,8 +120,9 @@ def _check_groups(broker: Broker) -> None:
             assert group.counts[state] == sum(job.state == state for job in members)
         waiting = sorted([job for job, tags in found if tags.awaited is group], key=lambda job: job.id)
         group.waiting.check(waiting)
-        assert members or waiting
-        assert members or group.timer_at, "a tick is due to release the waiting jobs"
+        assert members or waiting or group in broker.dependents.targets
+        is_due = group.timer_at or group in broker.dependents.targets
+        assert members or is_due, "a tick is due to release the waiting jobs"
 
 
 def _check_concurrency(broker: Broker) -> None:
@@ -136,8 +138,8 @@ def _check_concurrency(broker: Broker) -> None:
         assert limiter.reserved == sum(job.state == RESERVED for job, _ in jobs)
         assert set(limiter.queues) == {job.tube for job, _ in jobs if job.state == READY}
         assert set(limiter.pending) == {tube for tube, queue in limiter.queues.items() if queue.front is None}
-        assert not (limiter.is_free and limiter.pending) or limiter.timer_at, "a tick is due to place fronts"
-        assert not limiter.is_noted
+        is_due = limiter.timer_at or limiter in broker.dependents.targets
+        assert not (limiter.is_free and limiter.pending) or is_due, "a tick is due to place fronts"
 
 
 def _check_keys(broker: Broker) -> None:
@@ -186,7 +188,8 @@ def _check_tube(broker: Broker, tube: Tube, places: dict[int, int]) -> None:
     assert tube.waiting_count == len(waiting)
     assert tube.first_waiter() is min(waiting, key=lambda client: client.wait_number, default=None)
     runnable = [job for job in ready if not is_withheld(job)]
-    assert not (waiting and runnable) or tube.throttled_until or tube.timer_at
+    is_due = tube.timer_at or tube in broker.dependents.targets
+    assert not (waiting and runnable) or tube.throttled_until or is_due
     if delayed and delayed[0].deadline < NO_DEADLINE:
         assert 0 < tube.timer_at <= delayed[0].deadline
     if tube.paused_until:

@@ -7,12 +7,16 @@ deletes continuously arms once per ttr, not once per job. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from greenstalk_server.core.sorted_keys import SortedKeys
 
 NEVER: Final = 2**62 - 1
 """A time that is never reached, nanoseconds. It is the largest integer that compiled code does not allocate."""
+
+AT_ONCE: Final = 1
+"""A time before all others, nanoseconds."""
 
 SERIAL_BITS: Final = 64
 MAX_SERIAL: Final = 2**SERIAL_BITS - 1
@@ -77,3 +81,33 @@ class Timers:
         """Return the time of the soonest target, or None."""
         key = self._keys.smallest()
         return None if key < 0 else key >> SERIAL_BITS
+
+
+class Dependents:
+    """Targets whose jobs the last operations may have made ready or runnable: groups, concurrency keys and tubes.
+
+    targets     in the order in which they were added.
+    timer_at    time for which the broker's timers are armed, 0 for none.
+
+    Invariant: while there are targets, a tick is due, so none is forgotten (see transitions.dependents).
+    """
+
+    __slots__ = ("_arm", "targets", "timer_at")
+
+    def __init__(self, arm: Callable[[Target, int], None]) -> None:
+        """*arm* is the broker's method."""
+        self.targets: dict[Target, None] = {}
+        self.timer_at: int = 0
+        self._arm: Callable[[Target, int], None] = arm
+
+    def add(self, target: Target) -> None:
+        """Add *target*, unless it is there already."""
+        if not self.targets:
+            self._arm(self, AT_ONCE)
+        self.targets[target] = None
+
+    def take(self) -> list[Target]:
+        """Remove and return all targets."""
+        targets = list(self.targets)
+        self.targets.clear()
+        return targets

@@ -31,6 +31,7 @@ from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.core.outcomes import Refusal, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
+from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.protocol import codec, replies
 from greenstalk_server.protocol.arguments import MAX_PUT_LINE, TAGGED_LENGTH, BadFormat, ProtocolError, mode
 from greenstalk_server.protocol.costs import (
@@ -197,6 +198,7 @@ class Session(SessionState):
             pos = self._continue_long_line(data, pos, out)
         size = len(data)
         for _ in limit:
+            wake_dependents(self.broker, now)
             if pos == size:
                 break
             end = data.find(CRLF, pos, pos + MAX_LINE)

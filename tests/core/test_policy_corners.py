@@ -218,6 +218,24 @@ def test_finished_job_does_not_shorten_the_time_of_a_later_one(world: World) -> 
     assert put(world) == second
 
 
+def test_duplicate_that_raises_the_priority_leaves_its_concurrency_key_usable(world: World) -> None:
+    set_policies(world, once={"tubes": ["mail"], "unique": "body"})
+    client = world.client(use=b"mail", watch=[b"mail"])
+    first = client.put_tagged("con:k", pri=5, body=b"one")
+    client.put_tagged("con:k", pri=6, body=b"two")
+    assert client.put_tagged("con:k", pri=1, body=b"one") == first
+    assert client.reserve(0) == first
+
+
+def test_dependents_of_a_change_outside_a_session_are_handled_by_a_tick(world: World) -> None:
+    client, worker = world.client(), world.client()
+    first, second = client.put_tagged("con:k"), client.put_tagged("con:k")
+    assert (worker.reserve(), client.reserve()) == (first, "WAITING")
+    assert finishing.delete_job(world.broker, worker.reserved[0], world.now, is_forced=True)
+    world.advance(0)
+    assert client.ended == [second]
+
+
 def test_duplicate_of_a_finished_job_leaves_no_empty_tube(world: World) -> None:
     set_policies(world, once={"tubes": ["mail"], "unique": "body", "unique_for": 100})
     id = put(world)

@@ -13,7 +13,6 @@ from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.tags import TaggedJob, Tags, tags_of
-from greenstalk_server.core.timers import Target
 from greenstalk_server.core.tubes.ready_queue import MAX_STALE
 from greenstalk_server.protocol.extended_stats import group_stats
 from tests.support.world import FullJournal, World
@@ -278,8 +277,7 @@ class TestConcurrencyKey:
 
 class TestLimits:
     def test_smallest_of_many_limits(self) -> None:
-        unsettled: list[Target] = []
-        key = ConcurrencyKey(b"k", unsettled)
+        key = ConcurrencyKey(b"k", World().broker.dependents)
         present: list[int] = []
         for step in range(2000):
             limit = step * 7919 % 131 + 1
@@ -292,7 +290,7 @@ class TestLimits:
         assert len(key._heap) <= 2 * 131 + 65
 
     def test_alternating_limits_take_no_memory(self) -> None:
-        key = ConcurrencyKey(b"k", [])
+        key = ConcurrencyKey(b"k", World().broker.dependents)
         key.add_job(1)
         for _ in range(10_000):
             key.add_job(5)

@@ -22,6 +22,7 @@ from greenstalk_server.core.operations import connecting, editing, finishing, ki
 from greenstalk_server.core.outcomes import EditOutcome, WaitOutcome
 from greenstalk_server.core.tags.tags import Duplicate
 from greenstalk_server.core.transitions import waiting
+from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.protocol.stats import JobStats, ServerStats, TubeStats, job_stats, server_stats, tube_stats
 from greenstalk_server.protocol.tag_syntax import parse_tags
@@ -146,7 +147,8 @@ class World(BrokerListener):
         self.now = until
 
     def check(self) -> None:
-        """Verify the broker's invariants."""
+        """Handle the dependents, as a session does after a command, and verify the broker's invariants."""
+        wake_dependents(self.broker, self.now)
         if not self._is_bulk:
             invariants.check(self.broker)
 

@@ -8,7 +8,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from greenstalk_server.core.jobs.job import DELAYED, READY, RESERVED, SECOND
-from greenstalk_server.core.operations import connecting, finishing, putting, reserving
+from greenstalk_server.core.operations import connecting, finishing, putting, reserving, ticking
 from greenstalk_server.core.tags.tags import Tags, tags_of
 
 from .conftest import Queue
@@ -72,6 +72,7 @@ def test_job_that_waits_for_a_group_says_so(queue: Queue, client: FlaskClient) -
     assert "aft:import" in listed
     for member in members:
         finishing.delete_job(queue.broker, member, queue.now)
+    ticking.tick(queue.broker, queue.now)
     assert queue.broker.jobs[id].state == READY
     shown = page(client, f"/job?id={id}")
     assert "waits for group" not in shown

@@ -11,7 +11,6 @@ from greenstalk_server.core.client import Client, ignore_call
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.operations.finishing import expire_reservation, record_expiry
 from greenstalk_server.core.outcomes import Refusal
-from greenstalk_server.core.transitions.dependents import settle_some
 from greenstalk_server.core.transitions.reservation import remove_reserved
 from greenstalk_server.core.transitions.waiting import cancel_wait
 from greenstalk_server.core.tubes.weighting import FIFO, MAX_WEIGHTED_TUBES, Weighting
@@ -76,16 +75,13 @@ def disconnect(broker: Broker, client: Client, now: int) -> None:
     close_some(broker, client, SLICE, now)
 
 
-def close_some(broker: Broker, client: Client, limit: int, now: int) -> int:
+def close_some(broker: Broker, client: Client, limit: int, now: int) -> None:
     """Requeue up to *limit* jobs of the closing *client*, and remove up to *limit* of its watches.
 
-    Each job is offered together with the jobs that the end of its reservation makes runnable, before the next one.
-    Return the cost of settling these. The next ticks do the rest. While the server stops, the client keeps its jobs
-    and watches.
+    The next ticks do the rest. While the server stops, the client keeps its jobs and watches.
     """
     if broker.is_stopping:
-        return 0
-    left = SLICE
+        return
     ids, names = broker.closing_clients[client]
     for id in islice(ids, limit):
         job = client.reserved.get(id)
@@ -93,10 +89,6 @@ def close_some(broker: Broker, client: Client, limit: int, now: int) -> int:
             remove_reserved(broker, job, now)
             record_expiry(job, job_history.RETURNED, client.number, now)
             expire_reservation(broker, job, now)
-        if broker.unsettled:
-            left -= settle_some(broker, left, now)
-            if left <= 0:
-                break
     for name in islice(names, limit):
         tube = client.watched.pop(name)
         tube.watching -= 1
@@ -106,7 +98,6 @@ def close_some(broker: Broker, client: Client, limit: int, now: int) -> int:
     else:
         del broker.closing_clients[client]
         broker.timers.disarm(client)
-    return SLICE - left
 
 
 def note_producer(broker: Broker, client: Client) -> None:

@@ -9,7 +9,6 @@ from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Jo
 from greenstalk_server.core.outcomes import EditOutcome
 from greenstalk_server.core.policies.tube_policy_state import key_of
 from greenstalk_server.core.tags.idempotency import scope_of
-from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import move, refuse_move
 from greenstalk_server.core.transitions.placing import replace, set_priority
 from greenstalk_server.core.transitions.reservation import update_throttle
@@ -67,7 +66,6 @@ def edit_job(
         return EditOutcome.NO_ROOM
     replace(broker, old, new, now)
     broker.drop_if_unneeded(old.tube)
-    settle(broker, now)
     return EditOutcome.DONE
 
 
@@ -92,7 +90,6 @@ def reprioritize(broker: Broker, id: int, pri: int, now: int) -> int:
     if job.state == RESERVED:
         return EditOutcome.RESERVED
     set_priority(broker, job, pri, now)
-    settle(broker, now)
     return EditOutcome.DONE
 
 
@@ -113,7 +110,6 @@ def redrive(broker: Broker, id: int, now: int) -> int:
     job.dead_letter = b""
     job.expires_from = now
     move(broker, job, broker.tube(source), job_history.REDRIVEN, now)
-    settle(broker, now)
     return EditOutcome.DONE
 
 
@@ -132,7 +128,6 @@ def pause_tube(broker: Broker, name: bytes, delay: int, now: int) -> bool:
         broker.arm(tube, tube.paused_until)
     else:
         offer(broker, tube, SLICE, now)
-    settle(broker, now)
     if is_changed:
         for listener in broker.listeners:
             listener.on_tube_paused(tube)

@@ -9,7 +9,6 @@ from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
-from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import end_attempt, keep_key
 from greenstalk_server.core.transitions.placing import add_buried, add_delayed, add_ready, forget
 from greenstalk_server.core.transitions.reservation import remove_reserved
@@ -39,7 +38,7 @@ def delete(broker: Broker, client: Client | None, id: int, now: int) -> bool:
         tube.remove(job)
     tube.cmd_delete += 1
     forget(broker, job, now)
-    _end_operation(broker, tube, now)
+    dispatch_freed(broker, tube, now)
     return True
 
 
@@ -153,7 +152,7 @@ def _release(broker: Broker, job: Job, pri: int, delay: int, by: int, now: int) 
             end_attempt(broker, job, tube.policy_state, delay, True, now)
         else:
             _requeue(broker, job, delay, now)
-    _end_operation(broker, tube, now)
+    dispatch_freed(broker, tube, now)
 
 
 def _requeue(broker: Broker, job: Job, delay: int, now: int) -> None:
@@ -171,13 +170,7 @@ def _bury(broker: Broker, job: Job, now: int) -> None:
         _end_truncated(broker, job, now)
     else:
         add_buried(broker, job)
-    _end_operation(broker, job.tube, now)
-
-
-def _end_operation(broker: Broker, tube: Tube, now: int) -> None:
-    """Hand out the jobs of *tube* and of other tubes that the end of a reservation has made available."""
-    dispatch_freed(broker, tube, now)
-    settle(broker, now)
+    dispatch_freed(broker, job.tube, now)
 
 
 def record_expiry(job: Job, kind: int, client: int, now: int) -> None:

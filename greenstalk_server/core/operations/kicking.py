@@ -5,7 +5,6 @@ from __future__ import annotations
 from greenstalk_server.core.broker import SLICE, Broker
 from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, Job
-from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.placing import add_ready
 from greenstalk_server.core.tubes.tube import Tube
 
@@ -23,7 +22,6 @@ def kick(broker: Broker, tube: Tube, state: int, bound: int, now: int) -> int:
             break
         _kick(broker, job, now)
         kicked += 1
-    settle(broker, now)
     return kicked
 
 
@@ -33,7 +31,6 @@ def kick_job(broker: Broker, id: int, now: int) -> bool:
     if job is None or job.state not in (BURIED, DELAYED):
         return False
     _kick(broker, job, now)
-    settle(broker, now)
     return True
 
 

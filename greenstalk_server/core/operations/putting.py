@@ -8,7 +8,6 @@ from greenstalk_server.core.jobs.job import DELAYED, Job
 from greenstalk_server.core.outcomes import Refusal
 from greenstalk_server.core.tags.idempotency import scope_of
 from greenstalk_server.core.tags.tags import DELETED, Duplicate, TaggedJob, Tags
-from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.enforcing import admit
 from greenstalk_server.core.transitions.placing import insert, raise_priority
 from greenstalk_server.core.transitions.tagging import delay_for_group
@@ -111,7 +110,6 @@ def _add_job(broker: Broker, job: Job, client: Client, now: int) -> int:
     elif not broker.journal.put(job):
         return Refusal.JOURNAL
     insert(broker, job, now)
-    settle(broker, now)
     return job.id
 
 
@@ -123,7 +121,6 @@ def _find_duplicate(broker: Broker, tube: Tube, key: bytes, pri: int, now: int) 
     holder = tube.idempotency.holders.get(key) if tube.idempotency is not None else None
     if holder is not None:
         is_raised = raise_priority(broker, holder.id, pri, now)
-        settle(broker, now)
         return Duplicate(holder.id, holder.state, pri if is_raised else -1)
     id = broker.retained_keys.find(scope_of(tube.name), key, now)
     return Duplicate(id, DELETED, -1) if id else None

@@ -9,7 +9,7 @@ from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import BURIED, READY, RESERVED, Job
 from greenstalk_server.core.outcomes import WaitOutcome
 from greenstalk_server.core.tags.tags import TaggedJob
-from greenstalk_server.core.transitions.dependents import settle
+from greenstalk_server.core.transitions.dependents import wake_dependents
 from greenstalk_server.core.transitions.enforcing import expire
 from greenstalk_server.core.transitions.reservation import add_reserved
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN
@@ -22,16 +22,21 @@ from greenstalk_server.core.tubes.weighting import FIFO
 def reserve(broker: Broker, client: Client, now: int) -> Job | None:
     """Reserve for *client* the job with the smallest (pri, id) of all tubes it watches, if one is ready.
 
-    In a weighted mode, select one of these tubes at random and reserve its first job.
+    In a weighted mode, select one of these tubes at random and reserve its first job. Return None too if a whole slice
+    of jobs has expired: the next ticks remove the rest and end the client's wait.
     """
-    best = _first_ready(broker, client, now)
-    if best is not None and best.tube.policy_state is not None:
-        best = _skip_expired(broker, best, client, now)
-    if best is not None:
-        best.tube.remove_ready(best)
-        add_reserved(broker, best, client, now)
-    settle(broker, now)
-    return best
+    for _ in range(SLICE + 1):
+        wake_dependents(broker, now)
+        job = _first_ready(broker, client, now)
+        if job is None:
+            break
+        job.tube.remove_ready(job)
+        policy_state = job.tube.policy_state
+        if policy_state is None or policy_state.expiry_of(job) > now:
+            add_reserved(broker, job, client, now)
+            return job
+        expire(broker, job, now)
+    return None
 
 
 def _first_ready(broker: Broker, client: Client, now: int) -> Job | None:
@@ -68,25 +73,6 @@ def _join_tube_set(broker: Broker, client: Client) -> bool:
     return True
 
 
-def _skip_expired(broker: Broker, job: Job, client: Client, now: int) -> Job | None:
-    """Return *job*, which *client* may reserve, or the first one after it that has not expired.
-
-    Return None if a whole slice of jobs has expired: the next ticks remove the rest and end the client's wait.
-    """
-    for _ in range(SLICE):
-        policy_state = job.tube.policy_state
-        if policy_state is None or policy_state.expiry_of(job) > now:
-            return job
-        job.tube.remove_ready(job)
-        expire(broker, job, now)
-        settle(broker, now)
-        found = _first_ready(broker, client, now)
-        if found is None:
-            return None
-        job = found
-    return None
-
-
 def reserve_job(broker: Broker, client: Client, id: int, now: int) -> Job | None:
     """Reserve for *client* the ready, delayed or buried job *id* of any tube.
 
@@ -107,7 +93,6 @@ def reserve_job(broker: Broker, client: Client, id: int, now: int) -> Job | None
             job.former_state, job.former_deadline = job.state, job.deadline
             job.ready_since = now  # it has not waited as a ready job
         add_reserved(broker, job, client, now)
-    settle(broker, now)
     return None if is_expired else job
 
 

@@ -9,7 +9,6 @@ from greenstalk_server.core.jobs import job_history
 from greenstalk_server.core.jobs.job import DELAYED, READY, Job, deadline_of
 from greenstalk_server.core.operations.policy_changes import apply_to_restored
 from greenstalk_server.core.tags.tags import TaggedJob
-from greenstalk_server.core.transitions.dependents import settle
 from greenstalk_server.core.transitions.placing import add_delayed, forget
 from greenstalk_server.core.transitions.tagging import attach_tags, free_key
 
@@ -51,7 +50,6 @@ def restore(broker: Broker, next_id: int, now: int) -> None:
             apply_to_restored(broker, tube, tube.policy_state, now)
     if broker.retained_keys.table:
         broker.arm(broker.retained_keys, now)
-    settle(broker, now)
 
 
 def _restore_job(broker: Broker, job: Job, now: int) -> None:

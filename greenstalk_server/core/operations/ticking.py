@@ -8,11 +8,12 @@ from greenstalk_server.core.operations.connecting import close_some
 from greenstalk_server.core.operations.finishing import time_out
 from greenstalk_server.core.operations.policy_changes import sweep_due
 from greenstalk_server.core.outcomes import WaitOutcome
+from greenstalk_server.core.policies.policy_sweep import PolicySweep
 from greenstalk_server.core.tags.concurrency import ConcurrencyKey
 from greenstalk_server.core.tags.groups import Group
 from greenstalk_server.core.tags.idempotency import MAX_EXPIRED, RetainedKeys
 from greenstalk_server.core.tags.tags import NO_DEADLINE
-from greenstalk_server.core.transitions.dependents import end_delay, search_on, settle_some
+from greenstalk_server.core.transitions.dependents import end_delay, search_on, wake_some
 from greenstalk_server.core.transitions.enforcing import policy_due
 from greenstalk_server.core.transitions.reservation import update_throttle
 from greenstalk_server.core.transitions.waiting import SAFETY_MARGIN, end_wait, offer, wait_cost
@@ -37,11 +38,11 @@ def tick(broker: Broker, now: int) -> int | None:
             target.note()
         elif isinstance(target, RetainedKeys):
             left -= _keys_due(broker, now)
-        else:
+        elif isinstance(target, PolicySweep):
             sweep_due(broker, now)
         left -= 1
-        if broker.unsettled:
-            left -= settle_some(broker, max(left, 1), now)
+        if broker.dependents.targets:
+            left -= wake_some(broker, max(left, 1), now)
     return broker.timers.soonest()
 
 
@@ -76,9 +77,10 @@ def _tube_due(broker: Broker, tube: Tube, limit: int, now: int) -> int:
 
 
 def _client_due(broker: Broker, client: Client, now: int) -> int:
-    """Do what is due for *client*; return the cost of what that settles, and of the end of its wait."""
+    """Do what is due for *client*; return the cost of the end of its wait."""
     if client.is_closed:
-        return close_some(broker, client, 1, now)
+        close_some(broker, client, 1, now)
+        return 0
     cost = wait_cost(client) if client.is_waiting else 0
     job = client.soonest()
     is_in_reserve = client.is_waiting and not client.awaited_id

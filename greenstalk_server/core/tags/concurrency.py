@@ -11,7 +11,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from greenstalk_server.core.timers import Target
+from greenstalk_server.core.timers import Dependents
 
 if TYPE_CHECKING:
     from greenstalk_server.core.jobs.job import Job
@@ -53,16 +53,14 @@ class ConcurrencyKey:
     queues      ready jobs with the key, by tube.
     pending     tubes that have withheld jobs and no front, in the order in which they will get a front.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    is_noted    the key is in the broker's list of unsettled targets (see transitions.dependents).
 
-    Invariant: if a tube is pending and the key has a free slot, the key is noted, or a timer is armed.
+    Invariant: if a tube is pending and the key has a free slot, the key is in `dependents`, or a timer is armed.
     """
 
     __slots__ = (
+        "_dependents",
         "_heap",
         "_limits",
-        "_unsettled",
-        "is_noted",
         "jobs",
         "limit",
         "name",
@@ -72,8 +70,8 @@ class ConcurrencyKey:
         "timer_at",
     )
 
-    def __init__(self, name: bytes, unsettled: list[Target]) -> None:
-        """*unsettled* is the broker's list of unsettled targets."""
+    def __init__(self, name: bytes, dependents: Dependents) -> None:
+        """*dependents* is the broker's."""
         self.name: bytes = name
         self.jobs: int = 0
         self.limit: int = 0
@@ -81,8 +79,7 @@ class ConcurrencyKey:
         self.queues: dict[Tube, LimitedJobs] = {}
         self.pending: dict[Tube, None] = {}
         self.timer_at: int = 0
-        self.is_noted: bool = False
-        self._unsettled: list[Target] = unsettled
+        self._dependents: Dependents = dependents
         self._limits: dict[int, int] | None = None  # number of jobs by limit; None while all have the same limit
         self._heap: list[int] = []  # the keys of _limits, and some that were deleted
 
@@ -122,14 +119,13 @@ class ConcurrencyKey:
         self.note()
 
     def note(self) -> None:
-        """Queue the key for settling if it has a free slot and a pending tube."""
-        if self.pending and self.reserved < self.limit and not self.is_noted:
-            self.is_noted = True
-            self._unsettled.append(self)
+        """Add the key to the dependents if it has a free slot and a pending tube."""
+        if self.pending and self.reserved < self.limit:
+            self._dependents.add(self)
 
     def note_tube(self, tube: Tube) -> None:
-        """Queue *tube*, so that the broker continues the search for its first runnable job."""
-        self._unsettled.append(tube)
+        """Add *tube* to the dependents, so that the broker continues the search for its first runnable job."""
+        self._dependents.add(tube)
 
     def _add_limit(self, limit: int) -> None:
         limits = self._limits

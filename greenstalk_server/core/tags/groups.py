@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from greenstalk_server.core.jobs.job import BURIED, DELAYED, READY, RESERVED, Job
 from greenstalk_server.core.jobs.job_index import JobIndex
-from greenstalk_server.core.timers import Target
+from greenstalk_server.core.timers import Dependents
 
 STATES = max(READY, RESERVED, BURIED, DELAYED) + 1
 
@@ -19,20 +19,18 @@ class Group:
     counts      number of its jobs by state. A job between two states is not counted.
     waiting     the delayed jobs that wait for the group, by id.
     timer_at    time for which the broker's timers are armed, 0 for none (see Timers).
-    is_noted    the group is in the broker's list of unsettled targets (see transitions.dependents).
     """
 
-    __slots__ = ("_unsettled", "counts", "is_noted", "members", "name", "timer_at", "waiting")
+    __slots__ = ("_dependents", "counts", "members", "name", "timer_at", "waiting")
 
-    def __init__(self, name: bytes, jobs: Mapping[int, Job], unsettled: list[Target]) -> None:
-        """*jobs* is the broker's table of every job by id, *unsettled* its list of unsettled targets."""
+    def __init__(self, name: bytes, jobs: Mapping[int, Job], dependents: Dependents) -> None:
+        """*jobs* is the broker's table of every job by id, *dependents* its dependents."""
         self.name: bytes = name
         self.members: int = 0
         self.counts: list[int] = [0] * STATES
         self.waiting: JobIndex = JobIndex(jobs)
         self.timer_at: int = 0
-        self.is_noted: bool = False
-        self._unsettled: list[Target] = unsettled
+        self._dependents: Dependents = dependents
 
     def add_waiting(self, job: Job) -> None:
         """Add *job* to the jobs that wait for the group."""
@@ -51,7 +49,6 @@ class Group:
         self.note()
 
     def note(self) -> None:
-        """Queue the group for settling if it has no members: its waiting jobs become ready, or it is dropped."""
-        if not self.members and not self.is_noted:
-            self.is_noted = True
-            self._unsettled.append(self)
+        """Add the group to the dependents if it has no members: its waiting jobs become ready, or it is dropped."""
+        if not self.members:
+            self._dependents.add(self)

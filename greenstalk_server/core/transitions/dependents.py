@@ -1,9 +1,9 @@
 """Effects of tags on other jobs: releases of the jobs of an empty group, and of jobs for free concurrency slots.
 
 An operation may leave a group without members, or a concurrency key with a free slot. Such targets are added to
-`Broker.unsettled`, and so are tubes whose jobs could be handed out before that. Each operation ends with `settle`,
-which handles one slice of them and hands out the best job first; ticks handle the rest. An operation that ends several
-reservations, such as a disconnect, settles after each of them. Pure.
+`Broker.dependents`, and so are tubes whose jobs could be handed out before that. The operation does no more: a session
+calls `wake_dependents` before its next command, a reserve before it looks for a job, and a tick, which is due as soon
+as there is a target, does the same. Each call handles one slice of them and hands out the best job first. Pure.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from greenstalk_server.core.transitions.waiting import dispatch_best
 from greenstalk_server.core.tubes.tube import Tube
 
 
-def settle(broker: Broker, now: int) -> None:
-    """Settle one slice of the unsettled targets, if there are any."""
-    if broker.unsettled:
-        settle_some(broker, SLICE, now)
+def wake_dependents(broker: Broker, now: int) -> None:
+    """Handle one slice of the dependents, if there are any."""
+    if broker.dependents.targets:
+        wake_some(broker, SLICE, now)
 
 
-def settle_some(broker: Broker, limit: int, now: int) -> int:
-    """Make jobs of unsettled groups and concurrency keys ready or runnable, then hand out the best of them first.
+def wake_some(broker: Broker, limit: int, now: int) -> int:
+    """Make jobs of dependent groups and concurrency keys ready or runnable, then hand out the best of them first.
 
-    Return the cost, which exceeds *limit* by the number of unsettled targets at most; ticks do the rest.
+    Return the cost, which exceeds *limit* by the number of dependents at most; ticks do the rest.
     """
-    left = limit
-    while broker.unsettled and left > 0:
-        targets = broker.unsettled[:]
-        broker.unsettled.clear()
+    left, dependents = limit, broker.dependents
+    while dependents.targets and left > 0:
+        targets = dependents.take()
         offered: dict[Tube, None] = {}
         for target in targets:
             left -= 1 + _prepare(broker, target, max(left, 0), offered, now)
@@ -43,10 +42,7 @@ def settle_some(broker: Broker, limit: int, now: int) -> int:
         for target in targets:
             if isinstance(target, ConcurrencyKey):
                 target.note()  # its slots are still free if clients were given other jobs
-    while broker.unsettled:
-        target = broker.unsettled.pop()
-        if isinstance(target, (ConcurrencyKey, Group)):
-            target.is_noted = False
+    for target in dependents.take():
         broker.arm(target, now)
     return limit - left
 
@@ -54,10 +50,8 @@ def settle_some(broker: Broker, limit: int, now: int) -> int:
 def _prepare(broker: Broker, target: Target, limit: int, offered: dict[Tube, None], now: int) -> int:
     """Make up to *limit* jobs of *target* ready or runnable, and add their tubes to *offered*; return how many."""
     if isinstance(target, ConcurrencyKey):
-        target.is_noted = False
         return _place_fronts(target, limit, offered, now)
     if isinstance(target, Group):
-        target.is_noted = False
         return _release_waiting(broker, target, limit, offered, now)
     assert isinstance(target, Tube)
     if target.ready.is_unfinished:

@@ -32,8 +32,8 @@ def add_ready(broker: Broker, job: Job, now: int) -> None:
     must_wait = isinstance(job, TaggedJob) and job.must_queue
     if waiter is None or must_wait or (tube.policy_state is not None and tube.policy_state.expiry_of(job) <= now):
         queue_ready(broker, job, now)
-    elif tube.ready.count or broker.unsettled or wait_cost(waiter) > 1:
-        # Ready jobs: a pause or a limit has just ended, or a slice was too short. Unsettled: a better job may follow.
+    elif tube.ready.count or broker.dependents.targets or wait_cost(waiter) > 1:
+        # Ready jobs: a pause or a limit has just ended, or a slice was too short. Dependents: a better job may follow.
         queue_ready(broker, job, now)
         offer(broker, tube, 1, now)
     else:

@@ -25,7 +25,7 @@ def attach_tags(broker: Broker, job: TaggedJob) -> None:
     if tags.concurrency_key:
         limiter = broker.concurrency_keys.get(tags.concurrency_key)
         if limiter is None:
-            limiter = ConcurrencyKey(tags.concurrency_key, broker.unsettled)
+            limiter = ConcurrencyKey(tags.concurrency_key, broker.dependents)
             broker.concurrency_keys[limiter.name] = limiter
         limiter.add_job(tags.concurrency_limit)
         tags.limiter, tags.concurrency_key = limiter, limiter.name

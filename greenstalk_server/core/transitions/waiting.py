@@ -20,9 +20,9 @@ WAITED_TUBES: Final = 64
 
 
 def offer(broker: Broker, tube: Tube, limit: int, now: int) -> int:
-    """Hand out jobs of *tube* as `dispatch` does, but leave that to `settle` if it is due; return the cost."""
-    if broker.unsettled:
-        broker.unsettled.append(tube)
+    """Hand out jobs of *tube* as `dispatch` does, but leave that to `wake_dependents` if it is due; return the cost."""
+    if broker.dependents.targets:
+        broker.dependents.add(tube)
         return 0
     return dispatch(broker, tube, limit, now)
 
