@@ -97,3 +97,11 @@ def test_page_of_a_job_of_a_framework_shows_class_and_arguments(queue: Queue, cl
     Page(html)
     assert "App\\Jobs\\SendMail</a>" in html and "&#34;order&#34;: 4711" in html
     assert "The arguments are encrypted" in client.get(f"/job?id={secret}").text
+
+
+def test_long_arrays_in_a_json_body_fold_without_scripts(queue: Queue, client: FlaskClient) -> None:
+    long, short = put(queue, {"id": 7, "lines": list(range(40))}, {"id": 7, "lines": [1]})
+    html = client.get(f"/job?id={long}").text
+    Page(html)
+    assert '<summary><code>  &#34;lines&#34;: [</code> <span class="note">40 lines</span></summary>' in html
+    assert '<details class="fold">' not in client.get(f"/job?id={short}").text

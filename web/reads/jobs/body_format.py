@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from greenstalk_server.web.framework import text
+from greenstalk_server.web.reads.jobs.json_folds import Node, fold_json
 
 MAX_PREVIEW: Final = 64 * 1024
 """Maximum bytes shown of a body, or of its unpacked content."""
@@ -51,11 +52,12 @@ REORDERED_NOTE: Final = "Characters that change the direction of text are spelle
 
 @dataclass(frozen=True, slots=True)
 class Pane:
-    """One way to show a body: a title, the text, and a note."""
+    """One way to show a body: a title, the text, and a note; *nodes*: the parts of indented JSON, or none."""
 
     title: str
     text: str
     note: str = ""
+    nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,12 @@ def _panes(body: bytes, nesting: int) -> tuple[list[str], list[Pane]]:
         return ["text"], [Pane("Text", found, "It looks like JSON, but has too many values to indent.")]
     if not _is_json(found):
         return ["text"], [Pane("Text", found)]
-    return ["JSON"], [Pane("JSON", indent_json(found)), Pane("Raw", found)]
+    return ["JSON"], [json_pane("JSON", indent_json(found)), Pane("Raw", found)]
+
+
+def json_pane(title: str, indented: str) -> Pane:
+    """Return a pane with the text *indented*, in which long objects and arrays can be folded."""
+    return Pane(title, indented, nodes=fold_json(indented))
 
 
 def _unpacked(body: bytes) -> tuple[str, bytes] | None:
