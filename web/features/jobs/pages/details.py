@@ -206,7 +206,7 @@ def job_details(broker: Broker, job: Job, now: int) -> JobDetails:
             ("Released", _times(stats.releases)),
             ("Buried", _times(stats.buries)),
             ("Kicked", _times(stats.kicks)),
-            ("JournalWriter file", text.number(stats.file) if stats.file else text.NONE),
+            ("Journal file", text.number(stats.file) if stats.file else text.NONE),
         ],
     )
 
