@@ -3,73 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
-COUNTERS: Final = (
-    "cmd_bury",
-    "cmd_delete",
-    "cmd_ignore",
-    "cmd_kick",
-    "cmd_list_tube_used",
-    "cmd_list_tubes",
-    "cmd_list_tubes_watched",
-    "cmd_pause_tube",
-    "cmd_peek",
-    "cmd_peek_buried",
-    "cmd_peek_delayed",
-    "cmd_peek_ready",
-    "cmd_put",
-    "cmd_release",
-    "cmd_reserve",
-    "cmd_reserve_with_timeout",
-    "cmd_stats",
-    "cmd_stats_job",
-    "cmd_stats_tube",
-    "cmd_touch",
-    "cmd_use",
-    "cmd_watch",
-    "job_timeouts",
-    "total_connections",
-    "total_jobs",
-)
-"""The keys of "stats" that are counters, with `_` for `-`.
 
-Each has a field in `protocol.stats.ServerStats`, and those that begin with cmd_ are the commands of `/metrics`.
-"""
-
-
+@dataclass(slots=True)
 class Counters:
-    """Counters since the server's start, named as the keys of "stats" in protocol.txt."""
+    """Counters since the server's start, named as the keys of "stats" in protocol.txt, with `_` for `-`.
 
-    __slots__ = COUNTERS
+    Each has a field in `protocol.stats.ServerStats`, and those that begin with cmd_ are the commands of `/metrics`.
+    """
 
-    def __init__(self) -> None:
-        self.cmd_put: int = 0
-        self.cmd_peek: int = 0
-        self.cmd_peek_ready: int = 0
-        self.cmd_peek_delayed: int = 0
-        self.cmd_peek_buried: int = 0
-        self.cmd_reserve: int = 0
-        self.cmd_reserve_with_timeout: int = 0
-        self.cmd_delete: int = 0
-        self.cmd_release: int = 0
-        self.cmd_use: int = 0
-        self.cmd_watch: int = 0
-        self.cmd_ignore: int = 0
-        self.cmd_bury: int = 0
-        self.cmd_kick: int = 0
-        self.cmd_touch: int = 0
-        self.cmd_stats: int = 0
-        self.cmd_stats_job: int = 0
-        self.cmd_stats_tube: int = 0
-        self.cmd_list_tubes: int = 0
-        self.cmd_list_tube_used: int = 0
-        self.cmd_list_tubes_watched: int = 0
-        self.cmd_pause_tube: int = 0
-        self.job_timeouts: int = 0
-        self.total_jobs: int = 0
-        self.total_connections: int = 0
+    cmd_put: int = 0
+    cmd_peek: int = 0
+    cmd_peek_ready: int = 0
+    cmd_peek_delayed: int = 0
+    cmd_peek_buried: int = 0
+    cmd_reserve: int = 0
+    cmd_reserve_with_timeout: int = 0
+    cmd_delete: int = 0
+    cmd_release: int = 0
+    cmd_use: int = 0
+    cmd_watch: int = 0
+    cmd_ignore: int = 0
+    cmd_bury: int = 0
+    cmd_kick: int = 0
+    cmd_touch: int = 0
+    cmd_stats: int = 0
+    cmd_stats_job: int = 0
+    cmd_stats_tube: int = 0
+    cmd_list_tubes: int = 0
+    cmd_list_tube_used: int = 0
+    cmd_list_tubes_watched: int = 0
+    cmd_pause_tube: int = 0
+    job_timeouts: int = 0
+    total_jobs: int = 0
+    total_connections: int = 0
+
+
+COUNTERS: Final = tuple(sorted([field.name for field in fields(Counters)]))
+"""The names of the counters."""
 
 
 def _unknown_memory() -> None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tube_names import PatternIndex, is_tube_name, is_tube_pattern
@@ -363,6 +363,7 @@ def _shown(value: object) -> str:
     return "a table" if isinstance(value, dict) else f"a value of the type {type(value).__name__}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class EffectivePolicy:
     """The merged settings of a tube. Shared by the tubes that have the same settings from the same policies.
 
@@ -389,87 +390,55 @@ class EffectivePolicy:
     values              setting -> value as the policy gives it. Must not be changed.
     """
 
-    __slots__ = (
-        "buried_expire_after",
-        "copy_to",
-        "dead_letter",
-        "expire_after",
-        "expires_to_dead_letter",
-        "max_attempts",
-        "max_bytes",
-        "max_job_size",
-        "max_jobs",
-        "max_reserved",
-        "origins",
-        "overflow",
-        "rate_burst",
-        "rate_interval",
-        "retry_delay",
-        "retry_delay_max",
-        "retry_factor",
-        "retry_jitter",
-        "ttr_max",
-        "ttr_min",
-        "unique_for",
-        "unique_time",
-        "values",
-    )
-
-    def __init__(self, values: dict[str, object], origins: dict[str, str], tube: bytes = b"") -> None:
-        """*tube* gets no copies of its own jobs."""
-        self.values: dict[str, object] = values
-        self.origins: dict[str, str] = origins
-        self.max_attempts: int = _int(values, "max_attempts")
-        dead_letter = _read(values, "dead_letter")
-        self.dead_letter: bytes = dead_letter if isinstance(dead_letter, bytes) else b""
-        self.retry_delay: int = _int(values, "retry_delay")
-        self.retry_delay_max: int = 0
-        self.retry_factor: float = 0.0
-        self.retry_jitter: float = 0.0
-        if self.retry_delay:
-            self.retry_delay_max = _int(values, "retry_delay_max") or max(DEFAULT_RETRY_DELAY_MAX, self.retry_delay)
-            factor, jitter = _read(values, "retry_factor"), _read(values, "retry_jitter")
-            self.retry_factor = factor if isinstance(factor, float) else DEFAULT_RETRY_FACTOR
-            self.retry_jitter = jitter if isinstance(jitter, float) else 0.0
-        self.expire_after: int = _int(values, "expire_after")
-        self.buried_expire_after: int = _int(values, "buried_expire_after")
-        self.expires_to_dead_letter: bool = _int(values, "expired_to") == 1
-        self.max_jobs: int = _int(values, "max_jobs")
-        self.max_bytes: int = _int(values, "max_bytes")
-        self.overflow: int = _int(values, "overflow")
-        self.max_reserved: int = _int(values, "max_reserved")
-        self.rate_interval: int = _int(values, "rate")
-        self.rate_burst: int = 0
-        if self.rate_interval:
-            default_burst = max(1, SECOND // (BURSTS_PER_SECOND * self.rate_interval))
-            self.rate_burst = _int(values, "rate_burst") or default_burst
-        self.unique_for: int = UniqueFor.NOTHING
-        self.unique_time: int = 0
-        if _int(values, "unique"):
-            found = _read(values, "unique_for")
-            self.unique_for, self.unique_time = found if isinstance(found, tuple) else (UniqueFor.UNFINISHED, 0)
-        copies = _read(values, "copy_to")
-        names = copies if isinstance(copies, tuple) else ()
-        self.copy_to: tuple[bytes, ...] = tuple([name for name in names if name != tube])
-        self.ttr_min: int = _int(values, "ttr_min")
-        ttr_max = _int(values, "ttr_max")
-        self.ttr_max: int = max(ttr_max, self.ttr_min) if ttr_max else 0
-        self.max_job_size: int = _int(values, "max_job_size")
+    values: dict[str, object]
+    origins: dict[str, str]
+    max_attempts: int = 0
+    dead_letter: bytes = b""
+    retry_delay: int = 0
+    retry_delay_max: int = 0
+    retry_factor: float = 0.0
+    retry_jitter: float = 0.0
+    expire_after: int = 0
+    buried_expire_after: int = 0
+    expires_to_dead_letter: bool = False
+    max_jobs: int = 0
+    max_bytes: int = 0
+    overflow: int = Overflow.REFUSE
+    max_reserved: int = 0
+    rate_interval: int = 0
+    rate_burst: int = 0
+    unique_for: int = UniqueFor.NOTHING
+    unique_time: int = 0
+    copy_to: tuple[bytes, ...] = ()
+    ttr_min: int = 0
+    ttr_max: int = 0
+    max_job_size: int = 0
 
     def describe(self) -> dict[str, dict[str, object]]:
         """Return each setting with its value and the name of its policy, as JSON."""
         return {key: {"value": self.values[key], "policy": self.origins[key]} for key in SETTINGS if key in self.values}
 
 
-def _read(values: dict[str, object], key: str) -> object:
-    """Return the engine's value of *key*, or None if it is not in *values*."""
-    return SETTINGS[key].read(values[key]) if key in values else None
-
-
-def _int(values: dict[str, object], key: str) -> int:
-    """Return the engine's value of *key*, which is an integer, or 0 if it is not in *values*."""
-    value = _read(values, key)
-    return value if isinstance(value, int) else 0
+def _effective(values: dict[str, object], origins: dict[str, str], tube: bytes) -> EffectivePolicy:
+    """Return the policy with the merged *values* of documents. *tube* gets no copies of its own jobs."""
+    read: dict[str, Any] = {key: SETTINGS[key].read(value) for key, value in values.items()}
+    retries = {key: read.pop(key, 0) for key in ("retry_delay_max", "retry_factor", "retry_jitter")}
+    if read.get("retry_delay"):
+        read["retry_delay_max"] = retries["retry_delay_max"] or max(DEFAULT_RETRY_DELAY_MAX, read["retry_delay"])
+        read["retry_factor"] = retries["retry_factor"] or DEFAULT_RETRY_FACTOR
+        read["retry_jitter"] = float(retries["retry_jitter"])
+    read["expires_to_dead_letter"] = bool(read.pop("expired_to", 0))
+    read["rate_interval"] = interval = read.pop("rate", 0)
+    burst = read.pop("rate_burst", 0)
+    if interval:
+        read["rate_burst"] = burst or max(1, SECOND // (BURSTS_PER_SECOND * interval))
+    unique_for = read.pop("unique_for", (UniqueFor.UNFINISHED, 0))
+    if read.pop("unique", 0):
+        read["unique_for"], read["unique_time"] = unique_for
+    read["copy_to"] = tuple([name for name in read.get("copy_to", ()) if name != tube])
+    if read.get("ttr_max"):
+        read["ttr_max"] = max(read["ttr_max"], read.get("ttr_min", 0))
+    return EffectivePolicy(values, origins, **read)
 
 
 class _Entry:
@@ -547,7 +516,7 @@ class PolicySet:
         if effective is None:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            effective = self._cache[winners] = EffectivePolicy(values, origins, tube)
+            effective = self._cache[winners] = _effective(values, origins, tube)
         return effective
 
     def matching(self, tube: bytes) -> set[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
 class PolicyCounts:
     """Counts of policy actions on the jobs of a tube, since the tube was created.
 
@@ -18,29 +21,14 @@ class PolicyCounts:
     rate_holds, reserved_holds      times that `rate` or `max_reserved` was exhausted.
     """
 
-    __slots__ = (
-        "buried",
-        "copied",
-        "dead_lettered",
-        "dropped",
-        "duplicates",
-        "expired",
-        "rate_holds",
-        "received",
-        "refused",
-        "reserved_holds",
-        "retried",
-    )
-
-    def __init__(self) -> None:
-        self.expired: int = 0
-        self.dropped: int = 0
-        self.dead_lettered: int = 0
-        self.received: int = 0
-        self.buried: int = 0
-        self.retried: int = 0
-        self.duplicates: int = 0
-        self.copied: int = 0
-        self.refused: int = 0
-        self.rate_holds: int = 0
-        self.reserved_holds: int = 0
+    expired: int = 0
+    dropped: int = 0
+    dead_lettered: int = 0
+    received: int = 0
+    buried: int = 0
+    retried: int = 0
+    duplicates: int = 0
+    copied: int = 0
+    refused: int = 0
+    rate_holds: int = 0
+    reserved_holds: int = 0
