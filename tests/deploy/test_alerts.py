@@ -20,6 +20,7 @@ FIRES: dict[str, tuple[str, dict[str, str]]] = {
     "GreenstalkRestarted": ("105m", {"job": "greenstalk"}),
     "GreenstalkInternalError": ("20m", {"job": "greenstalk", "service": "history"}),
     "GreenstalkCritical": ("5m", {"job": "greenstalk", "condition": "journal"}),
+    "GreenstalkFailure": ("20m", {"job": "greenstalk", "condition": "buried", "tube": "mail"}),
     "GreenstalkWarning": ("20m", {"job": "greenstalk", "condition": "no_consumers", "tube": "mail"}),
     "GreenstalkJournalSyncsSlow": ("30m", {"job": "greenstalk"}),
     "GreenstalkPolicyRefusesPuts": ("30m", {"job": "greenstalk", "tube": "mail", "action": "refused"}),

@@ -20,8 +20,10 @@ from greenstalk_server.core.operations import connecting, editing, finishing, po
 from greenstalk_server.core.policies.policy import parse_policy
 from greenstalk_server.web.features.conditions import measures
 from greenstalk_server.web.features.conditions.measures import (
+    BURIED,
     CRITICAL,
     DISK,
+    FAILURE,
     KINDS,
     LIMIT,
     NO_CONSUMERS,
@@ -121,6 +123,18 @@ BEYOND: dict[str, tuple[TubeSample, TubeSample, str, dict[str, str]]] = {
         "4,000 jobs of “mail” are ready, 1,000 more than 15 minutes ago.",
         {},
     ),
+    "buried": (
+        tube(now=TubeTrend(buried=540), oldest_buried=2 * HOUR, buries=Growth(HOUR, (12,))),
+        tube(now=TubeTrend(buried=0)),
+        "540 jobs of “mail” are buried, the oldest for 2 h; 12 were buried in the last 1 h.",
+        {"state": "buried"},
+    ),
+    "waiting_dead_letters": (
+        tube(now=TubeTrend(ready=2, jobs=3), reserved=1, is_dead_letter_tube=True, oldest=HOUR),
+        tube(now=TubeTrend(ready=0, jobs=1), reserved=1, is_dead_letter_tube=True),
+        "2 dead letters wait in “mail”, the oldest for 1 h.",
+        {"tube": "mail"},
+    ),
     "buried_growth": (
         tube(TubeTrend(buried=10), now=TubeTrend(buried=715)),
         tube(TubeTrend(buried=9), now=TubeTrend(buried=715)),
@@ -154,12 +168,15 @@ BEYOND: dict[str, tuple[TubeSample, TubeSample, str, dict[str, str]]] = {
 }
 
 
+FAILURES = {"buried", "waiting_dead_letters", "buried_growth"}
+
+
 @pytest.mark.parametrize("kind", BEYOND)
 def test_condition_of_a_tube_begins_at_its_threshold(kind: str) -> None:
     beyond, below, sentence, args = BEYOND[kind]
     measure = found(beyond)[kind]
     assert plain(measure) == sentence
-    assert (measure.severity, measure.tube) == (WARNING, b"mail")
+    assert (measure.severity, measure.tube) == (FAILURE if kind in FAILURES else WARNING, b"mail")
     assert measure.link.args.items() >= args.items()
     assert kind not in found(below)
 
@@ -361,16 +378,18 @@ def test_fact_begins_after_its_delay_and_ends_at_once() -> None:
 def test_worst_condition_comes_first() -> None:
     tracker = Tracker()
     some = [
-        measure(1.5, name=b"a"),
-        measure(9.0, name=b"b"),
-        measure(1.0, NO_CONSUMERS, name=b"c"),
+        measure(9.0, name=b"a")._replace(jobs=2),
+        measure(1.5, name=b"b")._replace(jobs=3),
+        measure(1.0, NO_CONSUMERS, name=b"c")._replace(jobs=2, age=1),
+        measure(1.0, BURIED, name=b"e")._replace(jobs=1, severity=FAILURE),
         measure(1.0, LIMIT, name=b"d")._replace(severity=CRITICAL),
         measure(1.0, DISK, name=b""),
     ]
     tracker.observe(some, SECOND)
     order = [(one.measure.kind.name, one.measure.tube) for one in sorted(tracker.active(), key=rank)]
     assert order == [
-        ("limit", b"d"), ("disk", b""), ("no_consumers", b"c"), ("oldest_ready", b"b"), ("oldest_ready", b"a"),
+        ("limit", b"d"), ("buried", b"e"), ("disk", b""), ("oldest_ready", b"b"), ("no_consumers", b"c"),
+        ("oldest_ready", b"a"),
     ]  # fmt: skip
 
 
@@ -438,15 +457,28 @@ def test_monitor_counts_what_happened_in_new_and_old_tubes(queue: Queue) -> None
     for id in queue.put("old", count=50):
         finishing.bury_job(queue.broker, id, queue.now)
     watched = Watched(queue)
-    assert watched.run(60) == {}, "buried before the start"
+    assert watched.run(60) == {
+        ("buried", "old"): "50 jobs of “old” are buried, the oldest for 1 min; none was buried in the last 1 min."
+    }
     for name in ("old", "new"):
         for id in queue.put(name, count=12):
             finishing.bury_job(queue.broker, id, queue.now)
     assert watched.run(10) == {
+        ("buried", "old"): (
+            "62 jobs of “old” are buried, the oldest for 1 min 10 s; 12 were buried in the last 1 min 10 s."
+        ),
+        ("buried", "new"): "12 jobs of “new” are buried, the oldest for 10 s.",
         ("buried_growth", "new"): "12 more jobs of “new” are buried than 15 minutes ago: 12 in all.",
         ("buried_growth", "old"): "12 more jobs of “old” are buried than 15 minutes ago: 62 in all.",
     }
-    assert watched.run(1000) == {}, "the growth has left the window"
+    seen = watched.run(4200)
+    assert seen == {
+        ("buried", "old"): "62 jobs of “old” are buried, the oldest for 1 h 11 min; none was buried in the last 1 h.",
+        ("buried", "new"): "12 jobs of “new” are buried, the oldest for 1 h 10 min; none was buried in the last 1 h.",
+    }, "the growth has left the window"
+    for id in list(queue.broker.tubes[b"new"].buried):
+        finishing.delete(queue.broker, None, id, queue.now)
+    assert set(watched.run(10)) == {("buried", "old")}
 
 
 def test_monitor_sees_timeouts_and_held_jobs(queue: Queue) -> None:
@@ -493,9 +525,12 @@ def test_dead_letter_tube_needs_no_consumers(queue: Queue) -> None:
         assert reserving.reserve_job(queue.broker, worker, id, queue.now) is not None
         finishing.release(queue.broker, worker, id, 0, 0, queue.now)
     assert watched.run(10) == {
-        ("dead_letters", "mail"): "3 jobs of “mail” became dead letters in the last 15 minutes, which are in “failed”."
+        ("dead_letters", "mail"): "3 jobs of “mail” became dead letters in the last 15 minutes, which are in “failed”.",
+        ("waiting_dead_letters", "failed"): "3 dead letters wait in “failed”, the oldest for 10 s.",
     }
-    assert watched.run(3600) == {}
+    assert watched.run(3600) == {
+        ("waiting_dead_letters", "failed"): "3 dead letters wait in “failed”, the oldest for 1 h.",
+    }
 
 
 def test_monitor_sees_limits_of_the_server(queue: Queue) -> None:

@@ -38,10 +38,12 @@ class Thresholds:
     no_consumers    time for which a tube has ready jobs and no client watches it.
     oldest_ready    time for which the oldest ready job of a tube has been ready.
     backlog_growth  ready jobs added to a tube within 15 minutes, less those removed.
+    buried          buried jobs of a tube.
     buried_growth   buried jobs added to a tube within 15 minutes, less those removed.
     timeouts        reservations of a tube's jobs that timed out within 15 minutes.
     timeout_share   minimum share of these timeouts in the reservations of the 15 minutes, from 0 to 1.
     dead_letters    jobs of a tube that became dead letters within 15 minutes.
+    waiting_dead_letters    jobs that wait in a dead-letter tube.
     held_job        time for which a worker has held a job.
     held_back       time for which a policy has held back the ready jobs of a tube.
     paused          time since the start of a pause of a tube with ready jobs.
@@ -57,10 +59,12 @@ class Thresholds:
     no_consumers: int = 5 * _MINUTE
     oldest_ready: int = 15 * _MINUTE
     backlog_growth: int = 1000
+    buried: int = 1
     buried_growth: int = 10
     timeouts: int = 10
     timeout_share: float = 0.05
     dead_letters: int = 1
+    waiting_dead_letters: int = 1
     held_job: int = _HOUR
     held_back: int = 30 * _MINUTE
     paused: int = _HOUR
@@ -97,10 +101,12 @@ _TUBE_KEYS: Final[Mapping[str, Key]] = {
     "no_consumers": _TIME_KEY,
     "oldest_ready": _TIME_KEY,
     "backlog_growth": _COUNT_KEY,
+    "buried": _COUNT_KEY,
     "buried_growth": _COUNT_KEY,
     "timeouts": _COUNT_KEY,
     "timeout_share": _SHARE_KEY,
     "dead_letters": _COUNT_KEY,
+    "waiting_dead_letters": _COUNT_KEY,
     "held_job": _TIME_KEY,
     "held_back": _TIME_KEY,
     "paused": _TIME_KEY,

@@ -13,7 +13,7 @@ from typing import Any, Final
 from greenstalk_server.config.tables.receivers import PAGERDUTY, SLACK, Receiver
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.alerts.receiver_alerts import Alert, Batch
-from greenstalk_server.web.features.conditions.measures import WARNING, Key, Link
+from greenstalk_server.web.features.conditions.measures import FAILURE, WARNING, Key, Link
 
 VERSION: Final = 1
 """Version of the template `json`. New keys do not change it."""
@@ -156,7 +156,7 @@ class _MessageFormatter:
         event["payload"] = {
             "summary": f"{self._source}: {item.sentence}"[:MAX_SUMMARY],
             "source": self._source,
-            "severity": item.severity,
+            "severity": "error" if item.severity == FAILURE else item.severity,
             "timestamp": _time(item.since),
             "component": item.tube or "server",
             "class": item.kind,

@@ -19,18 +19,22 @@ from greenstalk_server.web.framework import text
 LEAST_RATIO: Final = 0.8
 """Smallest value, as a share of the threshold, for which there is a measure: a condition ends below it."""
 
-Severity = Literal["critical", "warning"]
+Severity = Literal["critical", "failure", "warning"]
 
 CRITICAL: Final = "critical"
+FAILURE: Final = "failure"
 WARNING: Final = "warning"
-SEVERITIES: Final = (CRITICAL, WARNING)
-"""The worst first. Critical: puts are refused, or soon will be. Warning: jobs or workers need an operator."""
+SEVERITIES: Final = (CRITICAL, FAILURE, WARNING)
+"""The worst first. Critical: puts are refused, or soon will be. Failure: jobs have failed, and nothing happens to them
+until somebody acts. Warning: jobs or workers may need an operator."""
 
 WHOLE_WINDOW: Final = "in the last 15 minutes"
 
 FULL_WITHIN: Final = 600 * SECOND
 """A limit that is reached within this time is critical."""
 
+_LEAST_KNOWN: Final = 60 * SECOND
+"""Nanoseconds since the start from which the number of new burials is shown."""
 
 NO_STANDBY_DELAY: Final = 60 * SECOND
 """Nanoseconds without a standby until that is a condition: after a takeover, the old leader needs a while."""
@@ -59,6 +63,8 @@ REFUSED: Final = Kind("refused", "refused")
 NO_CONSUMERS: Final = Kind("no_consumers", "no consumers", "have ready jobs and no consumers", ends_at_once=True)
 OLDEST_READY: Final = Kind("oldest_ready", "jobs wait", "have jobs that have waited too long")
 HELD_BACK: Final = Kind("held_back", "held back", "are held back by a policy", ends_at_once=True)
+BURIED: Final = Kind("buried", "buried", "have buried jobs", ends_at_once=True)
+WAITING_DEAD_LETTERS: Final = Kind("waiting_dead_letters", "dead letters", "have dead letters", ends_at_once=True)
 TIMEOUTS: Final = Kind("timeouts", "timeouts", "have many timeouts")
 BURIED_GROWTH: Final = Kind("buried_growth", "buried rising", "have more buried jobs")
 DEAD_LETTERS: Final = Kind("dead_letters", "new dead letters", "have new dead letters")
@@ -67,13 +73,10 @@ HELD_JOB: Final = Kind("held_job", "held too long", "have jobs that a worker has
 PAUSED: Final = Kind("paused", "paused", "have been paused too long", ends_at_once=True)
 
 KINDS: Final = (
-    JOURNAL, DISK, MEMORY, LIMIT, STANDBY, REFUSED, NO_CONSUMERS, OLDEST_READY, HELD_BACK, TIMEOUTS, BURIED_GROWTH,
-    DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
+    JOURNAL, DISK, MEMORY, LIMIT, STANDBY, REFUSED, BURIED, WAITING_DEAD_LETTERS, BURIED_GROWTH, NO_CONSUMERS,
+    OLDEST_READY, HELD_BACK, TIMEOUTS, DEAD_LETTERS, BACKLOG_GROWTH, HELD_JOB, PAUSED,
 )  # fmt: skip
 """All kinds, the worst first."""
-
-OF_CONSUMERS: Final = frozenset({NO_CONSUMERS, OLDEST_READY, HELD_BACK, BACKLOG_GROWTH, PAUSED})
-"""Kinds that do not apply to a dead-letter tube, whose jobs need no consumers."""
 
 _RANKS: Final = {kind.name: number for number, kind in enumerate(KINDS)}
 
@@ -98,6 +101,8 @@ class Measure(NamedTuple):
     delay       nanoseconds for which the condition must hold until it is active.
     value, threshold    in the unit of the kind: seconds, jobs, bytes or a share.
     sentence    describes the condition, with its number.
+    jobs        number of jobs concerned; 0 if the condition is not about jobs.
+    age         nanoseconds since the condition began, if the state of the tube tells; else 0.
     """
 
     kind: Kind
@@ -110,6 +115,8 @@ class Measure(NamedTuple):
     threshold: float
     sentence: str
     link: Link
+    jobs: int = 0
+    age: int = 0
 
     @property
     def key(self) -> Key:
@@ -123,14 +130,24 @@ class ActiveCondition(NamedTuple):
     since: int
 
 
-Rank = tuple[int, int, float, bytes, str]
+Rank = tuple[int, int, int, int, bytes, str]
 
 
 def rank(condition: ActiveCondition) -> Rank:
-    """Return a sort key by which the worst condition comes first."""
-    measure = condition.measure
-    severity = SEVERITIES.index(measure.severity)
-    return severity, _RANKS[measure.kind.name], -measure.ratio, measure.tube, measure.detail
+    """Return a sort key by which the worst condition comes first.
+
+    Within a severity, conditions of the server are first. Those of tubes are ordered by the number of jobs concerned,
+    and then by their age.
+    """
+    measure, since = condition
+    severity, kind = rank_in_tube(condition)
+    place = len(KINDS) if measure.tube else kind
+    return severity, place, -measure.jobs, since, measure.tube, measure.detail
+
+
+def rank_in_tube(condition: ActiveCondition) -> tuple[int, int]:
+    """Return a sort key by which the worst of the conditions of one tube comes first."""
+    return SEVERITIES.index(condition.measure.severity), _RANKS[condition.measure.kind.name]
 
 
 class TubeTrend(NamedTuple):
@@ -143,6 +160,7 @@ class TubeTrend(NamedTuple):
     timeouts: int = 0
     reserves: int = 0
     dead_letters: int = 0
+    buries: int = 0
 
 
 class LongestReservation(NamedTuple):
@@ -162,12 +180,16 @@ class LongestReservation(NamedTuple):
 class TubeSample(NamedTuple):
     """A snapshot of one tube. Times are nanoseconds.
 
+    reserved        number of its jobs that are reserved.
     oldest          for how long the oldest ready job has been ready; 0 without ready jobs.
     paused          time since the start of the pause; 0 if the tube is not paused.
     pause_left      time until the pause ends.
     held_back       why a policy holds back the ready jobs: `max_reserved`, `rate`, or empty.
     limits          its limits that refuse puts: name of the option or setting, amount used, maximum.
     dead_letter     the tube to which its dead letters go; empty if there is none.
+    is_dead_letter_tube     whether it is the dead-letter tube of others.
+    oldest_buried   time since the first of its buried jobs was buried; 0 without buried jobs.
+    buries          growth of the number of burials in the last hour; None if unknown.
     """
 
     name: bytes
@@ -181,6 +203,10 @@ class TubeSample(NamedTuple):
     limits: tuple[tuple[str, int, int], ...]
     dead_letter: bytes
     held: LongestReservation | None
+    reserved: int = 0
+    is_dead_letter_tube: bool = False
+    oldest_buried: int = 0
+    buries: Growth | None = None
 
 
 class ServerSample(NamedTuple):
@@ -217,26 +243,21 @@ class ServerSample(NamedTuple):
 def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
     """Return the measures of *sample*."""
     found = list(_tube_limits(sample, thresholds)) if sample.limits else []
-    if sample.now.ready:
-        found += _waiting(sample, thresholds)
+    if sample.is_dead_letter_tube:
+        found += _waiting_dead_letters(sample, thresholds)
+    else:
+        if sample.now.buried:
+            found += _buried(sample, thresholds)
+        if sample.now.ready:
+            found += _waiting(sample, thresholds)
     if not any(sample.growth.values) and sample.held is None:
         return found
     growth = TubeTrend(*sample.growth.values)
-    name = _quoted(sample.name)
     tube = _TubeMeasures(sample.name)
-    if _is_near(growth.buried, thresholds.buried_growth):
-        found.append(
-            tube.measure(
-                BURIED_GROWTH,
-                growth.buried,
-                thresholds.buried_growth,
-                f"{text.counted(growth.buried, 'more job')} of {name} {_are(growth.buried)} buried than 15 minutes ago:"
-                f" {text.number(sample.now.buried)} in all.",
-            )._replace(link=Link("tube_errors", {"tube": sample.name.decode(), "state": "buried"}))
-        )
     if _is_near(growth.timeouts, thresholds.timeouts):
         found += _timeouts(tube, growth, thresholds)
     if _is_near(growth.dead_letters, thresholds.dead_letters):
+        name = _quoted(sample.name)
         became = "became a dead letter" if growth.dead_letters == 1 else "became dead letters"
         where = f", which {_are(growth.dead_letters)} in {_quoted(sample.dead_letter)}"
         found.append(
@@ -244,6 +265,7 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
                 DEAD_LETTERS,
                 growth.dead_letters,
                 thresholds.dead_letters,
+                growth.dead_letters,
                 f"{text.counted(growth.dead_letters, 'job')} of {name} {became} {WHOLE_WINDOW}"
                 f"{where if sample.dead_letter else ''}.",
             )._replace(link=Link("tube_errors", {"tube": (sample.dead_letter or sample.name).decode()}))
@@ -253,6 +275,50 @@ def tube_measures(sample: TubeSample, thresholds: Thresholds) -> list[Measure]:
     return found
 
 
+def _buried(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
+    """Yield the measures of a tube with buried jobs."""
+    tube, buried = _TubeMeasures(sample.name), sample.now.buried
+    name, link = _quoted(sample.name), Link("tube_errors", {"tube": sample.name.decode(), "state": "buried"})
+    if _is_near(buried, thresholds.buried):
+        rest = _since(sample.oldest_buried, buried) + _new_burials(sample.buries)
+        sentence = f"{text.counted(buried, 'job')} of {name} {_are(buried)} buried{rest}."
+        measure = tube.failure(BURIED, buried, thresholds.buried, sentence)
+        yield measure._replace(link=link, age=sample.oldest_buried)
+    grown = TubeTrend(*sample.growth.values).buried
+    if _is_near(grown, thresholds.buried_growth):
+        sentence = f"{text.counted(grown, 'more job')} of {name} {_are(grown)} buried than 15 minutes ago:"
+        sentence += f" {text.number(buried)} in all."
+        yield tube.failure(BURIED_GROWTH, grown, thresholds.buried_growth, sentence)._replace(link=link)
+
+
+def _waiting_dead_letters(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
+    """Yield the measure of a dead-letter tube. All of its jobs that no worker has reserved wait there."""
+    waiting = sample.now.jobs - sample.reserved
+    if _is_near(waiting, thresholds.waiting_dead_letters):
+        wait = "waits" if waiting == 1 else "wait"
+        age = max(sample.oldest, sample.oldest_buried)
+        sentence = f"{text.counted(waiting, 'dead letter')} {wait} in {_quoted(sample.name)}{_since(age, waiting)}."
+        tube = _TubeMeasures(sample.name)
+        measure = tube.failure(WAITING_DEAD_LETTERS, waiting, thresholds.waiting_dead_letters, sentence)
+        yield measure._replace(link=Link("tube_errors", {"tube": sample.name.decode()}), age=age)
+
+
+def _since(age: int, jobs: int) -> str:
+    """Return for how long the oldest of the *jobs* has waited, as a part of a sentence; empty if that is unknown."""
+    if age < SECOND:
+        return ""
+    return f", the oldest for {_time(age)}" if jobs > 1 else f" for {_time(age)}"
+
+
+def _new_burials(growth: Growth | None) -> str:
+    """Return the number of burials in the last hour, as a part of a sentence; empty if that is unknown."""
+    if growth is None or growth.time < _LEAST_KNOWN:
+        return ""
+    (count,) = growth.values
+    number = text.number(count) if count else "none"
+    return f"; {number} {_were(max(1, count))} buried in the last {_time(growth.time)}"
+
+
 def _timeouts(tube: _TubeMeasures, growth: TubeTrend, thresholds: Thresholds) -> Iterator[Measure]:
     """Yield the measure of the timeouts, unless their share in the reservations is far below its threshold."""
     share = growth.timeouts / max(growth.timeouts, growth.reserves)
@@ -260,7 +326,7 @@ def _timeouts(tube: _TubeMeasures, growth: TubeTrend, thresholds: Thresholds) ->
         f"{text.counted(growth.timeouts, 'reservation')} of {_quoted(tube.name)} timed out {WHOLE_WINDOW}, in which"
         f" {text.counted(growth.reserves, 'job')} {_were(growth.reserves)} reserved."
     )
-    measure = tube.measure(TIMEOUTS, growth.timeouts, thresholds.timeouts, sentence, state="reserved")
+    measure = tube.measure(TIMEOUTS, growth.timeouts, thresholds.timeouts, growth.timeouts, sentence, state="reserved")
     ratio = min(measure.ratio, share / thresholds.timeout_share) if thresholds.timeout_share else measure.ratio
     if ratio >= LEAST_RATIO:
         yield measure._replace(ratio=ratio)
@@ -273,25 +339,25 @@ def _waiting(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
         if sample.paused >= thresholds.paused > 0:
             rest = f"the pause began {_time(sample.paused)} ago and ends in {_time(sample.pause_left)}"
             sentence = f"{_ready(sample)}, but the tube is paused: {rest}."
-            yield tube.measure(PAUSED, sample.paused, thresholds.paused, sentence)
+            yield tube.measure(PAUSED, sample.paused, thresholds.paused, sample.now.ready, sentence)
     elif not sample.watching:
         if thresholds.no_consumers:
             sentence = f"{_ready(sample)}, but no worker watches the tube: {_oldest(sample)}."
-            yield tube.fact(NO_CONSUMERS, sample.oldest, thresholds.no_consumers, sentence)
+            yield tube.fact(NO_CONSUMERS, sample.oldest, thresholds.no_consumers, sample.now.ready, sentence)
     elif sample.held_back:
         if thresholds.held_back:
             setting = f"the policy setting {sample.held_back} holds them back"
             sentence = f"{_ready(sample)}, but {setting}: {_oldest(sample)}."
-            yield tube.fact(HELD_BACK, sample.oldest, thresholds.held_back, sentence)
+            yield tube.fact(HELD_BACK, sample.oldest, thresholds.held_back, sample.now.ready, sentence)
     elif _is_near(sample.oldest, thresholds.oldest_ready):
         workers = text.counted(sample.watching, "connection")
         watch = "watches" if sample.watching == 1 else "watch"
         sentence = f"{_ready(sample)}, and {_oldest(sample)}: {workers} {watch} the tube."
-        yield tube.measure(OLDEST_READY, sample.oldest, thresholds.oldest_ready, sentence)
+        yield tube.measure(OLDEST_READY, sample.oldest, thresholds.oldest_ready, sample.now.ready, sentence)
     grown = TubeTrend(*sample.growth.values).ready
     if _is_near(grown, thresholds.backlog_growth):
         sentence = f"{_ready(sample)}, {text.number(grown)} more than 15 minutes ago{_forecast(sample)}."
-        yield tube.measure(BACKLOG_GROWTH, grown, thresholds.backlog_growth, sentence)
+        yield tube.measure(BACKLOG_GROWTH, grown, thresholds.backlog_growth, sample.now.ready, sentence)
 
 
 def _ready(sample: TubeSample) -> str:
@@ -326,7 +392,7 @@ def _tube_limits(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure
         subject = f"{_quoted(sample.name)} has"
         found = _limit(sample.name, name, unit, subject, used, most, left, thresholds)
         if found is not None:
-            yield found._replace(link=Link("tube", {"tube": sample.name.decode()}))
+            yield found._replace(link=Link("tube", {"tube": sample.name.decode()}), jobs=sample.now.jobs)
 
 
 def _held_job(tube: _TubeMeasures, held: LongestReservation, thresholds: Thresholds) -> Measure:
@@ -339,7 +405,7 @@ def _held_job(tube: _TubeMeasures, held: LongestReservation, thresholds: Thresho
         link = Link("connections", {"q": tube.name.decode(), "sort": "held"})
     else:
         link = Link("connection", {"number": str(held.worker)})
-    return tube.measure(HELD_JOB, held.time, thresholds.held_job, f"{sentence}.")._replace(link=link)
+    return tube.measure(HELD_JOB, held.time, thresholds.held_job, held.workers, f"{sentence}.")._replace(link=link)
 
 
 class _TubeMeasures:
@@ -350,18 +416,23 @@ class _TubeMeasures:
     def __init__(self, name: bytes) -> None:
         self.name: bytes = name
 
-    def measure(self, kind: Kind, value: int, threshold: int, sentence: str, **args: str) -> Measure:
-        """Return a measure of *value*; *args* are those of the tube's page."""
+    def measure(self, kind: Kind, value: int, threshold: int, jobs: int, sentence: str, **args: str) -> Measure:
+        """Return a measure of *value*, which concerns *jobs*; *args* are those of the tube's page."""
         unit = SECOND if kind in (OLDEST_READY, HELD_JOB, PAUSED) else 1
         link = Link("tube", {"tube": self.name.decode(), **args})
         ratio = value / threshold
-        return Measure(kind, WARNING, self.name, "", ratio, 0, value / unit, threshold / unit, sentence, link)
+        return Measure(kind, WARNING, self.name, "", ratio, 0, value / unit, threshold / unit, sentence, link, jobs)
 
-    def fact(self, kind: Kind, oldest: int, delay: int, sentence: str) -> Measure:
+    def failure(self, kind: Kind, jobs: int, threshold: int, sentence: str) -> Measure:
+        """Return a measure of failed *jobs*."""
+        return self.measure(kind, jobs, threshold, jobs, sentence)._replace(severity=FAILURE)
+
+    def fact(self, kind: Kind, oldest: int, delay: int, jobs: int, sentence: str) -> Measure:
         """Return a measure of a fact that becomes a condition after *delay* ns. *oldest* tells how bad it is."""
         link = Link("tube", {"tube": self.name.decode()})
         ratio = max(1.0, oldest / delay)
-        return Measure(kind, WARNING, self.name, "", ratio, delay, oldest / SECOND, delay / SECOND, sentence, link)
+        value, threshold = oldest / SECOND, delay / SECOND
+        return Measure(kind, WARNING, self.name, "", ratio, delay, value, threshold, sentence, link, jobs)
 
 
 # The server

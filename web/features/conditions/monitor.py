@@ -20,13 +20,13 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.limits import Limits
 from greenstalk_server.core.policies.policy import Overflow
+from greenstalk_server.core.policies.tube_policy_state import buried_at
 from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.memory import MemoryUse, memory_use
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.features.conditions.measures import (
-    OF_CONSUMERS,
     ActiveCondition,
     LongestReservation,
     Rank,
@@ -34,6 +34,7 @@ from greenstalk_server.web.features.conditions.measures import (
     TubeSample,
     TubeTrend,
     rank,
+    rank_in_tube,
     server_measures,
     tube_measures,
 )
@@ -58,7 +59,8 @@ DISK_INTERVAL: Final = 5 * SECOND
 MEMORY_INTERVAL: Final = 5 * SECOND
 """Nanoseconds between two readings of the machine's memory."""
 
-DISK_WINDOW: Final = 3600 * SECOND
+HOUR: Final = 3600 * SECOND
+"""Nanoseconds over which the growth of the free disk space and of the number of burials is measured."""
 
 BATCH_SIZE: Final = 8
 """Tubes or clients between two checks of the time slice: about 0.1 ms."""
@@ -80,6 +82,7 @@ KindCount = tuple[str, str]
 """Name of a kind, and a severity."""
 
 _Ranked = tuple[Rank, ActiveCondition]
+_RankedInTube = tuple[tuple[int, int], ActiveCondition]
 
 
 class ConditionMonitor:
@@ -121,8 +124,9 @@ class ConditionMonitor:
         self._server: Tracker = Tracker()
         self._tubes: Tracker = Tracker()
         self._trends: dict[bytes, Trend] = {}
+        self._burials: dict[bytes, Trend] = {}  # of the tubes with buried jobs
         self._server_trends: dict[str, Trend] = {}
-        self._worst: dict[bytes, _Ranked] = {}
+        self._worst: dict[bytes, _RankedInTube] = {}
         self._ranked_server: list[_Ranked] = []
         self._ranked_tubes: list[_Ranked] = []
         self._tube_counts: Counter[KindCount] = Counter()
@@ -179,9 +183,10 @@ class ConditionMonitor:
             counts[_kind(condition)] += 1
             ranked = rank(condition), condition
             tube = condition.measure.tube
-            if tube not in seen or ranked[0] < worst[tube][0]:
+            in_tube = rank_in_tube(condition), condition
+            if tube not in seen or in_tube[0] < worst[tube][0]:
                 seen.add(tube)
-                worst[tube] = ranked
+                worst[tube] = in_tube
             batch.append(ranked)
             if len(batch) == RANKED_BATCH:
                 best, batch = sorted([*best, *batch], key=itemgetter(0))[:MAX_CONDITIONS], []
@@ -206,7 +211,7 @@ class ConditionMonitor:
             journal_error=journal.write_error or "",
             is_disk_full=stats.is_full or self._disk_free == 0,
             disk_free=self._disk_free,
-            disk_growth=self._growth("disk", now, self._disk_free or 0, DISK_WINDOW),
+            disk_growth=self._growth("disk", now, self._disk_free or 0, HOUR),
             memory=(bodies.taken, bodies.limit) if bodies is not None and bodies.limit else None,
             memory_growth=self._growth("memory", now, bodies.taken if bodies is not None else 0),
             machine_memory=self._machine_memory,
@@ -272,20 +277,18 @@ class ConditionMonitor:
             if not (tube.job_count or any(growth.values)):
                 continue
             sample = self._sample(tube, values, growth, held.get(tube.name), now)
-            measures = tube_measures(sample, thresholds.of_tube(tube.name))
-            if measures and self._dead_letter_tubes.has(tube):
-                measures = [measure for measure in measures if measure.kind not in OF_CONSUMERS]
-            tracker.observe(measures, now)
+            tracker.observe(tube_measures(sample, thresholds.of_tube(tube.name)), now)
         batched = partial(in_batches, batch_size=BATCH_SIZE)
         tracker.end_round(self._clock(), broker.tubes.__contains__, batched)
-        for name in in_batches(list(self._trends), BATCH_SIZE):
-            if name not in broker.tubes:
-                self._trends.pop(name, None)
+        for trends in (self._trends, self._burials):
+            for name in in_batches(list(trends), BATCH_SIZE):
+                if name not in broker.tubes:
+                    trends.pop(name, None)
 
     def _sample(
         self, tube: Tube, values: TubeTrend, growth: Growth, held: LongestReservation | None, now: int
     ) -> TubeSample:
-        oldest, policy_state = tube.oldest_ready(), tube.policy_state
+        oldest, policy_state, buried = tube.oldest_ready(), tube.policy_state, tube.first_buried()
         hold = tube.throttle_reason(now)
         is_paused = hold == "pause"
         return TubeSample(
@@ -300,7 +303,19 @@ class ConditionMonitor:
             limits=self._tube_limits(tube),
             dead_letter=policy_state.dead_letter if policy_state is not None else b"",
             held=held,
+            reserved=tube.reserved_count,
+            is_dead_letter_tube=self._dead_letter_tubes.has(tube),
+            oldest_buried=max(1, now - buried_at(buried)) if buried is not None else 0,
+            buries=self._new_burials(tube.name, values, growth, now) if buried is not None else None,
         )
+
+    def _new_burials(self, name: bytes, values: TubeTrend, growth: Growth, now: int) -> Growth:
+        """Return the growth of the number of burials in the tube *name*, whose *growth* is that of its *values*."""
+        trend = self._burials.get(name)
+        if trend is None or values.buries < trend.last[0]:
+            before = values.buries - TubeTrend(*growth.values).buries
+            trend = self._burials[name] = Trend(now - growth.time, (before,), HOUR)
+        return trend.note(now, (values.buries,))
 
     def _tube_limits(self, tube: Tube) -> tuple[tuple[str, int, int], ...]:
         """Return the limits that refuse puts into *tube*: the name, the amount used, and the maximum."""
@@ -357,6 +372,7 @@ def _trend_values(tube: Tube) -> TubeTrend:
         tube.total_timeouts,
         tube.total_reserves,
         actions.dead_lettered if actions is not None else 0,
+        tube.total_buries,
     )
 
 

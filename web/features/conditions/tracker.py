@@ -15,7 +15,7 @@ CLEAR_TIME: Final = 15 * SECOND
 class _Entry:
     """A condition that is pending, active or about to end.
 
-    since       when its value reached the threshold.
+    since       when it began: the age that the measure has, or else when its value reached the threshold.
     low_since   when its value fell below LEAST_RATIO; 0 while it is not below.
     round       number of the last round that measured it.
     """
@@ -51,6 +51,8 @@ class Tracker:
                 if entry is None:
                     entry = self._entries[key] = _Entry(measure, now)
                 entry.is_active = now - entry.since >= measure.delay
+            if measure.age:
+                entry.since = now - measure.age
             entry.measure, entry.low_since, entry.round = measure, 0, self._round
 
     def end_round(

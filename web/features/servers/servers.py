@@ -22,7 +22,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.protocol.stats import ServerStats, server_stats
 from greenstalk_server.runtime.clock import Clock
-from greenstalk_server.web.features.conditions.measures import Measure
+from greenstalk_server.web.features.conditions.measures import SEVERITIES, WARNING, Measure
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework.access import principal
@@ -247,7 +247,7 @@ def _totals(
         delete=rates.delete,
         conditions=conditions,
         worst=_cleaned(worst.sentence) if worst is not None else None,
-        severity=None if worst is None else "critical" if worst.severity == "critical" else "warning",
+        severity=None if worst is None else worst.severity if worst.severity in SEVERITIES else WARNING,
     )
 
 

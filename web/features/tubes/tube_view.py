@@ -10,7 +10,7 @@ from typing import Final
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.core.tubes.tube import Tube
-from greenstalk_server.web.features.conditions.measures import KINDS, ActiveCondition
+from greenstalk_server.web.features.conditions.measures import KINDS, SEVERITIES, ActiveCondition, rank_in_tube
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.history.history import History, Rates
 from greenstalk_server.web.framework import sparkline, text
@@ -98,7 +98,10 @@ class TubeView:
     @property
     def severity(self) -> int:
         """The rank of its worst condition, the most urgent highest; 0 if it has none."""
-        return SEVERITIES[self._worst.measure.kind.label] if self._worst is not None else 0
+        if self._worst is None:
+            return 0
+        severity, kind = rank_in_tube(self._worst)
+        return (len(SEVERITIES) - severity) * len(KINDS) - kind
 
     @property
     def oldest_age(self) -> int | None:
@@ -175,9 +178,6 @@ def highest(values: list[float]) -> float:
     """Return the highest known value of *values*; 0 if there is none."""
     return max((value for value in values if not isnan(value)), default=0.0)
 
-
-SEVERITIES: Final = {kind.label: rank for rank, kind in enumerate([kind for kind in reversed(KINDS) if kind.rest], 1)}
-"""Ranks of the conditions of tubes, the most urgent highest."""
 
 COLUMNS: Final = (
     Column(
