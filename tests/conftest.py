@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from greenstalk_server import BUILD
@@ -19,8 +19,9 @@ from tests.support.world import make_broker
 
 # No deadline: a test that is slow on a busy machine does not fail. Each run of the tests has the same examples, so that
 # a change is judged by itself; `make fuzz` looks for others.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
-settings.register_profile("random", deadline=None, max_examples=500)
+_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", _ANY_SPEED, derandomize=True)
+settings.register_profile("random", _ANY_SPEED, max_examples=500)
 settings.load_profile("repeatable")
 
 # Hypothesis mixes the constants of all imported modules into its examples. So the examples of a test would depend on

@@ -14,7 +14,7 @@ from greenstalk_server.core.broker import Broker
 from greenstalk_server.core.client import Client
 from greenstalk_server.core.jobs.job import SECOND, STATE_NAMES, Job
 from greenstalk_server.core.journal import NullJournal
-from greenstalk_server.core.operations import draining, finishing, kicking, policy_changes, putting, reserving
+from greenstalk_server.core.operations import draining, finishing, kicking, policy_changes, putting, reserving, ticking
 from greenstalk_server.core.policies.policy import PolicySet, parse_policy
 from greenstalk_server.web.features.jobs.jobs import MAX_JSON_BODY
 from greenstalk_server.web.framework.notices import NOT_DURABLE
@@ -125,6 +125,7 @@ def test_put_with_tags(queue: Queue, program: Program) -> None:
     assert found["tags"]["after"] == "g"
     assert found["tags"]["concurrency_limit"] is None
     program.do("DELETE", "/jobs/1", None, 204)
+    ticking.tick(queue.broker, queue.now)  # the deletion has armed it
     assert program.get("/jobs/3")["state"] == "ready"
     assert program.get("/jobs/3")["events"][-1]["kind"] == "unblocked"
     assert put(program, {"tube": "mail", "tags": {"idempotency_key": "k"}})["id"] == 4  # an operator frees the key
