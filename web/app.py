@@ -38,8 +38,12 @@ from greenstalk_server.web.features.alerts.pages import AlertPages
 from greenstalk_server.web.features.audit import api as audit_api
 from greenstalk_server.web.features.audit.pages import AuditPages
 from greenstalk_server.web.features.conditions import api as conditions_api
+from greenstalk_server.web.features.conditions.acknowledgements import Acknowledgements
+from greenstalk_server.web.features.conditions.changes import AcknowledgementChanges
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
+from greenstalk_server.web.features.conditions.pages import AttentionPages
+from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.features.connections import api as connections_api
 from greenstalk_server.web.features.connections.pages import ConnectionPages
 from greenstalk_server.web.features.errors import api as errors_api
@@ -120,6 +124,7 @@ class Dashboard:
     """
 
     app: Flask
+    acknowledgements: Acknowledgements
     alerts: Alerts
     attention: ConditionMonitor
     audit: Audit
@@ -201,16 +206,21 @@ def create_dashboard(
     )
     broker.subscribe(marks)
     worker_rates = WorkerRates(broker, clock)
+    acknowledgements = Acknowledgements(store)
+    acknowledging = AcknowledgementChanges(acknowledgements, clock, audit)
     attention = ConditionMonitor(
         broker,
         clock,
+        on_failure=acknowledging.end_after_failure,
         thresholds=options.thresholds,
         limits=options.limits,
         role=role,
         directory=options.directory,
     )
+    attention_model = AttentionModel(attention, acknowledgements, clock)
     alerts = Alerts(
         attention,
+        acknowledgements,
         clock,
         options.receivers,
         source=role().journal if role is not None else broker.facts.hostname,
@@ -254,7 +264,7 @@ def create_dashboard(
         examples(options.beanstalk),
         saved,
         role,
-        attention,
+        attention_model,
         worker_rates,
         tube_filter,
         tube_errors,
@@ -264,7 +274,8 @@ def create_dashboard(
     sign_in.init_app(app)
     if options.oidc is not None:
         OpenIdPages(OpenIdClient(options.oidc), sign_in, audit, options.roles).init_app(app)
-    AlertPages(alerts, alert_changes, attention, clock).init_app(app, live)
+    AlertPages(alerts, alert_changes, attention_model, clock).init_app(app, live)
+    AttentionPages(attention_model, acknowledging, clock).init_app(app, live)
     ServerPages(servers).init_app(app, live)
     Metrics(broker, clock, requests, attention, role, options.directory, alerts).init_app(app)
     tubes = tubes_api.TubesEndpoints(broker, clock, commit, operations, tube_views, saved)
@@ -281,7 +292,7 @@ def create_dashboard(
         samples_api.SamplesEndpoints(saved, samples),
         sessions_api.SessionsEndpoints(sessions),
         saved_searches_api.SavedSearchesEndpoints(saved_searches),
-        conditions_api.AttentionEndpoints(attention),
+        conditions_api.AttentionEndpoints(attention_model, acknowledging),
         marks_api.MarksEndpoints(marks, clock, audit),
         alerts_api.AlertsEndpoints(alert_changes),
         server_api.ServerEndpoints(broker, clock, tubes, history, live, shares_journal=role is not None),
@@ -294,6 +305,7 @@ def create_dashboard(
     errors.init_app(app)
     dashboard = Dashboard(
         app=app,
+        acknowledgements=acknowledgements,
         alerts=alerts,
         attention=attention,
         audit=audit,

@@ -91,9 +91,12 @@ def _sessions(data: bytes) -> Iterator[Change]:
 
 def _alerts(data: bytes) -> Iterator[Change]:
     document = json.loads(data)
-    for silence in document["silences"]:
-        silence |= {"tubes": silence["tubes"] or None, "condition": silence["kind"] or None}
+    silences = document.pop("silences")
+    for silence in silences:
+        silence |= {"tubes": silence["tubes"] or None, "condition": silence["kind"] or None, "covers_new": True}
         silence |= {"since": _instant(silence["since"]), "until": _instant(silence["until"])}
+    last = document.pop("last_silence")
+    yield "acknowledgements", 0, b"", _json({"last": last, "acknowledgements": silences})
     for delivery in document["log"]:
         delivery |= {"at": _instant(delivery["at"]), "status": delivery["status"] or None}
     yield "alerts", 0, b"", _json(document | {"version": 2})

@@ -30,8 +30,8 @@ from greenstalk_server.web.features.alerts.alerts import (
 )
 from greenstalk_server.web.features.alerts.messages import SIGNATURE, messages
 from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, MORE, RESTORED_TIME, ReceiverAlerts
-from greenstalk_server.web.features.alerts.silences import Silences
 from greenstalk_server.web.features.alerts.state import State
+from greenstalk_server.web.features.conditions.acknowledgements import Acknowledgements
 from greenstalk_server.web.features.conditions.measures import (
     BURIED_GROWTH,
     CRITICAL,
@@ -82,7 +82,7 @@ def condition(
     )
 
 
-def unsilenced(kind: str, tube: bytes) -> bool:
+def unacknowledged(kind: str, tube: bytes) -> bool:
     return False
 
 
@@ -92,20 +92,20 @@ class Rounds:
     def __init__(self, **changes: Any) -> None:
         self.receiver_alerts = ReceiverAlerts(receiver(**changes))
         self.now = START
-        self.silences = Silences()
+        self.acknowledgements = Acknowledgements(local_store())
 
-    def is_silenced(self, kind: str, tube: bytes) -> bool:
-        return self.silences.has(kind, tube, self.now)
+    def is_acknowledged(self, kind: str, tube: bytes) -> bool:
+        return self.acknowledgements.has(kind, tube, self.now)
 
     def at(self, seconds: float, *conditions: ActiveCondition) -> list[str]:
         """Do a round *seconds* after the start; return the items that were sent: `begin mail`, `end mail`."""
         self.now = START + int(seconds * SECOND)
         self.receiver_alerts.begin_round()
         for each in conditions:
-            self.receiver_alerts.take(each, self.is_silenced)
+            self.receiver_alerts.take(each, self.is_acknowledged)
         self.receiver_alerts.end_round(self.now)
-        batch = self.receiver_alerts.due(self.now, self.is_silenced)
-        self.receiver_alerts.acknowledge(batch.items, self.now)
+        batch = self.receiver_alerts.due(self.now, self.is_acknowledged)
+        self.receiver_alerts.accept(batch.items, self.now)
         words = [("end" if item.is_resolved else "again" if item.is_repeat else "begin", item) for item in batch.items]
         return [f"{word} {item.key[1].decode() or item.key[0]}" for word, item in words]
 
@@ -188,39 +188,24 @@ def test_ten_thousand_conditions_are_one_bounded_message() -> None:
     assert rounds.receiver_alerts.alerts[MORE, b"", ""].sentence.startswith("9,950 more conditions need attention")
 
 
-# Silences
+# Acknowledged conditions
 
 
-def test_silenced_condition_is_sent_when_the_silence_ends() -> None:
+def test_acknowledged_condition_is_sent_when_the_acknowledgement_ends() -> None:
     rounds = Rounds()
-    rounds.silences.add("mail*", "", 600, "ada", "", START)
+    rounds.acknowledgements.add("mail*", "", 600, "ada", "known", START)
     assert rounds.at(60, condition()) == []
     assert rounds.at(599, condition()) == []
     assert rounds.at(600, condition()) == ["begin mail"]
 
 
-def test_end_of_a_sent_condition_is_sent_during_a_silence() -> None:
+def test_end_of_a_sent_condition_is_sent_although_it_is_acknowledged() -> None:
     rounds = Rounds()
     assert rounds.at(60, condition()) == ["begin mail"]
-    rounds.silences.add("", "", 86400, "ada", "", rounds.now)
+    rounds.acknowledgements.add("", "", 86400, "ada", "known", rounds.now)
     assert rounds.at(5 * 3600, condition()) == []
     rounds.at(5 * 3600 + 1)
     assert rounds.at(5 * 3600 + 61) == ["end mail"]
-
-
-@pytest.mark.parametrize(
-    ("tubes", "kind", "is_covered"),
-    [
-        ("", "", True), ("mail", "", True), ("m*", "", True), ("web", "", False), ("*", "buried_growth", True),
-        ("mail", "disk", False), ("", "disk", False),
-    ],
-)  # fmt: skip
-def test_scope_of_a_silence(tubes: str, kind: str, is_covered: bool) -> None:
-    silences = Silences()
-    silences.add(tubes, kind, 60, "", "", START)
-    assert (silences.covers("buried_growth", b"mail", START) is not None) is is_covered
-    assert silences.has("buried_growth", b"mail", START) is is_covered
-    assert not silences.has("buried_growth", b"mail", START + 60 * SECOND)
 
 
 # Messages
@@ -231,10 +216,10 @@ def bodies(
 ) -> list[tuple[dict[str, str], Any]]:
     receiver_alerts = ReceiverAlerts(to)
     for each in conditions:
-        receiver_alerts.take(each, unsilenced)
+        receiver_alerts.take(each, unacknowledged)
     receiver_alerts.end_round(START + HOUR)
     made = messages(
-        to, receiver_alerts.due(START + HOUR, unsilenced), more, "queue-1", lambda link: f"/{link.endpoint}", START
+        to, receiver_alerts.due(START + HOUR, unacknowledged), more, "queue-1", lambda link: f"/{link.endpoint}", START
     )
     built = [message.build(key) for message in made]
     return [(dict(headers), json.loads(body)) for headers, body in built]
@@ -274,9 +259,9 @@ def test_json_message() -> None:
 def test_signature_of_a_json_message() -> None:
     to = receiver(**KEYED)
     receiver_alerts = ReceiverAlerts(to)
-    receiver_alerts.take(condition(), unsilenced)
+    receiver_alerts.take(condition(), unacknowledged)
     receiver_alerts.end_round(START + HOUR)
-    (message,) = messages(to, receiver_alerts.due(START + HOUR, unsilenced), 0, "q", lambda _: "/", START)
+    (message,) = messages(to, receiver_alerts.due(START + HOUR, unacknowledged), 0, "q", lambda _: "/", START)
     headers, body = message.build("swordfish")
     assert headers[SIGNATURE] == f"sha256={hmac.new(b'swordfish', body, sha256).hexdigest()}"
     assert b"swordfish" not in body
@@ -330,6 +315,7 @@ class World:
         store = local_store(directory)
         self.alerts = Alerts(
             self.attention,
+            Acknowledgements(store),
             queue.clock,
             lambda: self.receivers,
             source="queue-1",
@@ -548,20 +534,14 @@ def test_condition_that_ended_during_a_restart_is_resolved_later(queue: Queue, s
     assert statuses(server.requests) == [["firing"], ["resolved"]]
 
 
-def test_silences_and_log_survive_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
+def test_log_survives_a_restart(queue: Queue, server: Server, tmp_path: Path) -> None:
     world = World(queue, table(server), directory=tmp_path)
-    silence = world.alerts.silence("mail.*", "disk", 600, "ada", "maintenance")
     assert world.alerts.test("r0").error == ""
-    again = World(queue, table(server), directory=tmp_path)
-    assert again.alerts.silences.all() == [silence]
-    assert again.alerts.log == world.alerts.log
-    again.alerts.end_silence(silence.id)
-    assert World(queue, table(server), directory=tmp_path).alerts.silence("", "", 1, "", "").id == silence.id + 1
+    assert World(queue, table(server), directory=tmp_path).alerts.log == world.alerts.log
 
 
 def damaged() -> list[bytes]:
-    good: dict[str, Any] = {"version": 2, "alerts": {}, "last_silence": 0, "silences": [], "log": []}
-    silence = {"id": 1, "tubes": None, "condition": None, "until": NOW, "since": NOW, "who": "", "reason": ""}
+    good: dict[str, Any] = {"version": 2, "alerts": {}, "log": []}
     alert = {
         "kind": "disk", "tube": "", "detail": "", "severity": "warning", "sentence": "s", "since": 1, "value": 1,
         "threshold": 1.0, "link": ["overview", {}], "is_present": True, "ended_at": 0, "sent_at": 1,
@@ -578,10 +558,6 @@ def damaged() -> list[bytes]:
         {"alerts": {"ops": [alert | {"value": float("inf")}]}},
         {"alerts": {"ops": [alert | {"sentence": "\ud800"}]}},
         {"alerts": {"ops": [alert] * 200}},
-        {"silences": [silence | {"until": "soon"}]},
-        {"silences": [silence | {"tubes": "a b"}]},
-        {"silences": [silence | {"until": 1}]},
-        {"silences": [silence] * 101},
         {"log": [delivery | {"at": "2027-01-15T08:00:00"}]},
     ]
     broken = [b"", b"{", b"[]", b"null", b"[" * 100_000, b"\xff", b"{}"]
@@ -594,8 +570,8 @@ def test_damaged_state_is_lost(content: bytes, caplog: pytest.LogCaptureFixture)
     store.put("alerts", 0, b"", content)
     state = State(store)
     store.restore()
-    assert (state.alerts, state.silences.all(), list(state.log)) == ({}, [], [])
-    assert "silences are lost, and conditions that still hold are sent again" in caplog.text
+    assert (state.alerts, list(state.log)) == ({}, [])
+    assert "their state is damaged, so conditions that still hold are sent again" in caplog.text
 
 
 def test_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,71 +644,15 @@ def test_test_button(visited: FlaskClient, server: Server) -> None:
     assert visited.post("/alerts/test", data={"receiver": "no"}, headers=SAME_ORIGIN).status_code == 404
     audit = visited.get("/audit").text
     assert audit.count("alerts/test") == 2
-    assert "alerts/silence" not in audit
-
-
-def test_silences_by_form_and_by_api(visited: FlaskClient) -> None:
-    form = {"tubes": "mail.*", "kind": "no_consumers", "seconds": "3600", "reason": "deploy"}
-    assert visited.post("/alerts/silence", data=form, headers=SAME_ORIGIN).status_code == 303
-    given = {"seconds": 60, "condition": "disk"}
-    made = visited.post("/api/v1/alerts/silences", json=given)
-    assert (made.status_code, made.json["id"], made.json["tubes"]) == (201, 2, None)
-    listed = visited.get("/api/v1/alerts/silences").json["silences"]
-    assert [(each["id"], each["tubes"], each["condition"], each["reason"]) for each in listed] == [
-        (2, None, "disk", ""),
-        (1, "mail.*", "no_consumers", "deploy"),
-    ]
-    assert visited.delete("/api/v1/alerts/silences?id=2", headers=PROGRAM).status_code == 204
-    assert visited.delete("/api/v1/alerts/silences?id=2", headers=PROGRAM).status_code == 404
-    assert visited.post("/alerts/silence/end", data={"id": "1"}, headers=SAME_ORIGIN).status_code == 303
-    assert visited.get("/api/v1/alerts/silences").json == {"silences": []}
-    audit = visited.get("/audit").text
-    assert (audit.count("alerts/silence/end"), audit.count("alerts/silence<")) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tubes": "a b"}, "“tubes” must be a pattern"),
-        ({"kind": "none"}, "“kind” must be one of"),
-        ({"seconds": "0"}, "“seconds” must be a whole number from 1 to 2,592,000"),
-        ({"reason": "x" * 201}, "“reason” must have at most 200 characters"),
-    ],
-)
-def test_refused_silence_keeps_the_values(visited: FlaskClient, change: dict[str, str], message: str) -> None:
-    form = {"tubes": "mail.typed", "kind": "disk", "seconds": "3600", "reason": "typed reason"} | change
-    response = visited.post("/alerts/silence", data=form, headers=SAME_ORIGIN)
-    assert response.status_code == 400
-    assert message in response.text
-    assert form["tubes"] in response.text
-    assert form["reason"] in response.text
-    assert visited.get("/api/v1/alerts/silences").json == {"silences": []}
 
 
 def test_viewer_sees_no_alerts(visit: Callable[..., FlaskClient]) -> None:
     client = visit(**PASSWORDS)
     viewer = {"Authorization": "Basic dmlld2VyOnY="}
     assert client.get("/alerts", headers=viewer).status_code == 403
-    for path in ("alerts", "alerts/silences"):
-        assert client.get(f"/api/v1/{path}", headers=viewer).status_code == 403
+    assert client.get("/api/v1/alerts", headers=viewer).status_code == 403
     assert client.post("/alerts/test", headers=viewer | SAME_ORIGIN).status_code == 403
     assert ">Alerts<" not in client.get("/", headers=viewer).text
-
-
-def test_operator_silences_single_tubes_only(visit: Callable[..., FlaskClient]) -> None:
-    client = visit(**PASSWORDS, **OPERATOR)
-    operator = {"Authorization": "Basic b3BlcmF0b3I6bw=="}
-    assert client.get("/alerts", headers=operator).status_code == 200
-    made = client.post("/api/v1/alerts/silences", json={"seconds": 60, "tubes": "mail"}, headers=operator)
-    assert (made.status_code, made.json["who"]) == (201, "operator")
-    for tubes in ("", "mail.*"):
-        refused = client.post("/api/v1/alerts/silences", json={"seconds": 60, "tubes": tubes}, headers=operator)
-        assert (refused.status_code, "only single tubes" in refused.json["detail"]) == (403, True)
-    admin = {"Authorization": "Basic YWRtaW46YQ=="}
-    assert client.post("/api/v1/alerts/silences", json={"seconds": 60}, headers=admin).status_code == 201
-    assert client.delete("/api/v1/alerts/silences?id=2", headers=operator | PROGRAM).status_code == 403
-    assert client.delete("/api/v1/alerts/silences?id=1", headers=operator | PROGRAM).status_code == 204
-    assert client.post("/api/v1/alerts/test", json={"receiver": "ops"}, headers=operator).status_code == 403
 
 
 def test_metrics_count_messages(visited: FlaskClient, server: Server) -> None:

@@ -603,7 +603,7 @@ def test_api_lists_the_conditions(queue: Queue, client: FlaskClient) -> None:
     assert client.get(condition["link"]).status_code == 200
 
 
-def test_panel_shows_five_of_a_kind_and_counts_the_others(queue: Queue, client: FlaskClient) -> None:
+def test_panel_shows_the_five_worst_tubes_and_counts_the_others(queue: Queue, client: FlaskClient) -> None:
     monitor = client.application.extensions["dashboard"].attention
     for number in range(1300):
         queue.put(f"tube{number}")
@@ -612,7 +612,7 @@ def test_panel_shows_five_of_a_kind_and_counts_the_others(queue: Queue, client: 
         queue.now += 10 * SECOND
     page = " ".join(client.get("/").text.split())
     assert page.count('class="condition"') == 6
-    assert "1,295 more tubes have ready jobs and no consumers." in page
+    assert '<a class="sentence" href="/attention">1,295 more</a>' in page
     assert "1,300 warnings" in page
     lines = client.get("/metrics").text.splitlines()
     assert len([line for line in lines if line.startswith("greenstalk_attention{")]) == 1000

@@ -121,15 +121,24 @@ TABLE: dict[str, list[Probe]] = {
                          Probe("/tube/errors?tube=billing.failed")],
     "POST /zone": [form("/zone", zone="local")],
     "GET /alerts": [Probe("/alerts")],
-    "POST /alerts/silence": [form("/alerts/silence", tubes="{tube}", kind="", seconds="60"),
-                             form("/alerts/silence", tubes="*", kind="", seconds="60"),
-                             form("/alerts/silence", tubes="covert.*", kind="", seconds="60")],
-    "POST /alerts/silence/end": [form("/alerts/silence/end", id="1"), form("/alerts/silence/end", id="2")],
+    "GET /attention": [Probe("/attention"), Probe("/attention?tubes={tube}")],
+    "POST /attention/acknowledge": [
+        form("/attention/acknowledge", tubes="{tube}", kind="", seconds="60", reason="x"),
+        form("/attention/acknowledge", tubes="*", kind="", seconds="60", reason="x"),
+        form("/attention/acknowledge", tubes="covert.*", kind="", seconds="60", reason="x"),
+    ],
+    "POST /attention/acknowledge/end": [
+        form("/attention/acknowledge/end", id="1"), form("/attention/acknowledge/end", id="2"),
+    ],
     "POST /alerts/test": [form("/alerts/test", receiver="x")],
     "GET /api/v1/alerts": [api("/alerts")],
-    "GET /api/v1/alerts/silences": [api("/alerts/silences")],
-    "POST /api/v1/alerts/silences": [api("/alerts/silences", {"tubes": "{tube}", "seconds": 60})],
-    "DELETE /api/v1/alerts/silences": [api("/alerts/silences?id=1"), api("/alerts/silences?id=2")],
+    "GET /api/v1/attention/acknowledgements": [api("/attention/acknowledgements")],
+    "POST /api/v1/attention/acknowledgements": [
+        api("/attention/acknowledgements", {"tubes": "{tube}", "seconds": 60, "reason": "x"}),
+    ],
+    "DELETE /api/v1/attention/acknowledgements": [
+        api("/attention/acknowledgements?id=1"), api("/attention/acknowledgements?id=2"),
+    ],
     "POST /api/v1/alerts/test": [api("/alerts/test", {"receiver": "x"})],
     "GET /servers": [Probe("/servers")],
     "GET /api/v1/servers": [api("/servers")],
@@ -322,7 +331,7 @@ class World:
             sorted(broker.policies.policies),
             {name: sample.tube for name, sample in self.saved.samples.items() if sample.tube.startswith("covert.")},
             sorted(self.saved.searches),
-            len(dashboard.alerts.silences.all()),
+            len(dashboard.acknowledgements.all()),
             [mark for mark in dashboard.marks.find(None, 0, 2**63) if not mark.tube.startswith("billing.")],
             [(task.id, task.is_cancelled) for task in dashboard.tasks._kept.values() if task.who.name == "ann"],
         )
@@ -380,8 +389,8 @@ class World:
             kept = post("/search/save", data={"name": name, "q": query}, headers=self.as_admin)
             assert kept.status_code == 303, kept.text
         for pattern in (HIDDEN, "covert.*"):
-            silence = {"tubes": pattern, "kind": "", "seconds": "600", "reason": ""}
-            assert post("/alerts/silence", data=silence, headers=self.as_admin).status_code == 303
+            acknowledged = {"tubes": pattern, "kind": "", "seconds": "600", "reason": "known"}
+            assert post("/attention/acknowledge", data=acknowledged, headers=self.as_admin).status_code == 303
         found = post("/api/v1/searches", json={"q": "tube:covert.* MaRkEr"}, headers=self.as_admin)
         dry_run = post("/api/v1/bulk", json={"action": "delete", "tube": HIDDEN}, headers=self.as_admin)
         preview = post("/api/v1/policies/new/dry-run", json={"tubes": ["covert.*"]}, headers=self.as_admin)

@@ -43,7 +43,7 @@ def check(dashboard: Dashboard, client: FlaskClient) -> None:
     assert dashboard.saved.samples == {"welcome": Sample("welcome", "mail", 1, 2, 3, "x")}
     assert dashboard.saved.searches == {"stuck": SavedSearch("stuck", "age:>2h")}
     assert dashboard.saved.reason("mail", NOW + 90 * SECOND) == "migration"
-    assert [silence.reason for silence in dashboard.alerts.silences.all()] == ["night"]
+    assert [one.reason for one in dashboard.acknowledgements.all()] == ["night"]
     assert [mark.text for mark in dashboard.marks.find("", 0, NOW) if mark.who == "ada"] == ["deployed 4.2"]
     entries = [(entry.number, entry.what, entry.who) for entry in dashboard.audit.newest_first()]
     whats = ["alerts/silence", "tube/pause", "search/save", "sample/save", "session/sign-in"]
@@ -75,7 +75,7 @@ def test_damage_loses_one_file(directory: Path, name: str, caplog: pytest.LogCap
         dashboard, _ = start(directory)
         assert dashboard.store.is_restored
         assert (dashboard.saved.samples != {}) or name == "dashboard.json"
-        assert (dashboard.alerts.silences.all() != []) or name == "alerts.json"
+        assert (dashboard.acknowledgements.all() != []) or name == "alerts.json"
 
 
 def test_crash_between_the_write_and_the_rename_is_repaired(directory: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -107,9 +107,16 @@ class Audit:
     def note(self, what: str, **details: str | int) -> None:
         """Log that the current principal did *what*, such as `tube/pause`. Does not switch."""
         who = principal()
+        self._add(who.name, who.address, what, details)
+
+    def note_own(self, what: str, **details: str | int) -> None:
+        """Log that the server did *what* by itself. Does not switch."""
+        self._add("", "", what, details)
+
+    def _add(self, who: str, address: str, what: str, details: Mapping[str, str | int]) -> None:
         cut = {key: value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for key, value in details.items()}
         cut = {key: value for key, value in cut.items() if value != ""}
-        self.entries.append(Entry(self._next, self._clock(), who.name, who.address, what, cut))
+        self.entries.append(Entry(self._next, self._clock(), who, address, what, cut))
         self._next += 1
         if self._is_restored:
             self._put(self.entries[-1])

@@ -2,10 +2,9 @@
 
     receiver_alerts     the conditions that were sent to a receiver, and its next message
     messages            the requests in the form of each template
-    silences            conditions that are not sent for a while
-    state               what survives a restart: sent conditions, silences, and the log
+    state               what survives a restart: sent conditions, and the log
     alerts              observes the conditions every few seconds and sends the messages
 
-The first three are pure. There is no queue of messages. After an outage a receiver gets one message with the
+The first two are pure. There is no queue of messages. After an outage a receiver gets one message with the
 conditions that hold then, and nothing about conditions that began and ended during the outage.
 """

@@ -25,8 +25,8 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.supervisor import Service
 from greenstalk_server.web.features.alerts.messages import Message, messages, test_batch
 from greenstalk_server.web.features.alerts.receiver_alerts import RESTORED_TIME, Alert, Batch, ReceiverAlerts
-from greenstalk_server.web.features.alerts.silences import Silence, Silences
 from greenstalk_server.web.features.alerts.state import Delivery, State
+from greenstalk_server.web.features.conditions.acknowledgements import Acknowledgements
 from greenstalk_server.web.features.conditions.measures import Link
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.framework.api.values import instant
@@ -90,6 +90,7 @@ class Alerts:
     def __init__(
         self,
         attention: ConditionMonitor,
+        acknowledgements: Acknowledgements,
         clock: Clock,
         receivers: Callable[[], tuple[Receiver, ...]],
         *,
@@ -98,7 +99,7 @@ class Alerts:
         role: Callable[[], ClusterStatus] | None = None,
         store: Store,
     ) -> None:
-        """Send the conditions of *attention*.
+        """Send the conditions of *attention* that *acknowledgements* do not cover.
 
         receivers   returns the configured receivers.
         source      name of this server, or of the journal that it shares.
@@ -110,6 +111,7 @@ class Alerts:
         self.sent: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self._attention: ConditionMonitor = attention
+        self._acknowledgements: Acknowledgements = acknowledgements
         self._clock: Clock = clock
         self._receivers: Callable[[], tuple[Receiver, ...]] = receivers
         self._known: tuple[Receiver, ...] = ()
@@ -133,12 +135,8 @@ class Alerts:
         gevent.killall(list(self._sending), block=False)
 
     @property
-    def silences(self) -> Silences:
-        return self._state.silences
-
-    @property
     def is_kept(self) -> bool:
-        """Whether the silences and the record of sent conditions survive a restart."""
+        """Whether the record of sent conditions survives a restart."""
         return self._state.is_kept
 
     @property
@@ -151,26 +149,13 @@ class Alerts:
         """The last attempts, the newest first."""
         return list(reversed(self._state.log))
 
-    def is_silenced(self, kind: str, tube: bytes) -> bool:
-        """Whether conditions of this *kind* and *tube* are silenced now."""
-        return self.silences.has(kind, tube, self._clock())
+    def is_acknowledged(self, kind: str, tube: bytes) -> bool:
+        """Whether conditions of this *kind* and *tube* are acknowledged now."""
+        return self._acknowledgements.has(kind, tube, self._clock())
 
     def waiting(self, name: str) -> int:
         """Return the number of conditions that are due, and that the receiver *name* has not accepted."""
-        return self.queues[name].alerts.waiting(self._clock(), self.is_silenced)
-
-    def silence(self, tubes: str, kind: str, seconds: int, who: str, reason: str) -> Silence:
-        """Add a silence; raise Conflict. Switches."""
-        silence = self.silences.add(tubes, kind, seconds, who, reason, self._clock())
-        self._save()
-        return silence
-
-    def end_silence(self, id: int) -> Silence | None:
-        """End a silence and return it; return None if there is none with this id. Switches."""
-        silence = self.silences.get(id)
-        if silence is not None and self.silences.remove(id):
-            self._save()
-        return silence
+        return self.queues[name].alerts.waiting(self._clock(), self.is_acknowledged)
 
     def test(self, name: str) -> Delivery:
         """Send a test to the receiver *name*, without retries; raise NotFound. Switches.
@@ -210,19 +195,17 @@ class Alerts:
         self.follow_configuration()
         if self._is_stopped or not self._leads() or not self.queues or not self._attention.evaluated_at:
             return INTERVAL
-        if self.silences.remove_expired(self._clock()):
-            self._save()
         of_receivers = [queue.alerts for queue in self.queues.values()]
         for alerts in of_receivers:
             alerts.begin_round()
         for condition in self._attention.each_active():
             for alerts in of_receivers:
-                alerts.take(condition, self.is_silenced)
+                alerts.take(condition, self.is_acknowledged)
         now = self._clock()
         for queue in in_batches(list(self.queues.values()), 1):
             queue.alerts.end_round(now)
             if not queue.is_sending and now >= queue.next_try:
-                batch = queue.alerts.due(now, self.is_silenced)
+                batch = queue.alerts.due(now, self.is_acknowledged)
                 if batch.items:
                     self._begin(queue, batch)
         return max(INTERVAL, CONDITION_INTERVAL * self._attention.counts.total())
@@ -256,7 +239,7 @@ class Alerts:
                     queue.next_try = self._clock() + _retry_time(queue.failures, wait)
                     break
                 queue.failures, attempt = 0, 1
-                queue.alerts.acknowledge(message.items, self._clock())
+                queue.alerts.accept(message.items, self._clock())
         except Exception:
             log.exception("alerts: a message to %s failed", queue.receiver.name)
             queue.failures += 1

@@ -99,8 +99,8 @@ class Batch(NamedTuple):
         return ", ".join([f"{count} {word}" for count, word in counts if count])
 
 
-IsSilenced = Callable[[str, bytes], bool]
-"""Whether conditions of a kind and a tube are silenced; an empty tube is the server."""
+IsAcknowledged = Callable[[str, bytes], bool]
+"""Whether conditions of a kind and a tube are acknowledged; an empty tube is the server."""
 
 
 class ReceiverAlerts:
@@ -123,7 +123,7 @@ class ReceiverAlerts:
     def begin_round(self) -> None:
         self._seen, self._candidates, self._omitted = set(), [], 0
 
-    def take(self, condition: ActiveCondition, is_silenced: IsSilenced) -> None:
+    def take(self, condition: ActiveCondition, is_acknowledged: IsAcknowledged) -> None:
         """Add an active condition of this round."""
         measure = condition.measure
         if not self.receiver.wants(measure.kind.name, measure.severity, measure.tube):
@@ -133,7 +133,7 @@ class ReceiverAlerts:
         if alert is not None:
             self._seen.add(key)
             _update(alert, condition)
-        elif not is_silenced(measure.kind.name, measure.tube):
+        elif not is_acknowledged(measure.kind.name, measure.tube):
             self._candidates.append((rank(condition), condition))
             if len(self._candidates) >= MAX_CANDIDATES:
                 self._candidates.sort(key=itemgetter(0))
@@ -164,7 +164,7 @@ class ReceiverAlerts:
         self._note_more(left_out, now)
         self._candidates = []
 
-    def due(self, now: int, is_silenced: IsSilenced) -> Batch:
+    def due(self, now: int, is_acknowledged: IsAcknowledged) -> Batch:
         """Return the batch that is due at *now*. Changes nothing."""
         receiver = self.receiver
         begun, again, resolved, soon = list[Alert](), list[Alert](), list[Alert](), list[Alert]()
@@ -172,7 +172,7 @@ class ReceiverAlerts:
             if alert.ended_at:
                 if now - alert.ended_at >= receiver.resolve_after:
                     resolved.append(alert)
-            elif not alert.is_present or is_silenced(alert.kind, alert.tube.encode()):
+            elif not alert.is_present or is_acknowledged(alert.kind, alert.tube.encode()):
                 continue
             elif not alert.sent_at or (alert.severity == CRITICAL != alert.sent_severity):
                 if now - alert.since >= receiver.wait:
@@ -187,7 +187,7 @@ class ReceiverAlerts:
         firing = [*begun, *again, *soon]
         return Batch(tuple([copy(alert) for some in (firing, resolved) for alert in sorted(some, key=_order)]))
 
-    def acknowledge(self, items: Iterable[Alert], now: int) -> None:
+    def accept(self, items: Iterable[Alert], now: int) -> None:
         """Record that the receiver has accepted *items*."""
         self.sent_at = now
         for item in items:
@@ -201,9 +201,9 @@ class ReceiverAlerts:
             else:
                 alert.sent_at, alert.sent_severity = 0, ""  # the condition began again while its end was sent
 
-    def waiting(self, now: int, is_silenced: IsSilenced) -> int:
+    def waiting(self, now: int, is_acknowledged: IsAcknowledged) -> int:
         """Return the number of items that are due at *now*."""
-        return len(self.due(now, is_silenced).items)
+        return len(self.due(now, is_acknowledged).items)
 
     def _end(self, alert: Alert, now: int) -> None:
         """Record the end of the condition of *alert*; remove the alert if its end need not be sent."""

@@ -1,4 +1,4 @@
-"""The state of the alerts that survives a restart: the sent conditions, the silences, and the log of messages.
+"""The state of the alerts that survives a restart: the sent conditions, and the log of messages.
 
 It is one row of the store. If the row is damaged, the state starts empty: conditions that still hold are sent again.
 """
@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta, Struct
 
 from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, Alert
-from greenstalk_server.web.features.alerts.silences import MAX_SILENCES, Silence, Silences
 from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel
 from greenstalk_server.web.store.rows import Row
 from greenstalk_server.web.store.store import Store
@@ -50,14 +49,11 @@ class SavedState(Struct):
     """The row as JSON.
 
     alerts          the sent alerts by receiver.
-    last_silence    the id of the last silence that was set.
     log             the oldest delivery first.
     """
 
     version: Literal[2]
     alerts: dict[str, Annotated[list[Alert], Meta(max_length=2 * MAX_ALERTS + 1)]]
-    last_silence: Count
-    silences: Annotated[list[Silence], Meta(max_length=MAX_SILENCES)]
     log: list[Delivery]
 
 
@@ -70,7 +66,6 @@ class State:
     def __init__(self, store: Store, on_restored: Callable[[], None] = lambda: None) -> None:
         """Call *on_restored* when the state of the previous run has been read."""
         self.alerts: dict[str, list[Alert]] = {}
-        self.silences: Silences = Silences()
         self.log: deque[Delivery] = deque(maxlen=MAX_LOG)
         self._store: Store = store
         self._on_restored: Callable[[], None] = on_restored
@@ -89,7 +84,7 @@ class State:
     def save(self, alerts: Mapping[str, Iterable[Alert]]) -> None:
         """Write the state with the sent ones of *alerts*, which are by receiver, or set `last_error`. Switches."""
         sent = {name: [alert for alert in some if alert.sent_at] for name, some in alerts.items()}
-        state = SavedState(2, sent, self.silences.last, self.silences.all(), list(self.log))
+        state = SavedState(2, sent, list(self.log))
         self._store.put(ROW, 0, b"", msgspec.json.encode(state))
         self._store.save()
 
@@ -98,9 +93,8 @@ class State:
             try:
                 saved = msgspec.json.decode(row.data, type=SavedState)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                lost = "silences are lost, and conditions that still hold are sent again"
-                log.error("alerts: their state is damaged (%s): %s", error, lost)  # noqa: TRY400  the message is complete
+                log.error("alerts: their state is damaged, so conditions that still hold are sent again: %s", error)  # noqa: TRY400  the message is complete
             else:
-                self.alerts, self.silences = saved.alerts, Silences(saved.silences, saved.last_silence)
+                self.alerts = saved.alerts
                 self.log.extend(saved.log)
         self._on_restored()

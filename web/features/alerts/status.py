@@ -30,7 +30,7 @@ class AlertStatus(ResponseModel):
 
     receivers: list[Receiver]
     deliveries: Annotated[list[Delivery], Meta(description="Newest first; at most the last 200.")]
-    is_kept: Annotated[bool, Meta(description="Whether silences and the log survive a restart.")]
+    is_kept: Annotated[bool, Meta(description="Whether the log survives a restart.")]
     trouble: Annotated[str, Meta(description="Reason why the last change is not on disk; empty if it is.")]
 
 

@@ -102,6 +102,7 @@ class ConditionMonitor:
         limits: Limits | None = None,
         role: Callable[[], ClusterStatus] | None = None,
         directory: str | None = None,
+        on_failure: Callable[[bytes, int], None] = lambda tube, failed_at: None,
     ) -> None:
         """Observe *broker*.
 
@@ -109,6 +110,7 @@ class ConditionMonitor:
         limits      the limits of the server.
         role        returns the status of a server that shares its journal; None if it does not.
         directory   of the journal; None without one.
+        on_failure  is called in each round for each tube with failed jobs: the time of the last failure, nanoseconds.
         """
         self.evaluated_at: int = 0
         self.conditions: tuple[ActiveCondition, ...] = ()
@@ -119,6 +121,8 @@ class ConditionMonitor:
         self._limits: Limits = limits if limits is not None else Limits()
         self._role: Callable[[], ClusterStatus] | None = role
         self._directory: str | None = directory
+        self._on_failure: Callable[[bytes, int], None] = on_failure
+        self._received: dict[bytes, int] = {}
         self._evaluator: Service = Service("attention", repeated(self.tick))
         self._dead_letter_tubes: DeadLetterTubes = DeadLetterTubes(broker)
         self._server: Tracker = Tracker()
@@ -152,6 +156,17 @@ class ConditionMonitor:
         ranked += self._ranked_server
         conditions = [condition for _, condition in sorted(ranked, key=itemgetter(0))]
         return tuple(conditions[:MAX_CONDITIONS]), Counter(map(_kind, conditions))
+
+    @property
+    def server_conditions(self) -> list[ActiveCondition]:
+        """The active conditions of the server, in no particular order."""
+        return [condition for _, condition in self._ranked_server]
+
+    def each_of_tubes(self, sees: Callable[[bytes], bool]) -> Iterator[ActiveCondition]:
+        """Yield the active conditions of the tubes that *sees* selects, in no particular order. May switch."""
+        for condition in self._tubes.active(partial(in_batches, batch_size=BATCH_SIZE)):
+            if sees(condition.measure.tube):
+                yield condition
 
     def each_active(self) -> Iterator[ActiveCondition]:
         """Yield the active conditions, also those beyond MAX_CONDITIONS, in no particular order. May switch."""
@@ -277,13 +292,15 @@ class ConditionMonitor:
             if not (tube.job_count or any(growth.values)):
                 continue
             sample = self._sample(tube, values, growth, held.get(tube.name), now)
+            if failed_at := self._failed_at(tube, now):
+                self._on_failure(tube.name, failed_at)
             tracker.observe(tube_measures(sample, thresholds.of_tube(tube.name)), now)
         batched = partial(in_batches, batch_size=BATCH_SIZE)
         tracker.end_round(self._clock(), broker.tubes.__contains__, batched)
-        for trends in (self._trends, self._burials):
-            for name in in_batches(list(trends), BATCH_SIZE):
+        for by_tube in (self._trends, self._burials, self._received):
+            for name in in_batches(list(by_tube), BATCH_SIZE):
                 if name not in broker.tubes:
-                    trends.pop(name, None)
+                    by_tube.pop(name, None)
 
     def _sample(
         self, tube: Tube, values: TubeTrend, growth: Growth, held: LongestReservation | None, now: int
@@ -308,6 +325,18 @@ class ConditionMonitor:
             oldest_buried=max(1, now - buried_at(buried)) if buried is not None else 0,
             buries=self._new_burials(tube.name, values, growth, now) if buried is not None else None,
         )
+
+    def _failed_at(self, tube: Tube, now: int) -> int:
+        """Return when the last of the failed jobs of *tube* failed, nanoseconds; 0 without failed jobs.
+
+        A dead letter does not tell when it came, so one that came since the last round counts as failed now.
+        """
+        received = tube.policy_counts.received if tube.policy_counts is not None else 0
+        if received > self._received.setdefault(tube.name, received):
+            self._received[tube.name] = received
+            return now
+        last = next(reversed(tube.buried.values()), None)
+        return buried_at(last) if last is not None else 0
 
     def _new_burials(self, name: bytes, values: TubeTrend, growth: Growth, now: int) -> Growth:
         """Return the growth of the number of burials in the tube *name*, whose *growth* is that of its *values*."""

@@ -1,74 +1,208 @@
-"""The panel “Needs attention” of the overview: the active conditions as text and links."""
+"""The panel “Needs attention” of the overview, and the page `/attention` with all rows and the acknowledgements."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from flask import url_for
+from flask import Flask, make_response, redirect, render_template, request, url_for
+from werkzeug.exceptions import BadRequest
+from werkzeug.wrappers import Response
 
-from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import CRITICAL, KINDS, SEVERITIES, ActiveCondition
-from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, KindCount
-from greenstalk_server.web.features.conditions.visible import Condition, shown_condition, visible_conditions
-from greenstalk_server.web.framework import text
+from greenstalk_server.config.tables.receivers import CONDITION_KINDS
+from greenstalk_server.config.tables.roles import OPERATOR
+from greenstalk_server.core.jobs.job import MAX_ID, SECOND
+from greenstalk_server.core.tube_names import is_tube_pattern
+from greenstalk_server.runtime.clock import Clock
+from greenstalk_server.web.features.conditions.acknowledgements import MAX_REASON_LENGTH, MAX_SECONDS, Acknowledgement
+from greenstalk_server.web.features.conditions.changes import AcknowledgementChanges, may_acknowledge
+from greenstalk_server.web.features.conditions.measures import KINDS, ActiveCondition
+from greenstalk_server.web.features.conditions.rows import AttentionModel, Row, Rows
+from greenstalk_server.web.features.conditions.visible import Condition, shown_condition
+from greenstalk_server.web.framework import fields, text
+from greenstalk_server.web.framework.api.values import instant
+from greenstalk_server.web.framework.rights import open_to
+from greenstalk_server.web.live.hub import LiveHub, State, render_blocks
 
-MAX_PER_KIND: Final = 5
-"""Tubes with conditions of one kind and severity that the panel shows one by one; it counts the others."""
+MAX_PANEL_ROWS: Final = 5
+"""Rows in the panel of the overview; it counts the others."""
+
+MAX_PAGE_ROWS: Final = 200
+"""Rows on the page, and acknowledged rows in the panel."""
 
 SAME_DAY: Final = 12 * 3600 * SECOND
 """Nanoseconds for which a time is shown without its date."""
+
+PARTS: Final = ("attention", "acknowledgements")
+"""Blocks of attention.html, each within an element with its name in `data-part`."""
+
+DURATIONS: Final = (
+    (3600, "1 hour"), (8 * 3600, "8 hours"), (24 * 3600, "1 day"), (3 * 24 * 3600, "3 days"), (7 * 24 * 3600, "7 days"),
+)  # fmt: skip
+"""Seconds and labels that the form offers."""
+
+KIND_LABELS: Final = {kind.name: kind.label for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row.
+
+    worst               its worst condition.
+    form, lasting       the form in which its start is shown, and its age.
+    chips               label and link of each further condition.
+    href                of the form that acknowledges the conditions; empty if the principal may not.
+    acknowledgement     the one of the worst condition; None if it is not acknowledged.
+    """
+
+    worst: Condition
+    form: str
+    lasting: str
+    chips: list[tuple[str, str]]
+    href: str
+    acknowledgement: Acknowledgement | None
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPanel:
     """The contents of the panel.
 
-    items           each condition, the form in which its start is shown, and its age.
-    summary         the number of conditions; empty if there are none.
-    more            text and link for the conditions that `items` leaves out, by kind.
+    rows            the worst rows.
+    summary         the numbers of rows; empty if there are none.
+    more            number of rows that `rows` leaves out.
+    acknowledged    rows whose conditions are acknowledged, and their number.
     is_evaluated    whether all tubes have been evaluated since the start.
     """
 
-    items: list[tuple[Condition, str, str]]
+    rows: list[ShownRow]
     summary: str
-    more: list[tuple[str, str]]
+    more: int
+    acknowledged: list[ShownRow]
+    acknowledged_count: int
     is_evaluated: bool
 
 
-def attention_panel(attention: ConditionMonitor, now: int) -> AttentionPanel:
-    """Return the panel with the conditions of *attention* that the principal may see, at the time *now*. May switch."""
-    conditions, counts = visible_conditions(attention)
-    shown, seen = list[ActiveCondition](), Counter[KindCount]()
-    for condition in conditions:
-        key = condition.measure.kind.name, condition.measure.severity
-        if seen[key] < MAX_PER_KIND or not condition.measure.tube:
-            seen[key] += 1
-            shown.append(condition)
-    left_out, severities = Counter[str](), Counter[str]()
-    for (kind, severity), count in counts.items():
-        left_out[kind] += count - seen[kind, severity]
-        severities[severity] += count
+def attention_panel(attention: AttentionModel, now: int, most: int = MAX_PANEL_ROWS) -> AttentionPanel:
+    """Return the panel with the *most* worst rows that the principal may see, at the time *now*. May switch."""
+    found = attention.visible()
+    total = found.active.severities.total()
     return AttentionPanel(
-        items=[_item(condition, now) for condition in shown],
-        summary=_summary(severities),
-        more=[_rest(kind.rest, left_out[kind.name]) for kind in KINDS if kind.rest and left_out[kind.name]],
-        is_evaluated=bool(attention.evaluated_at),
+        rows=[_shown(row, now) for row in found.active.rows[:most]],
+        summary=_summary(found.active),
+        more=max(0, total - most),
+        acknowledged=[_shown(row, now) for row in found.acknowledged.rows[:MAX_PAGE_ROWS]],
+        acknowledged_count=found.acknowledged.severities.total(),
+        is_evaluated=bool(attention.monitor.evaluated_at),
     )
 
 
-def _summary(counts: Counter[str]) -> str:
-    texts = [text.counted(counts[severity], severity) for severity in SEVERITIES if counts[severity]]
-    return ", ".join(texts).replace("criticals", CRITICAL)
+class AttentionPages:
+    """The page `/attention`, and its forms."""
+
+    def __init__(self, attention: AttentionModel, changes: AcknowledgementChanges, clock: Clock) -> None:
+        self._attention: AttentionModel = attention
+        self._changes: AcknowledgementChanges = changes
+        self._clock: Clock = clock
+
+    def init_app(self, app: Flask, live: LiveHub) -> None:
+        """Add the page to *app*, and register it with *live* for live updates."""
+        app.add_url_rule("/attention", "attention", self.page)
+        app.add_url_rule("/attention/acknowledge", "acknowledge", self.acknowledge, methods=["POST"])
+        app.add_url_rule("/attention/acknowledge/end", "acknowledge_end", self.end, methods=["POST"])
+        live.register("attention", self.state)
+
+    def page(self) -> str:
+        """Serve `/attention?tubes=&kind=`; the arguments fill the form that acknowledges conditions. May switch."""
+        return self._render({name: request.args.get(name, "")[:200] for name in ("tubes", "kind")}, "")
+
+    def state(self, _: Mapping[str, str], now: int) -> State:
+        """Return the live state of `/attention`. May switch."""
+        return {"parts": render_blocks("attention.html", PARTS, self._values(now))}
+
+    @open_to(OPERATOR)
+    def acknowledge(self) -> Response:
+        """Serve `/attention/acknowledge`: acknowledge conditions of `kind` and `tubes` for `seconds`. Switches."""
+        form = request.form
+        try:
+            tubes, kind, seconds, reason = read_acknowledgement(form)
+        except BadRequest as error:
+            return make_response(self._render(form, error.description or ""), 400)
+        one = self._changes.acknowledge(tubes, kind, seconds, reason, covers_new=form.get("covers_new") == "1")
+        return redirect(url_for("attention", notice="acknowledged", n=one.id), 303)
+
+    @open_to(OPERATOR)
+    def end(self) -> Response:
+        """Serve `/attention/acknowledge/end`: end the acknowledgement `id`. Switches."""
+        self._changes.end(fields.number(request.form, "id", 1, MAX_ID))
+        return redirect(url_for("attention", notice="ended-acknowledgement", n=0), 303)
+
+    def _render(self, form: Mapping[str, str], refused: str) -> str:
+        return render_template(
+            "attention.html",
+            **self._values(self._clock()),
+            form=form,
+            refused=refused,
+            kinds=[(name, f"{KIND_LABELS[name]} ({name})") for name in CONDITION_KINDS],
+            durations=DURATIONS,
+            longest_reason=MAX_REASON_LENGTH,
+            most_hours=MAX_SECONDS // 3600,
+        )
+
+    def _values(self, now: int) -> dict[str, Any]:
+        return {
+            "attention": attention_panel(self._attention, now, MAX_PAGE_ROWS),
+            "acknowledgements": self._changes.visible(),
+            "kind_labels": KIND_LABELS,
+            "may_acknowledge": may_acknowledge,
+            "now": instant(now),
+        }
 
 
-def _item(condition: ActiveCondition, now: int) -> tuple[Condition, str, str]:
-    age = max(0, now - condition.since)
-    lasting = text.duration(age // SECOND // 60 * 60) if age >= 60 * SECOND else "just now"
-    return shown_condition(condition), "full" if age > SAME_DAY else "clock", lasting
+def read_acknowledgement(form: Mapping[str, str]) -> tuple[str, str, int, str]:
+    """Return the fields `tubes`, `kind`, `hours` or `seconds`, and `reason` of *form*; raise BadRequest."""
+    tubes, kind = form.get("tubes", "").strip(), form.get("kind", "")
+    if tubes and not is_tube_pattern(tubes):
+        raise BadRequest(
+            f"“tubes” must be a pattern of tube names, not “{tubes[:60]}”: 1 to 200 characters of tube names and *, or"
+            " empty for all."
+        )
+    if kind and kind not in CONDITION_KINDS:
+        raise BadRequest(f"“kind” must be one of {', '.join(CONDITION_KINDS)}, or empty for all.")
+    if form.get("hours", "").strip():
+        seconds = 3600 * fields.number(form, "hours", 1, MAX_SECONDS // 3600)
+    else:
+        seconds = fields.number(form, "seconds", 1, MAX_SECONDS)
+    reason = fields.line(form, "reason", MAX_REASON_LENGTH)
+    if not reason:
+        raise BadRequest("“reason” is required: others read why the conditions may last.")
+    return tubes, kind, seconds, reason
 
 
-def _rest(rest: str, count: int) -> tuple[str, str]:
-    words = rest if count > 1 else rest.replace("have ", "has ", 1).replace("are ", "is ", 1)
-    return f"{text.counted(count, 'more tube')} {words}.", url_for("overview", sort="attention", desc="1")
+def acknowledge_href(tube: str, kind: str) -> str:
+    """Return the URL of the form that acknowledges conditions; empty if the principal may not."""
+    if not may_acknowledge(tube):
+        return ""
+    return url_for("attention", tubes=tube or None, kind=kind or None, _anchor="acknowledge")
+
+
+def _summary(rows: Rows) -> str:
+    counts = (rows.failures, "failure"), (rows.warnings, "warning")
+    return ", ".join([text.counted(count, word) for count, word in counts if count])
+
+
+def _shown(row: Row, now: int) -> ShownRow:
+    measure, others = row.worst.measure, row.conditions[1:]
+    age = max(0, now - row.worst.since)
+    return ShownRow(
+        worst=shown_condition(row.worst, row.acknowledgement),
+        form="full" if age > SAME_DAY else "clock",
+        lasting=text.duration(age // SECOND // 60 * 60) if age >= 60 * SECOND else "just now",
+        chips=[_chip(other) for other in others],
+        href=acknowledge_href(measure.tube.decode(), "" if others else measure.kind.name),
+        acknowledgement=row.acknowledgement,
+    )
+
+
+def _chip(condition: ActiveCondition) -> tuple[str, str]:
+    return condition.measure.kind.label, shown_condition(condition).link

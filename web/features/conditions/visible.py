@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from flask import url_for
 from msgspec import Meta
 
+from greenstalk_server.web.features.conditions.acknowledgements import Acknowledgement
 from greenstalk_server.web.features.conditions.measures import ActiveCondition, Severity
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor, KindCount
 from greenstalk_server.web.framework.access import principal
@@ -31,6 +32,9 @@ class Condition(ResponseModel):
     threshold: Annotated[float, Meta(description="In the unit of `value`.")]
     sentence: Annotated[str, Meta(description="Describes the condition, with its numbers.")]
     link: Annotated[str, Meta(description="Path of the page about the jobs or workers concerned.")]
+    acknowledged_by: Annotated[str | None, Meta(description="Who acknowledged it; null if it is not acknowledged.")]
+    acknowledged_until: Annotated[Instant | None, Meta(description="When the acknowledgement ends at the latest.")]
+    reason: Annotated[str | None, Meta(description="Why it was acknowledged.")]
 
 
 def visible_conditions(attention: ConditionMonitor) -> tuple[tuple[ActiveCondition, ...], Counter[KindCount]]:
@@ -39,8 +43,8 @@ def visible_conditions(attention: ConditionMonitor) -> tuple[tuple[ActiveConditi
     return (attention.conditions, attention.counts) if who.sees_all else attention.visible_to(who.sees)
 
 
-def shown_condition(condition: ActiveCondition) -> Condition:
-    """Return *condition*, without the name of a dead-letter tube that the principal may not see."""
+def shown_condition(condition: ActiveCondition, by: Acknowledgement | None = None) -> Condition:
+    """Return *condition*, acknowledged *by*, without the name of a dead-letter tube that the principal may not see."""
     measure = condition.measure
     args: dict[str, Any] = measure.link.args
     sentence, target = measure.sentence, str(args.get("tube", "")).encode()
@@ -57,4 +61,7 @@ def shown_condition(condition: ActiveCondition) -> Condition:
         threshold=measure.threshold,
         sentence=sentence,
         link=url_for(measure.link.endpoint, **args),
+        acknowledged_by=by.who if by is not None else None,
+        acknowledged_until=by.until if by is not None else None,
+        reason=by.reason if by is not None else None,
     )

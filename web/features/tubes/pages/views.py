@@ -19,8 +19,8 @@ from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.changes.operations import MAX_REASON_LENGTH
 from greenstalk_server.web.changes.task_progress import live_state, progress_texts
 from greenstalk_server.web.changes.tasks import Task
-from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.features.conditions.pages import AttentionPanel, attention_panel
+from greenstalk_server.web.features.conditions.rows import AttentionModel
 from greenstalk_server.web.features.errors.errors import TubeErrors
 from greenstalk_server.web.features.errors.failure import failure_of
 from greenstalk_server.web.features.history.worker_rates import WorkerRates
@@ -93,7 +93,7 @@ class Views:
         examples: tuple[Example, ...],
         saved: SavedData,
         role: Callable[[], ClusterStatus] | None,
-        attention: ConditionMonitor,
+        attention: AttentionModel,
         worker_rates: WorkerRates,
         tube_filter: TubeFilter,
         errors: TubeErrors,
@@ -101,7 +101,7 @@ class Views:
         self._broker: Broker = broker
         self._clock: Clock = clock
         self._role: Callable[[], ClusterStatus] | None = role
-        self._attention: ConditionMonitor = attention
+        self._attention: AttentionModel = attention
         self._views: TubeViews = views
         self._worker_rates: WorkerRates = worker_rates
         self._filter: TubeFilter = tube_filter
