@@ -50,8 +50,8 @@ MIN_TRIM: Final = 16 * 2**20
 """Bytes that must have become free before the heap is trimmed."""
 
 CHECK_SHARE: int = 200
-"""`Upkeep` spends 1/CHECK_SHARE of the CPU time on checks whether the heap is to be trimmed. Not Final, so that a test
-can change it."""
+"""`Upkeep` spends 1/CHECK_SHARE of the time on checks whether the heap is to be trimmed. Elapsed time, because an idle
+server uses almost no CPU time, and would keep its free memory. Not Final, so that a test can change it."""
 
 
 def pause_gc() -> None:
@@ -96,7 +96,7 @@ class Upkeep:
             self._mallinfo.restype = _MallInfo
         self._min_free: int = self._free_bytes()
         self._collect_at: int = 0  # CPU time of this thread
-        self._check_at: int = 0
+        self._check_at: int = 0  # elapsed time
         self._watcher: Any = get_hub().loop.prepare(ref=False)
 
     def start(self) -> None:
@@ -112,11 +112,10 @@ class Upkeep:
         if now >= self._collect_at:
             gc.collect(1)
             self._collect_at = now + COLLECTION_INTERVAL
-        if now >= self._check_at:
+        if time.monotonic_ns() >= self._check_at:
             began = time.thread_time_ns()
             free = self._free_bytes()
-            ended = time.thread_time_ns()
-            self._check_at = ended + CHECK_SHARE * (ended - began)
+            self._check_at = time.monotonic_ns() + CHECK_SHARE * (time.thread_time_ns() - began)
             self._trim(free)
 
     def _trim(self, free: int) -> None:
