@@ -190,7 +190,9 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
     tasks = re.findall(r"task\?id=(\w+)", client.get("/task", headers=headers).text)
     assert tasks
     each, by_state = ids.values(), [f"tube=mail&state={state}" for state in ids]
-    live = [f"page={page}" for page in ("overview", "connections", "attention")] + [f"page=tube&{query}" for query in by_state]
+    live = [f"page={page}" for page in ("overview", "connections", "attention")] + [
+        f"page=tube&{query}" for query in by_state
+    ]
     live += [f"page=job&id={id}" for id in each] + [f"page=tube&{by_state[0]}&q=pri:10", "page=connection&number=2"]
     return {
         "/": ["/"],
