@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -153,6 +155,32 @@ def test_number_of_kept_tasks_is_bounded_and_running_tasks_are_kept(tasks: Tasks
     assert len(kept) == MAX_KEPT and kept[-1] is oldest and kept[0] is others[-1] and oldest.state == RUNNING
     work.may_continue.set()
     settle(oldest)
+
+
+def test_removed_tasks_are_freed_without_the_collector(queue: Queue, tasks: Tasks, client: FlaskClient) -> None:
+    # The collector does not see old objects (gc_tuning), so a reference cycle of a task would stay in memory.
+    queue.put("mail")
+    for path, form in (("/bulk", {"scope": "all", "tube": "mail", "action": "kick"}), ("/tubes", {"pattern": "m*"})):
+        preview = client.post(f"{path}/preview", data=form | {"action": "kick"}, headers=SAME_ORIGIN)
+        dry_run = preview.headers["Location"].partition("task=")[2]
+        settle(tasks.get(dry_run))
+        assert client.post(f"{path}/run", data={"task": dry_run}, headers=SAME_ORIGIN).status_code == 303
+    client.get("/search?q=pri:1")
+    client.get("/tube/errors?tube=mail")
+    settle(*tasks.all())
+    started = [weakref.ref(task) for task in tasks.all()]
+    assert [task.kind for task in tasks.all()] == [
+        "errors", "search", "tubes-change", "tubes-dry-run", "change", "dry-run"
+    ]  # fmt: skip
+    gc.collect()
+    gc.disable()
+    try:
+        for endpoint in ("tube_errors", "search", "tube_change", "bulk", ""):
+            for n in range(MAX_KEPT):
+                settle(tasks.start(str(n), object(), nothing, endpoint=endpoint))
+        assert [task() for task in started] == [None] * 6
+    finally:
+        gc.enable()
 
 
 def test_viewers_do_not_evict_or_block_tasks_of_admins(tasks: Tasks) -> None:

@@ -267,7 +267,7 @@ class Plan:
     held            jobs that the change would change, and that a client holds.
     others          matching jobs that the change would not change.
     sample          ids of the first jobs counted in *hit*.
-    run             the task of the run, once it has started. Invariant: a plan runs at most once.
+    run             id of the task of the run; empty until it has started. Invariant: a plan runs at most once.
     """
 
     change: Change
@@ -280,7 +280,7 @@ class Plan:
     held: int = 0
     others: int = 0
     sample: list[int] = field(default_factory=list)
-    run: Task | None = None
+    run: str = ""
 
     def counted(self) -> Counted:
         """Return the counts of the dry run."""
@@ -290,7 +290,7 @@ class Plan:
             held=self.held,
             as_they_are=self.others,
             sample=list(self.sample),
-            run=self.run.id if self.run is not None else None,
+            run=self.run or None,
         )
 
     @property
@@ -376,19 +376,21 @@ class Bulk:
 
     def start_run(self, plan: Plan, is_forced: bool) -> Task:
         """Start the run of *plan*, or return the run if it has already started. Does not switch."""
-        if plan.run is None:
-            if self._broker.is_draining:
-                raise ServiceUnavailable("The server is draining and starts no bulk changes. Nothing was changed.")
-            plan.run = self._tasks.start(
-                plan.change.title(plan.predicate),
-                plan,
-                lambda task: self._work(task, plan, is_forced),
-                back=lambda: self.back(plan),
-                needs_bodies=plan.query.needs_bodies,
-                verb=plan.change.action.done,
-                facts=plan.facts,
-            )
-        return plan.run
+        if plan.run:
+            return self._tasks.get(plan.run)
+        if self._broker.is_draining:
+            raise ServiceUnavailable("The server is draining and starts no bulk changes. Nothing was changed.")
+        task = self._tasks.start(
+            plan.change.title(plan.predicate),
+            plan,
+            lambda task: self._work(task, plan, is_forced),
+            back=lambda: self.back(plan),
+            needs_bodies=plan.query.needs_bodies,
+            verb=plan.change.action.done,
+            facts=plan.facts,
+        )
+        plan.run = task.id
+        return task
 
     @staticmethod
     def runnable_plan(dry_run: Task) -> Plan:

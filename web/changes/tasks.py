@@ -10,7 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import gevent
 from flask import Flask, current_app, g
@@ -67,7 +67,8 @@ class Task:
 
     id              a random id, which cannot be guessed and is unique among servers.
     kind, title     what it does, and a short description.
-    subject         the input and results, for the module that started the task.
+    subject         the input and results, for the module that started the task. It must not refer to the task, and
+                    neither must *details* and *back*: an old reference cycle is never freed (gc_tuning).
     details         a function that returns the fields that only tasks of this kind have in the API (task_model).
     endpoint        the page that shows the results, with `task` in its address; empty for the task's own page.
     needs_bodies    the task shows parts of job bodies.
@@ -109,7 +110,6 @@ class Task:
         self.message: str = ""
         self.back: Callable[[], str] | None = None
         self.details: Callable[[], Mapping[str, object]] = dict
-        self.greenlet: Any = None
         self.is_cancelled: bool = False
         self._has_ended: Event = Event()
         self._pace: Pace = Pace()
@@ -194,7 +194,7 @@ class Tasks:
         self._kept[task.id] = task
         self._forget_old(endpoint)
         app = current_app._get_current_object()  # type: ignore[attr-defined]  # a proxy, which a greenlet cannot use
-        task.greenlet = gevent.spawn(self._run, app, task, work)
+        gevent.spawn(self._run, app, task, work)
         return task
 
     def has(self, id: str) -> bool:
@@ -226,7 +226,11 @@ class Tasks:
 
     def find(self, fields: Fields, name: str = "task") -> Task:
         """Return the task whose id is in the field *name*; raise NotFound, or Forbidden if it shows hidden bodies."""
-        task = self._kept.get(fields.get(name, ""))
+        return self.get(fields.get(name, ""))
+
+    def get(self, id: str) -> Task:
+        """Return the task *id*; raise NotFound, or Forbidden if it shows hidden bodies."""
+        task = self._kept.get(id)
         if task is None or not _sees(principal(), task):
             raise NotFound(
                 f"There is no such task. The server keeps the last {MAX_KEPT} of each kind until it stops. Start the"

@@ -136,7 +136,7 @@ class TubePlan:
     matched         tubes that match and that the principal operates.
     jobs            sum of the jobs of *tubes*.
     sample          a heap of up to SAMPLE_SIZE pairs of number of jobs and name, from *tubes*.
-    run             the task of the run, once it has started. Invariant: a plan runs at most once.
+    run             id of the task of the run; empty until it has started. Invariant: a plan runs at most once.
     """
 
     change: TubeChange
@@ -145,7 +145,7 @@ class TubePlan:
     matched: int = 0
     jobs: int = 0
     sample: list[tuple[int, bytes]] = field(default_factory=list)
-    run: Task | None = None
+    run: str = ""
 
     def add(self, tube: bytes, jobs: int) -> None:
         """Add a tube that the change affects."""
@@ -166,7 +166,7 @@ class TubePlan:
             tubes=len(self.tubes),
             jobs=self.jobs,
             sample=[AffectedTube(tube=name.decode(), jobs=jobs) for jobs, name in sample if principal().sees(name)],
-            run=self.run.id if self.run is not None else None,
+            run=self.run or None,
         )
 
     @property
@@ -221,22 +221,21 @@ class TubeChanges:
     def start(self, change: TubeChange, pattern: str) -> Task:
         """Start *change* of all tubes that match *pattern*, without a dry run. Does not switch."""
         plan = TubePlan(change, pattern)
-        plan.run = self._start(f"{change.label} tubes that match {pattern}", plan, is_counted=False)
-        return plan.run
+        return self._start(f"{change.label} tubes that match {pattern}", plan, is_counted=False)
 
     def start_run(self, dry_run: Task) -> Task:
         """Start the run of *dry_run*, or return it if it has started; raise Conflict if the dry run did not finish."""
         plan = dry_run.subject_as(TubePlan)
         if not dry_run.is_controlled_by(principal()):
             raise Forbidden("Only admins, and the user who started a dry run, may carry it out.")
-        if plan.run is None:
-            if dry_run.state != "done":
-                raise Conflict("The dry run did not finish, so the tubes are not known. Start it again.")
-            plan.run = self._start(f"{plan.title} that match {plan.pattern}", plan, is_counted=True)
-        return plan.run
+        if plan.run:
+            return self._tasks.get(plan.run)
+        if dry_run.state != "done":
+            raise Conflict("The dry run did not finish, so the tubes are not known. Start it again.")
+        return self._start(f"{plan.title} that match {plan.pattern}", plan, is_counted=True)
 
     def _start(self, title: str, plan: TubePlan, *, is_counted: bool) -> Task:
-        return self._tasks.start(
+        task = self._tasks.start(
             title,
             plan,
             lambda task: self._work(task, plan, is_counted),
@@ -247,6 +246,8 @@ class TubeChanges:
             noun="tube",
             facts=plan.facts,
         )
+        plan.run = task.id
+        return task
 
     def _count(self, task: Task, plan: TubePlan) -> None:
         """Find the tubes of *plan*. Switches."""

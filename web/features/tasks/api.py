@@ -197,7 +197,7 @@ class TasksEndpoints:
         if isinstance(dry_run.subject, TubePlan):
             return started_task(self._tube_changes.start_run(dry_run))
         plan = self._bulk.runnable_plan(dry_run)
-        if plan.run is None:
+        if not plan.run:
             self._bulk.refuse_unfinished(dry_run)
         return started_task(self._bulk.start_run(plan, body.force))
 

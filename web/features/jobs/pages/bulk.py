@@ -88,7 +88,7 @@ class BulkPages:
         """
         dry_run = self._tasks.find(request.form)
         plan, is_forced = self._bulk.runnable_plan(dry_run), request.form.get("force") == "1"
-        if plan.run is None:
+        if not plan.run:
             self._bulk.refuse_unfinished(dry_run)
             if refusal := _refusal(plan, is_forced):
                 return make_response(self._confirmation(dry_run, refusal), 400)
