@@ -101,31 +101,6 @@ def test_former_leader_writes_nothing(leases: tuple[LeaderLease, LeaderLease], c
     assert DashboardRows(two).read("x", *ALL) == [(1, b"", b"mine")]
 
 
-def test_history_of_an_earlier_version_is_moved(leases: tuple[LeaderLease, LeaderLease], cluster: Cluster) -> None:
-    """Its table had the tier, 0 for chunks or 1 for frames, and data after a checksum of four bytes."""
-    cluster.ask(
-        """CREATE TABLE greenstalk_history (journal integer, tier smallint, kind smallint, block bigint, part bytea,
-           data bytea, PRIMARY KEY (journal, tier, kind, block, part))"""
-    )
-    old = f"INSERT INTO greenstalk_history VALUES ({leases[0].journal}"  # noqa: S608
-    marks = '[{"at": 1, "text": "ä"}, {"at": 2, "text": "b"}]'.encode().hex()
-    for values in (
-        r"1, 0, 7, 'mail', '\x00000000' || 'chunk'::bytea",
-        rf"0, 1, 5, '\x{301:016x}', '\x00000000' || 'frame'::bytea",
-        rf"-1, 0, 0, '', '\x00000000{marks}'",
-    ):
-        cluster.ask(f"{old}, {values})")
-    try:
-        rows = DashboardRows(leases[0])
-        assert rows.read("hours", *ALL) == [(7, b"mail", b"chunk")]
-        assert rows.read("minutes-log", *ALL) == [(301, b"", b"frame")]
-        texts = [(number, json.loads(data)["text"]) for number, _, data in rows.read("mark", *ALL)]
-        assert texts == [(1, "ä"), (2, "b")]
-        assert cluster.ask(f"SELECT FROM greenstalk_history WHERE journal = {leases[0].journal}") == []
-    finally:
-        cluster.ask("DROP TABLE greenstalk_history")
-
-
 def test_server_that_takes_over_has_the_data_of_its_predecessor(
     cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -30,25 +30,6 @@ CREATE: Final = """
         data bytea NOT NULL,
         PRIMARY KEY (journal, kind, number, name))"""
 
-_MOVE_HISTORY: Final = """
-    WITH old AS (
-        DELETE FROM greenstalk_history
-        WHERE journal = (SELECT id FROM greenstalk_journal WHERE id = %s AND holder = %s)
-        RETURNING journal, tier, kind, block, part, substring(data FROM 5) AS data)
-    INSERT INTO greenstalk_dashboard (journal, kind, number, name, data)
-    SELECT journal, CASE tier WHEN 0 THEN 'minutes' ELSE 'hours' END, block, part, data FROM old
-    WHERE tier >= 0 AND kind = 0
-    UNION ALL
-    SELECT journal, CASE tier WHEN 0 THEN 'minutes-log' ELSE 'hours-log' END,
-        ('x' || encode(part, 'hex'))::bit(64)::bigint, '', data FROM old
-    WHERE tier >= 0 AND kind = 1
-    UNION ALL
-    SELECT journal, 'mark', ordinality, '', convert_to(mark::text, 'UTF8')
-    FROM old, jsonb_array_elements(convert_from(data, 'UTF8')::jsonb) WITH ORDINALITY AS marks (mark)
-    WHERE tier < 0
-    ON CONFLICT DO NOTHING"""
-"""Moves the chunks, frames and marks of earlier versions, which begin with four bytes of a checksum."""
-
 _PUT: Final = """
     INSERT INTO greenstalk_dashboard (journal, kind, number, name, data)
     SELECT greenstalk_journal.id, changes.kind, changes.number, changes.name, changes.data
@@ -120,13 +101,10 @@ class DashboardRows:
         return self.connection.run(query, parameters, size)
 
     def _create(self) -> None:
-        """Create the table if it is missing, and move the history of an earlier version into it."""
-        found = "SELECT to_regclass('greenstalk_dashboard') IS NOT NULL, to_regclass('greenstalk_history') IS NOT NULL"
-        [(is_there, has_history)] = self.connection.run(found)
+        """Create the table if it is missing: even `IF NOT EXISTS` needs the privilege to create tables."""
+        [(is_there,)] = self.connection.run("SELECT to_regclass('greenstalk_dashboard') IS NOT NULL")
         if not is_there:
             self.connection.run(CREATE)
-        if has_history:
-            self.connection.run(_MOVE_HISTORY, (self._lease.journal, self._lease.holder_id))
         self._is_there = True
 
 
