@@ -571,7 +571,7 @@ def test_damaged_state_is_lost(content: bytes, caplog: pytest.LogCaptureFixture)
     state = State(store)
     store.restore()
     assert (state.alerts, list(state.log)) == ({}, [])
-    assert "their state is damaged, so conditions that still hold are sent again" in caplog.text
+    assert "so alerts about conditions that still hold are sent again" in caplog.text
 
 
 def test_state_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,7 +302,7 @@ def test_trouble_is_on_the_page(queue: Queue, tmp_path: Path, monkeypatch: pytes
     client = queue.app(directory=str(tmp_path)).test_client()
     with locked(tmp_path):
         do(client, "/tube/pause", tube="mail", seconds=9)
-        until(lambda: client.application.extensions["dashboard"].audit.trouble)
+        until(lambda: client.application.extensions["dashboard"].audit.last_error)
         page = Page(client.get("/audit").text).text
         assert "dashboard.sqlite3: database is locked" in page
         assert "tube/pause" in page

@@ -75,7 +75,7 @@ def test_damaged_rows_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixt
     saved = saved_data(tmp_path)
     assert saved.samples == {"welcome": SAMPLE}
     assert len(caplog.records) == 13
-    assert "a Sample cannot be read, and is lost" in caplog.text
+    assert "a row cannot be read, so a Sample is lost" in caplog.text
 
 
 def test_number_of_samples_is_bounded() -> None:

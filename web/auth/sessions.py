@@ -9,7 +9,6 @@ Each session is a row of the store, so sessions survive a restart.
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +20,8 @@ from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.auth.accounts import USER, Account
-from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.rows import Row, Time, decoded
 from greenstalk_server.web.store.store import Store
-
-log = logging.getLogger(__name__)
 
 ROW: Final = "session"
 SALT: Final = "session-salt"
@@ -40,8 +37,6 @@ MAX_TEXT: Final = 200
 SEEN_INTERVAL: Final = 60 * SECOND
 """Minimum nanoseconds between two writes of a session's last use."""
 
-MAX_TIME: Final = 2**63
-
 
 class StoredSession(msgspec.Struct, kw_only=True, eq=False):
     """One signed-in browser, as its row keeps it.
@@ -50,7 +45,7 @@ class StoredSession(msgspec.Struct, kw_only=True, eq=False):
     name, roles, source     those of its account.
     credential      changes when the password or the provider changes; the session is void then.
     address, browser    the sender of the sign-in.
-    created_at, seen_at nanoseconds since the Unix epoch: the sign-in, and the last use.
+    created_at, seen_at     the sign-in, and the last use.
     """
 
     number: str
@@ -60,8 +55,8 @@ class StoredSession(msgspec.Struct, kw_only=True, eq=False):
     credential: str
     address: str
     browser: str
-    created_at: int
-    seen_at: int
+    created_at: Time
+    seen_at: Time
 
 
 class Session(StoredSession, kw_only=True, eq=False):
@@ -203,11 +198,8 @@ class Sessions:
 
     def _restore(self, rows: list[Row]) -> None:
         """Keep each session of *rows* that has not expired and whose credential is unchanged. May switch."""
-        for row in rows:
-            try:
-                self._take(_session(row))
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                log.error("dashboard: a session cannot be read, and has ended: %s", error)  # noqa: TRY400  the message is complete
+        for _, key, stored in decoded(rows, StoredSession, "so a session has ended"):
+            self._take(Session(key=key, **msgspec.structs.asdict(stored)))
 
     def _take(self, session: Session) -> None:
         """A time in the future is replaced by now, so that a wrong clock cannot prolong a session."""
@@ -218,14 +210,6 @@ class Sessions:
             self._by_key.setdefault(session.key, session)
         else:
             self._store.remove(ROW, 0, session.key.encode())
-
-
-def _session(row: Row) -> Session:
-    """Return the session in *row*; raise MsgspecError or ValueError if it is damaged."""
-    values = msgspec.json.decode(row.data, type=StoredSession)
-    if not 0 <= values.created_at < MAX_TIME or not 0 <= values.seen_at < MAX_TIME:
-        raise ValueError(f"a time is impossible in {values}")
-    return Session(key=row.name.decode(), **msgspec.structs.asdict(values))
 
 
 def _slow_hash(salt: str, secret: str) -> str:

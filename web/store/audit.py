@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
+from msgspec import Struct, structs
 
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
-from greenstalk_server.web.store.rows import MAX_NUMBER, Row
+from greenstalk_server.web.store.rows import Time, decoded
 from greenstalk_server.web.store.store import Store
 
 ROW: Final = "audit"
@@ -48,33 +48,22 @@ counted, and the next logged refusal has the count as `omitted`.
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One change or refusal.
 
-    number          increases by one per entry, across restarts; pages use it as their cursor.
+    number          increases by one per entry, across restarts; pages use it as their cursor. It is that of the row.
     at              time in nanoseconds since the Unix epoch.
     who, address    name and address of the principal.
     what            the operation, such as `tube/pause`.
     details         the arguments of the operation.
     """
 
-    number: int
-    at: int
+    at: Time
     who: str
     address: str
     what: str
     details: dict[str, str | int]
-
-
-class StoredEntry(msgspec.Struct):
-    """An entry as a row, whose number is that of the entry."""
-
-    at: int
-    who: str
-    address: str
-    what: str
-    details: dict[str, str | int]
+    number: int = 0
 
 
 class Audit:
@@ -100,8 +89,8 @@ class Audit:
         return self._store.is_kept
 
     @property
-    def trouble(self) -> str:
-        """Why some entries are not saved; empty if all are."""
+    def last_error(self) -> str:
+        """Reason why some entries are not saved; empty if all are."""
         return self._store.last_error
 
     def note(self, what: str, **details: str | int) -> None:
@@ -116,7 +105,7 @@ class Audit:
     def _add(self, who: str, address: str, what: str, details: Mapping[str, str | int]) -> None:
         cut = {key: value[:MAX_TEXT_LENGTH] if isinstance(value, str) else value for key, value in details.items()}
         cut = {key: value for key, value in cut.items() if value != ""}
-        self.entries.append(Entry(self._next, self._clock(), who, address, what, cut))
+        self.entries.append(Entry(self._clock(), who, address, what, cut, self._next))
         self._next += 1
         if self._is_restored:
             self._put(self.entries[-1])
@@ -143,16 +132,15 @@ class Audit:
         try:
             while rows := self._store.latest(ROW, before, BATCH):
                 before = rows[-1].number
-                for row in rows:
+                for number, _, entry in decoded(rows, Entry, "so an entry of the audit log is left out"):
                     pace.yield_if_due()
-                    if entry := _entry(row):
-                        yield entry
+                    yield structs.replace(entry, number=number)
         except OSError as error:
             log.error("audit log: its rows cannot be read: %s", error)  # noqa: TRY400  the message is complete
 
     def _restore(self, last: int) -> None:
         """Continue after the number *last*; the entries so far follow it."""
-        early = [replace(entry, number=entry.number + last) for entry in self.entries]
+        early = [structs.replace(entry, number=entry.number + last) for entry in self.entries]
         self.entries.clear()
         self.entries.extend(early)
         self._next, self._is_restored = self._next + last, True
@@ -160,18 +148,6 @@ class Audit:
             self._put(entry)
 
     def _put(self, entry: Entry) -> None:
-        stored = StoredEntry(entry.at, entry.who, entry.address, entry.what, entry.details)
-        self._store.put(ROW, entry.number, b"", msgspec.json.encode(stored))
+        self._store.put(ROW, entry.number, b"", msgspec.json.encode(entry))
         if entry.number % TRIM_INTERVAL == 0 and entry.number > MAX_KEPT:
             self._store.trim(ROW, entry.number - MAX_KEPT)
-
-
-def _entry(row: Row) -> Entry | None:
-    """Return the entry in *row*; None if it is damaged."""
-    try:
-        values = msgspec.json.decode(row.data, type=StoredEntry)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    if not 0 <= values.at <= MAX_NUMBER:
-        return None
-    return Entry(row.number, values.at, values.who, values.address, values.what, values.details)

@@ -6,10 +6,21 @@ numbers and names mean; docs/dashboard-data.md lists them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 MAX_NUMBER: Final = 2**63 - 1
+
+Time = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+"""Nanoseconds since the Unix epoch, as JSON in a row; 0 for never."""
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
@@ -18,6 +29,20 @@ class Row(NamedTuple):
     number: int
     name: bytes
     data: bytes
+
+
+def decoded(rows: Iterable[Row], kind: type[T], loss: str) -> Iterator[tuple[int, str, T]]:
+    """Yield the number and the name of each of *rows*, and its JSON data as a *kind*.
+
+    A damaged row is left out and logged; *loss* says what is lost.
+    """
+    for number, name, data in rows:
+        try:
+            found = name.decode(), msgspec.json.decode(data, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            log.error("dashboard: a row cannot be read, %s: %s", loss, error)  # noqa: TRY400  the message is complete
+        else:
+            yield number, *found
 
 
 Change = tuple[str, int, bytes, bytes | None]

@@ -5,7 +5,6 @@ A template is called `Sample` here, in its rows, in URLs and in the API.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, TypeVar
@@ -14,10 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from greenstalk_server.web.framework.api.values import Delay, Pri, ResponseModel, Ttr, TubeName
-from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.rows import Row, decoded
 from greenstalk_server.web.store.store import Store
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -177,11 +174,8 @@ class SavedData:
 
 def _restore(kind: type[T], into: dict[str, T], rows: list[Row]) -> None:
     """Add the values of *rows* to *into*, unless it has newer ones."""
-    for row in rows:
-        try:
-            into.setdefault(row.name.decode(), msgspec.json.decode(row.data, type=kind))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            log.error("dashboard: a %s cannot be read, and is lost: %s", kind.__name__, error)  # noqa: TRY400  the message is complete
+    for _, name, value in decoded(rows, kind, f"so a {kind.__name__} is lost"):
+        into.setdefault(name, value)
 
 
 def _size(sample: Sample) -> int:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from operator import itemgetter
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from greenstalk_server.config.tables.receivers import Receiver
 from greenstalk_server.core.jobs.job import SECOND
@@ -28,6 +28,7 @@ from greenstalk_server.web.features.conditions.measures import (
     rank,
 )
 from greenstalk_server.web.framework import text
+from greenstalk_server.web.store.rows import Time
 
 MAX_ALERTS: Final = 50
 """Maximum alerts of each severity. Further conditions are only counted."""
@@ -41,10 +42,6 @@ minutes, and some conditions have a delay, so they may still hold although they 
 
 MORE: Final = "more"
 """Kind of the alert about the conditions in excess."""
-
-
-Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""Nanoseconds since the Unix epoch; 0 for never."""
 
 
 class Alert(Struct, kw_only=True):

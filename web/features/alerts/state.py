@@ -5,7 +5,6 @@ It is one row of the store. If the row is damaged, the state starts empty: condi
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Final, Literal
@@ -15,10 +14,8 @@ from msgspec import Meta, Struct
 
 from greenstalk_server.web.features.alerts.receiver_alerts import MAX_ALERTS, Alert
 from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel
-from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.rows import Row, decoded
 from greenstalk_server.web.store.store import Store
-
-log = logging.getLogger(__name__)
 
 ROW: Final = "alerts"
 """Kind of the row."""
@@ -89,12 +86,7 @@ class State:
         self._store.save()
 
     def _restore(self, rows: list[Row]) -> None:
-        for row in rows:
-            try:
-                saved = msgspec.json.decode(row.data, type=SavedState)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                log.error("alerts: their state is damaged, so conditions that still hold are sent again: %s", error)  # noqa: TRY400  the message is complete
-            else:
-                self.alerts = saved.alerts
-                self.log.extend(saved.log)
+        for _, _, saved in decoded(rows, SavedState, "so alerts about conditions that still hold are sent again"):
+            self.alerts = saved.alerts
+            self.log.extend(saved.log)
         self._on_restored()

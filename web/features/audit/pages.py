@@ -7,12 +7,13 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from flask import Flask, Response, render_template, request, url_for
 from markupsafe import Markup
+from msgspec import structs
 from werkzeug.exceptions import BadRequest
 
 from greenstalk_server.core.jobs.job import MAX_ID, SECOND
@@ -96,7 +97,7 @@ class AuditPages:
             longest_filter=MAX_FILTER_LENGTH,
             is_first=not before,
             is_kept=self._audit.is_kept,
-            trouble=self._audit.trouble,
+            trouble=self._audit.last_error,
         )
 
     def export(self) -> Response:
@@ -171,7 +172,7 @@ def merge_bulk_entries(entries: list[Entry]) -> list[Entry]:
         if entry.what in ENDS and start is not None:
             del starts[entry.details["task"]]
             details = {("counted" if name == "jobs" else name): value for name, value in start.details.items()}
-            found.append(replace(entry, details=details | entry.details | {"started": text.instant(start.at)}))
+            found.append(structs.replace(entry, details=details | entry.details | {"started": text.instant(start.at)}))
         elif entry.what not in STARTS or start is entry:
             found.append(entry)
     return found

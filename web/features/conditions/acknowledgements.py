@@ -7,7 +7,6 @@ later failures too.
 
 from __future__ import annotations
 
-import logging
 import re
 from datetime import timedelta
 from typing import Annotated, Final
@@ -19,10 +18,8 @@ from werkzeug.exceptions import Conflict
 from greenstalk_server.core.tube_names import any_of
 from greenstalk_server.web.features.conditions.measures import BURIED, BURIED_GROWTH, WAITING_DEAD_LETTERS
 from greenstalk_server.web.framework.api.values import Count, Instant, ResponseModel, TubePattern, instant, nanoseconds
-from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.rows import Row, decoded
 from greenstalk_server.web.store.store import Store
-
-log = logging.getLogger(__name__)
 
 ROW: Final = "acknowledgements"
 """Kind of the row."""
@@ -168,12 +165,7 @@ class Acknowledgements:
         self._store.put(ROW, 0, b"", msgspec.json.encode(Saved(self._last, self.all())))
 
     def _restore(self, rows: list[Row]) -> None:
-        for row in rows:
-            try:
-                saved = msgspec.json.decode(row.data, type=Saved)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                log.error("attention: the acknowledgements are damaged, and are lost: %s", error)  # noqa: TRY400  the message is complete
-                continue
+        for _, _, saved in decoded(rows, Saved, "so the acknowledgements are lost"):
             self._last = max(self._last, saved.last)
             for one in saved.acknowledgements:
                 self._keep(one)

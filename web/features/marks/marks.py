@@ -6,7 +6,6 @@ of the two kinds has its own limit, so that many pauses do not evict deploys.
 
 from __future__ import annotations
 
-import logging
 from bisect import insort
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -19,10 +18,8 @@ from greenstalk_server.core.tubes.tube import Tube
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.framework import text
 from greenstalk_server.web.framework.api.values import Instant, ResponseModel, TubeName, instant, nanoseconds
-from greenstalk_server.web.store.rows import Row
+from greenstalk_server.web.store.rows import Row, decoded
 from greenstalk_server.web.store.store import Store
-
-log = logging.getLogger(__name__)
 
 MAX_MARKS: Final = 500
 """Maximum marks of users and programs, and of the server, each. The oldest are dropped."""
@@ -110,13 +107,8 @@ class Marks(BrokerListener):
         self.add(f"Paused for {text.duration(pause)}" if pause else "Resumed", kind=PAUSE, tube=tube.name.decode())
 
     def _restore(self, rows: list[Row]) -> None:
-        for row in rows:
-            try:
-                mark = msgspec.json.decode(row.data, type=Mark)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                log.error("history: a mark cannot be read, and is lost: %s", error)  # noqa: TRY400  the message is complete
-                continue
-            self._insert(row.number, mark)
+        for number, _, mark in decoded(rows, Mark, "so a mark is lost"):
+            self._insert(number, mark)
         self._last, self._is_restored = max([row.number for row in rows], default=0), True
         for mark in self._early:
             self._save(mark)
