@@ -25,7 +25,6 @@ class Outcome:
     p50_us: float
     p99_us: float
     p999_us: float
-    max_us: float
 
 
 class Generator:
@@ -41,15 +40,7 @@ class Generator:
 
     def measure(self) -> Outcome:
         """Run the measured part; the connections stay open."""
-        self.start()
-        return self.outcome()
-
-    def start(self) -> None:
-        """Start the measured part."""
         self._continue()
-
-    def outcome(self) -> Outcome:
-        """Wait for the end of the measured part, and return its measurement."""
         figures = json.loads(self._next_line())
         return Outcome(**{name: figures[name] for name in Outcome.__annotations__})
 

@@ -33,7 +33,6 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -52,15 +51,11 @@
 #define NO_TUBE UINT32_MAX
 #define SERIAL "%016" PRIx64      /* --vary: the start of each body */
 #define SERIAL_SIZE 16
-#define PACE_SHARE 20             /* --due: 1/PACE_SHARE of the backlog is put to estimate the time for all of it */
-#define MAX_SLOWDOWN 3          /* --due: the backlog may take this many times the estimate */
-#define DUE_ROOM (3 * SECOND)     /* --due: additional time before the first job is due */
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
-#define POLL_INTERVAL (SECOND / 5)   /* probe: time between two requests for the number of delayed jobs */
 
-enum word { INSERTED, RESERVED, DELETED, USING, WATCHING, OK };
-static const char *const words[] = {"INSERTED", "RESERVED", "DELETED", "USING", "WATCHING", "OK"};
+enum word { INSERTED, RESERVED, DELETED, USING, WATCHING };
+static const char *const words[] = {"INSERTED", "RESERVED", "DELETED", "USING", "WATCHING"};
 
 struct buffer {
     char *data;
@@ -89,11 +84,11 @@ struct mode {
 
 static struct {
     const struct mode *mode;
-    const char *host, *port, *unix_path;
+    const char *host, *port;
     unsigned connections, depth, tubes, watch, use;
     uint64_t body, jobs, backlog, delay_seconds;
     double seconds, deadline_seconds;
-    bool stepwise, falls_due, varies;
+    bool stepwise, varies;
 } options = {
     .host = "127.0.0.1", .port = "11300", .body = 128, .deadline_seconds = 120, .use = NO_TUBE,
 };
@@ -110,7 +105,6 @@ static struct {
     struct connection *idle_producers; /* fan */
     unsigned waiting_consumers;        /* fan: blocked consumers without an outstanding put */
     unsigned handing_over;             /* fan: puts whose job has not arrived */
-    uint64_t next_poll;                /* probe */
 } run;
 
 struct outcome {
@@ -119,8 +113,6 @@ struct outcome {
 
 static int epoll_fd;
 static uint64_t deadline;
-static uint64_t due; /* --due: time at which the first job of the backlog is due; the last is due a second later */
-static uint64_t put_delay; /* delay in put_command, in seconds */
 static char *put_command, *payload; /* payload: the body and its CRLF in put_command */
 static size_t put_size, payload_size;
 
@@ -280,7 +272,6 @@ static void build_put_command(uint64_t delay_seconds)
     char line[LINE_LIMIT];
     int line_size = snprintf(line, sizeof line, "put %d %" PRIu64 " %d %" PRIu64 "\r\n",
                              PRIORITY, delay_seconds, TTR_SECONDS, options.body);
-    put_delay = delay_seconds;
     payload_size = options.body + 2;
     put_size = (size_t)line_size + payload_size;
     put_command = checked(realloc(put_command, put_size));
@@ -289,18 +280,6 @@ static void build_put_command(uint64_t delay_seconds)
     for (uint64_t i = 0; i < options.body; i++)
         payload[i] = (char)('a' + i % 26);
     memcpy(payload + options.body, "\r\n", 2);
-}
-
-/* With --due all jobs of the backlog are due within one second, whenever each is put: the delay is
- * in whole seconds, and is reduced by one for each second that passes. */
-static uint64_t backlog_delay(void)
-{
-    uint64_t now = clock_now();
-    if (!options.falls_due)
-        return options.delay_seconds;
-    if (now >= due)
-        die("--due: the backlog took more than " TEXT(MAX_SLOWDOWN) " times the estimated time");
-    return (due - now) / SECOND + 1;
 }
 
 /* Append a put. With --vary, no two bodies are equal. */
@@ -317,8 +296,6 @@ static void append_put(struct buffer *out)
 
 static void send_puts(struct connection *connection, unsigned count)
 {
-    if (due && put_delay && put_delay != backlog_delay())
-        build_put_command(backlog_delay());
     for (unsigned i = 0; i < count; i++)
         append_put(&connection->out);
     transmit(connection, INSERTED, count);
@@ -394,10 +371,7 @@ static bool accept_line(struct cursor *line, enum word expected, uint64_t *id)
     return body == options.body && accept_text(line, "\r\n");
 }
 
-static const char none_delayed[] = "\ncurrent-jobs-delayed: 0\n";
-
-/* Return the size of the reply at the start of *data*, 0 if it is incomplete, -1 if it is wrong. For OK, *id* says
- * whether no job is delayed. */
+/* Return the size of the reply at the start of *data*, 0 if it is incomplete, -1 if it is wrong. */
 static ssize_t read_reply(enum word expected, const char *data, size_t size, uint64_t *id)
 {
     const char *newline = memchr(data, '\n', size);
@@ -407,13 +381,6 @@ static ssize_t read_reply(enum word expected, const char *data, size_t size, uin
     if (!accept_line(&line, expected, id))
         return -1;
     size_t line_size = (size_t)(line.at - data);
-    if (expected == OK) {
-        size_t whole = line_size + *id + 2;
-        if (size < whole)
-            return 0;
-        *id = memmem(data, whole, none_delayed, sizeof none_delayed - 1) != NULL;
-        return (ssize_t)whole;
-    }
     if (expected != RESERVED)
         return (ssize_t)line_size;
     if (size < line_size + payload_size)
@@ -575,19 +542,6 @@ static void step_tour(struct connection *connection, uint64_t id)
     }
 }
 
-/* A cycle that runs until no job in the default tube is delayed. */
-static void step_probe(struct connection *connection, uint64_t id)
-{
-    if (connection->expected == OK && id)
-        run.stop = run.now;
-    if (connection->expected == DELETED && run.now >= run.next_poll) {
-        run.next_poll = run.now + POLL_INTERVAL;
-        send_line(connection, OK, "stats-tube default\r\n", 0);
-    } else {
-        step_cycle(connection, id);
-    }
-}
-
 /* Each put is sent when a consumer is already blocked, so every job goes to a waiting
  * client. Unrestricted producers would outpace the consumers, which send two commands
  * per job: the queue would grow, and no reserve would ever block. */
@@ -673,7 +627,6 @@ static const struct mode modes[] = {
     {"idle", 10000, 1, start_idle, step_idle},
     {"preload", 4, 100, start_put, step_put},
     {"tour", 50, 1, start_tour, step_tour},
-    {"probe", 1, 1, start_cycle, step_probe},
 };
 #define MODES (sizeof modes / sizeof *modes)
 
@@ -707,21 +660,6 @@ static void set_socket_timeouts(int fd)
     struct timeval limit = {.tv_sec = SOCKET_TIMEOUT_SECONDS};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-}
-
-static int connect_unix(void)
-{
-    struct sockaddr_un server = {.sun_family = AF_UNIX};
-    if (strlen(options.unix_path) >= sizeof server.sun_path)
-        die("--unix: path too long");
-    strcpy(server.sun_path, options.unix_path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        die("socket: %s", strerror(errno));
-    set_socket_timeouts(fd);
-    if (connect(fd, (struct sockaddr *)&server, sizeof server) < 0)
-        die("connect to %s: %s", options.unix_path, strerror(errno));
-    return fd;
 }
 
 /* On loopback, connections use several source addresses, because one has too few ports. */
@@ -786,7 +724,7 @@ static void greet(int fd)
 
 static int open_blocking(unsigned index)
 {
-    int fd = options.unix_path ? connect_unix() : connect_tcp(index);
+    int fd = connect_tcp(index);
     greet(fd);
     return fd;
 }
@@ -936,26 +874,14 @@ static void fill_tubes(void)
     close(fd);
 }
 
-static void put_jobs(struct connection *connections, uint64_t jobs)
-{
-    start_run(find_mode("preload"), BACKLOG_DEPTH, jobs, 0);
-    for (unsigned i = 0; i < BACKLOG_CONNECTIONS; i++)
-        run.mode->start(&connections[i], i);
-    run_until_quiet();
-}
-
 static void fill_backlog(void)
 {
     struct connection *connections = open_connections(BACKLOG_CONNECTIONS, BACKLOG_DEPTH, false);
-    if (options.falls_due) {
-        uint64_t began = clock_now();
-        build_put_command(0); /* these jobs stay ready */
-        put_jobs(connections, options.backlog / PACE_SHARE);
-        uint64_t now = clock_now();
-        due = now + (now - began) * PACE_SHARE * MAX_SLOWDOWN + DUE_ROOM;
-    }
-    build_put_command(backlog_delay());
-    put_jobs(connections, options.backlog);
+    build_put_command(options.delay_seconds);
+    start_run(find_mode("preload"), BACKLOG_DEPTH, options.backlog, 0);
+    for (unsigned i = 0; i < BACKLOG_CONNECTIONS; i++)
+        run.mode->start(&connections[i], i);
+    run_until_quiet();
     close_connections(connections, BACKLOG_CONNECTIONS);
     forget_latencies();
 }
@@ -1007,9 +933,8 @@ static void report(struct outcome outcome)
            options.mode->name, options.connections, options.depth, options.body);
     printf("\"ops\": %" PRIu64 ", \"seconds\": %.6f, \"load_cpu_seconds\": %.6f, ",
            run.answered, outcome.seconds, outcome.cpu_seconds);
-    printf("\"p50_us\": %.2f, \"p99_us\": %.2f, \"p999_us\": %.2f, \"max_us\": %.2f}\n",
-           percentile_us(50), percentile_us(99), percentile_us(99.9),
-           (double)latency_max / 1000);
+    printf("\"p50_us\": %.2f, \"p99_us\": %.2f, \"p999_us\": %.2f}\n",
+           percentile_us(50), percentile_us(99), percentile_us(99.9));
     fflush(stdout);
 }
 
@@ -1020,16 +945,6 @@ static void await_driver(void)
     puts("ready");
     fflush(stdout);
     await_line();
-}
-
-/* Wait until shortly before the backlog is due. */
-static void await_due(void)
-{
-    if (!options.falls_due)
-        return;
-    uint64_t now = clock_now(), left = due - SECOND / 2 > now ? due - SECOND / 2 - now : 0;
-    struct timespec rest = {.tv_sec = (time_t)(left / SECOND), .tv_nsec = (long)(left % SECOND)};
-    nanosleep(&rest, NULL);
 }
 
 /* Open the connections, block them in reserve, report, and keep them open. */
@@ -1058,7 +973,6 @@ static void run_load(void)
         fill_backlog();
     build_put_command(is_mode("preload") ? options.delay_seconds : 0);
     struct connection *connections = open_connections(options.connections, options.depth, options.watch > 0);
-    await_due();
     await_driver();
     report(measure(connections, jobs, options.seconds));
     if (options.stepwise)
@@ -1083,10 +997,9 @@ static void usage(const char *message)
 {
     fprintf(stderr, "load: %s\n"
         "usage: load --mode MODE [options]\n"
-        "  --mode MODE      cycle put drain pipelined-put pipelined-drain fan idle preload tour probe\n"
+        "  --mode MODE      cycle put drain pipelined-put pipelined-drain fan idle preload tour\n"
         "  --host ADDRESS   an IPv4 address (127.0.0.1)\n"
         "  --port PORT      (11300)\n"
-        "  --unix PATH      a unix socket, instead of host and port\n"
         "  --connections N  (50; pipelined and preload 4; idle 10000)\n"
         "  --depth N        commands in a batch, for put, drain and preload\n"
         "  --body BYTES     (128)\n"
@@ -1094,7 +1007,6 @@ static void usage(const char *message)
         "  --jobs N         measure at most N jobs\n"
         "  --backlog N      put N jobs before the measurement; drain takes these and ends\n"
         "  --delay S        delay of the backlog's jobs, or of preload's\n"
-        "  --due            instead of --delay: all jobs of the backlog are due within one second\n"
         "  --tubes N        spread the backlog over N tubes; tour visits them\n"
         "  --watch N        each connection watches N of these tubes, without default, and uses one of them\n"
         "  --use N          all of them use this tube, from 0\n"
@@ -1118,15 +1030,14 @@ static double parse_number(const char *name, const char *text, double low, doubl
 
 static const struct option long_options[] = {
     {"mode", required_argument, NULL, 'm'},     {"host", required_argument, NULL, 'h'},
-    {"port", required_argument, NULL, 'p'},     {"unix", required_argument, NULL, 'u'},
-    {"connections", required_argument, NULL, 'c'}, {"depth", required_argument, NULL, 'n'},
-    {"body", required_argument, NULL, 'b'},     {"seconds", required_argument, NULL, 's'},
-    {"jobs", required_argument, NULL, 'j'},     {"backlog", required_argument, NULL, 'l'},
-    {"delay", required_argument, NULL, 'y'},    {"deadline", required_argument, NULL, 'd'},
-    {"due", no_argument, NULL, 'e'},            {"tubes", required_argument, NULL, 't'},
+    {"port", required_argument, NULL, 'p'},     {"connections", required_argument, NULL, 'c'},
+    {"depth", required_argument, NULL, 'n'},    {"body", required_argument, NULL, 'b'},
+    {"seconds", required_argument, NULL, 's'},  {"jobs", required_argument, NULL, 'j'},
+    {"backlog", required_argument, NULL, 'l'},  {"delay", required_argument, NULL, 'y'},
+    {"deadline", required_argument, NULL, 'd'}, {"tubes", required_argument, NULL, 't'},
     {"watch", required_argument, NULL, 'a'},    {"use", required_argument, NULL, 'x'},
-    {"vary", no_argument, NULL, 'v'},
-    {"stepwise", no_argument, NULL, 'w'},       {NULL, 0, NULL, 0},
+    {"vary", no_argument, NULL, 'v'},           {"stepwise", no_argument, NULL, 'w'},
+    {NULL, 0, NULL, 0},
 };
 
 static void parse_option(int letter, const char *name)
@@ -1135,7 +1046,6 @@ static void parse_option(int letter, const char *name)
     case 'm': options.mode = find_mode(optarg); break;
     case 'h': options.host = optarg; break;
     case 'p': options.port = optarg; break;
-    case 'u': options.unix_path = optarg; break;
     case 'c': options.connections = (unsigned)parse_number(name, optarg, 1, 1e6); break;
     case 'n': options.depth = (unsigned)parse_number(name, optarg, 1, 1e5); break;
     case 'b': options.body = (uint64_t)parse_number(name, optarg, 0, 1 << 30); break;
@@ -1143,7 +1053,6 @@ static void parse_option(int letter, const char *name)
     case 'j': options.jobs = (uint64_t)parse_number(name, optarg, 1, 1e12); break;
     case 'l': options.backlog = (uint64_t)parse_number(name, optarg, 1, 1e12); break;
     case 'y': options.delay_seconds = (uint64_t)parse_number(name, optarg, 0, UINT32_MAX); break;
-    case 'e': options.falls_due = true; break;
     case 't': options.tubes = (unsigned)parse_number(name, optarg, 1, 1e6); break;
     case 'x': options.use = (unsigned)parse_number(name, optarg, 0, 1e5); break;
     case 'v': options.varies = true; break;
@@ -1166,15 +1075,11 @@ static void check_options(void)
         usage("drain needs --backlog");
     if (is_mode("tour") && options.tubes < 2 * options.connections)
         usage("tour needs at least two --tubes per connection");
-    if (is_mode("probe") && !(options.falls_due || options.delay_seconds))
-        usage("probe needs --due or --delay");
-    if (is_mode("probe") && !(options.backlog >= PACE_SHARE && options.watch))
-        usage("probe needs --watch and a --backlog of " TEXT(PACE_SHARE) " or more");
     if (options.varies && options.body < SERIAL_SIZE)
         usage("--vary needs a --body of " TEXT(SERIAL_SIZE) " or more");
     if (is_mode("fan") && (options.connections % 2 || options.backlog))
         usage("fan needs an even number of connections and no --backlog");
-    if (!is_drain() && !is_mode("idle") && !is_mode("probe") && !options.seconds && !options.jobs)
+    if (!is_drain() && !is_mode("idle") && !options.seconds && !options.jobs)
         usage("--seconds or --jobs is needed");
     if (!options.jobs)
         options.jobs = UNLIMITED;

@@ -9,7 +9,7 @@ from typing import Final
 
 from .cpus import Cpus
 from .errors import BenchError
-from .generator import Generator, Outcome, running_generator
+from .generator import Generator, running_generator
 from .modes import HELD_TUBE, Measurement, Metric, Mode
 from .servers import Contender, Server, data_directory, running_server
 from .viewer import dashboard_viewer
@@ -18,7 +18,6 @@ Sample = dict[Metric, float]
 
 DISTURBED_PERCENT: Final = 5.0
 _ACCOUNTING_SECONDS: Final = 0.02  # until the CPU time of the last replies is accounted
-_QUIET_SECONDS: Final = 5.0  # length of a probe of a server on which no job becomes ready
 _DRAIN_SECONDS: Final = 600.0  # time to drain a large backlog
 
 
@@ -120,44 +119,6 @@ def _growth(trial: Trial) -> Sample:
     return sample
 
 
-def _due(trial: Trial) -> Sample:
-    """Return the longest wait for a reply on a connection with one command in flight."""
-    sample, outcome = _longest_wait(trial)
-    return sample | {"p99_us": outcome.p99_us, "p999_us": outcome.p999_us}
-
-
-def _expiry(trial: Trial) -> Sample:
-    """Return the longest wait for a reply while a new policy makes the jobs of the backlog expire."""
-    sample, outcome = _longest_wait(trial, lambda server: server.set_policies(trial.mode.policies))
-    return sample | {"expiry_seconds": outcome.seconds}
-
-
-def _longest_wait(trial: Trial, at_start: Callable[[Server], None] = lambda server: None) -> tuple[Sample, Outcome]:
-    """Return the longest wait for a reply, with a quiet server and with the backlog; and the latter's outcome.
-
-    *at_start* is called when the measured part with the backlog has started.
-    """
-    cpus = trial.bench.cpus
-    with trial.server() as server:
-        with trial.generator(server, trial.mode.without_backlog(), _QUIET_SECONDS) as generator:
-            before = generator.measure()
-            generator.finish()
-        with trial.generator(server) as generator:
-            busy, cpu_ns = cpus.busy_seconds(), server.cpu_ns()
-            generator.start()
-            at_start(server)
-            outcome = generator.outcome()
-            busy, cpu_ns = cpus.busy_seconds() - busy, server.cpu_ns() - cpu_ns
-            generator.finish()
-    others = max(0.0, busy - cpu_ns / 1e9 - outcome.load_cpu_seconds)
-    sample: Sample = {
-        "held_ms": outcome.max_us / 1e3,
-        "held_before_ms": before.max_us / 1e3,
-        "others_busy": 100 * others / outcome.seconds,
-    }
-    return sample, outcome
-
-
 def _speed_past_held_tube(trial: Trial) -> Sample:
     """Return the speed while another connection holds the only job of HELD_TUBE that may be reserved."""
     with trial.server() as server, trial.generator(server) as generator, server.connect() as holder:
@@ -235,12 +196,10 @@ def _restart(trial: Trial) -> Sample:
 _MEASUREMENTS: Final[dict[Measurement, Callable[[Trial], Sample]]] = {
     "speed": _speed,
     "growth": _growth,
-    "due": _due,
     "connection memory": _connection_memory,
     "job memory": _job_memory,
     "returned memory": _returned_memory,
     "restart": _restart,
-    "expiry": _expiry,
     "held": _speed_past_held_tube,
     "backlog": _backlog,
 }

@@ -24,9 +24,6 @@ Metric = Literal[
     "bytes_per_job",
     "returned_percent",
     "restart_seconds",
-    "held_ms",
-    "held_before_ms",
-    "expiry_seconds",
     "puts_per_second",
     "peak_mb",
     "disk_mb",
@@ -34,12 +31,10 @@ Metric = Literal[
 Measurement = Literal[
     "speed",  # CPU, throughput and latency
     "growth",  # speed over a backlog, and the ratio of its p99.9 to that of the same server when empty
-    "due",  # the longest wait for a reply on one connection while the backlog becomes ready
     "connection memory",
     "job memory",
     "returned memory",  # after the backlog is drained
     "restart",  # with the jobs that the load has put
-    "expiry",  # the longest wait for a reply on one connection while the backlog expires
     "held",  # speed, while a limit holds the jobs of HELD_TUBE
     "backlog",  # the rates at which the backlog is put and drained, and its memory and disk space
 ]
@@ -58,16 +53,13 @@ METRIC_LABELS: Final[dict[Metric, str]] = {
     "bytes_per_job": "bytes per job",
     "returned_percent": "% of memory returned",
     "restart_seconds": "seconds until the first reply",
-    "held_ms": "ms of the longest wait for a reply",
-    "held_before_ms": "the same, with no job due",
-    "expiry_seconds": "seconds until all have expired",
     "puts_per_second": "jobs put per second",
     "peak_mb": "MB of memory at most",
     "disk_mb": "MB on disk with all jobs",
 }
 
 # These metrics show how reliable a sample is, and are not compared.
-CONDITIONS: Final[tuple[Metric, ...]] = ("load_busy", "others_busy", "held_before_ms")
+CONDITIONS: Final[tuple[Metric, ...]] = ("load_busy", "others_busy")
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,6 @@ class Mode:
     jobs: int | None = None  # number of jobs after which the measurement ends
     backlog: int | None = None  # number of jobs put before the measurement
     delay_seconds: int = 0  # delay of the backlog's jobs
-    falls_due: bool = False  # the whole backlog is delayed, and becomes ready within one second
     tubes: int = 0  # number of tubes that hold the backlog
     watch: int = 0  # number of tubes that each connection watches; 0: only default
     use: int | None = None  # the tube that all connections use; None: each uses its share of the tubes that it watches
@@ -110,7 +101,7 @@ class Mode:
     @property
     def has_base(self) -> bool:
         """Whether another server can run the mode, so that there are ratios."""
-        return self.measurement not in ("expiry", "backlog")
+        return self.measurement != "backlog"
 
     @property
     def conditions(self) -> str:
@@ -135,12 +126,11 @@ class Mode:
             "--seconds": seconds if self.measurement in ("speed", "growth", "held") else None,
         }
         words = [word for name, value in options.items() if value for word in (name, str(value))]
-        flags = {"--due": self.falls_due, "--vary": self.has_distinct_bodies}
-        return words + [flag for flag, is_set in flags.items() if is_set]
+        return [*words, "--vary"] if self.has_distinct_bodies else words
 
     def without_backlog(self) -> "Mode":
         """Return the same load without its backlog."""
-        return replace(self, load="cycle", backlog=None, delay_seconds=0, falls_due=False, measurement="speed")
+        return replace(self, load="cycle", backlog=None, delay_seconds=0, measurement="speed")
 
 
 def _cpu_at_most(bound: float) -> tuple[Target, ...]:
@@ -311,17 +301,6 @@ SCALE: Final = (
         backlog=1_000_000,
         targets=(Target("returned_percent", "at least", 90, absolute=True),),
     ),
-    Mode(
-        "due",
-        "probe",
-        "cycle; 1,000,000 delayed jobs of another tube become ready within one second",
-        measurement="due",
-        connections=1,
-        backlog=1_000_000,
-        falls_due=True,
-        watch=1,
-        targets=(Target("held_ms", "at most", 10, absolute=True),),
-    ),
 )
 
 
@@ -398,18 +377,6 @@ def _policy_modes() -> Iterable[Mode]:
         about=f"{CYCLE.about}; each connection also watches a tube with 100,000 jobs that max_reserved holds",
         policies=_policy("max_reserved = 1", tubes=HELD_TUBE), targets=_cpu_at_most(1.1),
     )  # fmt: skip
-    yield Mode(
-        "policy-expire",
-        "probe",
-        "cycle; a new policy makes 1,000,000 delayed jobs of another tube expire",
-        measurement="expiry",
-        connections=1,
-        backlog=1_000_000,
-        delay_seconds=3_600,
-        watch=1,
-        policies=_policy("expire_after = 0.001"),
-        targets=(Target("held_ms", "at most", 10, absolute=True),),
-    )
 
 
 POLICIES: Final = tuple(_policy_modes())

@@ -123,12 +123,9 @@ def data_directory() -> Iterator[str]:
 def running_server(
     contender: Contender, mode: Mode, directory: str, cpu: int | None, *, has_dashboard: bool
 ) -> Iterator[Server]:
-    """Start the server of *contender* on *directory*; it listens when the block starts.
-
-    If the mode has no comparison, the measurement sets the policies with `Server.set_policies`.
-    """
+    """Start the server of *contender* on *directory*; it listens when the block starts."""
     if mode.policies and not contender.is_plain:
-        Path(directory, POLICY_FILE).write_text(mode.policies if mode.has_base else "")
+        Path(directory, POLICY_FILE).write_text(mode.policies)
     with tempfile.TemporaryFile() as log:
         port = free_port()
         web_port = free_port() if has_dashboard and "{web}" in contender.command else None

@@ -34,13 +34,15 @@ RATE = result(
     Target("rate", "at least", 5),
     **{OURS: {"cpu_us": [1.0], "rate": [300_000.0]}, PEER: {"cpu_us": [5.0], "rate": [100_000.0]}},
 )
-HELD = result(
-    "due", Target("held_ms", "at most", 10, absolute=True), **{OURS: {"held_ms": [7.61]}, PEER: {"held_ms": [1234.5]}}
+IDLE = result(
+    "idle",
+    Target("bytes_per_connection", "at most", 8_000, absolute=True),
+    **{OURS: {"bytes_per_connection": [7.61]}, PEER: {"bytes_per_connection": [1234.5]}},
 )
 
 
 def test_each_table_has_one_direction() -> None:
-    assert document.tables([CPU, RATE, HELD]).splitlines() == [
+    assert document.tables([CPU, RATE, IDLE]).splitlines() == [
         "### Cost relative to beanstalkd (lower is better)",
         "",
         "| load | connections | figure | Greenstalk | compiled | target |",
@@ -57,7 +59,7 @@ def test_each_table_has_one_direction() -> None:
         "",
         "| load | connections | figure | Greenstalk | compiled | beanstalkd | target |",
         "|---|---|---|--:|--:|--:|--:|",
-        "| `due` | 50 | ms of the longest wait for a reply | 7.6 |  | 1,234 | at most 10 |",
+        "| `idle` | 50 | bytes per connection | 7.6 |  | 1,234 | at most 8,000 |",
     ]
 
 
