@@ -42,6 +42,7 @@
   }
 
   function open() {
+    document.getElementById("settings").open = false;
     choice.checked = isOn;
     help.showModal();
   }
@@ -49,16 +50,13 @@
   function find() {
     const fields = [...document.querySelectorAll("main input[type=search]")];
     const field = fields.find((one) => one.offsetParent !== null);
-    if (field === undefined) {
-      page("s").click();
-    } else {
-      field.focus();
-      field.select();
-    }
+    const box = field ?? document.getElementById("find");
+    box?.focus();
+    box?.select();
   }
 
   function links() {
-    const rows = [...document.querySelectorAll("main table.tubes tbody tr")];
+    const rows = [...document.querySelectorAll("main table.table tbody tr")];
     const found = rows.map((row) => row.querySelector("th a") ?? row.querySelector("a"));
     return found.filter((link) => link !== null && link.offsetParent !== null);
   }

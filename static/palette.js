@@ -1,17 +1,18 @@
-// Command palette (Ctrl+K): opens a page, a tube, a job, or an action of this page. It does not execute an action: it
-// moves the focus to the first field of its form. The elements with `data-palette` are the actions of a page.
+// The search box of the header (Ctrl+K): finds a page, a tube, a job, or an action of this page. It does not execute an
+// action: it moves the focus to the first field of its form. The elements with `data-palette` are the actions of a page.
+// Without this script, the box opens a job by its id, or else searches.
 "use strict";
 
 (() => {
   const TYPING_MS = 100;
   const MAX_LOCAL = 8; // pages and actions shown for a text
 
-  const dialog = document.getElementById("palette");
-  const opener = document.getElementById("palette-open");
-  if (dialog === null) {
+  const form = document.getElementById("palette");
+  if (form === null) {
     return; // the visitor is not signed in
   }
-  const input = document.getElementById("palette-input");
+  const input = document.getElementById("find");
+  const body = document.getElementById("palette-body");
   const list = document.getElementById("palette-list");
   const status = document.getElementById("palette-status");
 
@@ -55,7 +56,7 @@
   }
 
   function pages() {
-    return [...document.querySelectorAll(".pages a, .whoami a")].map((link) => ({
+    return [...document.querySelectorAll(".pages a, .user-menu a")].map((link) => ({
       kind: "Page",
       label: link.textContent.trim(),
       run: go(link.href),
@@ -63,7 +64,7 @@
   }
 
   function actions() {
-    const found = [...document.querySelectorAll("[data-palette]")].filter((one) => one.getClientRects().length > 0);
+    const found = [...document.querySelectorAll("[data-palette]")].filter((one) => one.closest("[hidden]") === null);
     return found.map((element) => ({
       kind: "Action",
       label: element.dataset.palette || element.textContent.trim(),
@@ -75,11 +76,11 @@
     const local = [...actions(), ...pages()].filter((one) => matches(one.label, text));
     const found = text === "" ? local : local.slice(0, MAX_LOCAL);
     if (/^[0-9]{1,20}$/.test(text)) {
-      found.unshift({ kind: "Job", label: text, run: go(address(dialog.dataset.job, "id", text)) });
+      found.unshift({ kind: "Job", label: text, run: go(address(form.dataset.job, "id", text)) });
     }
-    found.push(...tubes.map((name) => ({ kind: "Tube", label: name, run: go(address(dialog.dataset.tube, "tube", name)) })));
+    found.push(...tubes.map((name) => ({ kind: "Tube", label: name, run: go(address(form.dataset.tube, "tube", name)) })));
     if (text !== "") {
-      found.push({ kind: "Search", label: text, run: go(address(dialog.dataset.search, "q", text)) });
+      found.push({ kind: "Search", label: text, run: go(address(form.dataset.search, "q", text)) });
     }
     return found;
   }
@@ -125,7 +126,7 @@
     const mine = new AbortController();
     asking = mine;
     try {
-      const response = await fetch(address(dialog.dataset.find, "q", text), { signal: mine.signal, cache: "no-store" });
+      const response = await fetch(address(form.dataset.find, "q", text), { signal: mine.signal, cache: "no-store" });
       const found = response.ok ? (await response.json()).tubes : [];
       if (asking === mine) {
         tubes = found;
@@ -136,20 +137,31 @@
     }
   }
 
+  function close() {
+    body.hidden = true;
+    input.setAttribute("aria-expanded", "false");
+    input.removeAttribute("aria-activedescendant");
+    status.textContent = "";
+  }
+
   function choose() {
     const chosen = shown[at];
     if (chosen !== undefined) {
-      dialog.close();
+      close();
+      input.value = "";
+      input.blur();
       chosen.run();
     }
   }
 
   function open() {
-    if (!dialog.open && document.querySelector("dialog[open]") === null) {
-      input.value = "";
+    if (body.hidden && document.querySelector("dialog[open]") === null) {
       tubes = [];
-      dialog.showModal();
+      body.hidden = false;
+      input.focus();
+      input.select();
       show(0);
+      find();
     }
   }
 
@@ -157,6 +169,7 @@
     const text = input.value.trim();
     asking?.abort();
     asking = null;
+    body.hidden = false;
     tubes = tubes.filter((name) => text !== "" && matches(name, text));
     show(0);
     clearTimeout(typing);
@@ -167,8 +180,15 @@
     const moves = { ArrowDown: 1, ArrowUp: -1 };
     if (event.key in moves) {
       event.preventDefault();
-      select(at + moves[event.key]);
-    } else if (event.key === "Enter" && !event.isComposing) {
+      if (body.hidden) {
+        open();
+      } else {
+        select(at + moves[event.key]);
+      }
+    } else if (event.key === "Escape") {
+      close();
+      input.blur();
+    } else if (event.key === "Enter" && !event.isComposing && !body.hidden && shown.length > 0) {
       event.preventDefault();
       choose();
     }
@@ -189,7 +209,16 @@
     }
   });
 
-  opener.addEventListener("click", open);
-  document.getElementById("palette-close").addEventListener("click", () => dialog.close());
-  opener.hidden = false;
+  input.addEventListener("click", open);
+  form.addEventListener("focusout", (event) => {
+    if (!form.contains(event.relatedTarget)) {
+      close();
+    }
+  });
+  list.addEventListener("mousedown", (event) => event.preventDefault()); // keeps the focus in the field
+  for (const [name, value] of Object.entries({
+    role: "combobox", "aria-expanded": "false", "aria-controls": "palette-list", "aria-autocomplete": "list",
+  })) {
+    input.setAttribute(name, value);
+  }
 })();

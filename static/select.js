@@ -55,14 +55,19 @@ document.addEventListener("click", (event) => {
   } else {
     return;
   }
-  if (count() > 0) {
-    panel.open = true;
+  const isSelected = count() > 0;
+  panel.open = isSelected;
+  panel.classList.toggle("selected", isSelected);
+  if (isSelected) {
     form.elements.scope.value = "ticked";
   }
 });
 
 // In a filtered list, the action is for all matches unless rows are selected.
 panel.addEventListener("toggle", () => {
+  if (!panel.open) {
+    panel.classList.remove("selected");
+  }
   if (panel.open && form.elements.q.value && count() === 0) {
     form.elements.scope.value = "all";
   }

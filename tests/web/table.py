@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = frozenset({"meta", "link", "img", "input", "br", "wbr"})
+VOID = frozenset({"meta", "link", "img", "input", "br", "wbr", "hr"})
 
 
 class Page(HTMLParser):

@@ -206,6 +206,7 @@ def addresses(client: FlaskClient, ids: dict[str, int], headers: dict[str, str])
         "/connections": ["/connections"],
         "/events": [f"/events?{query}" for query in live],
         "/export": [f"/export?{query}&format={form}" for query in by_state for form in ("jsonl", "csv", "json")],
+        "/find": ["/find?q=1", "/find?q=the-marker"],
         "/healthz": ["/healthz"],
         "/job": [f"/job?id={id}" for id in each],
         "/job/body": [f"/job/body?id={id}" for id in each],

@@ -96,6 +96,7 @@ TABLE: dict[str, list[Probe]] = {
     "GET /job/body": [Probe("/job/body?id={id}")],
     "GET /job/form": [Probe("/job/form?id={id}")],
     "GET /job/holder": [Probe("/job/holder?id={held}")],
+    "GET /find": [Probe("/find?q={id}"), Probe("/find?q=tube:{tube}")],
     "GET /search": [Probe("/search"), Probe("/search?q=pri:%3C9999"), Probe("/search?q=tube:{tube}"),
                     Probe("/search?q=MaRkEr", has_twin=False), Probe("/search?task={task}"),
                     Probe("/search?q=id:{id}")],
@@ -469,7 +470,7 @@ def test_operator_of_some_tubes_sees_and_changes_nothing_else(world: World, rout
 
 WITHOUT_TRACES = frozenset(
     {
-        *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/search"),
+        *("/healthz", "/readyz", "/static/<path:filename>", "/login", "/sessions", "/job/holder", "/find", "/search"),
         *("/server/history.json", "/tube/history", "/tube/history.json", "/events"),
         *(f"/api/v1{path}" for path in ("/docs", "/openapi.json", "/server", "/server/history", "/tubes/history")),
         *(f"/api/v1{path}" for path in ("/sessions", "/tasks/<task>", "/alerts", "/tube/errors")),

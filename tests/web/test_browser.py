@@ -201,6 +201,7 @@ def test_elements_in_use_are_not_replaced(chromium: Browser, daemon: Daemon, cro
         boxes = tab.page.locator(".jobs tbody [data-keep] input")
         boxes.first.check()
         crowd.producer.pause_tube("aaa", 60)
+        tab.page.click("#pause > summary")
         tab.page.get_by_role("button", name="Resume now").focus()
         crowd.put("aaa", priority=1)
         tab.page.wait_for_selector(".jobs [data-key='3']")
@@ -240,7 +241,7 @@ def test_keyboard_focus_reaches_everything_and_is_visible(chromium: Browser, dae
             assert tab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         assert reached[:2] == ["skip", "brand"]
         assert reached[-1] == "q"
-        for _ in range(2):  # past the scrollable table to its first header
+        for _ in range(2):  # past the actions on tubes to the first header of the table
             tab.page.keyboard.press("Tab")
         assert tab.page.evaluate("document.activeElement.textContent.trim()") == "Tube"
         tab.screenshot("focus")

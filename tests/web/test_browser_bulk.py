@@ -97,7 +97,7 @@ def test_shift_selects_a_range_and_the_header_selects_all(chromium: Browser, dae
         tab.page.keyboard.up("Shift")
         assert ticked(tab) == [6, 7]
         tab.page.get_by_label("Action", exact=True).select_option("Set the priority")
-        assert tab.page.get_by_label("New value").is_visible()
+        assert tab.page.get_by_label("New priority").is_visible()
         assert not tab.page.get_by_label("Destination tube").is_visible()
         assert (tab.console, tab.elsewhere) == ([], [])
 

@@ -23,8 +23,8 @@ MIN_TARGET = 24
 SMALL = """least => [...document.querySelectorAll(
         'a[href], button, input:not([type=hidden]), select, textarea, summary')]
     .filter(one => one.offsetParent !== null && !one.closest('.visually-hidden, .skip'))
-    .filter(one => !one.matches('p a, li.effects a, .query-error a, .task-message a, .predicate a, caption a'))
-    .map(one => [one, one.labels?.[0]?.querySelector('span') ? one.labels[0] : one])
+    .filter(one => !one.matches('p a, li.effects a, .field-error a, .task-message a, .predicate a, caption a'))
+    .map(one => [one, one.labels?.[0]?.contains(one) ? one.labels[0] : one])
     .map(([one, target]) => [one, target.getBoundingClientRect()])
     .filter(([one, { width, height }]) => width > 0 && Math.min(width, height) < least - 0.5)
     .map(([one, { width, height }]) =>
@@ -67,20 +67,20 @@ BROKEN = """selector => {
 
 OUTSIDE = """() => [...document.querySelectorAll('main *')]
     .filter(one => one.offsetParent !== null)
-    .filter(one => !one.closest('.tubes-scroll, .points-scroll, .error-sample, pre, svg, .visually-hidden'))
+    .filter(one => !one.closest('.table-scroll, .pages, .points-scroll, .error-sample, pre, svg, .visually-hidden'))
     .filter(one => one.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
     .map(one => `${one.tagName} ${one.className}`)"""
 """Returns the elements that reach out of the window, although an ancestor may clip them."""
 
 NUMBERS = (
-    "main :is(.value, .vital-value, .badge, .worker-rate, .held),"
+    "main :is(.value, .badge, .worker-rate, .held),"
     " .jobs :is(th.id, td.pri, td.state, td.reserves, td.timeouts, td.attempts, td.size),"
     " .tubes-of-server td:not(.attention)"
 )
 """Selects the elements whose numbers and words must not break across lines."""
 
 TEXTS_CUT = """() => [...document.querySelectorAll(
-        'main :is(.value, .vital-value, .note, dd, td:not(.body), .badge, .worker-rate)')]
+        'main :is(.value, .note, dd, td:not(.body), .badge, .worker-rate)')]
     .filter(one => one.offsetParent !== null && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
     .filter(one => getComputedStyle(one).overflow !== 'visible' && one.querySelector('.cut-name') === null)
     .map(one => `${one.className} ${one.textContent}`)"""

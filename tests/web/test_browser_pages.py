@@ -15,27 +15,31 @@ from .test_browser_bulk import kept_busy, put_many
 from .test_job_actions import BODIES
 from .visit import WITH_AND_WITHOUT_SCRIPTS, Clients, follow, notice_text, press
 
+MORE = "#more > summary"
+"""Opens the menu with the less common actions of a job."""
+
 
 @WITH_AND_WITHOUT_SCRIPTS
 def test_put_view_bury_kick_and_delete(tab: Tab, clients: Clients) -> None:
     tab.page.goto(clients.url)
-    tab.page.get_by_text("Put a job", exact=True).click()
+    tab.page.click("#put > summary")
     tab.page.get_by_label("Body").fill("one\ntwo ☃ <b>")
-    tab.page.get_by_label("Priority").fill("7")
+    tab.page.get_by_label("Priority", exact=True).fill("7")
     tab.page.get_by_label("TTR, s").fill("90")
-    press(tab, "Put")
+    press(tab, "Put job")
     [id] = [int(text) for text in tab.page.locator(".jobs th.id a").all_text_contents()]
     assert notice_text(tab) == f"Job {id} was put. Job {id}"
     assert clients.producer.peek(id).body == "one\ntwo ☃ <b>".encode()
     tab.page.locator(".jobs th.id a").click()
     assert tab.page.inner_text("pre.body") == "one\ntwo ☃ <b>"
+    tab.page.click(MORE)
     press(tab, "Bury: set aside")
     assert notice_text(tab) == f"Job {id} was buried."
     assert clients.states() == (0, 0, 0, 1)
-    press(tab, "Kick: make ready")
-    assert notice_text(tab) == f"Job {id} was kicked and is ready."
+    press(tab, "Retry")
+    assert notice_text(tab) == f"Job {id} was retried: it is ready."
     assert clients.states() == (1, 0, 0, 0)
-    tab.page.get_by_text("Delete", exact=True).click()
+    unfold(tab, "Delete")
     press(tab, f"Delete job {id} permanently")
     assert notice_text(tab) == f"Job {id} was deleted."
     assert clients.states() == (0, 0, 0, 0)
@@ -50,7 +54,8 @@ def test_pages_follow_the_queue(chromium: Browser, daemon: Daemon, clients: Clie
         job.page.goto(f"{daemon.dashboard}job?id={id}")
         tube.page.wait_for_selector("#live[data-state=live]")
         assert "notice" not in tube.page.url
-        tube.page.get_by_label("For", exact=True).fill("77")
+        tube.page.click("#pause > summary")
+        tube.page.fill("#seconds", "77")
         held = clients.worker.reserve()
         job.page.wait_for_selector(".badge[data-state=reserved]")
         tube.page.wait_for_selector(".tab[data-state=ready] .zero")
@@ -81,7 +86,8 @@ FRAGILE_BODIES = (
 
 
 def unfold(tab: Tab, name: str) -> None:
-    tab.page.locator("summary", has_text=name).click()
+    tab.page.click(MORE)
+    tab.page.locator("#more summary", has_text=name).click()
 
 
 def body_of(clients: Clients, id: int) -> bytes:
@@ -127,7 +133,7 @@ def test_held_job_is_released_only_after_confirmation(tab: Tab, daemon: Daemon, 
     assert clients.producer.stats_job(id)["state"] == "reserved"
     tab.page.locator("#confirm-release").check()
     press(tab, f"Release job {id}")
-    assert notice_text(tab) == f"Job {id} was released from its client and is ready."
+    assert notice_text(tab) == f"Job {id} was released from its worker and is ready."
     with pytest.raises(greenstalk.NotFoundError):
         clients.worker.touch(held)
     assert clients.worker.reserve(timeout=0).id == id
@@ -147,7 +153,7 @@ def test_page_of_a_job_and_list_of_connections_follow_the_queue(
         list_of_all.page.goto(f"{daemon.dashboard}connections?q={clients.tube}")
         job.page.wait_for_selector("text=No worker has reserved this job yet.")
         held = clients.worker.reserve()
-        job.page.wait_for_selector("text=Held by a client")
+        job.page.wait_for_selector("text=Held by a worker")
         list_of_all.page.wait_for_selector(f".connections td.holds a[href$='id={id}']")
         clients.worker.bury(held)
         job.page.wait_for_selector(".life [data-state=buried]")
@@ -193,7 +199,7 @@ def test_summary_follows_workers_without_moving_the_list(chromium: Browser, daem
     with chromium.tab(daemon.dashboard, 1440) as tab:
         tab.page.goto(clients.url)
         tab.page.wait_for_selector("#live[data-state=live]")
-        list_top = tab.page.locator("#jobs-title").evaluate(TOP)
+        list_top = tab.page.locator(".state-tabs").evaluate(TOP)
         assert list_top < 500, "the jobs begin on the first screen"
         held = clients.worker.reserve()
         doing = tab.page.locator(".worker-doing")
@@ -202,7 +208,7 @@ def test_summary_follows_workers_without_moving_the_list(chromium: Browser, daem
             clients.worker.delete(clients.worker.reserve_job(id))
         expect(tab.page.locator("[data-field=figure-delete]")).not_to_have_text("0")
         expect(tab.page.locator(".worker-rate")).not_to_have_text("0/min")
-        assert tab.page.locator("#jobs-title").evaluate(TOP) == list_top
+        assert tab.page.locator(".state-tabs").evaluate(TOP) == list_top
         follow(tab, doing.get_by_role("link"))
         assert tab.page.inner_text("h1") == f"Job {ids[0]}"
         clients.worker.delete(held)

@@ -110,9 +110,9 @@ def test_page_shows_the_query_and_the_effects(queue: Queue, client: FlaskClient,
     assert "3 jobs would be moved: each moves to the tube “new” in its current state" in message
     assert "Sample of affected jobs" in message and "Nothing has been changed yet" in message
     page = look(client, preview(client, tube="mail", state="buried", action="kick"))
-    assert "1 job would be kicked: each becomes ready" in words(page) and "held" not in words(page)
+    assert "1 job would be retried: each becomes ready" in words(page) and "held" not in words(page)
     page = look(client, preview(client, q="pri:5", action="kick"))
-    assert "0 jobs would be kicked" in words(page) and not any(
+    assert "0 jobs would be retried" in words(page) and not any(
         tag == "form" and "bulk" in str(a.get("action")) for tag, a in page.elements
     )
 
@@ -298,7 +298,7 @@ def test_cancelled_dry_run_cannot_be_run(queue: Queue, client: FlaskClient, monk
     assert "Dry run: delete tube:mail" in Page(client.get(f"/task?id={id}").text).text
     client.post("/task/cancel", data={"id": id}, headers=SAME_ORIGIN)
     page = look(client, id)
-    assert "The dry run was cancelled" in words(page) and page.text.count("Type the tube") == 0
+    assert "The preview was cancelled" in words(page) and page.text.count("Type the tube") == 0
     message = refused(client.post("/bulk/run", data={"task": id, "confirm": "mail"}, headers=SAME_ORIGIN), 409)
     assert "did not finish" in message and len(queue.broker.jobs) == 50_000
 

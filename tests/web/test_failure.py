@@ -86,7 +86,7 @@ def test_page_of_a_failed_job_shows_why(queue: Queue, client: FlaskClient) -> No
     panel = html[html.index('id="failure-title"') : html.index('id="body-title"')]
     assert "HTTP 503 from upstream" in panel and "One of 2 jobs with this error" in panel
     assert f"\n{TRACE}</pre>" in panel
-    assert panel.count(":4711") == 2 and "<td>5\N{NO-BREAK SPACE}s</td>" in panel
+    assert panel.count(":4711") == 2 and '<td class="whole" data-label="Took">5\N{NO-BREAK SPACE}s</td>' in panel
     [fresh] = put(queue, FAILED, is_buried=False)
     assert "failure-title" not in client.get(f"/job?id={fresh}").text
 

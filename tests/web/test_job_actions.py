@@ -110,7 +110,7 @@ def test_held_job_is_not_changed_without_confirmation(
     before = jobs.look()
     message = refused(post(client, f"/{action}", id=jobs[HELD].id, **FORCED[action], **confirm), 409)
     assert "for at most 1\xa0min more" in message
-    assert f"Job {jobs[HELD].id} was not " in message and "Held by a client" in message, "the page of the job"
+    assert f"Job {jobs[HELD].id} was not " in message and "Held by a worker" in message, "the page of the job"
     assert jobs.look() == before
 
 
@@ -157,7 +157,7 @@ def test_job_deleted_before_the_redirect(queue: Queue, jobs: Jobs, visit: Callab
 
     response = post(visit(commit=commit), "/job/kick", id=jobs["buried"].id)
     assert done(response, "/") == ("kicked-job", jobs.ids["buried"])
-    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was kicked and is ready."
+    assert client_sees(visit(), response) == f"Job {jobs.ids['buried']} was retried: it is ready."
 
 
 def client_sees(client: FlaskClient, response: TestResponse) -> str:
@@ -243,7 +243,7 @@ def test_any_body_survives_edit_and_copy(queue: Queue, client: FlaskClient, name
     assert queue.broker.jobs[id].body == body
     _, copy = done(post(client, "/job/copy", id=id, delay="0"), "/job")
     assert queue.broker.jobs[copy].body == body
-    common = ["/static/times.js", "/static/keys.js", "/static/palette.js"]
+    common = ["/static/times.js", "/static/menu.js", "/static/keys.js", "/static/palette.js"]
     for path, scripts in (("/job/form", common), ("/job", [*common, "/static/live.js"])):
         elements = Page(client.get(path, query_string={"id": id}).text).elements
         assert [a.get("src") for tag, a in elements if tag == "script"] == scripts

@@ -19,7 +19,7 @@ from .table import Page
 def history_entries(client: FlaskClient, id: int) -> list[str]:
     """Return the text of each entry of the job's history."""
     html = client.get("/job", query_string={"id": id}).text
-    entries = re.findall(r"<li.*?</li>", html[html.index('<ol class="life">') : html.index("</ol>")], re.DOTALL)
+    entries = re.findall(r"<li.*?</li>", html[html.index('<ol class="life">') :], re.DOTALL)
     return [
         " ".join(unescape(re.sub(r"<[^>]*>", " ", entry)).replace("\xa0", " ").split()).replace(" ,", ",")
         for entry in entries
@@ -83,7 +83,7 @@ def test_events_beyond_the_history_are_counted(queue: Queue, client: FlaskClient
     entries = history_entries(client, id)
     assert entries[1].startswith("Older events: reserved 20 times, released 20 times")
     assert len(entries) == 2
-    assert "The last holder is no longer known" in client.get(f"/job?id={id}").text
+    assert "The last worker is no longer known" in client.get(f"/job?id={id}").text
 
 
 def test_live_history_and_hint_of_an_edit(queue: Queue, client: FlaskClient) -> None:

@@ -231,7 +231,7 @@ def test_missing_tube_or_job_is_explained(queue: Queue, client: FlaskClient) -> 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("notice=kicked&n=1", "1 job kicked."), ("notice=kicked&n=1234", "1,234 jobs kicked."),
+        ("notice=kicked&n=1", "1 job retried."), ("notice=kicked&n=1234", "1,234 jobs retried."),
         ("notice=paused&n=90", "Paused for 1\xa0min 30\xa0s."),
         ("notice=cleared&n=0", "No job was deleted: none was in this state."),
         ("notice=deleted-job&n=5&late=1", "The change is not on disk yet"), ("notice=put&n=5", "Job 5 was put."),

@@ -74,7 +74,7 @@ def field(html: str, name: str) -> str | None:
 
 def errors(html: str) -> dict[str, str]:
     """Return the error beside each field, and check that the field refers to it."""
-    found = re.findall(r'<p class="query-error" id="(\w+)-error" role="alert">(.*?)</p>', html)
+    found = re.findall(r'<p class="field-error" id="(\w+)-error" role="alert">(.*?)</p>', html)
     for key, _ in found:
         described = [one for tag, one in Page(html).elements if one.get("name") == key and tag != "meta"]
         assert described[0]["aria-invalid"] == "true"

@@ -79,7 +79,9 @@ def test_does_not_redirect_outside_the_prefix(queue: Queue) -> None:
 # In a browser
 
 GROUND = "getComputedStyle(document.body).backgroundColor"
-LIGHT, DARK = "rgb(245, 247, 244)", "rgb(14, 20, 17)"
+LIGHT, DARK = "rgb(246, 248, 247)", "rgb(14, 19, 17)"
+
+SETTINGS = "#settings > summary"
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +96,12 @@ def test_each_theme_in_a_browser(chromium: Browser, prefixed: Daemon) -> None:
         page.goto(f"{prefixed.dashboard}audit?what=pause")
         assert page.evaluate(GROUND) == DARK
         for label, ground in (("Dark", DARK), ("Light", LIGHT), ("Auto", DARK)):
+            page.click(SETTINGS)
             with page.expect_navigation():
                 page.get_by_role("button", name=label, exact=True).click()
             assert page.evaluate(GROUND) == ground
             assert page.url == f"{prefixed.dashboard}audit?what=pause"
-            assert page.locator("[name=theme][aria-pressed=true]").inner_text() == label
+            assert page.locator("[name=theme][aria-pressed=true]").text_content() == label
         assert tab.console == []
 
 
@@ -116,15 +119,18 @@ def test_all_times_follow_the_zone(chromium: Browser, prefixed: Daemon) -> None:
     with chromium.tab(prefixed.dashboard, timezone_id="Australia/Darwin") as tab:
         page = tab.page
         page.goto(f"{prefixed.dashboard}tube?tube=default")
-        page.get_by_role("button", name="Pause", exact=True).click()
+        page.click("#pause > summary")
+        with page.expect_navigation():
+            page.get_by_role("button", name="1 h", exact=True).click()
         page.goto(f"{prefixed.dashboard}audit")
         time = page.locator(".audit tbody tr", has_text="tube/pause").first.locator("time")
         in_utc, utc = time.inner_text(), datetime.fromisoformat(time.get_attribute("datetime") or "")
         assert in_utc == utc.strftime("%Y-%m-%d %H:%M:%S UTC")
-        assert page.inner_text("#zone-label") == "Times in UTC"
+        assert page.text_content("#zone-label") == "Times in UTC"
+        page.click(SETTINGS)
         with page.expect_navigation():
             page.get_by_role("button", name="Local", exact=True).click()
-        assert page.inner_text("#zone-label") == "Times in Australia/Darwin"
+        assert page.text_content("#zone-label") == "Times in Australia/Darwin"
         local = utc + timedelta(hours=9, minutes=30)
         assert time.inner_text() == local.strftime("%Y-%m-%d %H:%M:%S GMT+9:30")
         begin = local.replace(second=0)
@@ -151,6 +157,7 @@ def test_live_updates_follow_the_zone(chromium: Browser, prefixed: Daemon) -> No
         worker.put("x")
         job = worker.reserve()
         page.goto(f"{prefixed.dashboard}job?id={job.id}")
+        page.click(SETTINGS)
         with page.expect_navigation():
             page.get_by_role("button", name="Local", exact=True).click()
         page.wait_for_selector("#live[data-state=live]")

@@ -119,8 +119,8 @@ def test_large_kick_asks_for_confirmation(queue: Queue, client: FlaskClient) -> 
     queue.put("mail", count=MAX_UNCONFIRMED + 50, delay=60)
     tube = queue.broker.tubes[b"mail"]
     status, html = send(client, "tube/kick", {"tube": "mail", "state": "delayed", "all": "1"})
-    assert status == 200 and "Kick 150 jobs?" in html and "of 150 delayed" in html
-    assert "No client watches the tube" in html
+    assert status == 200 and "Retry 150 jobs?" in html and "of 150 delayed" in html
+    assert "No worker watches the tube" in html
     assert tube.delayed.count == 150, "nothing has been kicked"
     form = form_of(html, "tube/kick")
     sent = dict(re.findall(r'type="hidden" name="([^"]*)" value="([^"]*)"', form))

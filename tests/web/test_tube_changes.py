@@ -100,11 +100,11 @@ def test_kick_is_limited_to_the_jobs_that_were_counted(
     queue: Queue, client: FlaskClient, buried: dict[str, list[int]]
 ) -> None:
     id = preview(client, "*", "kick")
-    assert "Kick 10 buried jobs of 4 tubes?" in words(client, f"/tubes/change?task={id}")
+    assert "Retry 10 buried jobs of 4 tubes?" in words(client, f"/tubes/change?task={id}")
     (late,) = queue.put("billing")
     finishing.bury_job(queue.broker, late, queue.now)
     done = run(client, id)
-    assert (done.done, done.verb) == (10, "jobs kicked")
+    assert (done.done, done.verb) == (10, "jobs retried")
     assert buried_counts(queue) == {"billing.mail": 0, "billing.sms": 0, "billing": 1, "other": 0}
     invariants.check(queue.broker)
 

@@ -85,7 +85,7 @@ def test_invalid_filter_can_be_cleared_and_not_exported(queue: Queue, client: Fl
     queue.put("mail")
     shown = client.get("/tube?tube=mail&q=pri:x").text
     assert "must be a comparison" in shown
-    assert '<a class="button" href="/tube?tube=mail&amp;state=ready">Clear</a>' in shown
+    assert '<a class="button text" href="/tube?tube=mail&amp;state=ready">Clear</a>' in shown
     assert "/export?" not in shown and "/export?" in client.get("/tube?tube=mail&q=pri:0").text
 
 

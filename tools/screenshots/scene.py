@@ -53,6 +53,7 @@ dead_letter = "billing.failed"
 template = "slack"
 url = "http://127.0.0.1:{port}/chat"
 allow_plain = true
+allow_private = true
 for = 5
 interval = 5
 
@@ -60,6 +61,7 @@ interval = 5
 template = "json"
 url = "http://127.0.0.1:{port}/broken"
 allow_plain = true
+allow_private = true
 severities = ["critical", "warning"]
 for = 5
 interval = 5

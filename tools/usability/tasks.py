@@ -45,12 +45,12 @@ def _find_the_most_common_error(operator: Operator, scenario: Scenario) -> None:
 def _retry_one_error(operator: Operator, scenario: Scenario) -> None:
     _open_errors(operator)
     operator.click(operator.page.locator(".error-group").nth(1).get_by_role("button", name=re.compile("Retry")))
-    operator.click_button(f"Kick {FAILED['TimeoutError']} jobs")
-    expect(operator.page.locator("#main")).to_contain_text(f"{FAILED['TimeoutError']} kicked")
+    operator.click_button(f"Retry {FAILED['TimeoutError']} jobs")
+    expect(operator.page.locator("#main")).to_contain_text(f"{FAILED['TimeoutError']} retried")
 
 
 def _find_the_holder_of_a_job(operator: Operator, scenario: Scenario) -> None:
-    operator.write(operator.page.locator("#jump"), str(scenario.held))
+    operator.write(operator.page.locator("#find"), str(scenario.held))
     operator.press("Enter")
     operator.sees(operator.page.locator("section", has_text="Held by").get_by_text(f"127.0.0.1:{scenario.worker}"))
 

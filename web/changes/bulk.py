@@ -81,20 +81,20 @@ class Action:
 
 ACTIONS: Final[Mapping[ActionName, Action]] = {
     "kick": Action(
-        "Kick",
-        "kicked",
+        "Retry",
+        "retried",
         "becomes ready, and a worker can reserve it at once",
         "",
         lambda job, _: job.state != READY,
-        "is taken from the client that holds it, and becomes ready",
+        "is taken from the worker that holds it, and becomes ready",
     ),
     "bury": Action(
         "Bury",
         "buried",
-        "is buried until somebody kicks it",
+        "is buried until somebody retries it",
         "",
         lambda job, _: job.state != BURIED,
-        "is taken from the client that holds it, and buried",
+        "is taken from the worker that holds it, and buried",
     ),
     "delete": Action(
         "Delete",
@@ -102,7 +102,7 @@ ACTIONS: Final[Mapping[ActionName, Action]] = {
         "is deleted. This cannot be undone",
         "",
         lambda job, _: True,
-        "is taken from the client that holds it, and deleted",
+        "is taken from the worker that holds it, and deleted",
     ),
     "move": Action(
         "Move",
@@ -110,7 +110,7 @@ ACTIONS: Final[Mapping[ActionName, Action]] = {
         "moves to the tube {} in its current state; its id, age, priority and counts stay",
         "to",
         lambda job, to: job.tube.name != to,
-        "moves to the tube {}; its client keeps it reserved",
+        "moves to the tube {}; its worker keeps it reserved",
     ),
     "pri": Action(
         "Set the priority of",
@@ -118,7 +118,7 @@ ACTIONS: Final[Mapping[ActionName, Action]] = {
         "gets the priority {}",
         "pri",
         lambda job, pri: job.pri != pri,
-        "gets the priority {} for when it is released; its client keeps it reserved",
+        "gets the priority {} for when it is released; its worker keeps it reserved",
         "priority",
     ),
     "delay": Action(
@@ -131,8 +131,8 @@ ACTIONS: Final[Mapping[ActionName, Action]] = {
         "delay",
     ),
     "redrive": Action(
-        "Redrive",
-        "redriven",
+        "Retry",
+        "retried",
         "moves back from its dead-letter tube to the tube that it came from, where it is ready as a new job",
         "",
         lambda job, _: bool(job.dead_letter) and job.state != RESERVED,

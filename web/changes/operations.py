@@ -217,7 +217,7 @@ class Operations:
         """Make *job* ready; raise Conflict unless it is buried or delayed."""
         require_operator(job.tube.name)
         if not kicking.kick_job(self._broker, job.id, self._clock()):
-            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be kicked.")
+            raise Conflict(f"Job {job.id} is {STATE_NAMES[job.state]}. Only a buried or delayed job can be retried.")
         self._audit.note("job/kick", id=job.id, tube=job.tube.name.decode())
 
     def bury_job(self, job: Job, is_forced: bool) -> None:

@@ -66,12 +66,12 @@ class TubeChange:
     @property
     def label(self) -> str:
         """The verb on buttons and in titles."""
-        return self.key.capitalize()
+        return "Retry" if self.key == KICK else self.key.capitalize()
 
     @property
     def done(self) -> str:
-        """The participle, as in `12 tubes paused`; a kick counts jobs."""
-        return {PAUSE: "paused", RESUME: "resumed", KICK: "jobs kicked"}[self.key]
+        """The participle, as in `12 tubes paused`; a retry counts jobs."""
+        return {PAUSE: "paused", RESUME: "resumed", KICK: "jobs retried"}[self.key]
 
     @property
     def means(self) -> str:

@@ -16,9 +16,9 @@ from greenstalk_server.web.framework.fields import Fields
 _JOB_NOTICES: Final[dict[str, str]] = {
     "put": "Job {} was put.",
     "duplicate": "Nothing was put: job {} has the same idempotency key, or the same body (policy unique).",
-    "kicked-job": "Job {} was kicked and is ready.",
+    "kicked-job": "Job {} was retried: it is ready.",
     "buried-job": "Job {} was buried.",
-    "released-job": "Job {} was released from its client and is ready.",
+    "released-job": "Job {} was released from its worker and is ready.",
     "moved-job": "Job {} was moved.",
     "redriven-job": "Job {} was moved back to the tube that it came from, and is ready.",
     "edited-job": "Job {} was changed.",
@@ -41,9 +41,9 @@ _NOTICES: Final[dict[str, Callable[[int], str]]] = {
     "tested": lambda n: f"The receiver accepted the test in {text.number(n)} ms.",
     "test-failed": lambda _: "The receiver did not accept the test. The log below has the reason.",
     "resumed": lambda _: "Resumed.",
-    "kicked": lambda n: f"{text.counted(n, 'job')} kicked." if n else "No job was kicked: none was in this state.",
+    "kicked": lambda n: f"{text.counted(n, 'job')} retried." if n else "No job was retried: none was in this state.",
     "cleared": lambda n: f"{text.counted(n, 'job')} deleted." if n else "No job was deleted: none was in this state.",
-    "kicked-part": lambda n: f"{text.counted(n, 'job')} kicked before the time limit. Kick again for the rest.",
+    "kicked-part": lambda n: f"{text.counted(n, 'job')} retried before the time limit. Retry again for the rest.",
     "cleared-part": lambda n: f"{text.counted(n, 'job')} deleted before the time limit. Clear again for the rest.",
 }
 

@@ -50,6 +50,7 @@ class ShownRow:
     """A row.
 
     worst               its worst condition.
+    text                the sentence of that condition, without the name of the tube.
     form, lasting       the form in which its start is shown, and its age.
     chips               label and link of each further condition.
     href                of the form that acknowledges the conditions; empty if the principal may not.
@@ -57,6 +58,7 @@ class ShownRow:
     """
 
     worst: Condition
+    text: str
     form: str
     lasting: str
     chips: list[tuple[str, str]]
@@ -193,9 +195,10 @@ def _summary(rows: Rows) -> str:
 
 def _shown(row: Row, now: int) -> ShownRow:
     measure, others = row.worst.measure, row.conditions[1:]
-    age = max(0, now - row.worst.since)
+    age, worst = max(0, now - row.worst.since), shown_condition(row.worst, row.acknowledgement)
     return ShownRow(
-        worst=shown_condition(row.worst, row.acknowledgement),
+        worst=worst,
+        text=worst.sentence.replace(f" of “{worst.tube}”", "", 1),
         form="full" if age > SAME_DAY else "clock",
         lasting=text.duration(age // SECOND // 60 * 60) if age >= 60 * SECOND else "just now",
         chips=[_chip(other) for other in others],

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from flask import Flask, Response, make_response, render_template, request
+from flask import Flask, Response, make_response, redirect, render_template, request, url_for
 
 from greenstalk_server.core.broker import Broker
 from greenstalk_server.runtime.clock import Clock
@@ -28,6 +28,9 @@ from greenstalk_server.web.reads.jobs.query import MAX_SEARCHED, QueryError, sug
 PAGE_SIZE: Final = 100
 """Matches per page: about 4 ms of rendering."""
 
+MAX_ID_DIGITS: Final = 20
+"""Digits of the largest id, 2⁶⁴-1."""
+
 
 class SearchPages:
     """The page `/search`."""
@@ -41,6 +44,7 @@ class SearchPages:
     def init_app(self, app: Flask, live: LiveHub) -> None:
         """Add the page to *app*, and register it with *live* for live updates."""
         app.add_url_rule("/search", "search", self.page)
+        app.add_url_rule("/find", "find", self.find)
         live.register("search", self.live)
 
     def page(self) -> Response:
@@ -61,6 +65,12 @@ class SearchPages:
             return make_response(_form("", ""))
         task.wait(INITIAL_WAIT)
         return make_response(render_template("search.html", error="", **self._shown(task, request.args)))
+
+    def find(self) -> Response:
+        """Serve `/find?q=`, for the search box of the header: redirect to the job with this id, or else to a search."""
+        given = request.args.get("q", "").strip()
+        is_id = given.isascii() and given.isdigit() and len(given) <= MAX_ID_DIGITS
+        return make_response(redirect(url_for("job", id=given) if is_id else url_for("search", q=given)))
 
     def live(self, args: fields.Fields, now: int) -> State:
         """Return the live state of `/search?task=&from=&class=`: the page has the column of classes if `class` is 1."""

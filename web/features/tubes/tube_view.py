@@ -196,7 +196,22 @@ COLUMNS: Final = (
         lambda view: _seconds(view.oldest_age),
         lambda view: view.oldest_age,
     ),
+    _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
+    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
+    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
+    _number("Buried", "buried", "Jobs set aside until they are retried", lambda tube: len(tube.buried)),
+    Column(
+        "Pause",
+        "pause",
+        "Time until jobs of this tube can be reserved again",
+        lambda view: _seconds(view.pause_left),
+        lambda view: view.pause_left,
+    ),
     _rate("Put/s", "put", "Jobs put"),
+    _rate("Reserved/s", "reserve", "Jobs reserved"),
+    _rate("Deleted/s", "delete", "Jobs deleted"),
+    _rate("Buried/s", "bury", "Jobs buried"),
+    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
     Column(
         "10 min",
         "trend",
@@ -205,8 +220,6 @@ COLUMNS: Final = (
         None,
         "path",
     ),
-    _rate("Reserved/s", "reserve", "Jobs reserved"),
-    _rate("Deleted/s", "delete", "Jobs deleted"),
     Column(
         "Drains in",
         "drain",
@@ -214,22 +227,9 @@ COLUMNS: Final = (
         _drain,
         lambda view: view.drain_time,
     ),
-    _number("Buried", "buried", "Jobs set aside until they are kicked", lambda tube: len(tube.buried)),
-    _number("Reserved", "reserved", "Jobs held by workers", lambda tube: tube.reserved_count),
     _number("Waiting", "waiting", "Workers waiting for a job of this tube", lambda tube: tube.waiting_count),
-    _number("Delayed", "delayed", "Jobs that become ready after a delay", lambda tube: tube.delayed.count),
-    Column(
-        "Pause",
-        "pause",
-        "Time until jobs of this tube can be reserved again",
-        lambda view: _seconds(view.pause_left),
-        lambda view: view.pause_left,
-    ),
-    _rate("Timeouts/s", "timeout", "Reservations that timed out"),
-    _rate("Buried/s", "bury", "Jobs buried"),
-    _number("Urgent", "urgent", "Ready jobs with a priority below 1024", lambda tube: tube.urgent_count),
 )
-"""The columns, the most important first: a narrow window shows these without scrolling."""
+"""The columns in the order of the table: jobs by state, rates, workers. static/pages.css says which a window hides."""
 
 NAME: Final = Column("Tube", BY_NAME, "By name", lambda view: view.tube.name.decode(), None)
 """The first column."""

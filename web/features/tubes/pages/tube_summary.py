@@ -144,18 +144,18 @@ def _figures(view: TubeView) -> list[Figure]:
 
 
 def drain_text(view: TubeView) -> tuple[str, str]:
-    """Return the trend of the ready jobs of the tube, and a note such as `drains in 4 min`."""
+    """Return the trend of the ready jobs of the tube, and a note: `4 min`, `until it is empty`."""
     tube, rates = view.tube, view.rates
     if not tube.ready.count:
         return text.NONE, ""
     if tube.paused_until > view.now:
         return "paused", ""
     if not tube.watching:
-        return "never drains", "" if view.is_dead_letter else "no consumers"
+        return "stays", "" if view.is_dead_letter else "no workers"
     if view.drain_time == inf:
         return "growing", f"by {text.rate(rates.put - rates.delete)}/s"
     if view.drain_time is not None:
-        return f"drains in {text.duration(max(1, round(view.drain_time)))}", ""
+        return text.duration(max(1, round(view.drain_time))), "until it is empty"
     return "steady", "" if rates.delete else "nothing deleted"
 
 
