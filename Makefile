@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGING := pyproject.toml greenstalk_server/__init__.py
+PACKAGING := pyproject.toml greenstalk_server/version.py
 # Files with tests that run on pure Python: those that replace a part of a compiled module, and those of `each_build`.
 ON_PURE := $(shell grep -rlE --include='test_*.py' 'mark[.](pure|each_build)' tests)
 # Tests without servers and other programs, which take 100 s of CPU.

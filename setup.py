@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -32,6 +33,8 @@ from setuptools.command.build_py import build_py
 
 CHECKOUT = Path(__file__).resolve().parent
 BUILD = runpy.run_path(str(CHECKOUT / "greenstalk_server" / "build.py"))
+VERSION = runpy.run_path(str(CHECKOUT / "greenstalk_server" / "version.py"))["version"]()
+"""The version, with the commit between two releases."""
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
 IS_PURE = os.environ.get("GREENSTALK_PURE") == "1"
@@ -41,6 +44,9 @@ COMPILING = {"bdist_wheel", "build", "compile_core", "editable_wheel", "install"
 
 KEPT_LIBRARIES = 8
 """Number of newest libraries that stay in build/compiled: running servers use older ones, and an edit may be undone."""
+
+VERSIONED = ("greenstalk_server", "greenstalkctl")
+"""Packages with a `version.py`."""
 
 COMPILER = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
 INSTALL = "apt-get install gcc libc6-dev python3-dev"
@@ -158,6 +164,14 @@ def build_requirements() -> list[str]:
     return requirements
 
 
+def write_version(file: Path) -> None:
+    """Write VERSION, which may have a commit, into a copy of `version.py`."""
+    text, count = re.subn(r'(?m)^(VERSION: Final = )".*"$', rf'\1"{VERSION}"', file.read_text())
+    assert count == 1, file
+    file.unlink()  # the copy may be a link to the original
+    file.write_text(text)
+
+
 class CompiledDistribution(Distribution):
     """A distribution whose wheel is specific to one platform if it contains the library."""
 
@@ -175,6 +189,8 @@ class BuildFromScratch(build_py):
         super().run()
         if not self.editable_mode:
             self._add_library(library / "greenstalk_server")
+            for package in VERSIONED:
+                write_version(library / package / "version.py")
 
     def _add_library(self, package: Path) -> None:
         """Copy the library, or the file that says why there is none."""
@@ -201,6 +217,7 @@ class CompileCore(Command):
 LIBRARY = compiled_library() if COMPILING & set(sys.argv) else None
 
 setup(
+    version=VERSION,
     distclass=CompiledDistribution,
     cmdclass={"build_py": BuildFromScratch, "compile_core": CompileCore},
     # Only when pip asks for them: with another command, setuptools would install them itself.

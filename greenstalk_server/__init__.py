@@ -3,8 +3,9 @@
 from typing import Final
 
 from greenstalk_server.build import Build, select
+from greenstalk_server.version import version
 
 BUILD: Final[Build] = select()
 """The build that runs. Selecting it decides which files later imports load."""
 
-__version__: Final = "0.1.0"
+__version__: Final = version()

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from greenstalk_server import daemon
+from greenstalk_server import BUILD, __version__, daemon
 from greenstalk_server.config import show
 from greenstalk_server.config.command_line import (
     CheckConfig,
@@ -21,10 +21,12 @@ from greenstalk_server.config.command_line import (
     JournalExport,
     JournalImport,
     ShowConfig,
+    ShowVersion,
     parse,
 )
 from greenstalk_server.config.options import PROGRAM, Options, UsageError
 from greenstalk_server.config.text import is_database_url, without_password
+from greenstalk_server.journal import record
 from greenstalk_server.journal.check import check
 from greenstalk_server.journal.transfer import export_journal, import_journal
 from greenstalk_server.preflight import MAX_PASSWORD, check_start, importing_psycopg
@@ -102,6 +104,8 @@ def _run_command(command: Command) -> int:
     match command:
         case Information(text):
             print(text, end="")
+        case ShowVersion():
+            print(f"{PROGRAM} {__version__} ({BUILD.name}), journal format {record.VERSION}")
         case ShowConfig(options, is_json):
             for warning in options.warnings:
                 print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
@@ -117,12 +121,7 @@ def _run_command(command: Command) -> int:
         case JournalCheck(where):
             return _check_journal(where)
         case JournalExport(where, target, is_quiet):
-            pause_gc()
-            if is_database_url(where):
-                with importing_psycopg():
-                    from greenstalk_server.journal.postgresql.transfer import export_shared  # noqa: PLC0415
-                return export_shared(where, _journal_name(), target, is_quiet)
-            return export_journal(where, target, is_quiet)
+            return _export_journal(where, target, is_quiet=is_quiet)
         case JournalImport(where, source):
             if is_database_url(where):
                 with importing_psycopg():
@@ -138,6 +137,15 @@ def _check_journal(where: str) -> int:
         advice = "use `journal export`, which reads all of a database's journal"
         raise UsageError(f"journal check: {without_password(where)}: must be a directory; {advice}")
     return check(where)
+
+
+def _export_journal(where: str, target: str | None, *, is_quiet: bool) -> int:
+    pause_gc()
+    if is_database_url(where):
+        with importing_psycopg():
+            from greenstalk_server.journal.postgresql.transfer import export_shared  # noqa: PLC0415
+        return export_shared(where, _journal_name(), target, is_quiet)
+    return export_journal(where, target, is_quiet)
 
 
 def _hash_password() -> int:

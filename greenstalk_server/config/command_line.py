@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.config_file import read_config
 from greenstalk_server.config.definitions import DEFINITIONS, LARGEST_JOB_SIZE, Definition, Kind, defaults
 from greenstalk_server.config.options import PROGRAM, Options, UsageError, secret_variables
@@ -31,9 +30,14 @@ HASH_PASSWORD: Final = "hash-password"  # noqa: S105  the name of the command
 
 @dataclass(frozen=True, slots=True)
 class Information:
-    """`-h` or `-v`: print *text*."""
+    """`-h`: print *text*."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowVersion:
+    """`-v`: print the version of the server and of the journal's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +105,11 @@ class JournalImport:
     source: str | None
 
 
+Answer: TypeAlias = Information | ShowVersion
+"""What `-h` and `-v` ask for."""
+
 Command: TypeAlias = (
-    Options
-    | Information
-    | ShowConfig
-    | CheckConfig
-    | Handover
-    | HashPassword
-    | JournalCheck
-    | JournalExport
-    | JournalImport
+    Options | Answer | ShowConfig | CheckConfig | Handover | HashPassword | JournalCheck | JournalExport | JournalImport
 )
 
 
@@ -162,7 +161,7 @@ def usage() -> str:
     )
 
 
-def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig | Information:
+def _parse_check(argv: Sequence[str], environ: Mapping[str, str]) -> CheckConfig | Answer:
     """Parse the arguments of `config --check`, and collect all errors instead of raising the first."""
     errors: list[UsageError] = []
     parser = _Parser(argv, errors.append)
@@ -185,7 +184,7 @@ def _raise(error: UsageError) -> None:
     raise error
 
 
-def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Information:
+def _parse_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options | Answer:
     parser = _Parser(argv, _raise)
     if (information := parser.read_arguments()) is not None:
         return information
@@ -300,8 +299,8 @@ class _Parser:
         self._origins: dict[str, str] = {}
         self._warnings: list[str] = []
 
-    def read_arguments(self) -> Information | None:
-        """Apply every flag up to the first -h or -v; return the text that -h or -v prints, or None without them."""
+    def read_arguments(self) -> Answer | None:
+        """Apply every flag up to the first -h or -v; return the answer to it, or None without them."""
         for argument in self._rest:
             try:
                 information = self._read_argument(argument)
@@ -312,7 +311,7 @@ class _Parser:
                 return information
         return None
 
-    def _read_argument(self, argument: str) -> Information | None:
+    def _read_argument(self, argument: str) -> Answer | None:
         if argument.startswith("--"):
             return self._read_long(argument)
         if argument.startswith("-") and argument != "-":
@@ -360,7 +359,7 @@ class _Parser:
         max_job_size = min(options.max_job_size, LARGEST_JOB_SIZE)
         return replace(options, max_job_size=max_job_size, warnings=(*self._warnings, *warnings(options)))
 
-    def _read_long(self, argument: str) -> Information | None:
+    def _read_long(self, argument: str) -> Answer | None:
         flag, equals, text = argument.partition("=")
         row = _find(flag)
         if row.kind is Kind.VALUE:
@@ -369,7 +368,7 @@ class _Parser:
             raise UsageError(f"{flag} takes no value, not {quote_value(text)}")
         return self._apply(row, flag, row.implies)
 
-    def _read_bundle(self, argument: str) -> Information | None:
+    def _read_bundle(self, argument: str) -> Answer | None:
         """Apply the letters of `-VVp11300`; the first letter that takes a value takes the rest of the argument."""
         for end, letter in enumerate(argument[1:], start=2):
             flag = f"-{letter}"
@@ -386,14 +385,14 @@ class _Parser:
         except StopIteration:
             raise UsageError(f"{flag} needs a value: {flag} {row.metavar} ({row.help})") from None
 
-    def _apply(self, row: Definition, flag: str, text: str) -> Information | None:
+    def _apply(self, row: Definition, flag: str, text: str) -> Answer | None:
         match row.kind:
             case Kind.VALUE | Kind.SWITCH:
                 self._set(row, flag, text)
             case Kind.REMOVED:
                 self._warnings.append(f"{flag} has no effect: the journal is always compacted")
             case Kind.VERSION:
-                return Information(f"{PROGRAM} {__version__} ({BUILD.name})\n")
+                return ShowVersion()
             case Kind.HELP:
                 return Information(usage())
         return None

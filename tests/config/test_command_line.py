@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from greenstalk_server import BUILD, __version__
 from greenstalk_server.config.command_line import (
     Command,
     Handover,
@@ -19,6 +18,7 @@ from greenstalk_server.config.command_line import (
     JournalExport,
     JournalImport,
     ShowConfig,
+    ShowVersion,
     parse,
     usage,
 )
@@ -178,7 +178,7 @@ def test_words_of_a_boolean(text: str, is_set: bool) -> None:
     "argv", [["-v"], ["--version"], ["-Vv"], ["-vh"], ["-v", "-x"], ["-z", "1", "-v", "nonsense"], ["-vx"]]
 )
 def test_version(argv: list[str]) -> None:
-    assert parse(argv, {"PORT": "nonsense"}) == Information(f"greenstalk-server {__version__} ({BUILD.name})\n")
+    assert parse(argv, {"PORT": "nonsense"}) == ShowVersion()
 
 
 @pytest.mark.parametrize("argv", [["-h"], ["--help"], ["-Vh"], ["-hv"], ["-h", "-x"]])
@@ -557,7 +557,7 @@ def test_address_of_a_disabled_dashboard_is_not_checked() -> None:
         (["handover", "-h"], Information(usage())),
         (["hash-password"], HashPassword()),
         (["hash-password", "--help"], Information(usage())),
-        (["config", "-v"], Information(f"greenstalk-server {__version__} ({BUILD.name})\n")),
+        (["config", "-v"], ShowVersion()),
         (["config", "--help"], Information(usage())),
         (["journal", "-h"], Information(usage())),
     ],

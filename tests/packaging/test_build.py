@@ -102,7 +102,7 @@ LOADED = "from greenstalk_server.core import broker; print(broker.__file__)"
 def test_library_of_these_sources_is_loaded(tree: Tree) -> None:
     library = tree.add_library()
     assert tree.run(LOADED).stdout == f"{library}\n"
-    assert tree.version().stdout.endswith(" (compiled)\n")
+    assert tree.version().stdout.endswith(" (compiled), journal format 4\n")
 
 
 def test_every_module_comes_from_the_library(tree: Tree) -> None:
@@ -134,7 +134,7 @@ def test_installation_with_an_edited_source_refuses_to_start(installed: Tree, mo
         " install the server again, or set GREENSTALK_PURE=1 to run it as pure Python\n"
     )
     assert "was compiled from other sources" in installed.run(LOADED).stderr.splitlines()[-1]
-    assert installed.version(GREENSTALK_PURE="1").stdout.endswith(" (pure Python)\n")
+    assert installed.version(GREENSTALK_PURE="1").stdout.endswith(" (pure Python), journal format 4\n")
 
 
 def test_checkout_with_an_edited_source_runs_it_and_says_so_first(checkout: Tree) -> None:
