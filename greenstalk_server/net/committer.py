@@ -215,7 +215,7 @@ class Committer:
             self._keep_pace()
         return True
 
-    def has_held(self) -> bool:
+    def has_held_replies(self) -> bool:
         """Return whether replies are held, or wait for a batch that is being written."""
         return bool(self._is_writing or self._holders or self._safe_holders)
 

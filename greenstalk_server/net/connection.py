@@ -60,7 +60,7 @@ from greenstalk_server.runtime.clock import Clock
 RECEIVE_SIZE: Final = 65536 + 4096
 """Bytes per recv: the largest put that a server with the default -z accepts, whole."""
 
-MAX_HELD: Final = 16
+MAX_HELD_REPLIES: Final = 16
 """Chunks of replies that wait for the journal; at this number, reading from the connection pauses."""
 
 STREAM_BATCH: Final = 262144
@@ -133,8 +133,8 @@ class Connection(Handler):
         "_has_hung_up",
         "_has_left",
         "_has_unread",
-        "_held",
-        "_held_size",
+        "_held_bytes",
+        "_held_replies",
         "_is_readable",
         "_journal",
         "_limit_counters",
@@ -188,8 +188,8 @@ class Connection(Handler):
         self.session.refused = refused
         self.on_leave: Callable[[Client], None] = _ignore_leave
         self._greenlet: Any = None
-        self._held: list[tuple[int, bytes]] = []
-        self._held_size: int = 0
+        self._held_replies: list[tuple[int, bytes]] = []
+        self._held_bytes: int = 0
         self._awaited: int = 0  # number of the last record that unsent replies wait for; 0 for none
         self._limit_counters: LimitCounters = broker.limit_counters
         self._output_limit: int = output_limit or NO_LIMIT
@@ -312,7 +312,7 @@ class Connection(Handler):
         out = self._settle(out, self._depends_on_journal(promised), now)
         if not session.has_more and self._state < BUSY:
             if self._end == STOPPING:
-                self._need_greenlet(b"" if self._hold(out) else out)
+                self._need_greenlet(b"" if self._hold_reply(out) else out)
                 return b""
             if self._state == PAUSED or self._is_readable:
                 self._proceed()
@@ -341,14 +341,14 @@ class Connection(Handler):
         if self._is_unfinished():
             return out
         if session.is_closing or session.has_more or self._end == STOPPING:
-            self._need_greenlet(b"" if self._hold(out) else out)
+            self._need_greenlet(b"" if self._hold_reply(out) else out)
             return b""
         self._proceed()
         return out
 
     def send(self, out: bytes) -> None:
         """Send *out*, or hold it if its records are not safe."""
-        if (self._awaited or self._held) and self._hold(out):
+        if (self._awaited or self._held_replies) and self._hold_reply(out):
             return
         self._send_now(out)
 
@@ -431,15 +431,15 @@ class Connection(Handler):
                 self.session.close(now)
                 self._poller.spend(self.session.cost)
 
-    def _hold(self, out: bytes) -> bool:
+    def _hold_reply(self, out: bytes) -> bool:
         """Hold *out* until the committer releases it, if it has to wait for the journal; return whether it is held."""
         if not out:
             return False
-        awaited, self._awaited, held = self._awaited, 0, self._held
+        awaited, self._awaited, held = self._awaited, 0, self._held_replies
         if self._committer is None or not (held or awaited > self._journal.safe):
             return False
         held.append((max(awaited, held[-1][0]) if held else awaited, out))
-        self._held_size += len(out)
+        self._held_bytes += len(out)
         self._committer.hold(self)
         if self._is_full():
             self._limit_counters.note("output", self.client.address)
@@ -448,7 +448,7 @@ class Connection(Handler):
 
     def _is_full(self) -> bool:
         """Return whether serving pauses until some of the replies that wait for the journal have been sent."""
-        return len(self._held) >= MAX_HELD or self._held_size > self._output_limit
+        return len(self._held_replies) >= MAX_HELD_REPLIES or self._held_bytes > self._output_limit
 
     def _need_greenlet(self, unsent: bytes) -> None:
         """Wake the greenlet to send *unsent* and to do other work that may block."""
@@ -480,7 +480,7 @@ class Connection(Handler):
     def stop(self) -> None:
         """Close after the pending replies are sent. Does not switch."""
         self._advance_end(STOPPING)
-        if self._state < BUSY and not self._held and not self.session.has_more:
+        if self._state < BUSY and not self._held_replies and not self.session.has_more:
             self.kill()
 
     @property
@@ -491,7 +491,7 @@ class Connection(Handler):
     @property
     def awaits_disk(self) -> bool:
         """Whether replies wait for the journal. Then reading may be paused as well."""
-        return bool(self._held)
+        return bool(self._held_replies)
 
     def is_unanswered(self, seconds: int, now: int) -> bool:
         """Return whether sent data has been unacknowledged for *seconds*.
@@ -526,7 +526,7 @@ class Connection(Handler):
         self._poller.remove(self._fd)
         if self._greenlet is not None:
             self._needed.unlink(self._greenlet.switch)
-        self._held = []  # the committer still calls `release`, which must not resume reading
+        self._held_replies = []  # the committer still calls `release`, which must not resume reading
         try:
             self._leave(self._clock())
         finally:
@@ -536,14 +536,14 @@ class Connection(Handler):
 
     def release(self, safe: int) -> None:
         """Send the replies that waited for records up to number *safe*. Called by the committer. Does not switch."""
-        held = self._held
+        held = self._held_replies
         count = len(held)
         while count and held[count - 1][0] > safe:
             count -= 1
         out = held[0][1] if count == 1 else b"".join([part for _, part in held[:count]])
         was_full = self._is_full()
-        self._held = held[count:]
-        self._held_size -= len(out)
+        self._held_replies = held[count:]
+        self._held_bytes -= len(out)
         if self._state >= BUSY:
             self._unsent += out
         elif out:
@@ -568,8 +568,8 @@ class Connection(Handler):
         assert self._state != PAUSED or must_pause
         assert self._state >= BUSY or not (self._has_left or session.is_closing or self._unsent)
         assert self._state == CLOSED or session.is_closing or self._end >= GONE or not self._has_left
-        assert self._held_size == sum(len(out) for _, out in self._held) or self._state == CLOSED
-        assert self._held == sorted(self._held, key=lambda held: held[0])
+        assert self._held_bytes == sum(len(out) for _, out in self._held_replies) or self._state == CLOSED
+        assert self._held_replies == sorted(self._held_replies, key=lambda held: held[0])
 
     # Called in the connection's own greenlet
 
@@ -581,7 +581,7 @@ class Connection(Handler):
 
     def _flush(self) -> bool:
         """Wait until all replies are safe and sent; return False if the peer is gone. Switches."""
-        while self._held:
+        while self._held_replies:
             self._released = Event()
             self._released.wait()
             self._released = None

@@ -136,7 +136,8 @@ class Poller:
     turns       shared by the greenlets that send large replies.
     before_send called with the replies of a batch, and their handlers, before they are sent; it must not switch. None
                 if there is nothing to do.
-    has_held    returns whether there are held replies, which the loop must send. None if replies are never held.
+    has_held_replies    returns whether there are held replies, which the loop must send. None if replies are never
+                        held.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -162,7 +163,7 @@ class Poller:
         self._callbacks: Any = getattr(self._loop, "_callbacks", None)  # of the loop's next iteration
         self.turns: FairQueue = FairQueue()
         self.before_send: Callable[[list[tuple[Handler, bytes]]], None] | None = None
-        self.has_held: Callable[[], bool] | None = None
+        self.has_held_replies: Callable[[], bool] | None = None
 
     def start(self) -> None:
         """Begin to serve sockets."""
@@ -244,7 +245,7 @@ class Poller:
             return
         until = self._now + WAIT_PERIOD
         while self._now < until and not (self._queue or self._callbacks or self._spent >= BUDGET):
-            if self.has_held is not None and self.has_held():
+            if self.has_held_replies is not None and self.has_held_replies():
                 break
             events = self._events(MAX_WAIT, BATCH_SIZE)
             if not events:

@@ -114,7 +114,7 @@ class Server:
         self._poller: Poller = Poller(clock)
         if committer is not None:
             self._poller.before_send = committer.commit_before_send
-            self._poller.has_held = committer.has_held
+            self._poller.has_held_replies = committer.has_held_replies
         self._acceptors: list[Acceptor] = [
             Acceptor(listener.sock, partial(self._admit, listener), files, self._poller, _accept_batch(listener))
             for listener in listeners

@@ -207,7 +207,7 @@ def test_reply_waits_for_the_records_of_earlier_slices_of_its_command(sent: byte
     assert connection.collect() == b""
     assert finishing.delete(broker, None, SLICE + 1, 1)
     connection.send(connection.resume(1, COMMAND_QUANTUM))
-    assert [out for _, out in connection._held] == [reply]
+    assert [out for _, out in connection._held_replies] == [reply]
     pair.hang_up()
 
 

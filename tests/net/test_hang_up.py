@@ -16,7 +16,7 @@ from greenstalk_server.core.jobs.job import READY, SECOND, Job
 from greenstalk_server.core.journal import NullJournal
 from greenstalk_server.core.operations import connecting, putting
 from greenstalk_server.net.committer import Committer
-from greenstalk_server.net.connection import MAX_HELD, Connection
+from greenstalk_server.net.connection import MAX_HELD_REPLIES, Connection
 from greenstalk_server.net.poller import Poller
 from greenstalk_server.protocol.costs import COMMAND_SLICE
 from greenstalk_server.runtime.clock import steady_clock
@@ -137,9 +137,9 @@ def test_hang_up_while_replies_wait_for_the_journal() -> None:
     journal = UnwrittenJournal()
     broker = Broker(FACTS, journal)
     pair = Pair(broker, journal)
-    for _ in range(MAX_HELD):
+    for _ in range(MAX_HELD_REPLIES):
         pair.send(b"put 0 0 60 1\r\nx\r\n")
-    assert len(journal.holders) == MAX_HELD
+    assert len(journal.holders) == MAX_HELD_REPLIES
     pair.hang_up()
     for holder in journal.holders:
         holder.release(journal.promised)

@@ -488,7 +488,7 @@ def test_poller_does_not_wait_while_the_loop_has_other_work(rig: Rig, reason: st
 
     greenlet = gevent.spawn(yield_forever) if reason == "a greenlet yields" else None
     if reason == "replies are held":
-        rig.poller.has_held = lambda: True
+        rig.poller.has_held_replies = lambda: True
     if reason == "a callback is pending":
         rig.poller.before_send = lambda replies: get_hub().loop.run_callback(int)
     client = QuickClient(rig)
