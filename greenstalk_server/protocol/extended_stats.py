@@ -148,7 +148,7 @@ def job_extension(job: Job, now: int) -> JobExtension:
 
 
 def group_stats(group: Group) -> GroupStats:
-    """Return the figures of the reply to "stats-group"."""
+    """Return the statistics in the reply to "stats-group"."""
     counts = group.counts
     return GroupStats(
         name=group.name.decode(),

@@ -118,7 +118,7 @@ Snapshot: TypeAlias = ServerStats | TubeStats | JobStats
 
 
 def server_stats(broker: Broker, now: int) -> ServerStats:
-    """Return the figures of the reply to "stats"."""
+    """Return the statistics in the reply to "stats"."""
     facts, journal, totals = broker.facts, broker.journal.stats(), broker.totals
     utime, stime = facts.rusage()
     counters = {name: getattr(broker.counters, name) for name in COUNTERS}
@@ -154,7 +154,7 @@ def server_stats(broker: Broker, now: int) -> ServerStats:
 
 
 def tube_stats(tube: Tube, now: int) -> TubeStats:
-    """Return the figures of the reply to "stats-tube"."""
+    """Return the statistics in the reply to "stats-tube"."""
     return TubeStats(
         name=tube.name.decode(),
         current_jobs_urgent=tube.urgent_count,
@@ -174,7 +174,7 @@ def tube_stats(tube: Tube, now: int) -> TubeStats:
 
 
 def job_stats(job: Job, now: int) -> JobStats:
-    """Return the figures of the reply to "stats-job"."""
+    """Return the statistics in the reply to "stats-job"."""
     runs_out = job.state == RESERVED or (job.state == DELAYED and job.deadline < NO_DEADLINE)
     return JobStats(
         id=job.id,
