@@ -89,7 +89,7 @@ WAKE_INTERVAL: Final = 0.002
 KEPT_KEYS: Final = ("SCRIPT_NAME", "SERVER_NAME", "SERVER_PORT", "HTTP_HOST", "REMOTE_ADDR", "wsgi.url_scheme")
 """Keys of a request's WSGI environ that are kept, so that the page can be rendered after that request has ended."""
 
-Key = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool, Rights]
+TopicKey = tuple[str, tuple[tuple[str, str], ...], str, bool, bool, bool, Rights]
 Names = Mapping[str, frozenset[str]]
 NO_NAMES: Final[Names] = {}
 
@@ -103,9 +103,9 @@ class Topic:
     """
 
     def __init__(
-        self, key: Key, page: str, args: Mapping[str, str], environ: Mapping[str, Any], who: Principal
+        self, key: TopicKey, page: str, args: Mapping[str, str], environ: Mapping[str, Any], who: Principal
     ) -> None:
-        self.key: Key = key
+        self.key: TopicKey = key
         self.page: str = page
         self.args: Mapping[str, str] = args
         self.environ: dict[str, Any] = dict(environ)
@@ -194,9 +194,9 @@ class LiveHub:
         self._app: Flask = app
         self._clock: Clock = clock
         self._pages: dict[str, Render] = {}
-        self._topics: dict[Key, Topic] = {}
+        self._topics: dict[TopicKey, Topic] = {}
         self._streams: dict[Stream, None] = {}
-        self._beginning: dict[Key, Event] = {}
+        self._beginning: dict[TopicKey, Event] = {}
         self._renderer: Service = Service("live-pages", self._run)
         self._has_new: Event = Event()
         self._is_stopped: bool = False

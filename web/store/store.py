@@ -27,7 +27,7 @@ FLUSH_TIMEOUT: Final = 2.0
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, int, bytes]
+RowKey = tuple[str, int, bytes]
 """The kind, number and name of a row."""
 
 Restore = Callable[[list[Row]], None]
@@ -48,9 +48,9 @@ class Store:
         self.last_error: str = ""
         self._rows: Rows = rows
         self._prepare: Callable[[], None] = prepare
-        self._pending: dict[Key, bytes | None] = {}
+        self._pending: dict[RowKey, bytes | None] = {}
         self._pending_size: int = 0
-        self._writing: dict[Key, bytes | None] = {}
+        self._writing: dict[RowKey, bytes | None] = {}
         self._trims: dict[str, int] = {}
         self._lost: int = 0
         self._restorers: dict[str, Restore] = {}
@@ -146,7 +146,7 @@ class Store:
             self._writer.stop()
             log.error("dashboard: stopped; its last changes are not saved")
 
-    def _change(self, key: Key, data: bytes | None) -> None:
+    def _change(self, key: RowKey, data: bytes | None) -> None:
         self._pending_size += _size(data) - _size(self._pending.pop(key, b""))
         self._pending[key] = data
         while self._pending_size > MAX_PENDING and len(self._pending) > 1:

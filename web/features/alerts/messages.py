@@ -13,7 +13,7 @@ from typing import Any, Final
 from greenstalk_server.config.tables.receivers import PAGERDUTY, SLACK, Receiver
 from greenstalk_server.core.jobs.job import SECOND
 from greenstalk_server.web.features.alerts.receiver_alerts import Alert, Batch
-from greenstalk_server.web.features.conditions.measures import FAILURE, WARNING, Key, Link
+from greenstalk_server.web.features.conditions.measures import FAILURE, WARNING, ConditionKey, Link
 
 VERSION: Final = 1
 """Version of the template `json`. New keys do not change it."""
@@ -77,7 +77,7 @@ def test_batch(now: int) -> Batch:
     return Batch((test,))
 
 
-def dedup_key(source: str, key: Key) -> str:
+def dedup_key(source: str, key: ConditionKey) -> str:
     """Return the name of a condition, which is the same in every message about it."""
     kind, tube, detail = key
     name = "/".join(["greenstalk", source, kind, *filter(None, (tube.decode(), detail))])

@@ -21,7 +21,7 @@ from greenstalk_server.web.features.conditions.measures import (
     CRITICAL,
     SEVERITIES,
     ActiveCondition,
-    Key,
+    ConditionKey,
     Link,
     Rank,
     Severity,
@@ -71,7 +71,7 @@ class Alert(Struct, kw_only=True):
     kept_until: Time = 0
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ConditionKey:
         return self.kind, self.tube.encode(), self.detail
 
     @property
@@ -110,10 +110,10 @@ class ReceiverAlerts:
     def __init__(self, receiver: Receiver, restored: Iterable[Alert] = ()) -> None:
         """*restored* are alerts that were sent before a restart."""
         self.receiver: Receiver = receiver
-        self.alerts: dict[Key, Alert] = {alert.key: alert for alert in restored}
+        self.alerts: dict[ConditionKey, Alert] = {alert.key: alert for alert in restored}
         self.more: int = 0
         self.sent_at: int = 0
-        self._seen: set[Key] = set()
+        self._seen: set[ConditionKey] = set()
         self._candidates: list[tuple[Rank, ActiveCondition]] = []
         self._omitted: int = 0
 

@@ -88,7 +88,7 @@ class Link(NamedTuple):
     args: dict[str, str]
 
 
-Key = tuple[str, bytes, str]
+ConditionKey = tuple[str, bytes, str]
 """Kind, tube and detail of a condition."""
 
 
@@ -119,7 +119,7 @@ class Measure(NamedTuple):
     age: int = 0
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ConditionKey:
         return self.kind.name, self.tube, self.detail
 
 

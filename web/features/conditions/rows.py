@@ -1,6 +1,6 @@
-"""What needs attention, by tube: a row for each tube with its conditions, and a row for each condition of the server.
+"""The rows of the list of conditions: one for each tube with conditions, and one for each condition of the server.
 
-The overview, the page of all rows and the badges show these rows. Acknowledged conditions are in rows of their own.
+The overview, the page of all rows and the badges show them. Acknowledged conditions are in separate rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Final, NamedTuple
 
 from greenstalk_server.runtime.clock import Clock
 from greenstalk_server.web.features.conditions.acknowledgements import Acknowledgement, Acknowledgements
-from greenstalk_server.web.features.conditions.measures import WARNING, ActiveCondition, Key, Rank, rank, rank_in_tube
+from greenstalk_server.web.features.conditions.measures import (
+    WARNING,
+    ActiveCondition,
+    ConditionKey,
+    Rank,
+    rank,
+    rank_in_tube,
+)
 from greenstalk_server.web.features.conditions.monitor import ConditionMonitor
 from greenstalk_server.web.framework.access import principal
 from greenstalk_server.web.framework.cooperative import Pace
@@ -81,14 +88,17 @@ class AttentionModel:
         """Return what the principal may see. May switch."""
         who = principal()
         of_tubes = self._of_tubes() if who.sees_all else self._grouped(who.sees)
-        of_server = grouped(self.monitor.server_conditions, self._covering, Pace())
+        of_server = grouped(self.monitor.server_conditions, self.covering, Pace())
         return Attention(
             _merged(of_tubes.active, of_server.active), _merged(of_tubes.acknowledged, of_server.acknowledged)
         )
 
     def covering(self, condition: ActiveCondition) -> Acknowledgement | None:
         """Return the acknowledgement of *condition*, or None."""
-        return self._covering(condition)
+        kind, tube, now = condition.measure.kind.name, condition.measure.tube, self._clock()
+        if not self._acknowledgements.has(kind, tube, now):
+            return None
+        return self._acknowledgements.covers(kind, tube, now)
 
     def _of_tubes(self) -> Attention:
         """Return the rows of all tubes; they are grouped once for each round of the monitor. May switch."""
@@ -98,26 +108,20 @@ class AttentionModel:
         return self._cached
 
     def _grouped(self, sees: Callable[[bytes], bool]) -> Attention:
-        return grouped(self.monitor.each_of_tubes(sees), self._covering, Pace())
-
-    def _covering(self, condition: ActiveCondition) -> Acknowledgement | None:
-        kind, tube, now = condition.measure.kind.name, condition.measure.tube, self._clock()
-        if not self._acknowledgements.has(kind, tube, now):
-            return None
-        return self._acknowledgements.covers(kind, tube, now)
+        return grouped(self.monitor.each_of_tubes(sees), self.covering, Pace())
 
 
 def grouped(conditions: Iterable[ActiveCondition], covering: Covers, pace: Pace) -> Attention:
     """Return the rows of *conditions*. May switch."""
-    active: dict[bytes | Key, list[ActiveCondition]] = {}
-    acknowledged: dict[bytes | Key, list[ActiveCondition]] = {}
+    active: dict[bytes | ConditionKey, list[ActiveCondition]] = {}
+    acknowledged: dict[bytes | ConditionKey, list[ActiveCondition]] = {}
     for condition in conditions:
         group = acknowledged if covering(condition) is not None else active
         group.setdefault(condition.measure.tube or condition.measure.key, []).append(condition)
     return Attention(_rows(active, covering, pace), _rows(acknowledged, covering, pace))
 
 
-def _rows(groups: dict[bytes | Key, list[ActiveCondition]], covering: Covers, pace: Pace) -> Rows:
+def _rows(groups: dict[bytes | ConditionKey, list[ActiveCondition]], covering: Covers, pace: Pace) -> Rows:
     severities, best, batch = Counter[str](), list[tuple[Rank, Row]](), list[tuple[Rank, Row]]()
     for conditions in pace.each(groups.values()):
         conditions.sort(key=rank_in_tube)

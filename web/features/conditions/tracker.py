@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from greenstalk_server.core.jobs.job import SECOND
-from greenstalk_server.web.features.conditions.measures import ActiveCondition, Key, Measure
+from greenstalk_server.web.features.conditions.measures import ActiveCondition, ConditionKey, Measure
 
 CLEAR_TIME: Final = 15 * SECOND
 """Nanoseconds without a measure, so with a value below LEAST_RATIO, until an active condition ends."""
@@ -37,7 +37,7 @@ class Tracker:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Key, _Entry] = {}
+        self._entries: dict[ConditionKey, _Entry] = {}
         self._round: int = 1
 
     def observe(self, measures: Iterable[Measure], now: int) -> None:
@@ -59,7 +59,7 @@ class Tracker:
         self,
         now: int,
         exists: Callable[[bytes], bool],
-        batched: Callable[[list[Key]], Iterable[Key]] = iter,
+        batched: Callable[[list[ConditionKey]], Iterable[ConditionKey]] = iter,
     ) -> None:
         """End the conditions that no measure has continued; *exists* tells whether a tube does.
 
@@ -76,7 +76,9 @@ class Tracker:
                 del self._entries[key]
         self._round += 1
 
-    def active(self, batched: Callable[[list[Key]], Iterable[Key]] = iter) -> Iterator[ActiveCondition]:
+    def active(
+        self, batched: Callable[[list[ConditionKey]], Iterable[ConditionKey]] = iter
+    ) -> Iterator[ActiveCondition]:
         """Yield the active conditions, in no particular order. *batched* is as in `end_round`."""
         for key in batched(list(self._entries)):
             entry = self._entries.get(key)  # a round may have ended the condition since the list was made
