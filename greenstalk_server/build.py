@@ -8,7 +8,7 @@ library is loaded only if its digest matches the sources beside this file:
 - A checkout has the library in `build/compiled`. Without a library of its sources, for example after an edit, the core
   runs as pure Python and the server's first log line says so.
 
-GREENSTALK_PURE=1 selects pure Python in both. `setup.py` runs this file too, so it imports the standard library alone.
+GREENSTALK_PURE=1 selects pure Python in both. `setup.py` runs this file too, so it imports only the standard library.
 
 Invariant: a module in COMPILED is loaded from the library or its source, never from an extension module beside it.
 """

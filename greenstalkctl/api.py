@@ -116,14 +116,14 @@ class Change:
 
 
 class TubesOfTask(msgspec.Struct):
-    """The numbers of tubes that a change of many tubes affects, and of their jobs."""
+    """The number of tubes that a change of many tubes affects, and the number of their jobs."""
 
     tubes: int
     jobs: int
 
 
 class Effect(msgspec.Struct):
-    """What a policy would do to existing jobs: the counts of its dry run."""
+    """The effects that a policy would have on existing jobs: the counts of its dry run."""
 
     policy: str
     tubes: int

@@ -44,7 +44,7 @@ from greenstalkctl.version import version
 def cli() -> None:
     """Inspect and change the jobs of a beanstalk server: Greenstalk Server or beanstalkd.
 
-    With --api, which Greenstalk Server alone has, you can also list and search jobs, move them with their ids, change
+    With --api, which only Greenstalk Server has, you can also list and search jobs, move them with their ids, change
     many of them at once, set tube policies, and move dead letters back.
 
     \b

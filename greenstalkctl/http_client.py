@@ -1,7 +1,7 @@
 """JSON requests to an API over one keep-alive HTTP connection, with errors translated for the user.
 
 A redirect is not followed, because it could send the token to another server. Every response is bounded in time (the
-deadline of its request) and in memory (MAX_JSON, MAX_BODY), whatever the server is. Not thread-safe.
+deadline of its request) and in memory (MAX_JSON, MAX_BODY), because the server is not trusted. Not thread-safe.
 """
 
 from __future__ import annotations

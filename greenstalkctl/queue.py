@@ -1,4 +1,4 @@
-"""What the two ways to a server, the protocol (`server`) and the API (`api`), have in common.
+"""Names, limits and types that the two clients share: `server` for the protocol, and `api` for the API.
 
 Both have the same queries and changes. Bodies are bytes, statistics have the protocol's names, times are whole
 seconds. A method returns None or False for a job or tube that does not exist. It raises Refused if the server refuses,

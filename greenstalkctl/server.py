@@ -310,7 +310,7 @@ class Server:
         return names
 
     def _job_view(self, job: Job | None) -> JobView | None:
-        """Return *job* with its statistics, or with its id alone if it has been deleted since."""
+        """Return *job* with its statistics, or with only its id if it has been deleted since."""
         if job is None:
             return None
         return JobView((self.job(job.id) or {"id": job.id}) | {"bytes": len(job.body)}, job.body)

@@ -24,8 +24,8 @@ settings.register_profile("repeatable", _ANY_SPEED, derandomize=True)
 settings.register_profile("random", _ANY_SPEED, max_examples=500)
 settings.load_profile("repeatable")
 
-# Hypothesis mixes the constants of all imported modules into its examples. So the examples of a test would depend on
-# which tests ran before it in the same process, in spite of `derandomize`.
+# Hypothesis mixes the constants of all imported modules into its examples. Even with `derandomize`, the
+# examples of a test would therefore depend on the tests that ran before it in the same process.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 

@@ -48,7 +48,7 @@ class WebOptions:
     api_viewer_token    bearer token for read-only access to `/api/v1`. With any token the API is not open.
     roles           roles by name, with the built-in ones.
     users           users with passwords of their own.
-    metrics_token   bearer token for `/metrics` alone. With it `/metrics` is not open.
+    metrics_token   bearer token that is valid only for `/metrics`. With it `/metrics` is not open.
     oidc            the identity provider with which users sign in; None without one.
     session_idle_time, session_lifetime     nanoseconds until an unused session ends, and until any session ends.
     is_read_only    refuse every change.

@@ -2,8 +2,8 @@
 
 The lease is a row in the database, and ends at a time of the database's clock. The leader renews the lease in a native
 thread, so that long work in the event loop does not delay a renewal. The leader stops serving when the lease has
-ended by its own clock, which also advances while the process or the machine is suspended. The lease alone does not
-prevent two servers from acknowledging changes: the epoch does, see journal.postgresql.
+ended by its own clock, which also advances while the process or the machine is suspended. The lease by itself does
+not prevent two servers from acknowledging changes. The epoch does: see journal.postgresql.
 
 A deposed leader holds stale jobs in memory. It never demotes itself: the process executes its program again, under the
 same process id, and rejoins as a standby.
@@ -128,7 +128,7 @@ class Leadership:
 
     @property
     def warning(self) -> str:
-        """Why the lease is about to end; empty while there is time to renew it.
+        """Reason why the lease is about to end; empty while there is time to renew it.
 
         A single failed renewal gives no warning, since a load balancer that sees one closes all connections.
         """

@@ -447,7 +447,7 @@ DEFINITIONS: Final = (
     ),
     _option(
         (),
-        "viewer password of the dashboard; viewers cannot change anything, and without an admin password nobody can",
+        "viewer password of the dashboard; viewers cannot change anything, and without an admin password no user can",
         "web.viewer_password",
         SECRET,
         field="viewer_password",
@@ -495,7 +495,7 @@ DEFINITIONS: Final = (
     ),
     _option(
         (),
-        "time after which a user must sign in again in any case, from a minute to a year",
+        "time after which a user must sign in again even if the session is used, from a minute to a year",
         "web.session_lifetime",
         SESSION_TIME,
         "7d",

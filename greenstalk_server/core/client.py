@@ -36,7 +36,7 @@ class Client:
                     or ignore until the next reserve.
     weighting       weights and reserve mode; None until the client sets one of them.
     finished        number of its reservations that ended with a delete, release or bury.
-    reserved        jobs that it holds by id, in the order of reservation. `drop` alone removes a job, by `del`, so that
+    reserved        jobs that it holds by id, in the order of reservation. Only `drop` removes a job, by `del`, so that
                     a subclass of dict can notice it (see greenstalk_server.web.features.leases.leases).
     is_producer     it has sent a put whose size was allowed.
     is_worker       it has sent a reserve, or reserved a job by id.

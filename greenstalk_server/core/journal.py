@@ -82,7 +82,7 @@ class Journal(Protocol):
         """Record the changed tube and attributes of *job*, and all that `update` records.
 
         Call this method after the change of *job*, with its former tube as *source*. The record has no body, so the
-        body may be only on disk. To record changed attributes alone, pass the job's tube as *source*.
+        body may be only on disk. To record only changed attributes, pass the job's tube as *source*.
         """
 
     def reserve(self, job: Job) -> None:
@@ -116,7 +116,7 @@ class Journal(Protocol):
 
 
 class NullJournal:
-    """A journal that keeps nothing: jobs are in memory alone, and lost when the process ends."""
+    """A journal that keeps nothing: jobs are only in memory, and lost when the process ends."""
 
     def __init__(self, max_size: int = DEFAULT_BINLOG_SIZE) -> None:
         """*max_size* is the journal file size in bytes that "stats" reports."""

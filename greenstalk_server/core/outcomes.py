@@ -41,7 +41,7 @@ class EditOutcome:
 
 
 class Refusal:
-    """Why the broker refuses a request. Every value is negative, so a result can be a count, an id, or a refusal.
+    """Reasons why the broker refuses a request. All are negative, so a result can be a count, an id, or a refusal.
 
     MEMORY means that no memory is left, JOURNAL that the journal has no space left or that its writes fail. TUBE_FULL
     and TOO_BIG are limits of the tube's policy. The others are limits of the server (see

@@ -593,7 +593,7 @@ class Recovery:
                 self._replaced_keys.setdefault(id, {})[name, key] = replaced
 
     def _note_entry(self, entry: record.Entry, at: int, stop: int, segment: ReplayedSegment) -> None:
-        """Store that the newest record of *entry* is from *at* to *stop* in *segment*."""
+        """Note that the newest record of *entry* is in *segment*, from offset *at* to *stop*."""
         self.entries[entry] = segment.header.number, stop - at
         segment.entries.append(entry)
 

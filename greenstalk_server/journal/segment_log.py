@@ -179,7 +179,7 @@ class SegmentLog:
         return segment
 
     def add_ahead(self, created: list[Segment]) -> None:
-        """Queue *created*, whose files exist, for use; orphan those not above the newest begun segment."""
+        """Queue *created*, whose files exist, for use; orphan segments that are not above the newest begun one."""
         ahead = sorted([*self.ahead, *created], key=lambda segment: segment.number)
         self.ahead = deque([segment for segment in ahead if segment.number > self.newest])
         self.orphaned += [segment for segment in ahead if segment.number <= self.newest]

@@ -261,7 +261,7 @@ class Space:
             self._full_at = None
 
     def _note_maintenance_error(self, error: OSError, message: str) -> None:
-        """Log *message*, in which %s stands for *error*, unless the last maintenance has failed too."""
+        """Log *message*, in which %s is replaced by *error*, unless the last maintenance failed too."""
         if error.errno in NO_SPACE_ERRNOS:
             self.note_full(error)
             return

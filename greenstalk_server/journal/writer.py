@@ -255,7 +255,7 @@ class JournalWriter:
 
     @property
     def refusal(self) -> str:
-        """Why the last segment could not be allocated."""
+        """The reason why the last segment could not be allocated."""
         return self._space.refusal
 
     def stats(self) -> JournalStats:
@@ -422,7 +422,7 @@ class JournalWriter:
     def _must_sync(self) -> bool:
         """Whether the next batch must be synced, so that no id is reused after a power failure.
 
-        Under -F also if no segment later than the one to be removed is on disk (see `Space.can_remove`).
+        With -F, also if a segment is to be removed and no later segment is on disk (see `Space.can_remove`).
         """
         log = self._log
         if log.next_id > self._ids_end_on_disk:

@@ -63,7 +63,7 @@ IDLE_PAUSE: Final = 0.005
 """Seconds between slices of compaction when no client writes."""
 
 LONE_BATCHES: Final = 8
-"""Consecutive batches of the poller for one connection alone, after which it may sync in the loop; see `QUICK_SYNC`."""
+"""Consecutive batches of the poller with a single connection, after which it may sync in the loop; see `QUICK_SYNC`."""
 
 QUICK_SYNC: Final = 0.001
 """Seconds. While syncs take less on average, a sync for a lone connection runs in the loop: the round trip to a thread

@@ -35,7 +35,7 @@ RESERVE_MODES: Final = (b"fifo", b"weighted", b"weighted-fair")
 """Names of the reserve modes; the index is the number in core/tubes/weighting.py."""
 
 STATS_MODES: Final = (b"standard", b"extended")
-"""Names of the modes of the statistics: with the keys of beanstalkd alone, and with all keys."""
+"""Names of the modes of the statistics: with only the keys of beanstalkd, and with all keys."""
 
 
 class ProtocolError(Exception):

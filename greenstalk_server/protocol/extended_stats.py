@@ -57,7 +57,7 @@ class TubeExtension:
 
 @dataclass(frozen=True, slots=True)
 class JobExtension:
-    """Keys of "stats-job"; times in whole seconds. Those of a tag are None if the job does not have the tag."""
+    """Keys of "stats-job"; times in whole seconds. The keys of a tag are None if the job does not have the tag."""
 
     time_reserved: int
     idempotency_key: str | None = None

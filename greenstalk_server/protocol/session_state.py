@@ -1,7 +1,7 @@
 """The state of a session that its commands share, and what several of them do.
 
 `Session` cuts the input into commands and adds the state of its input. The functions of `job_commands`,
-`reserve_commands`, `tube_commands` and `session_commands` are the commands; they know a session by this class alone.
+`reserve_commands`, `tube_commands` and `session_commands` are the commands; they know a session only as this class.
 """
 
 from __future__ import annotations

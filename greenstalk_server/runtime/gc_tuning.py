@@ -121,8 +121,8 @@ class Upkeep:
     def _trim(self, free: int) -> None:
         """Return free memory to the system if MIN_TRIM of the *free* bytes have become free since the last trim.
 
-        mallinfo2 does not say which free blocks still have pages. Those that were free at the last trim have none,
-        unless they have been used since then.
+        mallinfo2 does not say which free blocks still have pages. A block that was free at the last trim has none,
+        unless it has been used since then.
         """
         if free > self._min_free + MIN_TRIM:
             self._malloc_trim(0)

@@ -460,7 +460,7 @@ def test_worker_that_may_not_consume_raises(tmp_path: Path) -> None:
         errors: list[BaseException] = []
 
         def run() -> None:
-            """In another thread, where signals cannot be handled."""
+            """The worker runs in another thread, which cannot handle signals."""
             with pytest.raises(greenstalk.UnknownCommandError) as caught:
                 work("mail", lambda job: None, server=("127.0.0.1", server.port))
             errors.append(caught.value)

@@ -19,9 +19,9 @@ def main() -> int:
     """Run as many rounds as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.failover", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="of the load (default: a new one)")
-    parser.add_argument("--keep-logs", action="store_true", help="of the servers, where they are")
-    parser.add_argument("--kind", help="of all rounds, such as SIGKILL, power or promotion (default: any but that)")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6), help="seed of the load (default: random)")
+    parser.add_argument("--keep-logs", action="store_true", help="keep the logs of the servers")
+    parser.add_argument("--kind", help="such as SIGKILL, power or promotion (default: all but promotion)")
     options = parser.parse_args()
     logs = Path(tempfile.mkdtemp(prefix="greenstalk-failover-"))
     print(f"seed {options.seed}, {options.rounds} rounds, logs in {logs}", flush=True)

@@ -54,9 +54,9 @@ def fill(path: Path) -> None:
 class FailingDisk:
     """An ext4 disk at `path` whose writes fail when they are synced, from `break_down` to `mend`.
 
-    Its image is a sparse file on a tmpfs, which has less room than the image promises: once that is full,
-    the kernel can write nothing more where nothing was before. It reports that at the next fdatasync alone,
-    once, and takes its pages for written.
+    Its image is a sparse file on a tmpfs that is smaller than the image. When the tmpfs is full, the kernel cannot
+    write to parts of the image that are not allocated. Only the next fdatasync reports this error, and the kernel
+    then treats the pages as written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -88,7 +88,7 @@ class FailingDisk:
         (self._back / "filler").unlink()
 
     def forget(self) -> None:
-        """Lose all that is in memory alone: what is read from now on comes from the image."""
+        """Lose all data that is only in memory: later reads return the data in the image."""
         _run("umount", str(self.path))
         self._attach()
 

@@ -133,7 +133,7 @@ def apply(files: dict[str, bytearray], name: str, offset: int, data: bytes | Non
 
 
 def test_loss_of_power_loses_nothing_that_was_saved(tmp_path: Path) -> None:
-    """At any moment, with any part of the unsynced sectors."""
+    """The power fails at any moment, and any part of the unsynced sectors is lost."""
     data, trace = tmp_path / "data", tmp_path / "trace"
     data.mkdir()
     calls = "trace=openat,pwrite64,write,fsync,fdatasync,ftruncate,unlink"

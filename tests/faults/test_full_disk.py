@@ -141,7 +141,7 @@ def test_put_is_accepted_after_another_program_has_freed_space(small_disk: Path)
 
 
 def test_every_job_can_be_deleted_on_a_full_disk(small_disk: Path) -> None:
-    """Even if deletes take more space than the jobs did: each put reserves it."""
+    """Deletes may take more space than the jobs did, because each put reserves this space."""
     with serving(small_disk, "-f", "0") as server, Peer(server) as peer:
         count = 4000
         peer.send(b"put 0 0 60 0\r\n\r\n" * count)
@@ -189,7 +189,7 @@ def test_server_starts_on_a_full_disk_with_more_ended_reservations_than_fit_into
 
 @syncing
 def test_stop_on_a_full_disk_loses_nothing(small_disk: Path, flags: Sequence[str]) -> None:
-    """Even if another program has taken the space reserved for compaction."""
+    """The jobs can be deleted although another program has taken the space reserved for compaction."""
     with serving(small_disk, *flags) as server, Peer(server) as peer:
         ids = put_until_full(peer, 10)
         some = ids[:1000]

@@ -36,9 +36,10 @@ def unpack(target: str, directory: Path) -> None:
 
 
 def keep(target: str, directory: Path) -> int:
-    """Keep the files of *directory* that together reach as much as all files, small ones first; return their number.
+    """Keep the files of *directory* that together have the same coverage as all of them; return their number.
 
-    Reached are pairs of successive lines of the server. Slow inputs are left out.
+    Coverage is the set of pairs of lines of the server that run in succession. Small files are preferred, and slow
+    inputs are left out.
     """
     play: Callable[[bytes], None] = import_module(f"tests.fuzz.{target}").one
     kept: list[bytes] = []

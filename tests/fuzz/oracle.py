@@ -82,7 +82,7 @@ BATCH: Final = re.compile(rb"RESERVED_BATCH ([0-9]+)\r\n")
 WAITS: Final = (b"reserve", b"reserve-with-timeout", b"reserve-batch", b"wait")
 PEEKS: Final = (b"peek", b"peek-ready", b"peek-delayed", b"peek-buried", b"peek-reserved")
 PARKING: Final = (*WAITS, b"reserve-job", *PEEKS)
-"""Verbs that may have to wait. Those not in WAITS wait only for a body on disk, and only without a model."""
+"""Verbs that may have to wait. A verb that is not in WAITS waits only for a body on disk, and only without a model."""
 
 WORKS: Final = (b"kick", b"delete-batch", b"touch-all", b"flush-tube", b"flush-buried", b"truncate", b"peek-reserved")
 """Verbs that may take several slices."""

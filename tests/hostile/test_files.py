@@ -16,7 +16,7 @@ COMERS = 60
 
 
 def test_journal_without_file_descriptors_retries(tmp_path: Path) -> None:
-    """As when other processes have used all descriptors of the system: the server cannot reserve any."""
+    """The server cannot reserve a descriptor, as if other processes had used all descriptors of the system."""
     flags = ("-l", "127.0.0.1", "-p", "0", "--no-web", "-b", str(tmp_path), "-s", "4096")
     with Daemon(*flags) as server, Peer(server) as good, ExitStack() as comers:
         files = open_files(server)

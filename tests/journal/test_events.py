@@ -49,7 +49,7 @@ def compact_away(bench: PacedBench, id: int) -> None:
 
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_reservation_ended_by_a_crash_is_returned_at_the_start(is_copied: bool) -> None:
-    """Even if compaction has copied the reserved job, and the segment with its RESERVE record was removed."""
+    """Compaction may have copied the reserved job and removed the segment with its RESERVE record."""
     bench = PacedBench()
     id = bench.put_job(10)
     assert bench.reserve_any() == id

@@ -143,7 +143,7 @@ class JobSnapshot:
         return replace(self, events=events)
 
     def without_oldest_events(self, events: bytes) -> JobSnapshot:
-        """Return the snapshot with *events* alone, if these are its newest ones; else return it unchanged."""
+        """Return the snapshot with only *events*, if these are its newest ones; else return it unchanged."""
         return replace(self, events=events) if self.events.endswith(events) else self
 
     def before_return(self) -> JobSnapshot:

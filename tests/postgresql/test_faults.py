@@ -276,7 +276,7 @@ def test_leader_steps_down_on_rows_that_it_has_not_read(members: tuple[Member, M
 def test_follower_restarts_on_a_server_that_lacks_rows_it_has_read(
     members: tuple[Member, Member], cluster: Cluster
 ) -> None:
-    """Such as an asynchronous standby that was promoted."""
+    """An asynchronous standby that was promoted is an example."""
     one, two = members
     one.lead()
     one.put(b"a")

@@ -27,7 +27,7 @@ def url_of(cluster: Cluster, role: str, database: str = "greenstalk") -> str:
 
 
 def test_settings_of_role_and_database_have_no_effect(cluster: Cluster) -> None:
-    """Such as timeouts of statements and locks, serializable transactions, and other encodings."""
+    """The settings are timeouts of statements and locks, serializable transactions, and other encodings."""
     for query in (
         "CREATE ROLE odd LOGIN",
         "ALTER ROLE odd SET statement_timeout = '50ms'",

@@ -31,7 +31,7 @@ FLAGS = (
 )
 
 AUTOFOCUS_BLOCKED = "Autofocus processing was blocked because a document already has a focused element."
-"""Chromium says this if a test uses a page before Chromium has set the focus; it depends on their speed alone."""
+"""Chromium logs this if a test uses a page before Chromium has set the focus, which depends only on their speed."""
 
 SCREENSHOTS = "SCREENSHOTS"
 """Environment variable: a directory for screenshots, for review by a person."""

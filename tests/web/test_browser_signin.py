@@ -67,7 +67,7 @@ def test_live_page_says_that_the_session_has_ended(chromium: Browser, daemon: Da
 
 
 def test_page_stays_live_after_a_password_in_the_url(chromium: Browser, daemon: Daemon) -> None:
-    """A browser keeps the password in the address for the session. fetch rejects such addresses."""
+    """The browser keeps the password as part of the address, and `fetch` rejects relative URLs of such an address."""
     with chromium.tab(daemon.dashboard) as tab:
         tab.page.goto(daemon.dashboard.replace("http://", "http://me:other@"))
         enter(tab, PASSWORD)

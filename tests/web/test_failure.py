@@ -1,4 +1,4 @@
-"""Why a job failed: its attempts, stack trace and error group, in the API and on its page."""
+"""The failure of a job in the API and on its page: attempts, stack trace and error group."""
 
 from __future__ import annotations
 

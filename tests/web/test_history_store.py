@@ -186,7 +186,7 @@ def test_idle_time_of_the_server_is_unknown_and_of_a_tube_is_not(server: Server)
 
 
 def test_damaged_rows_are_left_out(server: Server) -> None:
-    """Each frame and chunk has random bytes at a random place. What is read is what was written, or unknown."""
+    """Each frame and chunk has random bytes at a random place. Points that are read are unchanged, or unknown."""
     server.work(150)
     before = server.series(DAY)
     rng = random.Random(5)  # noqa: S311
@@ -213,7 +213,7 @@ def test_old_blocks_are_removed(server: Server) -> None:
 
 @pytest.mark.parametrize("limit", ["MAX_BYTES", "MAX_MEMORY"])
 def test_bytes_of_blocks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """Those of the previous run count too."""
+    """The blocks of the previous run count too."""
     monkeypatch.setattr(f"greenstalk_server.web.features.history.archive.{limit}", 20_000)
     store = local_store(tmp_path if limit == "MAX_BYTES" else None)
     store.restore()

@@ -89,7 +89,7 @@ def sign_in(page: Page, url: str) -> None:
 
 
 def shoot(chromium: Browser, url: str, directory: Path, names: list[str]) -> None:
-    """Write a screenshot of each page, or of those in *names*, into *directory*, as NAME-WIDTH-THEME.png."""
+    """Write a screenshot of each page in *names*, by default of all pages, to *directory*/NAME-WIDTH-THEME.png."""
     directory.mkdir(parents=True, exist_ok=True)
     with chromium.tab(url) as tab:
         for theme in THEMES:

@@ -105,7 +105,7 @@ class Sessions:
 
     @property
     def last_error(self) -> str:
-        """Why the sessions in memory are not saved; empty if they are."""
+        """Reason why the sessions in memory are not saved; empty if they are."""
         return self._store.last_error
 
     def create(self, account: Account, address: str, browser: str, id_token: str = "") -> tuple[str, Session]:

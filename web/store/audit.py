@@ -111,7 +111,7 @@ class Audit:
             self._put(self.entries[-1])
 
     def note_refusal(self, what: str, **details: str | int) -> None:
-        """Log that *what* was refused to the current principal, or count it if there are too many. Does not switch."""
+        """Log that the principal was refused *what*, or only count it if there are too many. Does not switch."""
         now = self._clock()
         if len(self._refusals) == MAX_REFUSALS and now - self._refusals[0] < REFUSAL_WINDOW:
             self._omitted += 1

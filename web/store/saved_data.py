@@ -102,7 +102,7 @@ class SavedData:
 
     @property
     def last_error(self) -> str:
-        """Why the data in memory is not saved; empty if it is."""
+        """Reason why the data in memory is not saved; empty if it is."""
         return self._store.last_error
 
     # Samples

@@ -186,7 +186,7 @@ class Job:
 
     @property
     def ready_since(self) -> int:
-        """When the ready job turned ready. The hot path reads `deadline`: a property costs 40 ns if interpreted."""
+        """Time at which the job became ready. The hot path reads `deadline`: a property costs 40 ns if interpreted."""
         return self.deadline
 
     @ready_since.setter

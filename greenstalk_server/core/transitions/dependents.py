@@ -1,9 +1,10 @@
 """Effects of tags on other jobs: releases of the jobs of an empty group, and of jobs for free concurrency slots.
 
-An operation may leave a group without members, or a concurrency key with a free slot. Such targets are added to
-`Broker.dependents`, and so are tubes whose jobs could be handed out before that. The operation does no more: a session
-calls `wake_dependents` before its next command, a reserve before it looks for a job, and a tick, which is due as soon
-as there is a target, does the same. Each call handles one slice of them and hands out the best job first. Pure.
+An operation may leave a group without members, or a concurrency key with a free slot. It then only adds the group or
+the key to `Broker.dependents`. While there are dependents no job is handed out, so a tube whose jobs would be handed
+out is added too. A session calls `wake_dependents` before its next command, and a reserve calls it before it looks
+for a job. A tick calls it too, and is due as soon as there is a dependent. Each call handles one slice of the
+dependents, and hands out the best job first. Pure.
 """
 
 from __future__ import annotations

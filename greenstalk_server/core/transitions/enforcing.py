@@ -291,7 +291,7 @@ def policy_due(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: i
 
 
 def _arm_policy(broker: Broker, tube: Tube, policy_state: TubePolicyState, now: int) -> None:
-    """Arm timers for the times when the policy of *tube* next requires something."""
+    """Arm timers for the next times at which the policy of *tube* requires an action."""
     expiry = policy_state.next_expiry()
     if expiry < NEVER:
         broker.arm(tube, expiry)

@@ -270,7 +270,7 @@ class DatabaseConnection:
     """
 
     def __init__(self, hosts: Hosts, name: str, timeout: float, former: str = "") -> None:
-        """*name* is the application_name. *former* is the prefix of those before exec replaced this process."""
+        """*name* is the application_name. *former* is the prefix of the names before exec replaced this process."""
         self.timeout: float = timeout
         self._hosts: Hosts = hosts
         self._name: str = name

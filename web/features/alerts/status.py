@@ -21,7 +21,7 @@ class Receiver(ResponseModel):
     sent: Annotated[Count, Meta(description="Messages that it has accepted since the start.")]
     failed: Annotated[Count, Meta(description="Attempts that have failed since the start.")]
     waiting: Annotated[Count, Meta(description="Conditions that are due and that it has not accepted.")]
-    error: Annotated[str, Meta(description="Why the last attempt failed; empty if it succeeded.")]
+    error: Annotated[str, Meta(description="Reason why the last attempt failed; empty if it succeeded.")]
     next_attempt_at: Annotated[Instant | None, Meta(description="Earliest next attempt; null for no delay.")]
 
 

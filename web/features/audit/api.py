@@ -45,7 +45,7 @@ class AuditList(ResponseModel):
 
     entries: list[AuditEntry]
     next_cursor: NextCursor
-    trouble: Annotated[str, Meta(description="Why some entries are not on disk; empty if all are.")]
+    trouble: Annotated[str, Meta(description="Reason why some entries are not on disk; empty if all are.")]
 
 
 class ListAuditRequest(RequestModel):

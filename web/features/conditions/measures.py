@@ -136,8 +136,8 @@ Rank = tuple[int, int, int, int, bytes, str]
 def rank(condition: ActiveCondition) -> Rank:
     """Return a sort key by which the worst condition comes first.
 
-    Within a severity, conditions of the server are first. Those of tubes are ordered by the number of jobs concerned,
-    and then by their age.
+    Within a severity, conditions of the server are first. Conditions of tubes are ordered by the number of jobs
+    concerned, and then by their age.
     """
     measure, since = condition
     severity, kind = rank_in_tube(condition)
@@ -292,7 +292,7 @@ def _buried(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
 
 
 def _waiting_dead_letters(sample: TubeSample, thresholds: Thresholds) -> Iterator[Measure]:
-    """Yield the measure of a dead-letter tube. All of its jobs that no worker has reserved wait there."""
+    """Yield the measure of a dead-letter tube. The jobs that wait are all those that no worker has reserved."""
     waiting = sample.now.jobs - sample.reserved
     if _is_near(waiting, thresholds.waiting_dead_letters):
         wait = "waits" if waiting == 1 else "wait"

@@ -34,7 +34,7 @@ class Condition(ResponseModel):
     link: Annotated[str, Meta(description="Path of the page about the jobs or workers concerned.")]
     acknowledged_by: Annotated[str | None, Meta(description="Who acknowledged it; null if it is not acknowledged.")]
     acknowledged_until: Annotated[Instant | None, Meta(description="When the acknowledgement ends at the latest.")]
-    reason: Annotated[str | None, Meta(description="Why it was acknowledged.")]
+    reason: Annotated[str | None, Meta(description="Reason why it was acknowledged.")]
 
 
 def visible_conditions(attention: ConditionMonitor) -> tuple[tuple[ActiveCondition, ...], Counter[KindCount]]:

@@ -1,4 +1,4 @@
-"""Why one job failed, by one model for its page and the API: its error, stack trace, attempts and error group."""
+"""The failure of one job, as one model for its page and the API: error, stack trace, attempts and error group."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class FailureGroup(ResponseModel):
 
 
 class Failure(ResponseModel):
-    """Why a job failed, as far as the server knows."""
+    """The known reasons for the failure of a job."""
 
     error: Annotated[str, Meta(description="The error in the body, on one line; empty if there is none, or if hidden.")]
-    reason: Annotated[Reason | None, Meta(description="Why the job is a dead letter; null if it is not.")]
+    reason: Annotated[Reason | None, Meta(description="Reason why the job is a dead letter; null if it is not.")]
     trace: Annotated[list[str], Meta(description=f"Lines of the stack trace in the body, at most {MAX_LINES}.")]
     attempts: Annotated[list[Attempt], Meta(description="The last reservations, oldest first.")]
     earlier_attempts: Annotated[Count, Meta(description="Number of earlier reservations, whose times are unknown.")]

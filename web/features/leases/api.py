@@ -161,7 +161,7 @@ REFUSED: Final = {
 
 
 class LeasesEndpoints:
-    """Leases: reserve and finish jobs over HTTP alone.
+    """Leases: reserve and finish jobs over HTTP.
 
     A reserved job is yours until its ttr ends; the token that comes with it is the proof. Delete the job when it is
     done, release or bury it, or touch it to restart its ttr. Otherwise the job becomes ready when its ttr ends, and the

@@ -21,7 +21,7 @@ class SampleList(ResponseModel):
     """All samples."""
 
     samples: list[Sample]
-    trouble: Annotated[str, Meta(description="Why the last change is not on disk; empty if it is.")]
+    trouble: Annotated[str, Meta(description="Reason why the last change is not on disk; empty if it is.")]
 
 
 class SaveSampleRequest(RequestModel):

@@ -119,7 +119,7 @@ class ListedServer(ResponseModel):
         Meta(description="`pending`: it has not responded yet."),
     ]
     role: Annotated[str | None, Meta(description="`leader`, `standby` or `single`; null if it is not known.")]
-    problem: Annotated[str, Meta(description="Why it did not respond; for a standby, its state; else empty.")]
+    problem: Annotated[str, Meta(description="Reason why it did not respond; for a standby, its state; else empty.")]
     at: Annotated[Instant | None, Meta(description="Time of the response or the failure.")]
     figures: Annotated[Totals | None, Meta(description="Null unless it is reachable.")]
 

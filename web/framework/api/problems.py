@@ -55,7 +55,7 @@ class FieldError(Struct, frozen=True):
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """Why a request failed (RFC 9457)."""
+    """The reason why a request failed (RFC 9457)."""
 
     type: Annotated[str, Meta(description="Link to an explanation of the status.")]
     title: Annotated[str, Meta(description="The status in words.", examples=["Bad Request"])]

@@ -60,7 +60,7 @@ MAX_ARGUMENTS: Final = 1000
 """Maximum values in the arguments; further ones are left out."""
 
 MAX_ARGUMENT_DEPTH: Final = 12
-"""Maximum nesting of arguments; OMITTED stands for deeper ones."""
+"""Maximum nesting of arguments; OMITTED replaces deeper values."""
 
 MAX_TEXT: Final = 1000
 """Maximum characters of a text in the arguments."""

@@ -39,7 +39,7 @@ MAX_ERROR: Final = 200
 
 ERROR_FIELDS: Final = ("error", "exception", "error_class", "class")
 MESSAGE_ERROR_FIELDS: Final = ERROR_FIELDS[:-1]
-"""Those of the message of a framework, whose `class` is that of the job."""
+"""The same fields in the message of a framework, in which `class` is the class of the job."""
 
 EXPLAINED_BY: Final = ("error_message", "message")
 """Fields of the outermost object that hold the error, or explain it if it is a single word."""

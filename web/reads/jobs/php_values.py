@@ -23,10 +23,10 @@ MAX_VALUES: Final = 2000
 """Maximum values that are parsed, which takes about 2 ms; the rest is left out."""
 
 MAX_DEPTH: Final = 32
-"""Maximum nesting of arrays and objects; what follows the first deeper one is left out."""
+"""Maximum nesting of arrays and objects. The text from the first value that is nested deeper is left out."""
 
 REFERENCE: Final = "(reference)"
-"""Stands for a value that occurs elsewhere in the same text."""
+"""Replaces a reference to a value elsewhere in the same text."""
 
 _SCALAR: Final = re.compile(rb"N;|([bidrR]):([-+.0-9A-Za-z]{1,40});")
 _ARRAY: Final = re.compile(rb"a:([0-9]{1,9}):\{")

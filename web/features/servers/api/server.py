@@ -48,7 +48,9 @@ class Journal(ResponseModel):
     """The state of the journal."""
 
     is_on_disk: Annotated[bool, Meta(description="Whether jobs survive a restart of the server.")]
-    trouble: Annotated[str | None, Meta(description="Why the journal cannot be written, so that puts are refused.")]
+    trouble: Annotated[
+        str | None, Meta(description="Reason why the journal cannot be written, so that puts are refused.")
+    ]
     is_full: Annotated[bool, Meta(description="Whether the disk has no room for another file.")]
     files: Count
     bytes_on_disk: Annotated[Count, Meta(description="Size of the files.")]

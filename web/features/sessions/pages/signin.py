@@ -189,7 +189,7 @@ class SignIn:
 
     @open_to(ADMIN)
     def end(self) -> Response:
-        """Form `number`, or `all`: end a session, or all except that of the request. Does not switch."""
+        """Serve the form: end the session `number`, or with `all` all but the current session. Does not switch."""
         if request.form.get("all") == "1":
             self._changes.end_others()
         else:
