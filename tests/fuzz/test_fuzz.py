@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -12,8 +13,6 @@ import pytest
 from tests.fuzz import corpus
 from tests.fuzz.__main__ import TARGETS
 from tests.support.daemon import REPOSITORY
-
-SECONDS = 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -26,9 +25,24 @@ def test_corpus_finds_no_error(target: str) -> None:
 
 @pytest.mark.timeout(300)
 def test_short_run_finds_no_error(tmp_path: Path) -> None:
-    """A short `make fuzz`, with the same seed each time: other inputs are for `make fuzz`. It runs last."""
+    """A short `make fuzz` of one target, with the same seed each time. It runs last.
+
+    To instrument a target takes five seconds, and the corpus of every target is tested above.
+    """
     done = subprocess.run(
-        ["nice", sys.executable, "-m", "tests.fuzz", "--seconds", str(SECONDS), "--seed", "1", "--directory", tmp_path],
+        [
+            "nice",
+            sys.executable,
+            "-m",
+            "tests.fuzz",
+            "--seconds",
+            "1",
+            "--seed",
+            "1",
+            "--directory",
+            tmp_path,
+            "archive",
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -36,4 +50,4 @@ def test_short_run_finds_no_error(tmp_path: Path) -> None:
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("places reached") == len(TARGETS)
+    assert re.search(r"archive: [1-9]\d+ inputs, [1-9]\d* places reached", done.stdout), done.stdout
