@@ -10,7 +10,7 @@ from tests.support.daemon import TIMEOUT
 
 def test_scenario_is_measured() -> None:
     name = "2,000 half-open TLS connections close"
-    argv = [sys.executable, "-m", "bench.hostile", name]
+    argv = [sys.executable, "-m", "tools.hostile", name]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT)
     _, line = done.stdout.splitlines()
     assert line.startswith(name), done.stderr

@@ -74,7 +74,7 @@ def _measure(scenario: Scenario) -> tuple[float, float]:
         clock = at_exit.enter_context(tempfile.NamedTemporaryFile())
         clock.truncate(CELL)
         longest = memoryview(mmap.mmap(clock.fileno(), CELL)).cast("q")
-        command = [sys.executable, "-m", "bench.hostile.loop_clock", clock.name, "-p", "{port}"]
+        command = [sys.executable, "-m", "tools.hostile.loop_clock", clock.name, "-p", "{port}"]
         options = ("-l", "plain:127.0.0.1" if scenario.has_tls else "127.0.0.1", *scenario.options)
         if scenario.config:
             Path(directory, POLICY_FILE).write_text(scenario.config)
