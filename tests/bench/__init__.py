@@ -1,1 +1,1 @@
-"""Tests of the benchmark and the profiler."""
+"""Tests of the benchmark."""

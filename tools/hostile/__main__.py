@@ -1,4 +1,4 @@
-"""Measure the longest iteration of the event loop under hostile requests: python -m bench.hostile. See ../README.md."""
+"""Measure the longest event-loop iteration under hostile requests: python -m tools.hostile. See docs/testing.md."""
 
 import argparse
 import mmap
@@ -43,7 +43,7 @@ SETTLE_SECONDS: Final = 60.0
 
 def main() -> int:
     """Play the scenarios; return 0, or 1 if an iteration exceeded MAX_ITERATION or a scenario failed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tools.hostile", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("words", nargs="*", help="play only scenarios whose names contain one of these words")
     words = parser.parse_args().words
     if not BUILD.is_compiled:

@@ -1,4 +1,4 @@
-"""Run the server and record its longest loop iteration: python -m bench.hostile.loop_clock FILE [OPTION...].
+"""Run the server and record its longest loop iteration: python -m tools.hostile.loop_clock FILE [OPTION...].
 
 FILE holds one integer of eight bytes: the CPU time of the longest iteration in nanoseconds. A program that maps the
 file too may set it to 0 at any time. An iteration is everything that the main thread does between two calls of the
