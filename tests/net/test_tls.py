@@ -12,10 +12,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import gevent
 import greenstalk
@@ -23,8 +24,14 @@ import pytest
 
 from greenstalk_server.config.command_line import parse
 from greenstalk_server.config.options import Options
-from greenstalk_server.net import tls
-from greenstalk_server.net.tls import RECV_SIZE, Certificates, TlsSocket, shake_hands
+from greenstalk_server.net.tls import (
+    RECV_SIZE,
+    Certificates,
+    TlsSocket,
+    load_certificate,
+    load_client_ca,
+    shake_hands,
+)
 from greenstalk_server.runtime.exit_codes import StartError
 from tests.support.daemon import COMMAND, MINDING_SIGNALS, TIMEOUT, Daemon, ask, run
 from tests.support.peer import Peer, eventually
@@ -483,27 +490,29 @@ def test_start_with_a_bad_certificate_names_the_reason(certificates: Path, tmp_p
     assert done.returncode == 5 and f"greenstalk-server: --tls-cert {cert}: " in done.stderr
 
 
-@pytest.mark.parametrize("gone", ["--tls-key", "--tls-client-ca"])
+@pytest.mark.parametrize(("flag", "load"), [("--tls-key", load_certificate), ("--tls-client-ca", load_client_ca)])
 def test_certificate_file_that_disappears_is_a_start_error(
-    certificates: Path, tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch
+    certificates: Path, tmp_path: Path, flag: str, load: Callable[[ssl.SSLContext, Options], None]
 ) -> None:
     """A renewal may remove a file after the server has checked it and before it reads it."""
     names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "authority.pem"}
-    files = {flag: certificates / name for flag, name in names.items()}
-    content = files[gone].read_bytes()
-    files[gone] = tmp_path / "gone.pem"
-    files[gone].write_bytes(content)
-    check = tls._check_readable
+    files = {name: certificates / file for name, file in names.items()}
+    gone = tmp_path / "gone.pem"
+    gone.write_bytes(files[flag].read_bytes())
+    files[flag] = gone
 
-    def check_and_remove(options: Options, field: str, path: str) -> int:
-        mode = check(options, field, path)
-        if path == str(files[gone]):
-            files[gone].unlink()
-        return mode
+    class Removing(ssl.SSLContext):
+        def load_cert_chain(self, *arguments: Any) -> None:
+            gone.unlink()
+            super().load_cert_chain(*arguments)
 
-    monkeypatch.setattr(tls, "_check_readable", check_and_remove)
+        def load_verify_locations(self, *arguments: Any) -> None:
+            gone.unlink()
+            super().load_verify_locations(*arguments)
+
     with pytest.raises(StartError, match="No such file or directory"):
-        Certificates(parsed(*(str(part) for item in files.items() for part in item)))
+        load(Removing(ssl.PROTOCOL_TLS_SERVER), parsed(*(str(part) for item in files.items() for part in item)))
+    assert not gone.exists()
 
 
 def parsed(*arguments: str) -> Options:
