@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_BUSY_FIELDS: Final = (1, 2, 3, 6, 7, 8)  # proc(5), /proc/stat: all but idle, iowait and guests
+_BUSY_FIELDS: Final = (1, 2, 3, 6, 7, 8)  # proc(5), /proc/stat: all columns except idle, iowait and guests
 
 
 @dataclass(frozen=True)

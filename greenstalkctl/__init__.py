@@ -1,4 +1,4 @@
-"""A command line for any beanstalk server, ours or the original.
+"""A command line for any beanstalk server: Greenstalk Server or beanstalkd.
 
 It uses the beanstalk protocol and the JSON API, and imports nothing from the daemon. `Settings.open_queue` chooses
 between the two.

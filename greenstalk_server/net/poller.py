@@ -268,7 +268,7 @@ class Poller:
         self._now = now = self._clock()
         replies: list[tuple[Handler, bytes]] = []
         for number in range(queued):
-            if number and self._spent >= BUDGET:  # one at least, so that what arrives does not starve the queue
+            if number and self._spent >= BUDGET:  # serve one at least: new events must not starve the queue
                 break
             handler = self._queue.popleft()
             self._is_queued.discard(handler)

@@ -186,7 +186,7 @@ class SessionState:
     # Tubes
 
     def add_tube_cost(self, tube: bytes) -> None:
-        """Add the cost of the tube that is about to be created, or was dropped, if there is none of this name."""
+        """Add the cost of creating *tube*, or of having dropped it, if there is no such tube."""
         if tube not in self.broker.tubes:
             self.cost += NEW_TUBE_COST
 

@@ -435,7 +435,7 @@ class TestBrokerWithTubeSetsOfTwo(BrokerMachine.TestCase):  # type: ignore[misc,
 
 @pytest.mark.pure
 class TestBrokerWithOneTubeSet(TestBrokerWithTubeSetsOfTwo):
-    """There is only one tube set. Other clients that watch two tubes search each of them, and wait in each."""
+    """The broker can have only one tube set. Clients that watch two other tubes search both, and wait in both."""
 
     def setUp(self) -> None:
         super().setUp()

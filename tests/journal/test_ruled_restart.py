@@ -50,7 +50,7 @@ class RuntimeBench(RuledBench):
 
 
 def jobs_of(broker: Broker, now: int) -> dict[int, JobSnapshot]:
-    """Return the state of each job after a restart. Keys are compared by their holders, since some are derived."""
+    """Return the state of each job after a restart, without its unique key: compare keys with `holders_of`."""
     return {
         id: replace(JobSnapshot.of(job).after_restart(now), unique_key=b"") for id, job in sorted(broker.jobs.items())
     }

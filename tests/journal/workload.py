@@ -692,7 +692,7 @@ class Bench:
             pass
 
     def delete_all(self) -> None:
-        """Delete every job, held or not."""
+        """Delete every job, including the reserved ones."""
         for job in list(self.broker.jobs.values()):
             assert finishing.delete(self.broker, job.holder, job.id, self.now)
 

@@ -26,7 +26,7 @@ def parse(line: bytes) -> Command:
 
 
 def _plain(command: Command) -> Command:
-    """Return *command* with the name of its verb in the verb's place."""
+    """Return *command* with the verb replaced by its name."""
     verb, *arguments = command
     return (verb.name, *arguments)
 

@@ -106,7 +106,7 @@ class Cluster:
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "60", "promote")
 
     def stop(self) -> None:
-        """Stop the server in order; open connections are closed."""
+        """Shut the server down; open connections are closed."""
         self._run("pg_ctl", "-D", str(self._data), "-m", "fast", "-w", "-t", "60", "stop")
 
     def freeze(self) -> None:

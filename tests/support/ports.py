@@ -15,7 +15,7 @@ from pathlib import Path
 
 FIRST = 10_000
 MIN_LAST = 20_000
-"""The last port at least, even if the kernel's range begins below it."""
+"""The last port is at least this one, even if the kernel's ephemeral ports begin below it."""
 
 
 def _candidates() -> Iterator[int]:

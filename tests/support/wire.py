@@ -16,7 +16,7 @@ SILENCE = b"<silence>"
 END = b"<end>"
 """In a transcript: the end of the stream, by FIN or by reset."""
 QUIET = b"<quiet>"
-"""In a transcript: nothing had arrived."""
+"""In a transcript: nothing had arrived when the player looked."""
 
 MISSING_CRLF = b"<no CRLF>"
 """Follows a reply whose body has a different size from the one in its line."""

@@ -2,9 +2,9 @@
 
     python -m tools.soak [--seconds N] [--seed N] [--directory DIR]
 
-The results in DIR are `report.json`, `report.html` with a chart of every figure over time, and the server's log. The
-exit code is 1 if there was any error. After a quarter of the time the server is stopped in order and started again. The
-second half is the steady phase, in which memory and file descriptors must not grow.
+The results in DIR are `report.json`, `report.html` with a chart of every measurement over time, and the server's log.
+The exit code is 1 if there was any error. After a quarter of the time the server is stopped with SIGTERM and started
+again. The second half is the steady phase, in which memory and file descriptors must not grow.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class Server(Node):
             raise
 
     def restart(self) -> None:
-        """Stop the server in order, and start it again on the same journal."""
+        """Stop the server with SIGTERM, and start it again on the same journal."""
         self.stop_and_check()
         self.serve()
 
     def stop_and_check(self) -> None:
-        """Stop the server in order; raise AssertionError if its exit code or its invariants are wrong."""
+        """Stop the server with SIGTERM; raise AssertionError if its exit code or its invariants are wrong."""
         before = len(self.log)
         code, new = self.stop(), self.log[before:]
         assert code == 0 and CHECKED in new, f"exit code {code}: {new[-3000:]}"
@@ -259,7 +259,7 @@ def _players(target: clients.Target, seed: int, directory: Path) -> list[BasePro
 
 def _restart_at(when: float, server: Server, sampler: Sampler, marks: list[tuple[float, str]]) -> None:
     if not marks and time.time() > when:
-        marks.append((sampler.now(), "stopped in order, and started again"))
+        marks.append((sampler.now(), "stopped with SIGTERM, and started again"))
         server.restart()
 
 

@@ -18,7 +18,7 @@ TUBES: Final = QUIET_TUBES + 6
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question or an order of an operator.
+    """A question that an operator answers with the dashboard, or a change that they make with it.
 
     max_clicks      the largest number of clicks that is acceptable; None without a limit.
     """

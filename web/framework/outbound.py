@@ -191,7 +191,7 @@ def _tls_context(ca_file: str) -> ssl.SSLContext:
 
 @lru_cache(maxsize=MAX_CONTEXTS)
 def _loaded_context(ca_file: str, changed_at: int) -> ssl.SSLContext:
-    """Load the authorities. The system's take 20 ms of CPU."""
+    """Load the authorities. Those of the operating system take 20 ms of CPU."""
     return ssl.create_default_context(cafile=ca_file or None)
 
 

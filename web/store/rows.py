@@ -72,5 +72,5 @@ class Rows(Protocol):
     def write(self, changes: Sequence[Change], trims: Mapping[str, int]) -> None:
         """Make *changes* durable, then remove the rows up to the number in *trims* of each kind.
 
-        SQLite does this in one transaction. A database may do the first part only; the same call can then be repeated.
+        SQLite does this in one transaction. PostgreSQL does it in several statements; after an error, repeat the call.
         """

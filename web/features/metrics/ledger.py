@@ -22,7 +22,7 @@ from greenstalk_server.web.reads.tubes import each_tube
 MAX_LABELS: Final = 1000
 
 OTHER: Final = b"__other__"
-"""The label of all tubes without one, and of a tube of that name."""
+"""The label of all tubes that have no label of their own, and of a tube with this name."""
 
 LABEL_RETENTION: Final = 3600 * SECOND
 """Nanoseconds that a label outlives its tube, unless another tube needs the label."""
@@ -189,7 +189,7 @@ class CounterAccounts(BrokerListener):
         return True
 
     def _remove_label(self, name: bytes) -> None:
-        """Remove a label without a tube. An earlier scrape has shown all of its counts."""
+        """Remove the label *name*, whose tube was dropped. An earlier scrape has shown all of its counts."""
         del self._carried[name], self._gone[name]
 
     def _remove_old_labels(self) -> None:
