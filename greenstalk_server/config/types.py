@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from greenstalk_server.config.tables import peers, receivers, roles, thresholds
+from greenstalk_server.config.tables.addresses import is_safe_url
 from greenstalk_server.config.tables.config_tables import Tables, one_of
 from greenstalk_server.config.tables.targets import shown_table
 from greenstalk_server.config.text import is_database_url, without_password
@@ -191,12 +192,10 @@ def _session_time(text: str) -> int:
 
 def _web_address(text: str) -> str:
     """Return *text*, the address of an identity provider, unless it is unencrypted and of another machine."""
-    parts = urlsplit(text)
-    host = parts.hostname or ""
-    is_loopback = host == "localhost" or host.startswith("127.") or host == "::1"
-    if not host or parts.query or parts.fragment or "@" in parts.netloc or not text.isprintable() or " " in text:
+    if not is_safe_url(text):
         raise ValueError(text)
-    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback):
+    parts = urlsplit(text)
+    if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(text)
     return text
 

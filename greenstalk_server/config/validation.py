@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Final
 
 from greenstalk_server.config.definitions import LARGEST_JOB_SIZE
 from greenstalk_server.config.options import Options, UsageError
+from greenstalk_server.config.tables.addresses import is_loopback
 from greenstalk_server.config.text import quote_value, without_password
 from greenstalk_server.core.policies.policy import PolicySet
 
@@ -100,7 +100,7 @@ def refuse_equal_passwords(options: Options, password: str | None) -> None:
 
 def _refuse_open_dashboard(options: Options) -> None:
     """Raise UsageError if anyone on the network could use the dashboard, unless the operator allows it."""
-    if not options.web_enabled or options.needs_login or options.allow_insecure or _is_loopback(options.web_host):
+    if not options.web_enabled or options.needs_login or options.allow_insecure or is_loopback(options.web_host):
         return
     tokens = [options.label_of(token) for token in TOKENS if options.value_of(token)]
     note = f" ({tokens[0]} does not protect the pages)" if tokens else ""
@@ -142,13 +142,3 @@ def _refuse_unknown_roles(options: Options) -> None:
 def _refuse_bad_scopes(options: Options) -> None:
     if options.oidc_issuer is not None and "openid" not in options.oidc_scopes.split():
         raise UsageError(f"{options.label_of('oidc_scopes')}: must contain openid")
-
-
-def _is_loopback(host: str) -> bool:
-    """Return whether *host* is a loopback address or localhost; any other name may resolve to other addresses."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -345,7 +345,8 @@ def test_provider_sets_its_fields() -> None:
 @pytest.mark.parametrize(
     "issuer",
     ["http://login.example.com", "ftp://localhost", "https://", "login.example.com", "https://a/?b", "https://a/#b",
-     "https://me:x@login.example.com", "http://127.evil.example@10.0.0.1/", "https://a b/"],
+     "https://me:x@login.example.com", "http://127.evil.example@10.0.0.1/", "http://127.evil.example/",
+     "https://a b/", "https://["],
 )  # fmt: skip
 def test_issuer_is_refused(issuer: str) -> None:
     error = str(refusal(**PROVIDER | {"GREENSTALK_OIDC_ISSUER": issuer}))

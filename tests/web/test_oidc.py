@@ -378,7 +378,8 @@ def test_response_of_another_issuer_is_refused(app: Flask, provider: ScriptedPro
 
 @pytest.mark.parametrize(
     "metadata",
-    [{"issuer": "http://127.0.0.1:1"}, {"token_endpoint": "http://10.0.0.1/token"}, {"jwks_uri": "file:///etc/passwd"},
+    [{"issuer": "http://127.0.0.1:1"}, {"token_endpoint": "http://10.0.0.1/token"},
+     {"token_endpoint": "http://127.example.com/token"}, {"jwks_uri": "file:///etc/passwd"},
      {"authorization_endpoint": None}],
 )  # fmt: skip
 def test_provider_with_an_unsafe_configuration_is_refused(

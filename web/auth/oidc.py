@@ -21,12 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import gevent
 from gevent.lock import BoundedSemaphore
 from werkzeug.exceptions import BadGateway, ServiceUnavailable
 
+from greenstalk_server.config.tables.addresses import is_safe_url
 from greenstalk_server.runtime.threads import run_in_thread
 from greenstalk_server.web.options import Provider
 
@@ -184,7 +185,7 @@ class OpenIdClient:
     def sign_out_url(self, id_token: str, back: str) -> str:
         """Return the address at the provider that ends the session there; empty if it is unknown."""
         endpoint = self._metadata[1].get("end_session_endpoint") if self._metadata is not None else None
-        if not isinstance(endpoint, str) or not is_safe_address(endpoint) or not id_token:
+        if not isinstance(endpoint, str) or not is_safe_url(endpoint) or not id_token:
             return ""
         query = {"id_token_hint": id_token, "client_id": self.provider.client_id, "post_logout_redirect_uri": back}
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
@@ -225,7 +226,7 @@ class OpenIdClient:
             if str(metadata.get("issuer", "")).rstrip("/") != issuer.rstrip("/"):
                 raise _ProviderFailed(f"its configuration names the issuer {str(metadata.get('issuer'))[:200]}")
             for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
-                if not is_safe_address(str(metadata.get(name, ""))):
+                if not is_safe_url(str(metadata.get(name, ""))):
                     raise _ProviderFailed(f"its {name} is not an address that begins with https://")
             self._metadata = time.monotonic(), metadata
             return metadata
@@ -294,7 +295,7 @@ class OpenIdClient:
             claims = self._verified(id_token, flow, str(token.get("access_token", "")))
             wanted = {provider.name_claim, provider.groups_claim}
             endpoint = str(metadata.get("userinfo_endpoint", ""))
-            if is_safe_address(endpoint) and any(_claim(claims, name) is None for name in wanted):
+            if is_safe_url(endpoint) and any(_claim(claims, name) is None for name in wanted):
                 claims = self._user_info(session, endpoint, claims) | claims
         return claims, id_token
 
@@ -445,19 +446,6 @@ def _with_bounded_body(response: Any) -> Any:
         response._content = _body(response)
         response._content_consumed = True
     return response
-
-
-def is_safe_address(url: str) -> bool:
-    """Return whether *url* is encrypted, or on a loopback address. It has no spaces and no line ends."""
-    if not url.isprintable() or " " in url:
-        return False
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # such as a bracket that is not closed
-        return False
-    host = parts.hostname or ""
-    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
-    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback))
 
 
 def _reason(error: Exception) -> str:
